@@ -1,0 +1,28 @@
+"""softstair: train quantised neural networks by additive noise annealing.
+
+A quantiser is a stair; noise added to its input makes it smooth in expectation, so gradients flow;
+annealing the noise layer by layer turns the smooth network back into the stair network.
+"""
+
+from softstair import nn, noise, ste
+from softstair.anneal import Annealer
+from softstair.convert import quantise
+from softstair.noise import Noise
+from softstair.regularise import regularise
+from softstair.report import report
+from softstair.schedule import Schedule
+from softstair.stair import Stair
+
+__all__ = [
+    "Annealer",
+    "Noise",
+    "Schedule",
+    "Stair",
+    "nn",
+    "noise",
+    "quantise",
+    "regularise",
+    "report",
+    "ste",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,332 @@
+"""The annealer: moves the noise of a network along a schedule, and ends the backward pass early.
+
+A stair whose noise is a Dirac passes no gradient. Once a layer's noise is gone its stairs yield
+outputs without one, so that autograd prunes whatever feeds nothing else; modules from which every
+path to the output meets such a stair run without recording. Their parameters receive
+gradients of zero all the same, unless they are to be frozen: an optimiser with momentum, and DDP,
+then do exactly what they would have done.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from softstair.graph import Step
+from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
+from softstair.report import ATTRIBUTE
+from softstair.schedule import NoisePath, Schedule
+
+__all__ = ["Annealer"]
+
+SMALLEST_STD = 2.0**-149
+"""What float32, in which the noise is held, can still tell from 0."""
+
+
+class Annealer:
+    """Sets the noise of every layer of ``net`` at each step.
+
+    net              a stair network, also inside DDP or torch.compile
+    schedule         a :class:`Schedule`, or any function (layer, t) -> (mean, std) in quanta
+    steps_per_unit   steps in one unit of the schedule's time: ``len(loader)`` for epochs
+    update           ``"iteration"`` moves the noise at every step, ``"epoch"`` once per unit
+    truncate         end the backward pass at annealed layers
+    freeze           parameters behind annealed layers receive no gradient and stand still
+    shift            move the weights once by the first mean; None: if the mean is dynamic
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="2")
+    >>> annealer = Annealer(net, ss.Schedule.for_network(net, period=2), steps_per_unit=10)
+    >>> for _ in range(21):
+    ...     annealer.step()
+    >>> annealer.annealed
+    (0,)
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        schedule: NoisePath,
+        steps_per_unit: int = 1,
+        update: Literal["iteration", "epoch"] = "iteration",
+        truncate: bool = True,
+        freeze: bool = False,
+        shift: bool | None = None,
+    ) -> None:
+        self.net = _unwrapped(net)
+        self.layers = layer_count(self.net)
+        _check(net, schedule, self.layers, steps_per_unit, update, truncate, freeze)
+        self.schedule, self.steps_per_unit, self.update = schedule, steps_per_unit, update
+        self.truncate, self.freeze = truncate, freeze
+        self.steps = 0
+        self._stairs: list[list[StairModule]] = [[] for _ in range(self.layers)]
+        for _, module in stair_modules(self.net):
+            self._stairs[module.layer].append(module)
+        self._now: list[tuple[float, float] | None] = [None] * self.layers
+        self._truncation = Truncation.of(self.net)
+        if shift is None:
+            shift = isinstance(schedule, Schedule) and not schedule.static_mean
+        if shift:
+            self._shift_weights()
+
+    @property
+    def t(self) -> float:
+        """The time of the next step, in the schedule's units."""
+        return self._time(self.steps)
+
+    def _time(self, steps: int) -> float:
+        if self.update == "epoch":
+            return float(steps // self.steps_per_unit)
+        return steps / self.steps_per_unit
+
+    @property
+    def annealed(self) -> tuple[int, ...]:
+        """The layers whose noise is gone."""
+        return tuple(
+            layer for layer, noise in enumerate(self._now) if noise and noise[1] < SMALLEST_STD
+        )
+
+    @property
+    def noise(self) -> tuple[tuple[float, float] | None, ...]:
+        """The present (mean, std) of every layer, in quanta; None before the first step."""
+        return tuple(self._now)
+
+    def step(self) -> None:
+        """Sets the noise for the iteration about to run; call it before the forward pass."""
+        self._set(self.t)
+        self.steps += 1
+
+    def _set(self, t: float) -> None:
+        before = self.annealed
+        for layer, stairs in enumerate(self._stairs):
+            noise = _checked_noise(self.schedule(layer, t), layer, t)
+            if noise != self._now[layer]:
+                with torch.no_grad():
+                    for stair in stairs:
+                        stair.mean.fill_(noise[0])
+                        stair.std.fill_(noise[1])
+                self._now[layer] = noise
+        if self.truncate and self.annealed != before:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Ends the backward pass at the layers annealed by now."""
+        for layer, stairs in enumerate(self._stairs):
+            for stair in stairs:
+                stair.annealed = layer in self.annealed
+        self._truncation.update(self.net, self.freeze)
+        _allow_recompilations(self.layers)
+
+    def _shift_weights(self) -> None:
+        for module in self.net.modules():
+            if isinstance(module, StairLayer):
+                stair = module.weight_stair
+                mean, _ = _checked_noise(self.schedule(stair.layer, 0.0), stair.layer, 0.0)
+                stair.shift(module.weight, mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock, and the schedule it belongs to; the noise itself is in the network's state."""
+        schedule = self.schedule.to_json() if isinstance(self.schedule, Schedule) else None
+        return {
+            "steps": self.steps,
+            "steps_per_unit": self.steps_per_unit,
+            "update": self.update,
+            "schedule": schedule,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets the clock to where :meth:`state_dict` left it; the next step is the next one."""
+        mine = self.state_dict()
+        if set(state) != set(mine):
+            raise ValueError(
+                f"the annealer's state must hold {', '.join(mine)}, but {', '.join(state)} was given."
+            )
+        for name in ("schedule", "steps_per_unit", "update"):
+            if state[name] != mine[name]:
+                raise ValueError(
+                    f"{name} must be the one the state was saved with, {state[name]!r}, "
+                    f"but the annealer has {mine[name]!r}."
+                )
+        steps = state["steps"]
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise ValueError(f"steps must be a whole number from 0, but {steps!r} was given.")
+        self.steps = steps
+        self._now = [None] * self.layers
+        if steps:
+            self._set(self._time(steps - 1))
+
+
+class Truncation:
+    """A forward hook of the network: ties parameters that no gradient reaches to its output.
+
+    p[:0].sum() is an empty sum: 0 in value whatever p holds, and a gradient of zeros for p.
+    """
+
+    def __init__(self) -> None:
+        self.tied: list[tuple[nn.Module, str]] = []
+        self.quiet: list[nn.Module] = []
+        self.handles: list[Any] = []
+
+    @classmethod
+    def of(cls, net: nn.Module) -> "Truncation":
+        """The network's own; a second annealer finds the first one's."""
+        for hook in net._forward_hooks.values():
+            if isinstance(hook, cls):
+                return hook
+        hook = cls()
+        net.register_forward_hook(hook)
+        return hook
+
+    def update(self, net: nn.Module, freeze: bool) -> None:
+        """Finds out anew what lies behind annealed stairs."""
+        for handle in self.handles:
+            handle.remove()
+        self.quiet = _behind_walls(net)
+        inside = {id(parameter) for module in self.quiet for parameter in module.parameters()}
+        self.handles = [handle for module in self.quiet for handle in _without_recording(module)]
+        self.tied = []
+        for module in net.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                stopped = isinstance(module, StairLayer) and module.weight_stair.annealed
+                if id(parameter) in inside or (stopped and name == "weight"):
+                    if freeze:
+                        parameter.grad = None
+                    elif parameter.requires_grad:
+                        self.tied.append((module, name))
+
+    def __call__(self, net: nn.Module, inputs: Any, output: Any) -> Any:
+        if not self.tied or not net.training or not torch.is_grad_enabled():
+            return None
+        zero = sum(getattr(module, name).reshape(-1)[:0].sum() for module, name in self.tied)
+        found = []
+
+        def tie(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            found.append(True)
+            return value + zero.to(value.dtype)
+
+        tied = tree_map(tie, output)
+        if not found:
+            raise TypeError(
+                "the network must return a tensor, or tuples, lists or dictionaries of tensors, for "
+                f"its backward pass to be truncated, but it returned {type(output).__name__}; "
+                "give Annealer truncate=False or freeze=True."
+            )
+        return tied
+
+
+def _behind_walls(net: nn.Module) -> list[nn.Module]:
+    """The modules with parameters from which every path to the output meets an annealed stair.
+
+    Without a graph, that is in a network put together by hand, none is known; autograd prunes
+    there all the same.
+    """
+    conversion = getattr(net, ATTRIBUTE, None)
+    if conversion is None:
+        return []
+
+    def is_wall(step: Step) -> bool:
+        module = net.get_submodule(step.module) if step.module else None
+        return isinstance(module, StairActivation) and module.annealed
+
+    steps = conversion.graph.steps
+    alive = conversion.graph.reaching_output(is_wall)
+    living = {id(net.get_submodule(steps[n].module)) for n in alive if steps[n].module}
+    quiet: dict[int, nn.Module] = {}
+    for step in steps:
+        if step.module:
+            module = net.get_submodule(step.module)
+            if id(module) not in living and any(True for _ in module.parameters()):
+                quiet[id(module)] = module
+    return list(quiet.values())
+
+
+def _without_recording(module: nn.Module) -> tuple[Any, Any]:
+    """Hooks that run the module as under torch.no_grad(). A compiler needs none: it prunes."""
+    return (
+        module.register_forward_pre_hook(_stop_recording),
+        module.register_forward_hook(_resume_recording, always_call=True),
+    )
+
+
+def _stop_recording(module: nn.Module, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        module.__dict__["_recording"] = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+
+
+def _resume_recording(module: nn.Module, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        torch.set_grad_enabled(module.__dict__.pop("_recording", True))
+
+
+def _allow_recompilations(layers: int) -> None:
+    """Each newly annealed layer compiles the network once more; dynamo gives up after eight."""
+    if "torch._dynamo" in sys.modules:
+        config = sys.modules["torch._dynamo"].config
+        config.recompile_limit = max(config.recompile_limit, layers + 8)
+
+
+def _unwrapped(net: nn.Module) -> nn.Module:
+    while True:
+        inner = getattr(net, "_orig_mod", None)
+        if inner is None and isinstance(net, nn.parallel.DistributedDataParallel):
+            inner = net.module
+        if not isinstance(inner, nn.Module):
+            return net
+        net = inner
+
+
+def _checked_noise(noise: Any, layer: int, t: float) -> tuple[float, float]:
+    try:
+        mean, std = (float(value) for value in noise)
+        good = math.isfinite(mean) and math.isfinite(std) and std >= 0
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(
+            "schedule must give a finite mean and a std of 0 or above, "
+            f"but {noise!r} was given for layer {layer} at t = {t:g}."
+        )
+    return mean, std
+
+
+def _check(
+    net: nn.Module,
+    schedule: NoisePath,
+    layers: int,
+    steps_per_unit: int,
+    update: str,
+    truncate: bool,
+    freeze: bool,
+) -> None:
+    if not callable(schedule):
+        raise ValueError(
+            f"schedule must be a Schedule or a function (layer, t), but {schedule!r} was given."
+        )
+    if isinstance(schedule, Schedule) and schedule.layers != layers:
+        raise ValueError(
+            f"schedule must have as many layers as the network, {layers}, but it has "
+            f"{schedule.layers}; Schedule.for_network counts them."
+        )
+    whole = isinstance(steps_per_unit, int) and not isinstance(steps_per_unit, bool)
+    if not whole or steps_per_unit < 1:
+        raise ValueError(
+            f"steps_per_unit must be a whole number from 1, but {steps_per_unit!r} was given."
+        )
+    if update not in ("iteration", "epoch"):
+        raise ValueError(f"update must be iteration or epoch, but {update!r} was given.")
+    if freeze and not truncate:
+        raise ValueError("freeze goes with truncate=True, but truncate=False was given.")
+    parallel = isinstance(net, nn.parallel.DistributedDataParallel)
+    if freeze and parallel and not net.find_unused_parameters:
+        raise ValueError(
+            "freeze needs DistributedDataParallel(find_unused_parameters=True), since frozen "
+            "parameters receive no gradient, but find_unused_parameters=False was given."
+        )

@@ -1,0 +1,127 @@
+"""``softstair check``: the theorem, the order of the layers, and what happens, for one schedule."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from softstair import __version__, noise
+from softstair.cli._check_report import Report, examine
+from softstair.cli._files import reserved
+from softstair.schedule import Interval, Power, Schedule
+from softstair.stair import Stair
+
+__all__ = ["Command"]
+
+StairName = Literal[
+    "heaviside",
+    "sign",
+    "ternary",
+    "int2",
+    "int3",
+    "int4",
+    "int8",
+    "uint2",
+    "uint3",
+    "uint4",
+    "uint8",
+]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Does a schedule anneal its layers in order, and what does the theorem say of it?
+
+    Reports Theorem 2 hypothesis by hypothesis, the order of the layers along the way,
+    Proposition 1, and the distance between the soft and the hard features of random networks.
+    Exit code 0: every layer is always at least as annealed as those after it; 1: it is not;
+    2: an error. The defaults are the paper's CIFAR-10 settings.
+    """
+
+    noise: Literal["uniform", "triangular", "normal", "logistic"] = "uniform"
+    """Family of noise."""
+    interval: Interval = "partition"
+    """When each layer anneals."""
+    power: Power = "homogeneous"
+    """How fast it does, within its interval."""
+    layers: int = 7
+    """Number of quantised layers, 1 to 200."""
+    period: float = 50.0
+    """Epochs a layer."""
+    static_mean: bool = True
+    """Keep the mean where it starts, or let it decay to 0."""
+    static_std: bool = False
+    """Keep the std where it starts, or let it decay to 0."""
+    mean0: float | None = None
+    """First mean in quanta; None: 0 if static, else -0.5."""
+    std0: float | None = None
+    """First std in quanta; None: 95% of the noise (all, if bounded) within half a quantum."""
+    stair: StairName = "ternary"
+    """Stair for Proposition 1; intN and uintN have thresholds half-way between levels."""
+    quantum: float = 1.0
+    """The stair's quantum."""
+    seed: int = 0
+    """Seed of the random networks."""
+    out: Path | None = None
+    """Draw a picture there (.png, .pdf or .svg)."""
+    json: Path | None = None
+    """Write the whole report there, as JSON."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= 200:
+            raise ValueError(f"--layers must lie between 1 and 200, but {self.layers} was given.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed must lie between 0 and 2^63 - 1, but {self.seed} was given.")
+        self.schedule()
+        self.target()
+
+    def schedule(self) -> Schedule:
+        """The schedule that the flags describe."""
+        family = noise.get(self.noise)
+        return Schedule(
+            layers=self.layers,
+            period=self.period,
+            interval=self.interval,
+            power=self.power,
+            static_mean=self.static_mean,
+            static_std=self.static_std,
+            mean0=self.mean0,
+            std0=family.std_within(0.5) if self.std0 is None else self.std0,
+        )
+
+    def target(self) -> Stair:
+        """The stair that the flags describe."""
+        plain = {"heaviside": Stair.heaviside, "sign": Stair.sign, "ternary": Stair.ternary}
+        if self.stair in plain:
+            return plain[self.stair](quantum=self.quantum)
+        signed, bits = not self.stair.startswith("u"), int(self.stair[-1])
+        return Stair.linear(bits, signed, self.quantum, thresholds="midpoint")
+
+    def run(self) -> int:
+        from softstair.cli import _check_tables
+
+        if self.out is not None and self.json is not None and self.out == self.json:
+            raise ValueError(f"--out and --json must differ, but both name {str(self.out)!r}.")
+        with ExitStack() as files:
+            picture = files.enter_context(reserved(self.out, "--out", (".png", ".pdf", ".svg")))
+            text = files.enter_context(reserved(self.json, "--json"))
+            report = examine(self.schedule(), self.noise, self.target(), self.seed)
+            _check_tables.show(report)
+            if picture is not None:
+                from softstair.cli import _check_picture
+
+                _check_picture.draw(report, picture)
+            if text is not None:
+                text.write_text(json.dumps(self._data(report), indent=2, allow_nan=False) + "\n")
+        return 0 if report.synchronisation.holds else 1
+
+    def _data(self, report: Report) -> dict[str, object]:
+        synchronisation = report.synchronisation
+        return {
+            "softstair": __version__,
+            "seed": self.seed,
+            **asdict(report),
+            "synchronised": synchronisation.holds,
+            "first_break": asdict(first) if (first := synchronisation.first) else None,
+        }

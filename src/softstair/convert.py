@@ -1,0 +1,351 @@
+"""quantise(model, …): a float network becomes a stair network."""
+
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, fx, nn
+
+from softstair import functional
+from softstair import noise as noises
+from softstair.fit import fit_quantum
+from softstair.graph import Graph, record, trace
+from softstair.layers import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, input_quanta, number_layers
+from softstair.nn import (
+    StairActivation,
+    StairConv1d,
+    StairConv2d,
+    StairLayer,
+    StairLinear,
+    StairModule,
+    StairWeight,
+)
+from softstair.noise import Noise
+from softstair.regularise import Forward, check_forward
+from softstair.report import ATTRIBUTE, Conversion, Row
+from softstair.stair import Stair
+from softstair.ste import Estimator
+
+__all__ = ["quantise"]
+
+QUANTISED: dict[type[nn.Module], type[StairLayer]] = {
+    nn.Linear: StairLinear,
+    nn.Conv1d: StairConv1d,
+    nn.Conv2d: StairConv2d,
+}
+FUNCTIONAL_WEIGHTS = frozenset({"linear", "conv1d", "conv2d", "bilinear"})
+
+
+def quantise(
+    model: nn.Module,
+    weights: Any = None,
+    features: Any = None,
+    noise: Any = "uniform",
+    forward: Any = "mode",
+    skip: str | Sequence[str] = (),
+    example_inputs: Any = None,
+    init: Literal["thresholds", "keep"] = "thresholds",
+    fit: Literal["layer", "channel"] | None = "layer",
+) -> nn.Module:
+    """A copy of ``model`` whose weights and features are stairs; ``model`` is left as it was.
+
+    weights, features   a :class:`Stair`, or None to leave them in float
+    noise               a family or its name, or an estimator of :mod:`softstair.ste`
+    forward             expectation, mode, random or hard
+    skip                names of modules (and all inside), or patterns of names, to leave in float
+    example_inputs      what the model takes, where symbolic tracing cannot follow it
+    init                ``"thresholds"``: the weights start at thresholds, as in the paper;
+                        ``"keep"``: they stay, and ``fit`` gives each layer (or channel) the quantum
+                        that suits them; ``fit=None`` keeps the stair's own
+
+    Each of the first four may also differ from layer to layer: a sequence with one entry a layer, or
+    a mapping from layer numbers and patterns of module names, the first that fits counting.
+
+    :func:`softstair.report` gives the table of what became of every layer.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = quantise(model, Stair.ternary(), Stair.ternary(), skip="3")
+    >>> [type(layer).__name__ for layer in net]
+    ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
+    """
+    _check(model, weights, features, init, fit)
+    settings = Settings(weights, features, noise, forward, _as_tuple(skip), init, fit)
+    net = copy.deepcopy(model)
+    graph, traced = _graph(net, example_inputs)
+    survey = _survey(net, graph, traced, settings)
+    numbers = number_layers(graph, survey.weights, survey.activations)
+    settings.check_length(1 + max(numbers.values()))
+    activations = {
+        step: _activation(settings, survey.names[step], numbers[step])
+        for step in dict.fromkeys(survey.activations.values())
+    }
+    features_of = {step: activations[first].stair for step, first in survey.activations.items()}
+    units = input_quanta(graph, net, features_of, survey.weights)
+    swaps: dict[int, nn.Module] = {}
+    calls: dict[int, tuple[str, nn.Module]] = {}
+    for step, unit in units.items():
+        module = net.get_submodule(survey.names[step])
+        swaps[id(module)] = _layer(settings, survey.names[step], module, numbers[step], unit)
+    for step, activation in activations.items():
+        name = survey.names[step]
+        if graph.steps[step].module is None:
+            calls[step] = (name, activation)
+        else:
+            swaps[id(net.get_submodule(name))] = activation
+    rows = _rows(net, graph, survey, numbers, {**activations}, swaps)
+    _swap(net, swaps)
+    if calls:
+        net = functional.with_modules(net, calls)
+        graph = trace(net)[0]
+    setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    return net
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, by module name and layer."""
+
+    weights: Any
+    features: Any
+    noise: Any
+    forward: Any
+    skip: tuple[str, ...]
+    init: str
+    fit: str | None
+
+    def at(self, option: str, name: str, layer: int) -> Any:
+        """The value of an option for one module."""
+        value = getattr(self, option)
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                if key == layer or (isinstance(key, str) and _matches(key, name)):
+                    return entry
+            raise ValueError(
+                f"{option} must say what module {name} in layer {layer} gets, but its keys are "
+                f"{', '.join(map(repr, value))}; add the name, the number or '*'."
+            )
+        return value[layer] if isinstance(value, list | tuple) else value
+
+    def wants(self, option: str, name: str) -> bool:
+        """Whether weights or features of that name are quantised, before layers have numbers."""
+        value = getattr(self, option)
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                if isinstance(key, str) and _matches(key, name):
+                    return entry is not None
+            return any(isinstance(key, int) for key in value)
+        return value is not None
+
+    def skips(self, name: str) -> bool:
+        return any(_matches(pattern, name) for pattern in self.skip)
+
+    def check_length(self, layers: int) -> None:
+        for option in ("weights", "features", "noise", "forward"):
+            value = getattr(self, option)
+            if isinstance(value, list | tuple) and len(value) != layers:
+                raise ValueError(
+                    f"{option} must have one entry for each of the network's {layers} layers, "
+                    f"but {len(value)} were given."
+                )
+
+    def shape(self, name: str, layer: int) -> dict[str, Any]:
+        """The noise and forward of a module, as its constructor takes them."""
+        given = self.at("noise", name, layer)
+        if isinstance(given, Estimator):
+            return {
+                "noise": given.noise,
+                "forward": "hard",
+                "mean": given.mean,
+                "std": given.std,
+                "layer": layer,
+            }
+        forward: Forward = self.at("forward", name, layer)
+        check_forward(forward)
+        return {"noise": noises.get(given), "forward": forward, "layer": layer}
+
+
+@dataclass
+class Survey:
+    """Which steps run what: quantised weights and activations by first use, and the rest."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    weights: dict[int, int] = field(default_factory=dict)
+    activations: dict[int, int] = field(default_factory=dict)
+    floats: dict[int, str] = field(default_factory=dict)
+    """Why a step was left in float."""
+
+
+def _survey(net: nn.Module, graph: Graph, traced: fx.Graph | None, settings: Settings) -> Survey:
+    survey, first_use = Survey(), dict[int, int]()
+    places = functional.names(traced) if traced is not None else None
+    for number, step in enumerate(graph.steps):
+        if step.module is not None:
+            module = net.get_submodule(step.module)
+            first = first_use.setdefault(id(module), number)
+            survey.names.setdefault(number, survey.names.get(first, step.module))
+            kind = type(module)
+            if kind in QUANTISED:
+                why = _why_float(settings, "weights", survey.names[first])
+                target: dict[int, int] | None = survey.weights
+            elif kind in ACTIVATION_MODULES:
+                why = _why_float(settings, "features", survey.names[first])
+                target = survey.activations
+            else:
+                why, target = _why_foreign(module), None
+        elif step.function in ACTIVATION_FUNCTIONS:
+            first = number
+            survey.names[number] = places[number] if places else f"{step.function} (function)"
+            why = _why_float(settings, "features", survey.names[number])
+            target = survey.activations
+            if places is None and not why:
+                why = "float: a function in a model that cannot be traced; make it a module"
+        elif step.function in FUNCTIONAL_WEIGHTS:
+            first, target = number, None
+            survey.names[number] = places[number] if places else step.function
+            why = "float: weights used by a function; make it a module"
+        else:
+            continue
+        if target is not None and not why:
+            target[number] = first
+        elif first == number and why:
+            survey.floats[number] = why
+    _check_survey(net, survey, settings)
+    return survey
+
+
+def _why_float(settings: Settings, option: str, name: str) -> str:
+    if settings.skips(name):
+        return "float: skipped"
+    return "" if settings.wants(option, name) else f"float: no stair for {option}"
+
+
+def _why_foreign(module: nn.Module) -> str:
+    if isinstance(module, StairModule | StairLayer):
+        raise ValueError("model must be a float network, but it holds stairs already.")
+    if isinstance(module, (*QUANTISED, *ACTIVATION_MODULES)):
+        return f"float: a subclass of {type(module).__mro__[1].__name__} with code of its own"
+    if isinstance(module, nn.Sigmoid | nn.Hardsigmoid | nn.Softmax | nn.LogSigmoid):
+        return "float: a gate or a probability, no feature"
+    if any(True for _ in module.parameters()):
+        normalises = "Norm" in type(module).__name__
+        return "float: a normalisation" if normalises else "float: not a Linear, Conv1d or Conv2d"
+    return ""
+
+
+def _check_survey(net: nn.Module, survey: Survey, settings: Settings) -> None:
+    known = [name for name, _ in net.named_modules(remove_duplicate=False)]
+    known += survey.names.values()
+    for pattern in settings.skip:
+        if not any(_matches(pattern, name) for name in known):
+            candidates = ", ".join(dict.fromkeys(survey.names.values()))
+            raise ValueError(
+                f"skip must name modules of the model, but nothing in it is called {pattern!r}; "
+                f"there are {candidates}."
+            )
+    if not survey.weights and not survey.activations:
+        reasons = ", ".join(f"{survey.names[n]} ({why})" for n, why in survey.floats.items())
+        raise ValueError(
+            f"model must have something to quantise, but {type(net).__name__} has no Linear, "
+            f"Conv1d, Conv2d or activation that is not left in float{reasons and ': ' + reasons}."
+        )
+
+
+def _graph(net: nn.Module, example_inputs: Any) -> tuple[Graph, fx.Graph | None]:
+    try:
+        return trace(net)
+    except Exception as failure:  # whatever a model's own code raises when fed with proxies
+        if example_inputs is None:
+            reason = str(failure).strip().split("\n")[0]
+            raise ValueError(
+                f"model could not be traced symbolically ({type(failure).__name__}: {reason}); "
+                "give example_inputs, the arguments of one forward pass."
+            ) from None
+    given = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    return record(net, given), None
+
+
+def _activation(settings: Settings, name: str, layer: int) -> StairActivation:
+    stair = _stair(settings, "features", name, layer)
+    return StairActivation(stair, **settings.shape(name, layer))
+
+
+def _layer(
+    settings: Settings, name: str, module: nn.Module, layer: int, unit: float | None
+) -> StairLayer:
+    stair = _stair(settings, "weights", name, layer)
+    weight = module.get_parameter("weight")
+    if settings.init == "keep" and settings.fit is not None:
+        stair = fit_quantum(weight, stair, per_channel=settings.fit == "channel")
+    stair(weight)  # refuses a per-channel stair of another number of channels
+    shape = StairWeight(stair, **settings.shape(name, layer))
+    quantised = QUANTISED[type(module)].from_float(module, shape, unit)
+    if settings.init == "thresholds":
+        quantised.start_at_thresholds()
+    return quantised
+
+
+def _stair(settings: Settings, option: str, name: str, layer: int) -> Stair:
+    stair = settings.at(option, name, layer)
+    if not isinstance(stair, Stair):
+        raise ValueError(f"{option} must be a softstair.Stair or None, but {stair!r} was given.")
+    return stair
+
+
+def _swap(net: nn.Module, swaps: Mapping[int, nn.Module]) -> None:
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in swaps:
+                parent._modules[name] = swaps[id(child)].train(parent.training)
+
+
+def _rows(
+    net: nn.Module,
+    graph: Graph,
+    survey: Survey,
+    numbers: Mapping[int, int],
+    activations: Mapping[int, StairActivation],
+    swaps: Mapping[int, nn.Module],
+) -> tuple[Row, ...]:
+    rows, called = [], set()
+    for number, name in survey.names.items():
+        step = graph.steps[number]
+        kind = step.function or type(net.get_submodule(name)).__name__
+        called.add(name)
+        if number in numbers:
+            stair = activations.get(number) or swaps[id(net.get_submodule(name))].weight_stair
+            became = "stair activation" if number in activations else "stair weights"
+            shape = (f"{len(stair.stair)} levels", repr(stair.noise), str(stair.strategy))
+            rows.append(Row(name, kind, numbers[number], became, *shape))
+        elif number in survey.floats:
+            rows.append(Row(name, kind, None, survey.floats[number]))
+    for name, module in net.named_modules():
+        if type(module) in QUANTISED and name not in called:
+            rows.append(Row(name, type(module).__name__, None, "float: never called as a module"))
+    return tuple(rows)
+
+
+def _check(model: Any, weights: Any, features: Any, init: str, fit: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, but {model!r} was given.")
+    for option, value in (("weights", weights), ("features", features)):
+        if not (value is None or isinstance(value, Stair | Mapping | list | tuple)):
+            raise ValueError(
+                f"{option} must be a softstair.Stair, one a layer, or None, but {value!r} was given."
+            )
+    if weights is None and features is None:
+        raise ValueError("weights or features must be a Stair, but None was given for both.")
+    if init not in ("thresholds", "keep"):
+        raise ValueError(f"init must be thresholds or keep, but {init!r} was given.")
+    if fit not in ("layer", "channel", None):
+        raise ValueError(f"fit must be layer, channel or None, but {fit!r} was given.")
+
+
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    inside = name.startswith(pattern + ".")
+    return name == pattern or inside or fnmatch.fnmatchcase(name, pattern)

@@ -1,0 +1,173 @@
+"""The operator on a CPU, eagerly: blocks that stay in cache, and as few passes over each as can be.
+
+An eager operation on a large tensor is a trip through memory, and a fresh result of 100 MB is tens
+of thousands of page faults. Here x is cut into blocks, each is worked on in place, and nothing the
+size of x is allocated but the result. The noise is read as Python numbers, which on a CPU costs no
+synchronisation.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from softstair.kernels import draws, equidistant, reference
+from softstair.kernels.modes import mode_limits
+from softstair.kernels.rungs import Rungs
+from softstair.kernels.terms import CDF, PDF, Term
+from softstair.noise import Noise
+
+BLOCK = 1 << 20
+
+Kernel = Callable[..., None]
+"""(target, *blocks): fills a block of the result, in the working dtype, from blocks of the inputs."""
+
+
+def value(
+    x: Tensor,
+    rungs: Rungs,
+    noise: Noise,
+    mean: float,
+    std: float,
+    forward: str,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The forward pass of :mod:`softstair.kernels.reference`, block by block."""
+    kernel = _kernel(x, rungs, noise, mean, std, forward, generator)
+    return _blockwise(kernel, rungs.working, x)
+
+
+def pull(grad: Tensor, x: Tensor, rungs: Rungs, noise: Noise, mean: float, std: float) -> Tensor:
+    """The backward pass: the gradient times the slope of the expectation."""
+    if std < reference.smallest_std(rungs.working):
+        return torch.zeros_like(x)
+    term = None if _closed_form(rungs, noise) else PDF.get(type(noise))
+    if term is not None:
+        slope = _sum_of(term, x, rungs, 0.0, mean, std)
+    else:
+        slope = lambda out, x: out.copy_(reference.slope(x, rungs, noise, mean, std))
+
+    def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
+        slope(target, block)
+        target.mul_(gradient)
+
+    return _blockwise(kernel, rungs.working, x, grad)
+
+
+def _kernel(
+    x: Tensor,
+    rungs: Rungs,
+    noise: Noise,
+    mean: float,
+    std: float,
+    forward: str,
+    generator: torch.Generator | None,
+) -> Kernel:
+    """What the forward pass does with a block."""
+    if forward == "hard":
+        return _look_up(x, rungs)
+    if std < reference.smallest_std(rungs.working):
+        return _look_up(x, rungs, shift=mean)
+    if forward == "random":
+        return _look_up(x, rungs, draw=draws.stream(noise, mean, std, rungs.working, generator))
+    if forward == "expectation":
+        term = None if _closed_form(rungs, noise) else CDF.get(type(noise))
+        if term is not None:
+            return _sum_of(term, x, rungs, rungs.stair.levels[0], mean, std)
+        return lambda out, x: out.copy_(reference.expectation(x - mean, rungs, noise, 1 / std))
+    spacing = rungs.stair.spacing
+    if not noise.peaked or spacing is None:
+        return lambda out, x: out.copy_(reference.mode(x - mean, rungs, noise, 1 / std))
+    first, last = rungs.rounded.thresholds[0], rungs.rounded.thresholds[-1]
+    return _look_up(x, rungs, mode_limits(first, last, spacing[0], noise, std), shift=mean)
+
+
+def _sum_of(
+    term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float
+) -> Kernel:
+    """start + Σₖ (qₖ − qₖ₋₁)·term((x − θₖ)/β)."""
+    rises = [b - a for a, b in zip(rungs.stair.levels, rungs.stair.levels[1:], strict=False)]
+    start += math.fsum(rises) * term.base(1 / std)
+    scratch = _scratch(2, x, rungs.working)
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        work, more = scratch[:, : len(block)]
+        target.fill_(start)
+        for threshold, rise in zip(rungs.rounded.thresholds, rises, strict=True):
+            term.add(target, work, more, block, mean + threshold, 1 / std, rise)
+
+    return kernel
+
+
+def _look_up(
+    x: Tensor,
+    rungs: Rungs,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+    shift: float = 0.0,
+    draw: Callable[[Tensor], None] | None = None,
+) -> Kernel:
+    """The level of x − shift, or of x less a draw; the limits are those of the mode."""
+    scratch = _scratch(2, x, rungs.working)
+    table = torch.tensor(rungs.rounded.levels, dtype=rungs.working)
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        work, moved = scratch[:, : len(block)]
+        if draw is not None:
+            draw(work)
+            block = torch.sub(block, work, out=moved)
+        elif shift:
+            block = torch.sub(block, shift, out=moved)
+        _index(target, work, block, rungs, limits)
+        if (line := rungs.rounded.level_line) is not None and line.native:
+            target.add_(line.first).mul_(line.unit)
+        else:
+            torch.take(table, target.nan_to_num_(0.0).long(), out=target)
+        # One sum tells whether there is a NaN to keep; asking each element costs more than the rest.
+        if block.sum().isnan():
+            target.copy_(torch.where(block.isnan(), block, target))
+
+    return kernel
+
+
+def _index(
+    target: Tensor, work: Tensor, x: Tensor, rungs: Rungs, limits: tuple[float, float]
+) -> None:
+    """#{k : x ≥ θₖ}, every threshold kept between the limits."""
+    low, high = limits
+    if rungs.is_line:
+        target.copy_(rungs.index(x))
+        if math.isfinite(low):
+            target.mul_(torch.ge(x, low, out=work))
+            target.add_(torch.ge(x, high, out=work), alpha=rungs.count).clamp_(max=rungs.count)
+        return
+    first, *others = (min(max(threshold, low), high) for threshold in rungs.rounded.thresholds)
+    torch.ge(x, first, out=target)
+    for threshold in others:
+        target.add_(torch.ge(x, threshold, out=work))
+
+
+def _closed_form(rungs: Rungs, noise: Noise) -> bool:
+    return rungs.is_line and equidistant.knows(noise)
+
+
+def _scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(count, min(BLOCK, x.numel()), dtype=dtype)
+
+
+def _blockwise(kernel: Kernel, working: torch.dtype, x: Tensor, *others: Tensor) -> Tensor:
+    """The kernel's results over corresponding flat blocks of the tensors, laid out as x is."""
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    if not x.permute(order).is_contiguous():
+        x, order = x.contiguous(), list(range(x.dim()))
+    result = torch.empty_like(x)
+    flat = [tensor.permute(order).reshape(-1) for tensor in (result, x, *others)]
+    for start in range(0, x.numel(), BLOCK):
+        target, *blocks = (tensor[start : start + BLOCK] for tensor in flat)
+        if target.dtype == working:
+            kernel(target, *blocks)
+        else:
+            wide = torch.empty_like(target, dtype=working)
+            kernel(wide, *(block.to(working) for block in blocks))
+            target.copy_(wide)
+    return result

@@ -1,0 +1,211 @@
+"""Shapes of noise: the standardised variable (mean 0, standard deviation 1) of each family.
+
+A family is a shape alone. Its mean α and standard deviation β enter where the noise is used
+(:func:`softstair.regularise`): ν = α + β·Z with Z the standardised variable, so that every family
+means the same thing by the same two numbers.
+
+========== ==================================== ==================
+family     density μ(z)                         support
+========== ==================================== ==================
+uniform    1/(2√3)                              [−√3, √3)
+triangular (√6 − |z|)/6                         (−√6, √6)
+normal     exp(−z²/2)/√(2π)                     ℝ
+logistic   a·e^{−az}/(1 + e^{−az})², a = π/√3   ℝ
+========== ==================================== ==================
+
+>>> import torch
+>>> Normal().cdf(torch.tensor(0.0))
+tensor(0.5000)
+>>> round(Uniform().std_within(0.5), 6)
+0.288675
+"""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Logistic", "Noise", "Normal", "Triangular", "Uniform", "get", "names"]
+
+SQRT2, SQRT3, SQRT6 = math.sqrt(2.0), math.sqrt(3.0), math.sqrt(6.0)
+
+
+class Noise:
+    """A family of noise. A family of your own defines :meth:`cdf` and :meth:`pdf`, nothing more.
+
+    Both take a tensor of standardised values, element by element, and are built from torch
+    operations; the variable they describe has mean 0 and standard deviation 1.
+
+    >>> class Laplace(Noise):
+    ...     def cdf(self, z):
+    ...         half = 0.5 * torch.exp(-math.sqrt(2) * z.abs())
+    ...         return torch.where(z < 0, half, 1 - half)
+    ...     def pdf(self, z):
+    ...         return torch.exp(-math.sqrt(2) * z.abs()) / math.sqrt(2)
+    >>> round(Laplace().std_within(0.5, mass=0.95), 4)
+    0.236
+    """
+
+    name: ClassVar[str] = ""
+    support: ClassVar[float] = math.inf
+    """Half-width of the support of the standardised variable."""
+    peaked: ClassVar[bool] = False
+    """Symmetric and uni-modal: of bins of one width the one around x is the likeliest."""
+    proper: ClassVar[bool] = True
+    """A probability measure. The limits in :mod:`softstair.ste` are not: a slope without a cdf."""
+
+    def cdf(self, z: Tensor) -> Tensor:
+        """F(z) = P(Z ≤ z)."""
+        raise TypeError(f"{type(self).__name__} has no cdf; a family of noise defines cdf and pdf.")
+
+    def pdf(self, z: Tensor) -> Tensor:
+        """μ(z) = F′(z), right-continuous where it jumps, as the stair is."""
+        raise TypeError(f"{type(self).__name__} has no pdf; a family of noise defines cdf and pdf.")
+
+    def ppf(self, u: Tensor) -> Tensor:
+        """The inverse of the cdf at 0 < u < 1; by bisection unless a family knows better."""
+        low = torch.full_like(u, -1.0)
+        high = torch.full_like(u, 1.0)
+        for _ in range(128):
+            low = torch.where(self.cdf(low) > u, 2 * low, low)
+            high = torch.where(self.cdf(high) < u, 2 * high, high)
+        for _ in range(128):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < u
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def std_within(self, half: float, mass: float = 0.95) -> float:
+        """The standard deviation at which ``mass`` lies within ±``half``; a bounded family lies
+        there whole, whatever ``mass`` says. This is the paper's equivalence of families."""
+        if not half > 0:
+            raise ValueError(f"half must be a number above 0, but {half!r} was given.")
+        if not 0 < mass < 1:
+            raise ValueError(f"mass must lie strictly between 0 and 1, but {mass!r} was given.")
+        if math.isfinite(self.support):
+            return half / self.support
+        return half / bisect(lambda z: self._mass_within(z) < mass)
+
+    def _mass_within(self, z: float) -> float:
+        ends = self.cdf(torch.tensor([-z, z], dtype=torch.float64))
+        return float(ends[1] - ends[0])
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(sorted(vars(self).items()))))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Uniform(Noise):
+    """χ[−√3, √3)/(2√3): its regularisation of the Heaviside is the hard sigmoid."""
+
+    name = "uniform"
+    support = SQRT3
+    peaked = True
+
+    def cdf(self, z: Tensor) -> Tensor:
+        return (z / (2 * SQRT3) + 0.5).clamp(0.0, 1.0)
+
+    def pdf(self, z: Tensor) -> Tensor:
+        inside = (z >= -SQRT3) & (z < SQRT3)
+        return inside.to(z.dtype) * (0.5 / SQRT3) + 0 * z.clamp(-1.0, 1.0)
+
+    def ppf(self, u: Tensor) -> Tensor:
+        return (2 * u - 1) * SQRT3
+
+
+class Triangular(Noise):
+    """(√6 − |z|)/6 within ±√6: the piecewise-polynomial estimator of Bi-Real networks."""
+
+    name = "triangular"
+    support = SQRT6
+    peaked = True
+
+    def cdf(self, z: Tensor) -> Tensor:
+        c = (z / SQRT6).clamp(-1.0, 1.0)
+        # The square of what is missing keeps the lower tail exact; 1 − (…) has only the upper one.
+        tail = 0.5 * (1 - c.abs()).square()
+        return torch.where(c > 0, 1 - tail, tail)
+
+    def pdf(self, z: Tensor) -> Tensor:
+        return (SQRT6 - z.abs()).clamp(min=0.0) / 6
+
+    def ppf(self, u: Tensor) -> Tensor:
+        reach = 1 - (2 * torch.minimum(u, 1 - u)).sqrt()
+        return torch.where(u < 0.5, -reach, reach) * SQRT6
+
+
+class Normal(Noise):
+    """exp(−z²/2)/√(2π): its regularisation of the Heaviside is the error function."""
+
+    name = "normal"
+    peaked = True
+
+    def cdf(self, z: Tensor) -> Tensor:
+        return 0.5 * torch.erfc(z * (-1 / SQRT2))
+
+    def pdf(self, z: Tensor) -> Tensor:
+        return torch.exp(-0.5 * z.square()) * (1 / math.sqrt(2 * math.pi))
+
+    def ppf(self, u: Tensor) -> Tensor:
+        return torch.special.ndtri(u)
+
+
+class Logistic(Noise):
+    """Scale √3/π, so that the standard deviation is 1: the sigmoid."""
+
+    name = "logistic"
+    peaked = True
+    rate: ClassVar[float] = math.pi / SQRT3
+
+    def cdf(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z * self.rate)
+
+    def pdf(self, z: Tensor) -> Tensor:
+        # e^{−a|z|} cannot overflow, and keeps the tails that σ(1 − σ) would round away.
+        decay = torch.exp(z.abs() * -self.rate)
+        return decay / (1 + decay).square() * self.rate
+
+    def ppf(self, u: Tensor) -> Tensor:
+        return torch.logit(u) / self.rate
+
+
+FAMILIES: dict[str, type[Noise]] = {
+    family.name: family for family in (Uniform, Triangular, Normal, Logistic)
+}
+
+
+def names() -> tuple[str, ...]:
+    """The families of the paper, in its order."""
+    return tuple(FAMILIES)
+
+
+def get(noise: str | Noise) -> Noise:
+    """The family of that name; a family is returned as it is."""
+    if isinstance(noise, Noise):
+        return noise
+    if isinstance(noise, str) and noise in FAMILIES:
+        return FAMILIES[noise]()
+    allowed = ", ".join(names())
+    raise ValueError(
+        f"noise must be one of {allowed}, or a softstair.noise.Noise, but {noise!r} was given."
+    )
+
+
+def bisect(is_low: Callable[[float], bool], low: float = 0.0, high: float | None = None) -> float:
+    """The point where ``is_low`` turns false; without ``high`` the search doubles its way there."""
+    if high is None:
+        high = max(1.0, 2 * low)
+        while is_low(high):
+            low, high = high, 2 * high
+            if not math.isfinite(high):
+                raise ValueError("the family's cdf never reaches the mass asked for.")
+    while low < (middle := 0.5 * (low + high)) < high:
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return 0.5 * (low + high)

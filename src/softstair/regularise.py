@@ -1,0 +1,149 @@
+"""The operator: a stair fed with noise, and the gradient that the noise gives it.
+
+forward            value                                       gradient, of all four
+=================  ==========================================  ==========================
+expectation        E[σ(x − ν)] = q₀ + Σₖ (qₖ − qₖ₋₁)·F(x − θₖ)
+mode               q_k of the largest pₖ = F(x−θₖ) − F(x−θₖ₊₁)  Σₖ (qₖ − qₖ₋₁)·μ(x − θₖ)
+random             σ(x − ν), one draw of ν an element
+hard               σ(x): a classical straight-through estimator
+
+F and μ are the cdf and the density of ν = mean + std·Z. With std = 0 the first three are σ(x − mean)
+and the gradient is 0.
+
+Where the paper's sentence fails. It says that under zero-mean, uni-modal noise the mode is σ(x). The
+end bins are unbounded, so that their probability does not shrink with the noise's width: on a ternary
+stair under uniform noise of half-width 3 the level −1 wins for every x < 0. For unbounded families it
+fails at any width in a thin band beyond the outermost thresholds, where p₀ = ½ but the neighbour
+misses the mass beyond its far side; and bins of unequal width compete by width. The operator
+returns argmax pₖ, as defined; ties, and differences within a few ulp, go to σ(x − mean).
+"""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from softstair import kernels, noise as noises
+from softstair.noise import Noise
+from softstair.stair import Stair
+
+__all__ = ["FORWARDS", "Forward", "check_forward", "regularise"]
+
+Forward = Literal["expectation", "mode", "random", "hard"]
+FORWARDS: tuple[Forward, ...] = get_args(Forward)
+
+
+def regularise(
+    x: Tensor,
+    stair: Stair,
+    noise: Noise | str,
+    mean: float | Tensor,
+    std: float | Tensor,
+    forward: Forward = "mode",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """σ(x) regularised by noise of the given mean and std, in x's dtype and shape.
+
+    ``mean`` and ``std`` are absolute (not in quanta): numbers, or tensors that broadcast against x.
+    As 0-d tensors they may change, to 0 as well, without a host synchronisation and without a
+    recompilation. Eager draws come from ``generator``, or from torch's own.
+
+    >>> x = torch.tensor([-0.6, 0.1, 0.45], requires_grad=True)
+    >>> y = regularise(x, Stair.ternary(), "uniform", mean=0.0, std=0.288675, forward="mode")
+    >>> y
+    tensor([-1.,  0.,  0.], grad_fn=<RegularisedBackward>)
+    >>> y.sum().backward()
+    >>> x.grad
+    tensor([1.0000, 1.0000, 1.0000])
+    """
+    noise = noises.get(noise)
+    _check(x, stair, noise, forward)
+    mean, std = _parameter("mean", mean), _parameter("std", std)
+    if kernels.is_transformed():
+        return _composite(x, stair, noise, mean, std, forward, generator)
+    return Regularised.apply(x, stair, noise, mean, std, forward, generator)
+
+
+class Regularised(torch.autograd.Function):
+    """The eager operator: saves x for the backward pass and nothing else of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *operands: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        ctx.noise = operands[:4]
+        return kernels.value(x.detach(), *operands)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        # A second derivative is asked for: only the differentiable form can give it.
+        if torch.is_grad_enabled():
+            gradient = (grad * kernels.slope(x, *ctx.noise)).to(x.dtype)
+        else:
+            gradient = kernels.pull(grad, x, *ctx.noise)
+        return gradient, None, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return (tangent * kernels.slope(x, *ctx.noise)).to(x.dtype)
+
+
+def _composite(
+    x: Tensor,
+    stair: Stair,
+    noise: Noise,
+    mean: float | Tensor,
+    std: float | Tensor,
+    forward: Forward,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The operator in operations that every transform and compiler differentiates rightly.
+
+    y + (x − x̄)·s, with x̄, y and s constants equal to x, σ and the slope: exactly y in value, and s
+    in derivative. An autograd.Function built from comparisons is silently given zero
+    gradients by some compilers.
+    """
+    held = x.detach()
+    value = kernels.value(held, stair, noise, mean, std, forward, generator)
+    slope = kernels.slope(held, stair, noise, mean, std).detach()
+    limit = torch.finfo(x.dtype).max
+    # ∞ − ∞ would be NaN; no slope is lost by clamping, there being none out there.
+    finite = x.clamp(-limit, limit).to(slope.dtype)
+    return (value + (finite - finite.detach()) * slope).to(x.dtype)
+
+
+def check_forward(forward: str) -> None:
+    """Refuses a forward that is none."""
+    if forward not in FORWARDS:
+        allowed = ", ".join(FORWARDS)
+        raise ValueError(f"forward must be one of {allowed}, but {forward!r} was given.")
+
+
+def _check(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a tensor of floating-point numbers, but {given} was given.")
+    if not isinstance(stair, Stair):
+        raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
+    check_forward(forward)
+    if not noise.proper and forward != "hard":
+        raise ValueError(
+            f"forward must be hard with {noise!r}, which is a slope and no probability, "
+            f"but {forward!r} was given."
+        )
+
+
+def _parameter(name: str, value: float | Tensor) -> float | Tensor:
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ValueError(f"{name} must not require a gradient: noise is scheduled, not learnt.")
+        return value
+    allowed = "0 or above" if name == "std" else "finite"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")
+    if name == "std" and value < 0:
+        raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")
+    return float(value)

@@ -1,0 +1,160 @@
+"""Schedules: (layer, t) ↦ (mean, std) of that layer's noise. Pure arithmetic; holds no clock.
+
+λ_ℓ(t) = clip((t_end − t)/(t_end − t_start), 0, 1), α = c_α·λ^{d_α}, β = c_β·λ^{d_β}, with
+
+=========== ============== ==========        =========== ======= ========
+interval    t_start        t_end             power       d_α     d_β
+=========== ============== ==========        =========== ======= ========
+same_start  0              P(ℓ+1)            homogeneous 1       2
+same_end    P(n−ℓ−1)       P·n               progressive n − ℓ   2(n − ℓ)
+partition   P·ℓ            P(ℓ+1)
+overlapped  0              P·n
+=========== ============== ==========        =========== ======= ========
+
+P is the period, n the number of quantised layers, ℓ and t count from 0. Means and standard
+deviations are in quanta of each layer's stair; t is in the unit that P is in (epochs, usually).
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+__all__ = ["INTERVALS", "POWERS", "Interval", "NoisePath", "Power", "Schedule"]
+
+Interval = Literal["same_start", "same_end", "partition", "overlapped"]
+Power = Literal["homogeneous", "progressive"]
+INTERVALS: tuple[Interval, ...] = get_args(Interval)
+POWERS: tuple[Power, ...] = get_args(Power)
+
+NoisePath = Callable[[int, float], tuple[float, float]]
+"""What an annealer follows: a :class:`Schedule`, or any function (layer, t) -> (mean, std)."""
+
+UNIFORM_HALF_QUANTUM = 0.5 / math.sqrt(3.0)
+"""The std at which uniform noise fills half a quantum to either side."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The paper's noise schedules.
+
+    A static mean or std stays at its first value; a dynamic one decays to 0. ``mean0=None`` means
+    0 for a static mean and −0.5 for a dynamic one (with σ(x − ν) the negative sign is the one that
+    the theorem wants).
+
+    >>> schedule = Schedule(layers=3, period=10, interval="partition", std0=0.4)
+    >>> [round(schedule(1, t)[1], 3) for t in (0, 10, 15, 20)]
+    [0.4, 0.4, 0.1, 0.0]
+    """
+
+    layers: int
+    period: float
+    interval: Interval = "partition"
+    power: Power = "homogeneous"
+    static_mean: bool = True
+    static_std: bool = False
+    mean0: float | None = None
+    std0: float = UNIFORM_HALF_QUANTUM
+
+    def __post_init__(self) -> None:
+        _require(_is_whole(self.layers) and self.layers >= 1, "layers", self.layers, "at least 1")
+        _require(_is_number(self.period) and self.period > 0, "period", self.period, "above 0")
+        _require(_is_number(self.std0) and self.std0 >= 0, "std0", self.std0, "0 or above")
+        if self.mean0 is not None:
+            _require(_is_number(self.mean0), "mean0", self.mean0, "finite, or None")
+        for name, allowed in (("interval", INTERVALS), ("power", POWERS)):
+            if (given := getattr(self, name)) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}, but {given!r} was given."
+                )
+        for name in ("static_mean", "static_std"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, but {given!r} was given.")
+
+    def __call__(self, layer: int, t: float) -> tuple[float, float]:
+        """The mean and standard deviation, in quanta, of a layer's noise at time t."""
+        power = self.exponent(layer)
+        remaining = self.remaining(layer, t)
+        mean = self.first_mean if self.static_mean else self.first_mean * remaining**power
+        std = self.std0 if self.static_std else self.std0 * remaining ** (2 * power)
+        return mean, std
+
+    @property
+    def first_mean(self) -> float:
+        """c_α: the mean at t = 0."""
+        if self.mean0 is not None:
+            return float(self.mean0)
+        return 0.0 if self.static_mean else -0.5
+
+    @property
+    def end(self) -> float:
+        """The time from which no layer's noise changes any more."""
+        return self.period * self.layers
+
+    @property
+    def is_static(self) -> bool:
+        """Whether neither mean nor std ever moves: a classical straight-through estimator."""
+        return self.static_mean and self.static_std
+
+    def range(self, layer: int) -> tuple[float, float]:
+        """(t_start, t_end): the annealing range of a layer."""
+        n, period = self.layers, self.period
+        if not (_is_whole(layer) and 0 <= layer < n):
+            raise ValueError(
+                f"layer must lie between 0 and {n - 1}, the schedule having {n} layers, "
+                f"but {layer!r} was given."
+            )
+        return {
+            "same_start": (0.0, period * (layer + 1)),
+            "same_end": (period * (n - layer - 1), period * n),
+            "partition": (period * layer, period * (layer + 1)),
+            "overlapped": (0.0, period * n),
+        }[self.interval]
+
+    def exponent(self, layer: int) -> int:
+        """d_α; d_β is twice that."""
+        return 1 if self.power == "homogeneous" else self.layers - layer
+
+    def remaining(self, layer: int, t: float) -> float:
+        """λ_ℓ(t): 1 before the annealing range, 0 after it."""
+        start, end = self.range(layer)
+        return min(max((end - t) / (end - start), 0.0), 1.0)
+
+    @classmethod
+    def for_network(cls, net: Any, period: float, **settings: Any) -> "Schedule":
+        """A schedule with as many layers as ``net`` has quantised ones."""
+        # The one import that points to torch's side of the house; only this convenience needs it.
+        from softstair.nn import layer_count
+
+        return cls(layers=layer_count(net), period=period, **settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for :func:`json.dumps`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: str | Mapping[str, Any]) -> "Schedule":
+        """The schedule that :meth:`to_json` wrote, from its text or its data."""
+        values = json.loads(data) if isinstance(data, str) else data
+        known = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping) or not {"layers", "period"} <= set(values) <= known:
+            raise ValueError(
+                "a schedule in JSON must hold layers and period and nothing but "
+                f"{', '.join(sorted(known))}, but {values!r} was given."
+            )
+        return cls(**values)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(condition: bool, name: str, given: object, allowed: str) -> None:
+    if not condition:
+        kind = "a whole number" if name == "layers" else "a number"
+        raise ValueError(f"{name} must be {kind} {allowed}, but {given!r} was given.")

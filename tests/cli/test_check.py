@@ -1,0 +1,262 @@
+"""``softstair check``: exit codes, one-sentence errors, tables, files that are whole or absent."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import softstair
+from softstair import cli
+from softstair.cli import _check_picture, _check_tables, check
+from softstair.cli._check_report import examine
+
+SMALL = ["--layers", "3", "--period", "10"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence on stderr: one line, exit code 2, nothing on stdout, no traceback."""
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.endswith((".\n", "'.\n"))
+    assert "Traceback" not in err
+    assert "╭" not in err
+    return err
+
+
+# The command itself
+
+
+def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        code, out, err = run(capsys, *words)
+        assert (code, err) == (0, "")
+        assert all(verb in out for verb in cli.VERBS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"softstair {softstair.__version__}\n", "")
+
+
+def test_every_verb_has_a_file_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in cli.VERBS:
+        code, out, err = run(capsys, verb, "--help")
+        assert (code, err) == (0, "")
+        assert f"softstair {verb}" in out
+
+
+def test_an_unknown_verb_is_named_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "chek")
+    assert "'chek'" in sentence
+    assert "check" in sentence
+
+
+def test_a_reader_who_leaves_early_is_not_told_that_the_answer_is_no() -> None:
+    program = "import sys; from softstair.cli import main; sys.exit(main(['check']))"
+    command = f'{sys.executable} -c "{program}" | head -1; exit ${{PIPESTATUS[0]}}'
+    source = str(Path(softstair.__file__).parents[1])
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
+    assert done.stdout.startswith("uniform noise")
+
+
+def test_a_mistake_of_ours_is_a_sentence_too(capsys, monkeypatch) -> None:
+    def broken(self: check.Command) -> int:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(check.Command, "run", broken)
+    assert "KeyError: 'gone'" in refused(capsys, "check")
+    monkeypatch.setenv("SOFTSTAIR_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        cli.main(["check"])
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    source = str(Path(softstair.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": source, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+
+
+def test_without_the_extra_the_library_imports_and_the_command_says_what_to_install() -> None:
+    done = python(
+        "import sys\n"
+        "for name in ('tyro', 'rich', 'matplotlib', 'scipy'): sys.modules[name] = None\n"
+        "import softstair, softstair.theory\n"
+        "from softstair.cli import main; sys.exit(main(['check']))"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "tyro is not installed: run pip install 'softstair[cli]'." in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_cannot_print_greek_gets_the_tables_all_the_same() -> None:
+    done = python(
+        "import sys; from softstair.cli import main; sys.exit(main(['check', '--layers', '2']))",
+        PYTHONIOENCODING="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Theorem 2" in done.stdout
+
+
+# Exit codes: the order of the layers
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--interval", "partition"], 0, "yes, strictly"),
+        (["--interval", "same_start", "--power", "progressive"], 0, "yes, strictly"),
+        (["--interval", "overlapped"], 0, "yes, but only weakly"),
+        (["--interval", "overlapped", "--power", "progressive"], 0, "yes, strictly"),
+        (["--interval", "same_end"], 1, "layer 2 is ahead of layer 1"),
+        (["--interval", "same_end", "--power", "progressive"], 1, "from t = 0 to t = 16.6667"),
+        (["--interval", "same_end", "--static-std"], 0, "nothing moves"),
+        (["--interval", "same_end", "--static-std", "--no-static-mean"], 1, "no: layer 2"),
+    ],
+)
+def test_exit_code_says_whether_the_layers_keep_their_order(capsys, flags, code, words) -> None:
+    found, out, err = run(capsys, "check", *SMALL, *flags)
+    assert (found, err) == (code, "")
+    assert words in out
+
+
+def test_the_defaults_are_the_papers_cifar_10_settings() -> None:
+    command = check.Command()
+    assert command.schedule() == softstair.Schedule(
+        layers=7, period=50.0, interval="partition", power="homogeneous",
+        std0=softstair.noise.Uniform().std_within(0.5),
+    )  # fmt: skip
+    assert command.target() == softstair.Stair.ternary()
+
+
+@pytest.mark.parametrize("name", check.StairName.__args__)
+def test_every_stair_by_name(name: str) -> None:
+    stair = check.Command(stair=name, quantum=0.5).target()
+    assert stair.quantum == 0.5
+    if name[-1].isdigit():
+        assert len(stair) == 2 ** int(name[-1])
+        assert (stair.levels[0] < 0) == (not name.startswith("u"))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--noise", "cauchy"], ["--noise", "'cauchy'", "uniform, triangular, normal, logistic"]),
+        (["--interval", "late"], ["--interval", "'late'", "same_end"]),
+        (["--nois", "uniform"], ["'--nois'", "--noise, --interval"]),
+        (["stray"], ["'stray'", "--noise"]),
+        (["--layers", "x"], ["--layers must be a whole number", "'x'"]),
+        (["--layers", "2.5"], ["--layers must be a whole number", "'2.5'"]),
+        (["--layers"], ["--layers needs a whole number"]),
+        (["--layers", "0"], ["between 1 and 200", "0 was given"]),
+        (["--layers", "1000000"], ["between 1 and 200"]),
+        (["--period", "0"], ["period", "above 0", "0.0 was given"]),
+        (["--period", "x"], ["--period must be a number", "'x'"]),
+        (["--std0", "-1"], ["std0", "0 or above", "-1.0 was given"]),
+        (["--mean0", "nan"], ["mean0", "finite", "nan was given"]),
+        (["--quantum", "0"], ["quantum", "above 0"]),
+        (["--seed", "-1"], ["--seed", "-1 was given"]),
+        (["--out", "nowhere/picture.png"], ["--out", "'nowhere/picture.png'", "does not exist"]),
+        (["--out", "picture.xyz"], ["--out", ".png, .pdf, .svg"]),
+        (["--json", "."], ["--json", "is a folder"]),
+        (["--out", "same.svg", "--json", "same.svg"], ["--out and --json must differ"]),
+    ],
+)
+def test_errors_are_one_sentence(capsys, monkeypatch, tmp_path, flags, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = refused(capsys, "check", *flags)
+    assert all(word in sentence for word in words), sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_permission_is_refused(capsys, monkeypatch, tmp_path) -> None:
+    def forbidden(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    # Nothing is forbidden to root, who may be running this.
+    monkeypatch.setattr(Path, "touch", forbidden)
+    assert "Permission denied" in refused(capsys, "check", "--out", str(tmp_path / "picture.png"))
+
+
+def test_files_are_refused_before_the_work_and_never_half_written(
+    capsys, monkeypatch, tmp_path
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the work was begun")
+
+    old = tmp_path / "picture.png"
+    old.write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "examine", never)
+        refused(capsys, "check", "--out", str(tmp_path / "no" / "picture.png"))
+
+    def fails(report: object, path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_check_picture, "draw", fails)
+    code, _, err = run(capsys, "check", *SMALL, "--out", str(old))
+    assert code == 2
+    assert "No space left" in err
+    assert old.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["picture.png"]
+
+
+# What is shown
+
+
+def test_picture_and_report_are_written_whole(capsys, tmp_path) -> None:
+    picture, report = tmp_path / "a.png", tmp_path / "a.json"
+    flags = ["--interval", "same_end", "--no-static-mean", "--out", str(picture)]
+    code, _, _ = run(capsys, "check", *SMALL, *flags, "--json", str(report))
+    assert code == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    data = json.loads(report.read_text())
+    assert data["synchronised"] is False
+    assert data["first_break"] == {"earlier": 1, "later": 2, "start": 0.0, "end": 30.0}
+    assert len(data["verdicts"]) == 8 * 3 - 1
+    assert {verdict["rate"] for verdict in data["verdicts"]} == {"", "λ^4"}
+    assert softstair.Schedule.from_json(data["schedule"]).layers == 3
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.json", "a.png"]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_no_line_is_wider_than_the_terminal(capsys, monkeypatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    schedule = softstair.Schedule(layers=12, period=7.0, interval="same_end", power="progressive")
+    _check_tables.show(examine(schedule, "logistic", softstair.Stair.linear(4, quantum=0.07)))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+
+
+def test_the_same_seed_gives_the_same_report(capsys, tmp_path) -> None:
+    texts = []
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        path = tmp_path / name
+        run(capsys, "check", *SMALL, "--seed", seed, "--json", str(path))
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_noise_without_spread_has_no_proposition_and_says_so(capsys) -> None:
+    code, out, _ = run(capsys, "check", *SMALL, "--std0", "0")
+    assert code == 0
+    assert "no density" in out

@@ -1,0 +1,187 @@
+"""Schedules against the tables of PAPER.md section 2."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracle
+from softstair import Schedule
+
+INTERVALS = ("same_start", "same_end", "partition", "overlapped")
+POWERS = ("homogeneous", "progressive")
+EVERY = list(itertools.product(INTERVALS, POWERS, (True, False), (True, False)))
+STD0 = 0.288675
+
+
+def window(interval, layer, layers, period):
+    """(t_start, t_end) by the table."""
+    return {
+        "same_start": (0, period * (layer + 1)),
+        "same_end": (period * (layers - layer - 1), period * layers),
+        "partition": (period * layer, period * (layer + 1)),
+        "overlapped": (0, period * layers),
+    }[interval]
+
+
+def truth(interval, power, static_mean, static_std, layers, period, mean0, std0, layer, t):
+    """c lambda^d, term by term."""
+    start, end = window(interval, layer, layers, period)
+    fraction = min(max((end - t) / (end - start), 0.0), 1.0)
+    degree = 1 if power == "homogeneous" else layers - layer
+    mean = mean0 if static_mean else mean0 * fraction**degree
+    return mean, std0 if static_std else std0 * fraction ** (2 * degree)
+
+
+def make(interval, power, static_mean, static_std, **options):
+    return Schedule(
+        interval=interval, power=power, static_mean=static_mean, static_std=static_std, **options
+    )
+
+
+@pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)
+@pytest.mark.parametrize(("layers", "period"), [(7, 50), (9, 10), (1, 3), (3, 0.75)])
+def test_equals_the_tables(interval, power, static_mean, static_std, layers, period):
+    """Every interval, law and kind of mean and variance, over all layers and times."""
+    kind = (interval, power, static_mean, static_std)
+    schedule = make(*kind, layers=layers, period=period, std0=STD0)
+    mean0 = 0.0 if static_mean else -0.5
+    for layer in range(layers):
+        for step in range(0, 6 * layers + 7):
+            t = step * period / 6
+            mean, std = schedule(layer, t)
+            expected = truth(*kind, layers, period, mean0, STD0, layer, t)
+            assert (mean, std) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+            assert isinstance(mean, float)
+            assert isinstance(std, float)
+
+
+@pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)
+def test_ends_are_exact(interval, power, static_mean, static_std):
+    """Exactly the start values up to t_start, exactly 0 from t_end on where it is dynamic."""
+    layers, period = 7, 50
+    kind = (interval, power, static_mean, static_std)
+    schedule = make(*kind, layers=layers, period=period, std0=STD0)
+    assert schedule.end == period * layers
+    mean0 = 0.0 if static_mean else -0.5
+    for layer in range(layers):
+        start, end = window(interval, layer, layers, period)
+        for t in (0, start / 2, start):
+            assert schedule(layer, t) == (mean0, STD0)
+        for t in (end, end + 1, 10**6):
+            assert schedule(layer, t) == (mean0 if static_mean else 0, STD0 if static_std else 0)
+        almost = math.nextafter(start, math.inf)
+        assert schedule(layer, almost)[1] == pytest.approx(STD0, rel=1e-9)
+        assert all(schedule(layer, schedule.end + t) == schedule(layer, end) for t in (0, 1, 99))
+
+
+def test_values_worked_by_hand():
+    """Numbers anyone can check, exact in binary."""
+    s = Schedule(2, 4, interval="partition", static_mean=False, std0=1.0)
+    assert [s(0, t) for t in (0, 1, 2, 3, 4)] == [
+        (-0.5, 1.0),
+        (-0.375, 0.5625),
+        (-0.25, 0.25),
+        (-0.125, 0.0625),
+        (0.0, 0.0),
+    ]
+    assert s(1, 4) == (-0.5, 1.0)
+    assert s(1, 6) == (-0.25, 0.25)
+    assert s(1, 8) == (0.0, 0.0)
+    s = Schedule(2, 4, interval="overlapped", power="progressive", static_mean=False, std0=1.0)
+    assert s(0, 4) == (-0.125, 0.0625)
+    assert s(1, 4) == (-0.25, 0.25)
+    s = Schedule(2, 4, interval="same_start", power="progressive", static_mean=False, std0=2.0)
+    assert s(0, 2) == (-0.125, 0.125)
+    assert s(1, 4) == (-0.25, 0.5)
+    s = Schedule(2, 4, interval="same_end", power="progressive", static_mean=False, std0=2.0)
+    assert s(0, 3) == (-0.5, 2.0)
+    assert s(0, 6) == (-0.125, 0.125)
+    assert s(1, 4) == (-0.25, 0.5)
+
+
+def test_defaults_and_start_values():
+    """Partition, homogeneous, static mean, dynamic variance; mean0 is kept or decays."""
+    default = Schedule(layers=7, period=50, std0=STD0)
+    spelt = make("partition", "homogeneous", True, False, layers=7, period=50, std0=STD0)
+    assert default == spelt
+    assert hash(default) == hash(spelt)
+    assert Schedule(3, 2, static_mean=True, mean0=0.25, std0=1.0)(0, 99)[0] == 0.25
+    moving = Schedule(3, 2, static_mean=False, mean0=0.25, std0=1.0)
+    assert moving(0, 0)[0] == 0.25
+    assert moving(0, 1)[0] == 0.125
+    assert moving(0, 2)[0] == 0
+    assert Schedule(3, 2, static_mean=False, std0=1.0)(0, 0)[0] == -0.5
+
+
+@given(
+    st.sampled_from(EVERY),
+    st.integers(1, 12),
+    st.floats(0.1, 100),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_is_continuous_and_falls(kind, layers, period, at, by):
+    """|mean| and std never rise, and move no faster than the law's steepest slope."""
+    schedule = make(*kind, layers=layers, period=period, std0=STD0)
+    for layer in range(layers):
+        start, end = window(kind[0], layer, layers, period)
+        t, h = at * 1.1 * period * layers, by * period
+        (mean, std), (later, narrower) = schedule(layer, t), schedule(layer, t + h)
+        degree = 1 if kind[1] == "homogeneous" else layers - layer
+        steep = degree * h / (end - start) + 1e-9
+        assert -1e-15 <= abs(mean) - abs(later) <= 0.5 * steep
+        assert -1e-15 <= std - narrower <= STD0 * 2 * steep
+
+
+@pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)
+def test_json_and_pickle(interval, power, static_mean, static_std):
+    """Through text and back it is the same schedule; it cannot be changed."""
+    kind = (interval, power, static_mean, static_std)
+    schedule = make(*kind, layers=4, period=2.5, mean0=0.125, std0=0.3)
+    text = json.dumps(schedule.to_json(), allow_nan=False)
+    for twin in (Schedule.from_json(json.loads(text)), pickle.loads(pickle.dumps(schedule))):
+        assert twin == schedule
+        assert twin.to_json() == schedule.to_json()
+        assert [twin(k, 3.3) for k in range(4)] == [schedule(k, 3.3) for k in range(4)]
+    with pytest.raises(AttributeError):
+        schedule.period = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": 0}, ["layers", "0"]),
+        ({"layers": -2}, ["layers", "-2"]),
+        ({"layers": 2.5}, ["layers", "2.5"]),
+        ({"period": 0}, ["period", "0"]),
+        ({"period": -5}, ["period", "-5"]),
+        ({"period": math.nan}, ["period", "nan"]),
+        ({"period": math.inf}, ["period", "inf"]),
+        ({"interval": "sametime"}, ["interval", "sametime", *INTERVALS]),
+        ({"power": "cubic"}, ["power", "cubic", *POWERS]),
+        ({"std0": -0.1}, ["std0", "-0.1"]),
+        ({"std0": math.nan}, ["std0", "nan"]),
+        ({"mean0": math.inf}, ["mean0", "inf"]),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_in_a_sentence(change, words):
+    """Every bad parameter is named with what was given and what is allowed."""
+    oracle.refuses(lambda: Schedule(**{"layers": 3, "period": 5, "std0": 0.3, **change}), *words)
+
+
+@pytest.mark.parametrize("layer", [-1, 3, 99])
+def test_a_layer_it_does_not_have_is_refused(layer):
+    """Layers count from 0 to n - 1."""
+    schedule = Schedule(3, 5, std0=0.3)
+    with pytest.raises((ValueError, IndexError), match=str(layer)):
+        schedule(layer, 0)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Schedule.from_json({"layers": 3, "period": 5, "std0": 0.3, "interval": "never"})

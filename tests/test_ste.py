@@ -1,0 +1,120 @@
+"""The named straight-through estimators: hard forward, their own density backward."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+import softstair as ss
+
+STEP = ss.Stair.heaviside()
+X = torch.linspace(-2.5, 2.5, 2000, dtype=torch.float64)
+MEASURES = {
+    "clipped_relu": ("uniform", 0.5, 1 / math.sqrt(12)),
+    "hard_sigmoid": ("uniform", 0.0, 1 / math.sqrt(12)),
+    "piecewise_polynomial": ("triangular", 0.0, 1 / math.sqrt(6)),
+    "error_function": ("normal", 0.0, None),
+    "sigmoid": ("logistic", 0.0, None),
+}
+SLOPES = {
+    "clipped_relu": lambda x: ((x >= 0) & (x < 1)).double(),
+    "hard_sigmoid": lambda x: ((x >= -0.5) & (x < 0.5)).double(),
+    "piecewise_polynomial": lambda x: (1 - x.abs()).clamp(min=0),
+    "identity": torch.ones_like,
+    "relu": lambda x: (x >= 0).double(),
+}
+STAIRS = {
+    "heaviside": STEP,
+    "sign": ss.Stair.sign(quantum=0.5),
+    "ternary": ss.Stair.ternary(quantum=0.07),
+    "int4": ss.Stair.linear(4, signed=True, quantum=0.25),
+    "channels": ss.Stair.ternary(quantum=(0.1, 2.0), axis=0),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_parameters_are_those_of_the_paper(name):
+    """The noise behind each estimator, in quanta."""
+    family, mean, std = MEASURES[name]
+    estimator = getattr(ss.ste, name)()
+    assert type(estimator.noise) is type(ss.noise.get(family))
+    assert estimator.mean == mean
+    assert estimator.std > 0
+    if std is not None:
+        assert estimator.std == pytest.approx(std, rel=1e-14)
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_the_closed_forms_on_the_heaviside(name):
+    """Slopes of clip(x, 0, 1), clip(x + 1/2, 0, 1), Bi-Real's parabola, x and max(x, 0)."""
+    y, g = oracle.value_and_gradient(lambda x: getattr(ss.ste, name)()(x, STEP), X)
+    torch.testing.assert_close(y, (X >= 0).double(), rtol=0, atol=0)
+    torch.testing.assert_close(g, SLOPES[name](X), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*MEASURES, "identity", "relu"])
+@pytest.mark.parametrize("stair", STAIRS)
+def test_forward_is_hard_and_backward_the_density(name, stair):
+    """On any stair the value is sigma(x), thresholds included; the noise is in its quanta."""
+    shape, estimator = STAIRS[stair], getattr(ss.ste, name)()
+    channels = shape.quantum if isinstance(shape.quantum, tuple) else (shape.quantum,)
+    x = torch.stack([torch.cat([X, X.new_tensor(shape.thresholds)]) for _ in channels])
+    weight = torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+    y, g = oracle.value_and_gradient(lambda v: estimator(v, shape), x, weight)
+    torch.testing.assert_close(y, shape(x), rtol=0, atol=0)
+    if name in ("identity", "relu"):
+        torch.testing.assert_close(g, weight * SLOPES[name](x), rtol=0, atol=1e-15)
+        return
+    for c, quantum in enumerate(channels):
+        unit = quantum if len(channels) > 1 else 1.0
+        levels, thresholds = (unit * np.array(v) for v in (shape.levels, shape.thresholds))
+        law = (MEASURES[name][0], estimator.mean * quantum, estimator.std * quantum)
+        v = oracle.numpy(x[c])
+        bounds = oracle.gradient_bounds(v, levels, thresholds, *law, torch.float64)
+        oracle.check_between(g[c] / weight[c], *bounds, v)
+
+
+def test_ternary_hard_sigmoid_is_the_saturating_estimator():
+    """Half-width half a quantum on thresholds at half a quantum: slope 1 on [-eps, eps)."""
+    quantum = 0.25
+    _, g = oracle.value_and_gradient(
+        lambda x: ss.ste.hard_sigmoid()(x, ss.Stair.ternary(quantum=quantum)), X
+    )
+    torch.testing.assert_close(g, (X.abs() < quantum).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*MEASURES, "identity", "relu"])
+def test_dtype_nan_and_extremes(name):
+    """Every dtype is kept; the forward stays in the level set, NaN stays NaN, slopes finite."""
+    estimator = getattr(ss.ste, name)()
+    for dtype in oracle.DTYPES:
+        x = torch.tensor([-math.inf, -1e30, -1.0, 0.0, 0.5, 1e30, math.inf, math.nan]).to(dtype)
+        y, g = oracle.value_and_gradient(lambda v: estimator(v, ss.Stair.ternary()), x)
+        assert y.dtype == g.dtype == dtype
+        assert y[:-1].tolist() == [-1, -1, -1, 0, 1, 1, 1]
+        assert y[-1].isnan()
+        assert g[:-1].isfinite().all()
+
+
+@pytest.mark.parametrize("name", [*MEASURES, "identity", "relu"])
+def test_under_transforms_and_compilation(name):
+    """func.grad, jvp, vmap and compile(func.grad) agree with .backward()."""
+    estimator, stair = getattr(ss.ste, name)(), ss.Stair.ternary()
+    x = X[::40]
+
+    def total(v):
+        return estimator(v, stair).sum()
+
+    y, g = oracle.value_and_gradient(lambda v: estimator(v, stair), x)
+    assert (g != 0).any()
+    torch.testing.assert_close(torch.func.grad(total)(x), g)
+    value, slope = torch.func.jvp(lambda v: estimator(v, stair), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close((value, slope), (y, g))
+    torch.testing.assert_close(torch.vmap(torch.func.grad(total))(x), g)
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.func.grad(total), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), g)
