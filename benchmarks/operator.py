@@ -2,8 +2,8 @@
 
     python benchmarks/operator.py [--device cpu|cuda] [--json FILE]
 
-Prints, for each family and forward, its time as a multiple of torch.relu's on the same tensor in the
-same run, and the most memory held beyond x and its upstream gradient, in multiples of the tensor.
+Prints, for each family and forward, its time as a multiple of torch.relu's on the same tensor in
+the same run, and the most memory held beyond x and its upstream gradient, in multiples of the tensor.
 """
 
 import sys
@@ -80,7 +80,9 @@ def measure(device: str, repeats: int, stairs: list[str]) -> list[dict[str, obje
         return run
 
     relu = seconds(step(torch.relu), repeats, device)
-    rows: list[dict[str, object]] = [{"stair": "", "noise": "", "forward": "relu", "ms": 1e3 * relu}]
+    rows: list[dict[str, object]] = [
+        {"stair": "", "noise": "", "forward": "relu", "ms": 1e3 * relu}
+    ]
     for name in stairs:
         for noise in ss.noise.names():
             std = ss.noise.get(noise).std_within(0.5)

@@ -519,14 +519,13 @@ def test_tensors_of_millions_and_odd_strides(name):
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
 def test_hard_is_the_stair_itself_exactly(dtype):
-    """regularise(forward="hard") is stair(x) bit for bit, and so is a Dirac at 0, by channel too."""
+    """Forward hard is stair(x) bit for bit, and so is a Dirac at 0; by channel too."""
     channels = ss.Stair.linear(3, signed=True, quantum=(0.07, 1.0, 2.5), axis=1)
     quanta = torch.tensor([0.07, 1.0, 2.5], dtype=F64)
     for stair in (TERNARY, UINT4, UNEVEN, channels):
-        t = torch.tensor(stair.thresholds, dtype=F64)[:, None] * (
-            quanta if stair is channels else 1
-        )
-        x = torch.cat([t.expand(-1, 3), torch.randn(50, 3, dtype=F64)]).to(dtype)
+        t = torch.tensor(stair.thresholds, dtype=F64)[:, None]
+        t = t * quanta if stair is channels else t.expand(-1, 3)
+        x = torch.cat([t, torch.randn(50, 3, dtype=F64)]).to(dtype)
         for name in oracle.NAMES:
             y = apply(stair, name, 0.3, 0.4, "hard")(x)
             torch.testing.assert_close(y, stair(x), rtol=0, atol=0)

@@ -410,7 +410,7 @@ STAIRS = [
 @pytest.mark.parametrize("stair", STAIRS, ids=repr)
 def test_expectation_is_the_convolution_and_its_slope_is_bounded(noise, stair) -> None:
     for mean, std in [(0.0, 0.3), (-0.5, 0.02), (0.7, 4.0)]:
-        found = proposition(stair, noise, mean, std, points=61)
+        found = proposition(stair, noise, mean, std, points=31)
         assert found.error < 1e-9 * found.norm
         assert 0 < found.largest_derivative <= found.bound * (1 + 1e-6)
         assert found.largest_derivative <= found.tight_bound * (1 + 1e-6)

@@ -275,8 +275,7 @@ def test_extremes_survive_transforms_and_compilation(name, dtype, through):
     for mean, std in ((0.0, 0.25), (0.25, 0.0)):
         check_everything(shape, name, mean, std, dtype, through=THROUGH[through])
     if dtype == torch.float64:
-        for std in (1e-300, 5e-324, 1e3):
-            check_everything(shape, name, 0.0, std, dtype, through=THROUGH[through])
+        check_everything(shape, name, 0.0, 5e-324, dtype, through=THROUGH[through])
 
 
 @pytest.mark.parametrize(("name", "through"), [("laplace", "vmap"), ("gumbel", "compile")])

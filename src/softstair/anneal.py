@@ -9,7 +9,7 @@ then do exactly what they would have done.
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -144,7 +144,8 @@ class Annealer:
         mine = self.state_dict()
         if set(state) != set(mine):
             raise ValueError(
-                f"the annealer's state must hold {', '.join(mine)}, but {', '.join(state)} was given."
+                f"the annealer's state must hold {', '.join(mine)}, "
+                f"but {', '.join(state)} was given."
             )
         for name in ("schedule", "steps_per_unit", "update"):
             if state[name] != mine[name]:
@@ -214,8 +215,8 @@ class Truncation:
         tied = tree_map(tie, output)
         if not found:
             raise TypeError(
-                "the network must return a tensor, or tuples, lists or dictionaries of tensors, for "
-                f"its backward pass to be truncated, but it returned {type(output).__name__}; "
+                "the network must return a tensor, or tuples, lists or dictionaries of tensors, "
+                f"for its backward pass to be truncated, but it returned {type(output).__name__}; "
                 "give Annealer truncate=False or freeze=True."
             )
         return tied

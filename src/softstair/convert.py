@@ -22,7 +22,6 @@ from softstair.nn import (
     StairModule,
     StairWeight,
 )
-from softstair.noise import Noise
 from softstair.regularise import Forward, check_forward
 from softstair.report import ATTRIBUTE, Conversion, Row
 from softstair.stair import Stair
@@ -60,8 +59,8 @@ def quantise(
                         ``"keep"``: they stay, and ``fit`` gives each layer (or channel) the quantum
                         that suits them; ``fit=None`` keeps the stair's own
 
-    Each of the first four may also differ from layer to layer: a sequence with one entry a layer, or
-    a mapping from layer numbers and patterns of module names, the first that fits counting.
+    Each of the first four may also differ from layer to layer: a sequence with one entry a layer,
+    or a mapping from layer numbers and patterns of module names, the first that fits counting.
 
     :func:`softstair.report` gives the table of what became of every layer.
 
@@ -314,7 +313,7 @@ def _rows(
         kind = step.function or type(net.get_submodule(name)).__name__
         called.add(name)
         if number in numbers:
-            stair = activations.get(number) or swaps[id(net.get_submodule(name))].weight_stair
+            stair = activations.get(number) or _weight_stair(swaps[id(net.get_submodule(name))])
             became = "stair activation" if number in activations else "stair weights"
             shape = (f"{len(stair.stair)} levels", repr(stair.noise), str(stair.strategy))
             rows.append(Row(name, kind, numbers[number], became, *shape))
@@ -326,13 +325,19 @@ def _rows(
     return tuple(rows)
 
 
+def _weight_stair(layer: nn.Module) -> StairModule:
+    assert isinstance(layer, StairLayer)
+    return layer.weight_stair
+
+
 def _check(model: Any, weights: Any, features: Any, init: str, fit: str | None) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, but {model!r} was given.")
     for option, value in (("weights", weights), ("features", features)):
         if not (value is None or isinstance(value, Stair | Mapping | list | tuple)):
             raise ValueError(
-                f"{option} must be a softstair.Stair, one a layer, or None, but {value!r} was given."
+                f"{option} must be a softstair.Stair, one a layer, or None, "
+                f"but {value!r} was given."
             )
     if weights is None and features is None:
         raise ValueError("weights or features must be a Stair, but None was given for both.")

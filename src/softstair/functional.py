@@ -26,7 +26,7 @@ DROPOUTS: dict[Any, type[nn.Module]] = {
 
 
 def names(traced: fx.Graph) -> list[str]:
-    """For each node the name a module in its place would have: in the module whose code calls it."""
+    """For each node the name of a module in its place, inside the module whose code calls it."""
     found = []
     for node in traced.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
@@ -35,7 +35,9 @@ def names(traced: fx.Graph) -> list[str]:
     return found
 
 
-def with_modules(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> fx.GraphModule:
+def with_modules(
+    net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]
+) -> fx.GraphModule:
     """``net`` as a traced module in which the numbered function calls are the given modules."""
     training = net.training
     traced = _same_in_both_modes(net)

@@ -30,7 +30,7 @@ ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     nn.Hardtanh,
     nn.Tanh,
 )
-"""What a stair replaces. Sigmoids and softmaxes make gates and probabilities, and are left alone."""
+"""What a stair replaces. Sigmoids and softmaxes make gates and probabilities: left alone."""
 
 ACTIVATION_FUNCTIONS = frozenset(
     "relu relu6 leaky_relu elu celu selu gelu silu mish softplus hardswish hardtanh tanh".split()
@@ -57,9 +57,9 @@ KEEPING_MODULES: tuple[type[nn.Module], ...] = (
     nn.ReLU,
 )
 KEEPING_FUNCTIONS = frozenset(
-    "add iadd sub isub neg cat concat stack flatten reshape view permute transpose squeeze unsqueeze "
-    "contiguous clone getitem chunk split narrow max_pool1d max_pool2d adaptive_max_pool2d relu "
-    "dropout roll flip expand repeat".split()
+    "add iadd sub isub neg cat concat stack flatten reshape view permute transpose squeeze "
+    "unsqueeze contiguous clone getitem chunk split narrow max_pool1d max_pool2d "
+    "adaptive_max_pool2d relu dropout roll flip expand repeat".split()
 )
 
 Key = int
@@ -87,7 +87,7 @@ def number_layers(
 def _next_activation(
     consumers: list[list[int]], start: int, activations: Mapping[int, int]
 ) -> int | None:
-    """The first activation in order of execution that takes from ``start``, through anything else."""
+    """The first activation to run that takes from ``start``, through anything else."""
     waiting, seen, found = list(consumers[start]), set(), []
     while waiting:
         step = waiting.pop()
@@ -102,7 +102,7 @@ def _next_activation(
 def input_quanta(
     graph: Graph, net: nn.Module, features: Mapping[int, Stair], weights: Mapping[int, int]
 ) -> dict[int, float | None]:
-    """For each first use of quantised weights, the quantum of the features that all its uses take."""
+    """For each first use of quantised weights, the quantum of what all its uses take, if any."""
     unit: list[float | None] = []
     for number, step in enumerate(graph.steps):
         incoming = {unit[source] for source in step.inputs}
@@ -115,7 +115,7 @@ def input_quanta(
     taken: dict[int, set[float | None]] = {}
     for number, first in weights.items():
         sources = graph.steps[number].inputs
-        # Weights may themselves come as inputs; a layer called as a module takes its features first.
+        # A layer called as a module takes its features first.
         taken.setdefault(first, set()).add(unit[sources[0]] if sources else None)
     return {first: units.pop() if len(units) == 1 else None for first, units in taken.items()}
 

@@ -4,12 +4,13 @@ A :class:`StairActivation` stands where a network had its activation; :class:`St
 :class:`StairConv1d` and :class:`StairConv2d` are torch's layers with a :class:`StairWeight` between
 the parameter and the sum. Parameters keep their names, so a float checkpoint loads as it is.
 
-In ``train()`` they are :func:`softstair.regularise`; in ``eval()`` the noise is gone: the hard stair,
-and sums over whole numbers that the quanta multiply afterwards, so that every sum is exact.
+In ``train()`` they are :func:`softstair.regularise`; in ``eval()`` the noise is gone: the hard
+stair, and sums over whole numbers that the quanta multiply afterwards, so that every sum is exact.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ __all__ = [
 class StairModule(nn.Module):
     """A stair, a family of noise and the noise's present mean and std, in quanta, as buffers.
 
-    ``layer`` is the number of the quantised layer it belongs to, input side first. ``annealed`` says
-    that the noise is gone for good: the output then has no gradient and stores nothing for one.
+    ``layer`` is the number of the quantised layer it belongs to, input side first. ``annealed``
+    says that the noise is gone for good: the output then has no gradient and stores nothing for one.
     """
 
     mean: Tensor
@@ -141,7 +142,7 @@ class StairWeight(StairModule):
         if levels is None:
             return None
         index = self.stair.index(weight)
-        if all(b - a == levels[1] - levels[0] for a, b in zip(levels, levels[1:], strict=False)):
+        if all(b - a == levels[1] - levels[0] for a, b in pairwise(levels)):
             return (index * (levels[1] - levels[0]) + levels[0]).to(weight.dtype)
         return torch.tensor(levels, device=weight.device)[index].to(weight.dtype)
 
@@ -175,7 +176,7 @@ class StairLayer(nn.Module):
     are whole multiples, if they are: then the sums of ``eval()`` run over integers alone."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Any
     weight_stair: StairWeight
     input_quantum: float | None
     sum_dimensions = 0
@@ -189,7 +190,9 @@ class StairLayer(nn.Module):
         layer = cls.__new__(cls)
         layer.__dict__ = module.__dict__.copy()
         layer._modules = dict(module._modules)
-        layer.weight_stair = weight_stair.train(module.training).to(module.weight.device)
+        layer.weight_stair = weight_stair.train(module.training).to(
+            module.get_parameter("weight").device
+        )
         layer.input_quantum = input_quantum
         return layer
 

@@ -7,15 +7,15 @@ mode               q_k of the largest pₖ = F(x−θₖ) − F(x−θₖ₊₁)
 random             σ(x − ν), one draw of ν an element
 hard               σ(x): a classical straight-through estimator
 
-F and μ are the cdf and the density of ν = mean + std·Z. With std = 0 the first three are σ(x − mean)
-and the gradient is 0.
+F and μ are the cdf and the density of ν = mean + std·Z. With std = 0 the first three are
+σ(x − mean) and the gradient is 0.
 
-Where the paper's sentence fails. It says that under zero-mean, uni-modal noise the mode is σ(x). The
-end bins are unbounded, so that their probability does not shrink with the noise's width: on a ternary
-stair under uniform noise of half-width 3 the level −1 wins for every x < 0. For unbounded families it
-fails at any width in a thin band beyond the outermost thresholds, where p₀ = ½ but the neighbour
-misses the mass beyond its far side; and bins of unequal width compete by width. The operator
-returns argmax pₖ, as defined; ties, and differences within a few ulp, go to σ(x − mean).
+Where the paper's sentence fails. It says that under zero-mean, uni-modal noise the mode is σ(x).
+The end bins are unbounded, so that their probability does not shrink with the noise's width: on a
+ternary stair under uniform noise of half-width 3 the level −1 wins for every x < 0. For unbounded
+families it fails at any width in a thin band beyond the outermost thresholds, where p₀ = ½ but the
+neighbour misses the mass beyond its far side; and bins of unequal width compete by width. The
+operator returns argmax pₖ, as defined; ties, and differences within a few ulp, go to σ(x − mean).
 """
 
 import math
@@ -24,7 +24,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from softstair import kernels, noise as noises
+from softstair import kernels
+from softstair import noise as noises
 from softstair.noise import Noise
 from softstair.stair import Stair
 
@@ -69,26 +70,45 @@ class Regularised(torch.autograd.Function):
     """The eager operator: saves x for the backward pass and nothing else of its size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *operands: Any) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-        ctx.noise = operands[:4]
-        return kernels.value(x.detach(), *operands)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        stair: Stair,
+        noise: Noise,
+        mean: float | Tensor,
+        std: float | Tensor,
+        forward: Forward,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        # Saved, not merely kept: autograd then refuses noise that moved before the backward pass.
+        kept = [value for value in (x, mean, std) if isinstance(value, Tensor)]
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+        ctx.operands = (stair, noise, *(None if isinstance(v, Tensor) else v for v in (mean, std)))
+        return kernels.value(x.detach(), stair, noise, mean, std, forward, generator)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *operands = _restored(ctx)
         # A second derivative is asked for: only the differentiable form can give it.
         if torch.is_grad_enabled():
-            gradient = (grad * kernels.slope(x, *ctx.noise)).to(x.dtype)
+            gradient = (grad * kernels.slope(x, *operands)).to(x.dtype)
         else:
-            gradient = kernels.pull(grad, x, *ctx.noise)
+            gradient = kernels.pull(grad, x, *operands)
         return gradient, None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        return (tangent * kernels.slope(x, *ctx.noise)).to(x.dtype)
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        x, *operands = _restored(ctx)
+        return (tangent * kernels.slope(x, *operands)).to(x.dtype)
+
+
+def _restored(ctx: Any) -> tuple[Any, ...]:
+    """x, stair, noise, mean and std as the forward pass had them."""
+    x, *tensors = ctx.saved_tensors
+    stair, noise, *scalars = ctx.operands
+    mean, std = (tensors.pop(0) if scalar is None else scalar for scalar in scalars)
+    return x, stair, noise, mean, std
 
 
 def _composite(

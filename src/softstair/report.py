@@ -37,11 +37,10 @@ class Conversion:
         return 1 + max(row.layer for row in self.rows if row.layer is not None)
 
     def __str__(self) -> str:
+        layer = lambda row: "" if row.layer is None else str(row.layer)
         head = ("layer", "name", "was", "became", "stair", "noise", "forward")
         body = [
-            ("" if r.layer is None else str(r.layer), r.name, r.kind, r.became, r.stair, r.noise)
-            + (r.forward,)
-            for r in self.rows
+            (layer(r), r.name, r.kind, r.became, r.stair, r.noise, r.forward) for r in self.rows
         ]
         widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
         lines = [

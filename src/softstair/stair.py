@@ -13,8 +13,9 @@ tensor([-1.,  0.,  0.,  1.])
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -66,6 +67,7 @@ class Stair:
     thresholds: tuple[float, ...]
     quantum: Quantum = 1.0
     axis: int | None = None
+    _rounded: dict[torch.dtype, Rounded] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A frozen dataclass sets its own fields this way; lists and integers become plain floats.
@@ -84,7 +86,9 @@ class Stair:
                 f"axis goes with a quantum per channel, but axis={self.axis!r} was given "
                 f"with the one quantum {self.quantum!r}."
             )
-        if self.axis is not None and (isinstance(self.axis, bool) or not isinstance(self.axis, int)):
+        if self.axis is not None and (
+            isinstance(self.axis, bool) or not isinstance(self.axis, int)
+        ):
             raise ValueError(f"axis must be a whole number or None, but {self.axis!r} was given.")
         object.__setattr__(self, "_rounded", {d: self._round(d) for d in DTYPES})
 
@@ -159,11 +163,11 @@ class Stair:
 
         return index(x, self)
 
-    def rounded(self, dtype: torch.dtype) -> "Rounded":
+    def rounded(self, dtype: torch.dtype) -> Rounded:
         """The stair as a tensor of that dtype sees it."""
         return self._rounded[dtype]
 
-    def _round(self, dtype: torch.dtype) -> "Rounded":
+    def _round(self, dtype: torch.dtype) -> Rounded:
         levels = torch.tensor(self.levels, dtype=torch.float64).to(dtype)
         thresholds = torch.tensor(self.thresholds, dtype=torch.float64).to(dtype)
         return Rounded(
@@ -192,15 +196,18 @@ class Stair:
         scale = 1.0 if isinstance(self.quantum, tuple) else self.quantum
         ratios = [level / scale for level in self.levels]
         whole = [round(ratio) for ratio in ratios]
-        if any(not math.isclose(r, n, rel_tol=1e-9, abs_tol=1e-9) for r, n in zip(ratios, whole)):
+        if any(
+            not math.isclose(r, n, rel_tol=1e-9, abs_tol=1e-9)
+            for r, n in zip(ratios, whole, strict=True)
+        ):
             return None
         return tuple(whole)
 
     @cached_property
     def spacing(self) -> tuple[float, float] | None:
         """(distance of thresholds, of levels) where each is one number, as in a linear stair."""
-        gaps = [b - a for a, b in zip(self.thresholds, self.thresholds[1:])]
-        rises = [b - a for a, b in zip(self.levels, self.levels[1:])]
+        gaps = [b - a for a, b in pairwise(self.thresholds)]
+        rises = [b - a for a, b in pairwise(self.levels)]
         # Two levels have one threshold; any distance will do, and their own is the natural one.
         gaps = gaps or rises
         even = all(math.isclose(g, gaps[0], rel_tol=1e-9) for g in gaps)
@@ -259,7 +266,7 @@ def _increasing(name: str, values: object, at_least: int = 1) -> tuple[float, ..
     numbers = tuple(_number(name, value) for value in values)
     if len(numbers) < at_least:
         raise ValueError(f"{name} must be at least {at_least}, but {len(numbers)} were given.")
-    for before, after in zip(numbers, numbers[1:]):
+    for before, after in pairwise(numbers):
         if not before < after:
             raise ValueError(
                 f"{name} must increase strictly, but {after!r} was given after {before!r}."
@@ -268,7 +275,11 @@ def _increasing(name: str, values: object, at_least: int = 1) -> tuple[float, ..
 
 
 def _quantum(value: object) -> Quantum:
-    if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1):
+    if (
+        isinstance(value, Iterable)
+        and not isinstance(value, str)
+        and getattr(value, "ndim", 1) != 0
+    ):
         numbers = tuple(_number("quantum", one) for one in value)
         if not numbers:
             raise ValueError("quantum must be one number or one a channel, but none was given.")
@@ -285,7 +296,7 @@ def _quantum(value: object) -> Quantum:
 def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line | None:
     """The line through the values, if arithmetic along it gives every rounded value to the bit."""
     unit = 1.0 if isinstance(quantum, tuple) else quantum
-    steps = [_in_units(b, unit) - _in_units(a, unit) for a, b in zip(values, values[1:])]
+    steps = [_in_units(b, unit) - _in_units(a, unit) for a, b in pairwise(values)]
     step = steps[0] if steps else 1.0
     if any(s != step for s in steps):
         return None

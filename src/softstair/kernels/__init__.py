@@ -1,10 +1,8 @@
 """The operator's backends, and the choice between them.
 
-``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU tensors,
-in blocks. Nothing outside this folder knows which one runs.
+``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU
+tensors, in blocks. Nothing outside this folder knows which one runs.
 """
-
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,9 +46,7 @@ def slope(x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> T
     return reference.slope(x.to(rungs.working), rungs, noise, mean, std)
 
 
-def pull(
-    grad: Tensor, x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar
-) -> Tensor:
+def pull(grad: Tensor, x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> Tensor:
     """grad·slope in x's dtype, without gradient of its own."""
     rungs = Rungs(stair, x)
     if _on_cpu(x, rungs, mean, std) and noise.proper:
@@ -81,4 +77,4 @@ def _is_scalar(value: Scalar) -> bool:
 
 
 def _working(value: Scalar, rungs: Rungs) -> Scalar:
-    return value if isinstance(value, float) else cast(Tensor, value).to(rungs.working)
+    return value if isinstance(value, float) else value.to(rungs.working)

@@ -8,6 +8,7 @@ synchronisation.
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from softstair.noise import Noise
 BLOCK = 1 << 20
 
 Kernel = Callable[..., None]
-"""(target, *blocks): fills a block of the result, in the working dtype, from blocks of the inputs."""
+"""(target, *blocks): fills a block of the result, in the working dtype, from the inputs'."""
 
 
 def value(
@@ -83,11 +84,9 @@ def _kernel(
     return _look_up(x, rungs, mode_limits(first, last, spacing[0], noise, std), shift=mean)
 
 
-def _sum_of(
-    term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float
-) -> Kernel:
+def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float) -> Kernel:
     """start + Σₖ (qₖ − qₖ₋₁)·term((x − θₖ)/β)."""
-    rises = [b - a for a, b in zip(rungs.stair.levels, rungs.stair.levels[1:], strict=False)]
+    rises = [b - a for a, b in pairwise(rungs.stair.levels)]
     start += math.fsum(rises) * term.base(1 / std)
     scratch = _scratch(2, x, rungs.working)
 
@@ -123,7 +122,7 @@ def _look_up(
             target.add_(line.first).mul_(line.unit)
         else:
             torch.take(table, target.nan_to_num_(0.0).long(), out=target)
-        # One sum tells whether there is a NaN to keep; asking each element costs more than the rest.
+        # One sum tells whether there is a NaN to keep; asking each element costs as much again.
         if block.sum().isnan():
             target.copy_(torch.where(block.isnan(), block, target))
 

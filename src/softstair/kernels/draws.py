@@ -42,12 +42,19 @@ def stream(
 
 def like(x: Tensor, noise: Noise, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
     """One draw for each element of x, on its device."""
-    if generator is None:
-        shaped = x.to(dtype)
-        if isinstance(noise, Normal):
-            return torch.randn_like(shaped)
-        return noise.ppf(torch.rand_like(shaped).clamp(min=SMALLEST))
-    place = {"dtype": dtype, "device": x.device, "generator": generator}
     if isinstance(noise, Normal):
-        return torch.randn(x.shape, **place)
-    return noise.ppf(torch.rand(x.shape, **place).clamp(min=SMALLEST))
+        return _fresh(torch.randn, torch.randn_like, x, dtype, generator)
+    return noise.ppf(_fresh(torch.rand, torch.rand_like, x, dtype, generator).clamp(min=SMALLEST))
+
+
+def _fresh(
+    shaped: Callable[..., Tensor],
+    alike: Callable[..., Tensor],
+    x: Tensor,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+) -> Tensor:
+    # Compilers and vmap understand the function without a generator; only the other takes one.
+    if generator is None:
+        return alike(x, dtype=dtype)
+    return shaped(x.shape, dtype=dtype, device=x.device, generator=generator)

@@ -1,7 +1,7 @@
 """Sums of F and μ over equally spaced thresholds, in closed form for the bounded families.
 
-In units of the spacing w, measured from the nearest threshold: ρ the position of x, η the half-width
-of the noise, thresholds at the whole numbers m from −j to K−2−j. Those at or below ρ − η
+In units of the spacing w, measured from the nearest threshold: ρ the position of x, η the
+half-width of the noise, thresholds at the whole numbers m from −j to K−2−j. Those at or below ρ − η
 count in full, those above ρ + η not at all, and the ones between are arithmetic progressions:
 
     uniform     F = (ρ + η − m)/(2η)

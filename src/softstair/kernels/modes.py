@@ -1,11 +1,11 @@
 """The mode as a stair of its own: where the two unbounded end bins take over.
 
 Under symmetric, uni-modal noise and bins of one width w, the likeliest level is the one whose bin
-holds x, unless an end is likelier: p₀ = F(−d/β) with d the distance from the first threshold, against
-F(f/β) − F((f − w)/β) with f the distance from the bin's own. The families here are
+holds x, unless an end is likelier: p₀ = F(−d/β), with d the distance from the first threshold,
+against F(f/β) − F((f − w)/β), with f the distance from the bin's own. The families here are
 log-concave, so the likeliest level never falls as x grows, and the low end wins exactly up to one
-margin beyond its threshold (the high end, by symmetry, as far before its own): the mode is σ with its
-thresholds moved inwards to that margin. For uniform noise of half-width h the margin is
+margin beyond its threshold (the high end, by symmetry, as far before its own): the mode is σ with
+its thresholds moved inwards to that margin. For uniform noise of half-width h the margin is
 max(0, h − w); for the others it is found by search and remembered.
 """
 

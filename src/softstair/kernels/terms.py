@@ -14,7 +14,7 @@ from torch import Tensor
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
 Add = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
-"""(total, work, more, x, threshold, 1/β, rise): adds a term to the total; work and more are spare."""
+"""(total, work, more, x, threshold, 1/β, rise): adds to the total; work and more are spare."""
 
 
 class Term(NamedTuple):
