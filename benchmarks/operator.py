@@ -3,7 +3,7 @@
     python benchmarks/operator.py [--device cpu|cuda] [--json FILE]
 
 Prints, for each family and forward, its time as a multiple of torch.relu's on the same tensor in
-the same run, and the most memory held beyond x and its upstream gradient, in multiples of the tensor.
+the same run, and the most memory held beyond x and its upstream gradient, as a multiple of it.
 """
 
 import sys

@@ -101,8 +101,11 @@ class Annealer:
         self._set(self.t)
         self.steps += 1
 
+    def tick(self) -> None:
+        """Moves the clock past an iteration and leaves the noise: within an accumulated batch."""
+        self.steps += 1
+
     def _set(self, t: float) -> None:
-        before = self.annealed
         for layer, stairs in enumerate(self._stairs):
             noise = _checked_noise(self.schedule(layer, t), layer, t)
             if noise != self._now[layer]:
@@ -111,14 +114,16 @@ class Annealer:
                         stair.mean.fill_(noise[0])
                         stair.std.fill_(noise[1])
                 self._now[layer] = noise
-        if self.truncate and self.annealed != before:
-            self._cut()
+        self._cut(self.annealed if self.truncate else ())
 
-    def _cut(self) -> None:
-        """Ends the backward pass at the layers annealed by now."""
-        for layer, stairs in enumerate(self._stairs):
-            for stair in stairs:
-                stair.annealed = layer in self.annealed
+    def _cut(self, layers: tuple[int, ...]) -> None:
+        """Ends the backward pass at these layers, and lets it through all others."""
+        wanted = [(stair, stair.layer in layers) for stairs in self._stairs for stair in stairs]
+        # The stairs' own flags are asked: another annealer, or another time, may have set them.
+        if all(stair.annealed == cut for stair, cut in wanted):
+            return
+        for stair, cut in wanted:
+            stair.annealed = cut
         self._truncation.update(self.net, self.freeze)
         _allow_recompilations(self.layers)
 

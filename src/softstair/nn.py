@@ -40,7 +40,7 @@ class StairModule(nn.Module):
     """A stair, a family of noise and the noise's present mean and std, in quanta, as buffers.
 
     ``layer`` is the number of the quantised layer it belongs to, input side first. ``annealed``
-    says that the noise is gone for good: the output then has no gradient and stores nothing for one.
+    says that the noise is gone for good: the output then has no gradient and stores none.
     """
 
     mean: Tensor

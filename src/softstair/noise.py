@@ -77,6 +77,11 @@ class Noise:
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
 
+    @property
+    def has_ppf(self) -> bool:
+        """Whether the family knows its inverse cdf, so that one draw is one evaluation of it."""
+        return type(self).ppf is not Noise.ppf
+
     def std_within(self, half: float, mass: float = 0.95) -> float:
         """The standard deviation at which ``mass`` lies within ±``half``; a bounded family lies
         there whole, whatever ``mass`` says. This is the paper's equivalence of families."""

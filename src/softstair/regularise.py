@@ -126,13 +126,27 @@ def _composite(
     in derivative. An autograd.Function built from comparisons is silently given zero
     gradients by some compilers.
     """
-    held = x.detach()
-    value = kernels.value(held, stair, noise, mean, std, forward, generator)
-    slope = kernels.slope(held, stair, noise, mean, std).detach()
+    value = kernels.value(x.detach(), stair, noise, mean, std, forward, generator)
     limit = torch.finfo(x.dtype).max
     # ∞ − ∞ would be NaN; no slope is lost by clamping, there being none out there.
-    finite = x.clamp(-limit, limit).to(slope.dtype)
-    return (value + (finite - finite.detach()) * slope).to(x.dtype)
+    finite = x.clamp(-limit, limit)
+    held = finite.detach()
+    if _is_nested():
+        # The slope half-way between x̄ and x: (x − x̄)·s(½(x̄ + x)) has the right second derivative.
+        slope = kernels.slope(held + 0.5 * (finite - held), stair, noise, mean, std)
+    else:
+        slope = kernels.slope(held, stair, noise, mean, std).detach()
+    return (value + (finite - held).to(slope.dtype) * slope).to(x.dtype)
+
+
+def _is_nested() -> bool:
+    """Within two transforms or more of torch.func, where a second derivative may be asked for.
+
+    A compiler cannot say so: inside torch.compile there are first derivatives only.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return (torch._C._functorch.maybe_current_level() or 0) > 1
 
 
 def check_forward(forward: str) -> None:
@@ -160,6 +174,8 @@ def _parameter(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(f"{name} must not require a gradient: noise is scheduled, not learnt.")
+        return value
+    if torch.compiler.is_compiling():  # a number that moves is symbolic there, and has no bounds
         return value
     allowed = "0 or above" if name == "std" else "finite"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -67,7 +66,12 @@ class Stair:
     thresholds: tuple[float, ...]
     quantum: Quantum = 1.0
     axis: int | None = None
-    _rounded: dict[torch.dtype, Rounded] = field(init=False, repr=False, compare=False)
+    integers: tuple[int, ...] | None = field(init=False, compare=False)
+    """The levels in quanta where they are whole numbers, as integer hardware holds them."""
+    spacing: tuple[float, float] | None = field(init=False, compare=False)
+    """(distance of thresholds, of levels) where each is one number, as in a linear stair."""
+    _rounded: dict[torch.dtype, Rounded] = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         # A frozen dataclass sets its own fields this way; lists and integers become plain floats.
@@ -90,7 +94,13 @@ class Stair:
             isinstance(self.axis, bool) or not isinstance(self.axis, int)
         ):
             raise ValueError(f"axis must be a whole number or None, but {self.axis!r} was given.")
+        # Worked out now and not when asked for: compilers trace what is asked for.
+        object.__setattr__(self, "integers", _integers(self.levels, self.quantum))
+        object.__setattr__(self, "spacing", _spacing(self.levels, self.thresholds))
         object.__setattr__(self, "_rounded", {d: self._round(d) for d in DTYPES})
+        # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
+        axis = -1 if self.axis is None else self.axis
+        object.__setattr__(self, "_hash", hash((self.levels, self.thresholds, self.quantum, axis)))
 
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
@@ -183,38 +193,6 @@ class Stair:
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
-    def _hash(self) -> int:
-        # The stair is a key of caches that sit in the innermost loop; 65,536 levels hash slowly.
-        # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
-        axis = -1 if self.axis is None else self.axis
-        return hash((self.levels, self.thresholds, self.quantum, axis))
-
-    @cached_property
-    def integers(self) -> tuple[int, ...] | None:
-        """The levels in quanta where they are whole numbers, as integer hardware holds them."""
-        scale = 1.0 if isinstance(self.quantum, tuple) else self.quantum
-        ratios = [level / scale for level in self.levels]
-        whole = [round(ratio) for ratio in ratios]
-        if any(
-            not math.isclose(r, n, rel_tol=1e-9, abs_tol=1e-9)
-            for r, n in zip(ratios, whole, strict=True)
-        ):
-            return None
-        return tuple(whole)
-
-    @cached_property
-    def spacing(self) -> tuple[float, float] | None:
-        """(distance of thresholds, of levels) where each is one number, as in a linear stair."""
-        gaps = [b - a for a, b in pairwise(self.thresholds)]
-        rises = [b - a for a, b in pairwise(self.levels)]
-        # Two levels have one threshold; any distance will do, and their own is the natural one.
-        gaps = gaps or rises
-        even = all(math.isclose(g, gaps[0], rel_tol=1e-9) for g in gaps)
-        if even and all(math.isclose(r, rises[0], rel_tol=1e-9) for r in rises):
-            return gaps[len(gaps) // 2], rises[len(rises) // 2]
-        return None
-
     def __repr__(self) -> str:
         def short(values: tuple[float, ...]) -> str:
             shown = [f"{v:g}" for v in values]
@@ -291,6 +269,25 @@ def _quantum(value: object) -> Quantum:
         if not number > 0:
             raise ValueError(f"quantum must be above 0, but {number!r} was given.")
     return given
+
+
+def _integers(levels: tuple[float, ...], quantum: Quantum) -> tuple[int, ...] | None:
+    unit = 1.0 if isinstance(quantum, tuple) else quantum
+    ratios = [level / unit for level in levels]
+    close = (math.isclose(r, round(r), rel_tol=1e-9, abs_tol=1e-9) for r in ratios)
+    return tuple(round(r) for r in ratios) if all(close) else None
+
+
+def _spacing(
+    levels: tuple[float, ...], thresholds: tuple[float, ...]
+) -> tuple[float, float] | None:
+    rises = [b - a for a, b in pairwise(levels)]
+    # Two levels have one threshold; any distance will do, and their own is the natural one.
+    gaps = [b - a for a, b in pairwise(thresholds)] or rises
+    even = all(math.isclose(g, gaps[0], rel_tol=1e-9) for g in gaps)
+    if even and all(math.isclose(r, rises[0], rel_tol=1e-9) for r in rises):
+        return gaps[len(gaps) // 2], rises[len(rises) // 2]
+    return None
 
 
 def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line | None:

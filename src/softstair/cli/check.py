@@ -117,11 +117,19 @@ class Command:
         return 0 if report.synchronisation.holds else 1
 
     def _data(self, report: Report) -> dict[str, object]:
-        synchronisation = report.synchronisation
+        first = report.synchronisation.first
         return {
             "softstair": __version__,
             "seed": self.seed,
-            **asdict(report),
-            "synchronised": synchronisation.holds,
-            "first_break": asdict(first) if (first := synchronisation.first) else None,
+            "schedule": report.schedule.to_json(),
+            "noise": report.noise,
+            "stair": report.stair.to_json(),
+            "verdicts": [asdict(verdict) for verdict in report.verdicts],
+            "conclusion": asdict(report.conclusion),
+            "synchronised": report.synchronisation.holds,
+            "first_break": asdict(first) if first else None,
+            "synchronisation": asdict(report.synchronisation),
+            "propositions": [asdict(one) for one in report.propositions],
+            "distances": asdict(report.distances),
+            "distances_at_ties": asdict(report.distances_at_ties),
         }

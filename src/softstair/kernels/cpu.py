@@ -70,18 +70,34 @@ def _kernel(
         return _look_up(x, rungs)
     if std < reference.smallest_std(rungs.working):
         return _look_up(x, rungs, shift=mean)
+    if forward == "random" and not noise.has_ppf:
+        fill = draws.stream(noise, 0.0, 1.0, rungs.working, generator)
+        return lambda out, x: out.copy_(
+            reference.sample(x - mean, rungs, noise, 1 / std, fill(torch.empty_like(x)))
+        )
     if forward == "random":
         return _look_up(x, rungs, draw=draws.stream(noise, mean, std, rungs.working, generator))
     if forward == "expectation":
         term = None if _closed_form(rungs, noise) else CDF.get(type(noise))
         if term is not None:
-            return _sum_of(term, x, rungs, rungs.stair.levels[0], mean, std)
+            return _expectation(_sum_of(term, x, rungs, rungs.stair.levels[0], mean, std), rungs)
         return lambda out, x: out.copy_(reference.expectation(x - mean, rungs, noise, 1 / std))
     spacing = rungs.stair.spacing
     if not noise.peaked or spacing is None:
         return lambda out, x: out.copy_(reference.mode(x - mean, rungs, noise, 1 / std))
     first, last = rungs.rounded.thresholds[0], rungs.rounded.thresholds[-1]
-    return _look_up(x, rungs, mode_limits(first, last, spacing[0], noise, std), shift=mean)
+    tie = reference.tie(rungs.working)
+    return _look_up(x, rungs, mode_limits(first, last, spacing[0], noise, std, tie), shift=mean)
+
+
+def _expectation(total: Kernel, rungs: Rungs) -> Kernel:
+    low, high = rungs.rounded.levels[0], rungs.rounded.levels[-1]
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        total(target, block)
+        target.clamp_(low, high)  # as reference.within_levels
+
+    return kernel
 
 
 def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float) -> Kernel:
@@ -104,7 +120,7 @@ def _look_up(
     rungs: Rungs,
     limits: tuple[float, float] = (-math.inf, math.inf),
     shift: float = 0.0,
-    draw: Callable[[Tensor], None] | None = None,
+    draw: Callable[[Tensor], Tensor] | None = None,
 ) -> Kernel:
     """The level of x − shift, or of x less a draw; the limits are those of the mode."""
     scratch = _scratch(2, x, rungs.working)
@@ -113,8 +129,7 @@ def _look_up(
     def kernel(target: Tensor, block: Tensor) -> None:
         work, moved = scratch[:, : len(block)]
         if draw is not None:
-            draw(work)
-            block = torch.sub(block, work, out=moved)
+            block = torch.sub(block, draw(work), out=moved)
         elif shift:
             block = torch.sub(block, shift, out=moved)
         _index(target, work, block, rungs, limits)

@@ -19,32 +19,34 @@ SMALLEST = 2.0**-25
 
 def stream(
     noise: Noise, mean: float, std: float, dtype: torch.dtype, generator: torch.Generator | None
-) -> Callable[[Tensor], None]:
-    """A function that fills a flat CPU tensor of the dtype with the next draws of mean + std·Z."""
+) -> Callable[[Tensor], Tensor]:
+    """A function that fills a flat CPU tensor of the dtype with the next draws of mean + std·Z, or
+    with uniforms where the family has no inverse cdf."""
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     bits = np.random.Generator(np.random.SFC64(seed))
     kind = np.float64 if dtype == torch.float64 else np.float32
 
-    def draw(target: Tensor) -> None:
+    def draw(target: Tensor) -> Tensor:
         if isinstance(noise, Normal):
             bits.standard_normal(out=target.numpy(), dtype=kind)
-            target.mul_(std).add_(mean)
-            return
+            return target.mul_(std).add_(mean)
         bits.random(out=target.numpy(), dtype=kind)
+        if not noise.has_ppf:
+            return target
         if isinstance(noise, Uniform):
             half = std * noise.support
-            target.mul_(2 * half).add_(mean - half)
-        else:
-            target.copy_(noise.ppf(target.clamp_(min=SMALLEST))).mul_(std).add_(mean)
+            return target.mul_(2 * half).add_(mean - half)
+        return target.copy_(noise.ppf(target.clamp_(min=SMALLEST))).mul_(std).add_(mean)
 
     return draw
 
 
 def like(x: Tensor, noise: Noise, dtype: torch.dtype, generator: torch.Generator | None) -> Tensor:
-    """One draw for each element of x, on its device."""
+    """One draw of Z (or uniform, as above) for each element of x, on its device."""
     if isinstance(noise, Normal):
         return _fresh(torch.randn, torch.randn_like, x, dtype, generator)
-    return noise.ppf(_fresh(torch.rand, torch.rand_like, x, dtype, generator).clamp(min=SMALLEST))
+    uniform = _fresh(torch.rand, torch.rand_like, x, dtype, generator)
+    return noise.ppf(uniform.clamp(min=SMALLEST)) if noise.has_ppf else uniform
 
 
 def _fresh(

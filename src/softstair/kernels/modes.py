@@ -20,21 +20,25 @@ ROUNDS = 6
 
 
 def mode_limits(
-    first: float, last: float, spacing: float, noise: Noise, std: float
+    first: float, last: float, spacing: float, noise: Noise, std: float, tie: float
 ) -> tuple[float, float]:
-    """Where the low end stops winning and where the high end starts."""
-    half = 0.5 * (last - first)
-    margin = min(std * _margin(noise, spacing / std, half / std), half)
-    if margin >= half:
-        return 0.5 * (first + last), 0.5 * (first + last)
-    return first + margin, last - margin
+    """Where the low end stops winning and where the high end starts, for centred x.
+
+    Probabilities closer than ``tie`` are equal, and the end does not win.
+    """
+    middle, half = 0.5 * (first + last), 0.5 * (last - first)
+    share = _margin(noise, spacing / std, half / std, tie)
+    margin = share * half
+    return (middle, middle) if share >= 1 else (first + margin, last - margin)
 
 
 @lru_cache(maxsize=4096)
-def _margin(noise: Noise, width: float, half: float) -> float:
-    """The margin in standard deviations, for bins that wide, up to ``half``."""
+def _margin(noise: Noise, width: float, half: float, tie: float) -> float:
+    """The margin as a share of ``half``, where both ends meet; widths in standard deviations."""
+    if half == 0:
+        return 1.0
     if isinstance(noise, Uniform):
-        return max(0.0, noise.support - width)
+        return max(0.0, noise.support * (1 - 2 * tie) - width) / half
     low, high = 0.0, half
     for _ in range(ROUNDS):
         distance = torch.linspace(low, high, POINTS + 1, dtype=torch.float64)
@@ -42,10 +46,10 @@ def _margin(noise: Noise, width: float, half: float) -> float:
         end = noise.cdf(-distance)
         # 1 − the two tails, each exact, rather than a difference of two numbers near 1.
         inside = 1 - noise.cdf(-own) - noise.cdf(own - width)
-        wins = int((end > inside + 1e-15).sum())
+        wins = int((end > inside + tie).sum())
         if wins == 0:
-            return low
+            return low / half
         if wins > POINTS:
-            return high
+            return high / half
         low, high = float(distance[wins - 1]), float(distance[wins])
-    return high
+    return low / half

@@ -24,16 +24,20 @@ def smallest_std(dtype: torch.dtype) -> float:
 def value(
     x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar, forward: str, draw: Tensor
 ) -> Tensor:
-    """The forward pass; ``draw`` holds standardised noise and is read by random alone."""
+    """The forward pass; ``draw`` is read by random alone: standardised noise, or the uniforms of a
+    family that cannot invert its cdf."""
     if forward == "hard":
         return rungs.value(x)
     centred = x - mean
-    if forward == "random":
+    if forward == "random" and noise.has_ppf:
         return rungs.value(centred - _dead_below(std, x) * draw)
     if isinstance(std, float) and std < smallest_std(x.dtype):
         return rungs.value(centred)
-    soft = expectation if forward == "expectation" else mode
-    result = soft(centred, rungs, noise, inverse(std, x))
+    scale = inverse(std, x)
+    if forward == "random":
+        result = sample(centred, rungs, noise, scale, draw)
+    else:
+        result = (expectation if forward == "expectation" else mode)(centred, rungs, noise, scale)
     if isinstance(std, float):
         return result
     return torch.where(std < smallest_std(x.dtype), rungs.value(centred), result)
@@ -56,11 +60,16 @@ def _dead_below(std: Scalar, x: Tensor) -> Scalar:
 def expectation(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:
     """E[σ(x − ν)] = q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − θₖ)/β), scale being 1/β."""
     if rungs.is_line and equidistant.knows(noise):
-        return equidistant.expectation(x, rungs, noise, scale)
+        return within_levels(equidistant.expectation(x, rungs, noise, scale), rungs)
     total = torch.zeros_like(x) + rungs.level(0)
     for k in range(rungs.count):
         total = total + rungs.rise(k) * noise.cdf((x - rungs.threshold(k)) * scale)
-    return total
+    return within_levels(total, rungs)
+
+
+def within_levels(x: Tensor, rungs: Rungs) -> Tensor:
+    """An expectation lies between the end levels; rounding may have taken it an ulp beyond."""
+    return x.clamp(min=rungs.level(0)).clamp(max=rungs.level(rungs.count))
 
 
 def slope(x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar) -> Tensor:
@@ -98,9 +107,18 @@ def mode(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:
     return torch.where(x.isnan(), x, result)
 
 
-def tie(x: Tensor) -> float:
+def sample(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar, u: Tensor) -> Tensor:
+    """The level whose index is Σₖ [u < F((x − θₖ)/β)]."""
+    result = torch.zeros_like(x) + rungs.level(0)
+    for k in range(rungs.count):
+        above = u < noise.cdf((x - rungs.threshold(k)) * scale)
+        result = torch.where(above, rungs.level(k + 1), result)
+    return torch.where(x.isnan(), x, result)
+
+
+def tie(dtype: torch.dtype) -> float:
     """Probabilities closer than this are equal."""
-    return 8 * torch.finfo(x.dtype).eps
+    return 8 * torch.finfo(dtype).eps
 
 
 def _likeliest_of_three(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:
@@ -116,8 +134,8 @@ def _likeliest_of_three(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) ->
         below, above = _neighbours(x, index, rungs)
         own = 1 - noise.cdf((below - x) * scale) - noise.cdf((x - above) * scale)
     interior = (index > 0) & (index < rungs.count)
-    index = torch.where(interior & (lowest > own + tie(x)) & (lowest > highest), 0.0, index)
-    top = interior & (highest > own + tie(x)) & (highest >= lowest)
+    index = torch.where(interior & (lowest > own + tie(x.dtype)) & (lowest > highest), 0.0, index)
+    top = interior & (highest > own + tie(x.dtype)) & (highest >= lowest)
     return torch.where(top, float(rungs.count), index)
 
 
@@ -150,4 +168,4 @@ def _likeliest(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:
         own = torch.where(home == k, probability, own)
         winner = torch.where(probability > best, float(k), winner)
         best = torch.maximum(best, probability)
-    return torch.where(best > own + tie(x), winner, home)
+    return torch.where(best > own + tie(x.dtype), winner, home)

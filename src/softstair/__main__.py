@@ -1,0 +1,8 @@
+"""`python -m softstair`: the same as the command."""
+
+import sys
+
+from softstair.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""A zoo of plain float networks that nobody wrote for softstair; tests convert them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """torchvision's basic block: one nn.ReLU used twice, an optional downsample."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += shortcut
+        return self.relu(out)
+
+
+class ResNet(nn.Module):
+    """A residual network with a stem, two blocks and a linear head."""
+
+    def __init__(self, width: int = 4, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(Block(width, width))
+        self.layer2 = nn.Sequential(Block(width, 2 * width, 2))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.layer2(self.layer1(x))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class FunctionalBlock(nn.Module):
+    """The CIFAR ResNet's block: functional relu, an empty Sequential where nothing is needed."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += self.shortcut(x)
+        return F.relu(out)
+
+
+class FunctionalResNet(nn.Module):
+    """The CIFAR ResNet in small."""
+
+    def __init__(self, width: int = 4, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(FunctionalBlock(width, width))
+        self.layer2 = nn.Sequential(FunctionalBlock(width, 2 * width, 2))
+        self.linear = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.layer2(self.layer1(out))
+        out = F.avg_pool2d(out, 4)
+        return self.linear(out.view(out.size(0), -1))
+
+
+def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """MobileNet's depthwise and pointwise pair, each with batch-norm and ReLU6."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
+        nn.BatchNorm2d(inputs),
+        nn.ReLU6(inplace=True),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU6(inplace=True),
+    )
+
+
+class MobileNet(nn.Module):
+    """Depthwise separable convolutions; dropout before the classifier."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU6())
+        self.features = nn.Sequential(stem, separable(4, 8, 1), separable(8, 8, 2))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean([2, 3]))
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear, batch-norm and ReLU again and again; a bare Linear at the end."""
+    layers: list[nn.Module] = []
+    for a, b in zip(widths[:-1], widths[1:-1], strict=False):
+        layers += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
+
+
+class Functional(nn.Module):
+    """Every way to call a ReLU that is no module, and functional dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.fc4 = nn.Linear(8, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.fc1(x))
+        x = F.dropout(x, 0.25, training=self.training)
+        x = F.relu(self.fc2(x))
+        x = self.fc3(x).relu()
+        return self.fc4(x)
+
+
+class Transformer(nn.Module):
+    """A pre-norm transformer block, its MLP with a GELU, and a head."""
+
+    def __init__(self, width: int = 8, classes: int = 3) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 16), nn.GELU(), nn.Linear(16, width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.mlp(self.norm2(x))
+        return self.head(x.mean(1))
+
+
+class Conv1d(nn.Module):
+    """Dilated, grouped, strided convolutions over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding=2, dilation=2),
+            nn.Tanh(),
+            nn.Conv1d(4, 8, 3, stride=2, groups=2),
+            nn.Hardtanh(),
+            nn.MaxPool1d(2),
+        )
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.net(x).flatten(1))
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the data: symbolic tracing cannot follow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act1 = nn.Linear(6, 8), nn.ReLU()
+        self.fc2, self.act2 = nn.Linear(8, 8), nn.ReLU()
+        self.fc3 = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act1(self.fc1(x))
+        if h.sum() > -1e9:
+            h = self.act2(self.fc2(h))
+        return self.fc3(h)
+
+
+class Disordered(nn.Module):
+    """Registered last to first, run first to last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 3)
+        self.act2 = nn.ReLU()
+        self.fc2 = nn.Linear(8, 8)
+        self.act1 = nn.ReLU()
+        self.fc1 = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act2(self.fc2(self.act1(self.fc1(x)))))
+
+
+class Shared(nn.Module):
+    """One Linear used twice, around activations of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.act0 = nn.Linear(6, 8), nn.ReLU()
+        self.twice = nn.Linear(8, 8)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act0(self.enter(x))
+        h = self.act1(self.twice(h))
+        h = self.act2(self.twice(h))
+        return self.leave(h)
+
+
+IMAGE, VECTOR = (4, 3, 8, 8), (4, 6)
+ZOO: dict[str, tuple[type[nn.Module] | object, tuple[int, ...]]] = {
+    "resnet": (ResNet, IMAGE),
+    "functional resnet": (FunctionalResNet, IMAGE),
+    "mobilenet": (MobileNet, IMAGE),
+    "mlp": (lambda: mlp(6, 8, 8, 3), VECTOR),
+    "functional": (Functional, VECTOR),
+    "transformer": (Transformer, (4, 5, 8)),
+    "conv1d": (Conv1d, (4, 2, 16)),
+    "branching": (Branching, VECTOR),
+    "disordered": (Disordered, VECTOR),
+    "shared": (Shared, VECTOR),
+}
+
+
+def make(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """A network of the zoo with an input for it, the same for the same seed."""
+    build, shape = ZOO[name]
+    torch.manual_seed(seed)
+    model = build()  # type: ignore[operator]
+    return model, torch.randn(shape, generator=torch.Generator().manual_seed(seed + 1))

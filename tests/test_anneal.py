@@ -1,0 +1,478 @@
+"""The annealer: its clock, its checkpoints, the first shift, compiled networks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import networks
+import softstair as ss
+
+TERNARY = ss.Stair.ternary()
+INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
+
+
+def network(*widths: int, seed: int = 0, **settings) -> nn.Module:
+    torch.manual_seed(seed)
+    stairs = {"weights": TERNARY, "features": TERNARY, **settings}
+    return ss.quantise(networks.mlp(*(widths or (6, 8, 8, 3))), **stairs)
+
+
+def lambda_of(interval: str, layer: int, t: float, n: int, period: float) -> float:
+    """PAPER.md §2, by hand."""
+    start, end = {
+        "same_start": (0, period * (layer + 1)),
+        "same_end": (period * (n - layer - 1), period * n),
+        "partition": (period * layer, period * (layer + 1)),
+        "overlapped": (0, period * n),
+    }[interval]
+    return min(max((end - t) / (end - start), 0), 1)
+
+
+def flags(net: nn.Module) -> list[bool]:
+    return [stair.annealed for _, stair in ss.nn.stair_modules(net)]
+
+
+@pytest.mark.parametrize("update", ["iteration", "epoch"])
+@pytest.mark.parametrize("power", ["homogeneous", "progressive"])
+@pytest.mark.parametrize("interval", ["same_start", "same_end", "partition", "overlapped"])
+def test_the_noise_follows_the_schedule(interval, power, update):
+    """The buffers hold the formula's float32 at every step, in quanta."""
+    net = network(weights=INT4)
+    schedule = ss.Schedule(
+        3, 2, interval=interval, power=power, static_mean=False, std0=0.4, mean0=-0.5
+    )
+    annealer = ss.Annealer(net, schedule, steps_per_unit=5, update=update)
+    for step in range(35):
+        t = step // 5 if update == "epoch" else step / 5
+        assert annealer.t == t
+        annealer.step()
+        for _, stair in ss.nn.stair_modules(net):
+            remaining = lambda_of(interval, stair.layer, t, 3, 2)
+            d = 1 if power == "homogeneous" else 3 - stair.layer
+            assert float(stair.mean) == pytest.approx(-0.5 * remaining**d, rel=1e-6, abs=1e-30)
+            assert float(stair.std) == pytest.approx(
+                0.4 * remaining ** (2 * d), rel=1e-6, abs=1e-30
+            )
+            if remaining == 0:
+                assert stair.layer in annealer.annealed
+            else:
+                assert stair.layer not in annealer.annealed
+        for layer, noise in enumerate(annealer.noise):
+            assert noise == schedule(layer, t)
+    assert annealer.annealed == (0, 1, 2)
+
+
+def test_a_function_is_a_schedule():
+    net = network()
+    annealer = ss.Annealer(net, lambda layer, t: (0.1 * layer, max(0.0, 1 - t - layer)), 2)
+    annealer.step()
+    annealer.step()
+    assert [n[1] for n in annealer.noise] == [0.5, 0.0, 0.0]
+    assert float(net[5].mean) == pytest.approx(0.1)
+    assert annealer.annealed == (1, 2)
+
+
+def test_noise_may_come_back():
+    """A function that heats a layer up again gives it its gradient again."""
+    net = network()
+    annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.3 if t != 1 else 0.0))
+    x = torch.randn(16, 6)
+    for step in range(3):
+        annealer.step()
+        net.zero_grad()
+        net(x).square().sum().backward()
+        assert (net[0].weight.grad.abs().sum() > 0) == (step != 1)
+
+
+# Checkpoints
+
+
+def train(net, optimiser, annealer, steps, x, y):
+    losses = []
+    for _ in range(steps):
+        annealer.step()
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
+def data():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(32, 6, generator=generator)
+    return x, torch.randint(3, (32,), generator=generator)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 12, 19])
+@pytest.mark.parametrize("forward", ["mode", "random", "expectation"])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_an_interrupted_run_is_the_same_run(stop, forward, freeze):
+    """Bit for bit, whatever had been annealed when it stopped."""
+    x, y = data()
+
+    def start(seed):
+        net = network(forward=forward, seed=seed)
+        schedule = ss.Schedule.for_network(net, period=2, static_mean=False)
+        return (
+            net,
+            torch.optim.Adam(net.parameters(), 0.02),
+            ss.Annealer(net, schedule, steps_per_unit=3, freeze=freeze),
+        )
+
+    whole = start(0)
+    torch.manual_seed(11)
+    losses = train(*whole, 22, x, y)
+    first = start(0)
+    torch.manual_seed(11)
+    before = train(*first, stop, x, y)
+    buffer = io.BytesIO()
+    torch.save([*(part.state_dict() for part in first), torch.get_rng_state()], buffer)
+    buffer.seek(0)
+    *states, rng = torch.load(buffer)
+    second = start(99)
+    for part, state in zip(second, states, strict=True):
+        part.load_state_dict(state)
+    torch.set_rng_state(rng)
+    after = train(*second, 22 - stop, x, y)
+    assert before + after == losses
+    for key, value in whole[0].state_dict().items():
+        assert torch.equal(value, second[0].state_dict()[key])
+
+
+def test_the_state_is_plain_data():
+    net = network()
+    annealer = ss.Annealer(net, ss.Schedule.for_network(net, period=2), steps_per_unit=3)
+    for _ in range(4):
+        annealer.step()
+    state = json.loads(json.dumps(annealer.state_dict()))
+    other = ss.Annealer(network(seed=1), ss.Schedule(3, 2), steps_per_unit=3)
+    other.load_state_dict(state)
+    assert other.t == annealer.t
+    assert other.noise == annealer.noise
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_going_back_to_an_earlier_state(steps):
+    """What was annealed later has its gradient again."""
+    net = network()
+    annealer = ss.Annealer(net, ss.Schedule.for_network(net, period=2))
+    for _ in range(steps):
+        annealer.step()
+    early = annealer.state_dict()
+    for _ in range(8):
+        annealer.step()
+    assert annealer.annealed == (0, 1, 2)
+    annealer.load_state_dict(early)
+    annealer.step()
+    wanted = [stair.layer in annealer.annealed for _, stair in ss.nn.stair_modules(net)]
+    assert flags(net) == wanted
+    net(data()[0]).square().sum().backward()
+    assert net[6].weight.grad.abs().sum() > 0
+    assert net[3].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_second_annealer_starts_afresh(truncate):
+    """A network annealed once may be annealed again: fine-tuning, another schedule."""
+    net = network()
+    schedule = ss.Schedule.for_network(net, period=2)
+    first = ss.Annealer(net, schedule)
+    for _ in range(8):
+        first.step()
+    second = ss.Annealer(net, schedule, truncate=truncate)
+    second.step()
+    assert not any(flags(net))
+    net(data()[0]).square().sum().backward()
+    assert net[0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize("name", ["mlp", "functional"])
+def test_a_copy_is_annealed_for_itself(name, clone):
+    """A copied network, half annealed, goes on and leaves the original alone."""
+    model, x = networks.make(name)
+    net = ss.quantise(model, TERNARY, TERNARY)
+    schedule = ss.Schedule.for_network(net, period=2)
+    annealer = ss.Annealer(net, schedule)
+    for _ in range(3):
+        annealer.step()
+    before = flags(net)
+    twin = clone(net)
+    other = ss.Annealer(twin, schedule)
+    other.load_state_dict(annealer.state_dict())
+    for _ in range(2):
+        other.step()
+    assert other.annealed == (0, 1)
+    assert flags(net) == before
+    torch.manual_seed(0)
+    twin(x).square().sum().backward()
+    assert {k for k, p in twin.named_parameters() if p.grad is not None} >= {
+        k
+        for k, m in twin.named_modules()
+        for k in [f"{k}.weight"]
+        if isinstance(m, ss.nn.StairLayer)
+    }
+    assert all(p.grad is None for p in net.parameters())
+
+
+# The first shift
+
+
+@pytest.mark.parametrize("stair", [TERNARY, INT4, INT4.with_quantum([0.1] * 8, axis=0)])
+def test_weights_are_shifted_by_the_first_mean_once(stair):
+    """α(0)·ε, once ever: not by a second annealer, not after loading, not after copying."""
+    net = network(6, 8, 8, weights=stair)
+    quantum = stair.quantum[0] if isinstance(stair.quantum, tuple) else stair.quantum
+    before = [net[i].weight.detach().clone() for i in (0, 3)]
+    schedule = ss.Schedule.for_network(net, period=2, static_mean=False, mean0=-0.25)
+    for _ in range(3):
+        ss.Annealer(net, schedule).step()
+        for i, weight in zip((0, 3), before, strict=True):
+            torch.testing.assert_close(net[i].weight.detach(), weight - 0.25 * quantum)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        ss.Annealer(twin, schedule)
+        assert torch.equal(twin[0].weight, net[0].weight)
+    loaded = network(6, 8, 8, weights=stair, seed=5)
+    loaded.load_state_dict(net.state_dict())
+    ss.Annealer(loaded, schedule)
+    assert torch.equal(loaded[0].weight, net[0].weight)
+    late = network(6, 8, 8, weights=stair, seed=6)
+    ss.Annealer(late, schedule)
+    late.load_state_dict(net.state_dict())
+    assert torch.equal(late[0].weight, net[0].weight)
+
+
+def test_no_shift_under_a_static_mean_unless_asked():
+    net = network()
+    before = net[0].weight.detach().clone()
+    schedule = ss.Schedule.for_network(net, period=2, mean0=-0.5)
+    ss.Annealer(net, schedule)
+    assert torch.equal(net[0].weight, before)
+    ss.Annealer(net, schedule, shift=True)
+    torch.testing.assert_close(net[0].weight.detach(), before - 0.5)
+    other = network()
+    ss.Annealer(other, ss.Schedule.for_network(other, period=2, static_mean=False), shift=False)
+    assert torch.equal(other[0].weight, before)
+
+
+class Tied(nn.Module):
+    """Two Linears that hold one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.r, self.b = nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.r(self.a(x)))
+
+
+def test_a_tied_parameter_is_shifted_once():
+    net = ss.quantise(Tied(), TERNARY, TERNARY)
+    assert net.a.weight is net.b.weight
+    before = net.a.weight.detach().clone()
+    ss.Annealer(net, ss.Schedule.for_network(net, period=2, static_mean=False))
+    torch.testing.assert_close(net.a.weight.detach(), before - 0.5)
+
+
+# Wrapped, compiled, in other dtypes
+
+
+def test_bfloat16_keeps_the_noise_in_float32():
+    net = network().to(torch.bfloat16)
+    schedule = ss.Schedule.for_network(net, period=7)
+    annealer = ss.Annealer(net, schedule, steps_per_unit=10)
+    for _ in range(24):
+        annealer.step()
+    for _, stair in ss.nn.stair_modules(net):
+        assert stair.std.dtype == torch.float32
+        assert float(stair.std) == pytest.approx(schedule(stair.layer, 2.3)[1], rel=1e-6)
+    net(data()[0].bfloat16()).float().square().sum().backward()
+    assert net[3].weight.grad.dtype == torch.bfloat16
+
+
+class Counter:
+    """A backend that counts compilations."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return graph.forward
+
+
+def compare(net, compiled, twin, x):
+    """Outputs and gradients of a compiled network and of its eager twin."""
+    net.zero_grad()
+    twin.zero_grad()
+    got, wanted = compiled(x), twin(x)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+    got.square().sum().backward()
+    wanted.square().sum().backward()
+    for (name, mine), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None), name
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_moving_noise_never_recompiles():
+    """And a newly annealed layer does so once at most."""
+    torch._dynamo.reset()
+    net, counter, x = network(noise="normal"), Counter(), data()[0]
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend=counter, fullgraph=True)
+    schedule = ss.Schedule.for_network(net, period=4)
+    mine, other = ss.Annealer(compiled, schedule), ss.Annealer(twin, schedule)
+    counts = []
+    for _ in range(14):
+        mine.step(), other.step()
+        compare(net, compiled, twin, x)
+        counts.append((len(mine.annealed), counter.count))
+    for annealed in range(4):
+        assert len({count for n, count in counts if n == annealed}) == 1
+    assert counts[0][1] == 1
+    assert counter.count <= 1 + 3
+
+
+def deep(layers: int) -> nn.Module:
+    """A chain of as many layers, each a Linear and a ReLU."""
+    torch.manual_seed(0)
+    parts = [part for _ in range(layers) for part in (nn.Linear(6, 6), nn.ReLU())]
+    return ss.quantise(
+        nn.Sequential(*parts, nn.Linear(6, 3)), TERNARY, TERNARY, skip=f"{2 * layers}"
+    )
+
+
+@pytest.mark.slow
+def test_many_layers_do_not_run_into_dynamos_limit():
+    """Twelve layers annealed one by one, an evaluation after each, all in one graph."""
+    torch._dynamo.reset()
+    limit = torch._dynamo.config.recompile_limit
+    try:
+        net, counter, x = deep(12), Counter(), data()[0]
+        twin = copy.deepcopy(net)
+        compiled = torch.compile(net, backend=counter, fullgraph=True)
+        schedule = ss.Schedule.for_network(net, period=1)
+        mine, other = ss.Annealer(compiled, schedule), ss.Annealer(twin, schedule)
+        for step in range(13):
+            mine.step(), other.step()
+            assert len(mine.annealed) == step
+            compare(net, compiled, twin, x)
+            net.eval(), twin.eval()
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), twin(x), rtol=0, atol=1e-5)
+            net.train(), twin.train()
+        assert counter.count <= 2 * 13
+    finally:
+        torch._dynamo.config.recompile_limit = limit
+
+
+def test_evaluation_is_compiled_once():
+    """Nothing of the noise is left in eval(): annealing must not recompile it."""
+    torch._dynamo.reset()
+    net, counter, x = network(), Counter(), data()[0]
+    compiled = torch.compile(net.eval(), backend=counter, fullgraph=True)
+    annealer = ss.Annealer(compiled, ss.Schedule.for_network(net, period=1))
+    for _ in range(5):
+        annealer.step()
+        with torch.no_grad():
+            compiled(x)
+    assert counter.count == 1
+
+
+# Bad input
+
+
+def schedule_of(layers):
+    return ss.Schedule(layers, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"schedule": schedule_of(2)}, "schedule"),
+        ({"schedule": schedule_of(4)}, "schedule"),
+        ({"schedule": 3}, "schedule"),
+        ({"schedule": None}, "schedule"),
+        ({"net": nn.Linear(2, 2)}, "net"),
+        ({"net": "resnet"}, "net"),
+        ({"steps_per_unit": 0}, "steps_per_unit"),
+        ({"steps_per_unit": -1}, "steps_per_unit"),
+        ({"steps_per_unit": 2.5}, "steps_per_unit"),
+        ({"steps_per_unit": True}, "steps_per_unit"),
+        ({"update": "step"}, "update"),
+        ({"update": None}, "update"),
+        ({"freeze": True, "truncate": False}, "freeze"),
+        ({"truncate": "no"}, "truncate"),
+        ({"freeze": "no"}, "freeze"),
+        ({"shift": "no"}, "shift"),
+    ],
+)
+def test_bad_input(settings, name):
+    """One sentence that names the parameter; the network stays as it was."""
+    net = network()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    settings = {"net": net, "schedule": schedule_of(3), **settings}
+    with pytest.raises(ValueError, match=name) as caught:
+        ss.Annealer(**settings)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert not net._forward_hooks
+
+
+@pytest.mark.parametrize(
+    "noise", [(0.0, -0.1), (0.0, math.nan), (math.inf, 0.1), (0.0, math.inf), 0.3, None, "ab", (1,)]
+)
+def test_a_schedule_that_gives_nonsense(noise):
+    """Found out before anything is moved: no layer follows it, none is shifted."""
+    net = network()
+    annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.2) if layer < 2 else noise)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with pytest.raises(ValueError, match="schedule must give") as caught:
+        annealer.step()
+    assert "layer 2" in str(caught.value)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    with pytest.raises(ValueError, match="schedule must give"):
+        ss.Annealer(net, lambda layer, t: (0.5, 0.2) if layer < 2 else noise, shift=True)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def good_state():
+    net = network()
+    return ss.Annealer(net, schedule_of(3), steps_per_unit=2).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda s: {}, "state"),
+        (lambda s: 3, "state"),
+        (lambda s: None, "state"),
+        (lambda s: {**s, "more": 1}, "state"),
+        (lambda s: {**s, "steps": -1}, "steps"),
+        (lambda s: {**s, "steps": 1.5}, "steps"),
+        (lambda s: {**s, "steps": "7"}, "steps"),
+        (lambda s: {**s, "steps_per_unit": 3}, "steps_per_unit"),
+        (lambda s: {**s, "update": "epoch"}, "update"),
+        (lambda s: {**s, "schedule": schedule_of(5).to_json()}, "schedule"),
+    ],
+)
+def test_a_state_that_does_not_fit(change, name):
+    annealer = ss.Annealer(network(), schedule_of(3), steps_per_unit=2)
+    annealer.step()
+    with pytest.raises(ValueError, match=name) as caught:
+        annealer.load_state_dict(change(good_state()))
+    assert "\n" not in str(caught.value)
+    assert annealer.steps == 1

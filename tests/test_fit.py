@@ -1,0 +1,78 @@
+"""Fitted quanta against a fine search and against the naive ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import softstair as ss
+from softstair.fit import fit_quantum
+
+STAIRS = {
+    "sign": ss.Stair.sign(),
+    "ternary": ss.Stair.ternary(),
+    "int2": ss.Stair.linear(2, signed=True, thresholds="midpoint"),
+    "int4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
+    "int8": ss.Stair.linear(8, signed=True, thresholds="midpoint"),
+}
+
+
+def error(weight: torch.Tensor, stair: ss.Stair) -> float:
+    return float((stair(weight.double()) - weight.double()).square().mean())
+
+
+@pytest.mark.parametrize("shape", ["normal", "uniform", "heavy"])
+@pytest.mark.parametrize("stair", STAIRS.values(), ids=STAIRS.keys())
+def test_better_than_the_largest_weight(stair, shape):
+    """Never worse than max|w| on the outermost level, nor than the best of a fine search by 5 %."""
+    torch.manual_seed(0)
+    weight = {
+        "normal": torch.randn(64, 32) * 0.05,
+        "uniform": torch.rand(64, 32) - 0.5,
+        "heavy": torch.randn(64, 32) ** 3,
+    }[shape]
+    fitted = fit_quantum(weight, stair)
+    outermost = max(abs(stair.levels[0]), abs(stair.levels[-1])) / stair.quantum
+    naive = float(weight.abs().max()) / outermost
+    assert error(weight, fitted) <= error(weight, stair.with_quantum(naive)) * (1 + 1e-6)
+    fine = min(error(weight, stair.with_quantum(naive * k / 400)) for k in range(1, 401))
+    assert error(weight, fitted) <= 1.05 * fine
+    assert len(fitted) == len(stair)
+
+
+@pytest.mark.parametrize("stair", STAIRS.values(), ids=STAIRS.keys())
+def test_each_channel_for_itself(stair):
+    """One quantum a channel is what each row alone would get."""
+    torch.manual_seed(1)
+    weight = torch.randn(5, 3, 3, 3) * torch.tensor([0.01, 0.1, 1, 10, 100]).reshape(5, 1, 1, 1)
+    fitted = fit_quantum(weight, stair, per_channel=True)
+    assert fitted.axis == 0
+    for row, quantum in zip(weight, fitted.quantum, strict=True):
+        assert fit_quantum(row[None], stair).quantum == pytest.approx(quantum, rel=1e-6)
+
+
+def test_scales_with_the_weights():
+    torch.manual_seed(0)
+    weight = torch.randn(40, 7)
+    one = fit_quantum(weight, STAIRS["int4"]).quantum
+    assert fit_quantum(weight * 64, STAIRS["int4"]).quantum == pytest.approx(64 * one, rel=1e-6)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_zeros_have_a_quantum_too(per_channel):
+    fitted = fit_quantum(torch.zeros(4, 3), STAIRS["ternary"], per_channel)
+    assert torch.equal(fitted(torch.zeros(4, 3)), torch.zeros(4, 3))
+
+
+def test_exact_weights_are_fitted_exactly():
+    index = torch.randint(-8, 8, (16, 9), generator=torch.Generator().manual_seed(0))
+    weight = index * 0.125
+    fitted = fit_quantum(weight, STAIRS["int4"])
+    assert error(weight, fitted) < 1e-4
+    assert torch.equal(fitted.index(weight) - 8, index)
+
+
+def test_survives_float32():
+    """The quantum is saved in float32: it must be one."""
+    quantum = fit_quantum(torch.randn(9, 9), STAIRS["int4"]).quantum
+    assert float(torch.tensor(quantum, dtype=torch.float32)) == quantum
