@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -118,7 +120,7 @@ class MobileNet(nn.Module):
 def mlp(*widths: int) -> nn.Sequential:
     """Linear, batch-norm and ReLU again and again; a bare Linear at the end."""
     layers: list[nn.Module] = []
-    for a, b in zip(widths[:-1], widths[1:-1], strict=False):
+    for a, b in pairwise(widths[:-1]):
         layers += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))
 

@@ -711,8 +711,15 @@ def test_the_first_key_counts_also_before_none():
 
 @pytest.mark.parametrize(
     "estimator",
-    ["clipped_relu", "hard_sigmoid", "piecewise_polynomial", "error_function", "sigmoid"]
-    + ["identity", "relu"],
+    [
+        "clipped_relu",
+        "hard_sigmoid",
+        "piecewise_polynomial",
+        "error_function",
+        "sigmoid",
+        "identity",
+        "relu",
+    ],
 )
 def test_estimators_as_noise(estimator):
     """The hard stair forward; the estimator's own slope, in quanta, backward."""
@@ -1055,5 +1062,7 @@ def test_bad_input(build, settings, name):
 
 
 def test_report_refuses_a_float_network():
-    with pytest.raises(ValueError, match="net must be a network that softstair.quantise returned"):
+    with pytest.raises(
+        ValueError, match=r"net must be a network that softstair\.quantise returned"
+    ):
         ss.report(nn.Linear(2, 2))

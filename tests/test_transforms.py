@@ -239,7 +239,7 @@ SECOND = {
         )[1]
     ),
     "grad(grad)": lambda f: vmap(grad(grad(f)), randomness="different"),
-    "jacfwd(grad)": lambda f: vmap(jacfwd(grad(f)), randomness="different"),
+    "jacfwd(grad)": lambda f: vmap(jacfwd(grad(f), randomness="different"), randomness="different"),
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from softstair.graph import Step
+from softstair.graph import Graph, Step
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
 from softstair.report import ATTRIBUTE
 from softstair.schedule import NoisePath, Schedule
@@ -58,8 +58,13 @@ class Annealer:
         freeze: bool = False,
         shift: bool | None = None,
     ) -> None:
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"net must be a torch.nn.Module, but {net!r} was given.")
         self.net = _unwrapped(net)
         self.layers = layer_count(self.net)
+        for name, value in (("truncate", truncate), ("freeze", freeze), ("shift", shift)):
+            if not isinstance(value, bool) and not (name == "shift" and value is None):
+                raise ValueError(f"{name} must be True or False, but {value!r} was given.")
         _check(net, schedule, self.layers, steps_per_unit, update, truncate, freeze)
         self.schedule, self.steps_per_unit, self.update = schedule, steps_per_unit, update
         self.truncate, self.freeze = truncate, freeze
@@ -106,19 +111,38 @@ class Annealer:
         self.steps += 1
 
     def _set(self, t: float) -> None:
-        for layer, stairs in enumerate(self._stairs):
-            noise = _checked_noise(self.schedule(layer, t), layer, t)
-            if noise != self._now[layer]:
-                with torch.no_grad():
+        wanted = [self._wanted(layer, t) for layer in range(self.layers)]
+        with torch.no_grad():
+            for stairs, now, noise in zip(self._stairs, self._now, wanted, strict=True):
+                if noise != now:
                     for stair in stairs:
                         stair.mean.fill_(noise[0])
                         stair.std.fill_(noise[1])
-                self._now[layer] = noise
+        self._now = list(wanted)
         self._cut(self.annealed if self.truncate else ())
+
+    def _wanted(self, layer: int, t: float) -> tuple[float, float]:
+        noise = self.schedule(layer, t)
+        try:
+            mean, std = (float(value) for value in noise)
+            good = math.isfinite(mean) and math.isfinite(std) and std >= 0
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise ValueError(
+                "schedule must give a finite mean and a std of 0 or above, "
+                f"but {noise!r} was given for layer {layer} at t = {t:g}."
+            )
+        return mean, std
 
     def _cut(self, layers: tuple[int, ...]) -> None:
         """Ends the backward pass at these layers, and lets it through all others."""
-        wanted = [(stair, stair.layer in layers) for stairs in self._stairs for stair in stairs]
+        wanted = [
+            # A slope that is no probability density does not vanish with the noise.
+            (stair, stair.layer in layers and stair.noise.proper)
+            for stairs in self._stairs
+            for stair in stairs
+        ]
         # The stairs' own flags are asked: another annealer, or another time, may have set them.
         if all(stair.annealed == cut for stair, cut in wanted):
             return
@@ -128,11 +152,15 @@ class Annealer:
         _allow_recompilations(self.layers)
 
     def _shift_weights(self) -> None:
+        means = [self._wanted(layer, 0.0)[0] for layer in range(self.layers)]
+        moved: set[int] = set()
         for module in self.net.modules():
             if isinstance(module, StairLayer):
                 stair = module.weight_stair
-                mean, _ = _checked_noise(self.schedule(stair.layer, 0.0), stair.layer, 0.0)
-                stair.shift(module.weight, mean)
+                # A parameter that two layers share moves with the first of them.
+                first = id(module.weight) not in moved
+                stair.shift(module.weight, means[stair.layer] if first else 0.0)
+                moved.add(id(module.weight))
 
     def state_dict(self) -> dict[str, Any]:
         """The clock, and the schedule it belongs to; the noise itself is in the network's state."""
@@ -147,10 +175,9 @@ class Annealer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the clock to where :meth:`state_dict` left it; the next step is the next one."""
         mine = self.state_dict()
-        if set(state) != set(mine):
+        if not isinstance(state, Mapping) or set(state) != set(mine):
             raise ValueError(
-                f"the annealer's state must hold {', '.join(mine)}, "
-                f"but {', '.join(state)} was given."
+                f"the annealer's state must hold {', '.join(mine)}, but {state!r} was given."
             )
         for name in ("schedule", "steps_per_unit", "update"):
             if state[name] != mine[name]:
@@ -168,14 +195,14 @@ class Annealer:
 
 
 class Truncation:
-    """A forward hook of the network: ties parameters that no gradient reaches to its output.
+    """A forward hook of the network: ties its parameters to its output, once a layer is annealed.
 
-    p[:0].sum() is an empty sum: 0 in value whatever p holds, and a gradient of zeros for p.
+    p[:0].sum() is an empty sum: 0 in value whatever p holds, and a gradient of zeros for p. Added
+    to a gradient it changes nothing, so that no parameter has to be known to have lost its own.
     """
 
     def __init__(self) -> None:
-        self.tied: list[tuple[nn.Module, str]] = []
-        self.quiet: list[nn.Module] = []
+        self.ties = False
         self.handles: list[Any] = []
 
     @classmethod
@@ -192,23 +219,19 @@ class Truncation:
         """Finds out anew what lies behind annealed stairs."""
         for handle in self.handles:
             handle.remove()
-        self.quiet = _behind_walls(net)
-        inside = {id(parameter) for module in self.quiet for parameter in module.parameters()}
-        self.handles = [handle for module in self.quiet for handle in _without_recording(module)]
-        self.tied = []
-        for module in net.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                stopped = isinstance(module, StairLayer) and module.weight_stair.annealed
-                if id(parameter) in inside or (stopped and name == "weight"):
-                    if freeze:
-                        parameter.grad = None
-                    elif parameter.requires_grad:
-                        self.tied.append((module, name))
+        quiet = _behind_walls(net)
+        self.handles = [handle for module in quiet for handle in _without_recording(module)]
+        annealed = any(stair.annealed for _, stair in stair_modules(net))
+        self.ties = annealed and not freeze
+        if annealed and freeze:
+            # What gets a gradient gets it anew; what does not is left without an old one.
+            net.zero_grad(set_to_none=True)
 
     def __call__(self, net: nn.Module, inputs: Any, output: Any) -> Any:
-        if not self.tied or not net.training or not torch.is_grad_enabled():
+        if not net.training or not torch.is_grad_enabled() or not self.ties:
             return None
-        zero = sum(getattr(module, name).reshape(-1)[:0].sum() for module, name in self.tied)
+        learnt = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        zero = sum(parameter.reshape(-1)[:0].sum() for parameter in learnt)
         found = []
 
         def tie(value: Any) -> Any:
@@ -230,27 +253,36 @@ class Truncation:
 def _behind_walls(net: nn.Module) -> list[nn.Module]:
     """The modules with parameters from which every path to the output meets an annealed stair.
 
-    Without a graph, that is in a network put together by hand, none is known; autograd prunes
-    there all the same.
+    Known only where the graph is known whole; autograd prunes the rest all the same.
     """
-    conversion = getattr(net, ATTRIBUTE, None)
-    if conversion is None:
-        return []
+    quiet: dict[int, nn.Module] = {}
+    for part in net.modules():
+        conversion = getattr(part, ATTRIBUTE, None)
+        if conversion is not None and conversion.graph.complete:
+            for module in _behind_walls_of(part, conversion.graph):
+                quiet[id(module)] = module
+    return list(quiet.values())
+
+
+def _behind_walls_of(net: nn.Module, graph: Graph) -> list[nn.Module]:
+    modules = [net.get_submodule(step.module) if step.module else None for step in graph.steps]
 
     def is_wall(step: Step) -> bool:
         module = net.get_submodule(step.module) if step.module else None
         return isinstance(module, StairActivation) and module.annealed
 
-    steps = conversion.graph.steps
-    alive = conversion.graph.reaching_output(is_wall)
-    living = {id(net.get_submodule(steps[n].module)) for n in alive if steps[n].module}
-    quiet: dict[int, nn.Module] = {}
-    for step in steps:
-        if step.module:
-            module = net.get_submodule(step.module)
-            if id(module) not in living and any(True for _ in module.parameters()):
-                quiet[id(module)] = module
-    return list(quiet.values())
+    # Somebody's hook may take a result elsewhere, into the loss perhaps.
+    watched = [n for n, module in enumerate(modules) if module is not None and _is_watched(module)]
+    alive = {id(modules[number]) for number in graph.reaching_output(is_wall, watched)}
+    return [
+        module
+        for module in modules
+        if module is not None and id(module) not in alive and any(True for _ in module.parameters())
+    ]
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return any(hook is not _resume_recording for hook in module._forward_hooks.values())
 
 
 def _without_recording(module: nn.Module) -> tuple[Any, Any]:
@@ -282,25 +314,11 @@ def _allow_recompilations(layers: int) -> None:
 def _unwrapped(net: nn.Module) -> nn.Module:
     while True:
         inner = getattr(net, "_orig_mod", None)
-        if inner is None and isinstance(net, nn.parallel.DistributedDataParallel):
+        if isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = net.module
         if not isinstance(inner, nn.Module):
             return net
         net = inner
-
-
-def _checked_noise(noise: Any, layer: int, t: float) -> tuple[float, float]:
-    try:
-        mean, std = (float(value) for value in noise)
-        good = math.isfinite(mean) and math.isfinite(std) and std >= 0
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise ValueError(
-            "schedule must give a finite mean and a std of 0 or above, "
-            f"but {noise!r} was given for layer {layer} at t = {t:g}."
-        )
-    return mean, std
 
 
 def _check(

@@ -70,12 +70,11 @@ def quantise(
     ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
     """
     _check(model, weights, features, init, fit)
-    settings = Settings(weights, features, noise, forward, _as_tuple(skip), init, fit)
+    settings = Settings(weights, features, noise, forward, _names(skip), init, fit)
     net = copy.deepcopy(model)
     graph, traced = _graph(net, example_inputs)
     survey = _survey(net, graph, traced, settings)
-    numbers = number_layers(graph, survey.weights, survey.activations)
-    settings.check_length(1 + max(numbers.values()))
+    numbers = _numbers(graph, survey, settings)
     activations = {
         step: _activation(settings, survey.names[step], numbers[step])
         for step in dict.fromkeys(survey.activations.values())
@@ -90,14 +89,13 @@ def quantise(
     for step, activation in activations.items():
         name = survey.names[step]
         if graph.steps[step].module is None:
-            calls[step] = (name, activation)
+            calls[step] = (name, activation.train(net.training))
         else:
             swaps[id(net.get_submodule(name))] = activation
     rows = _rows(net, graph, survey, numbers, {**activations}, swaps)
     _swap(net, swaps)
     if calls:
-        net = functional.with_modules(net, calls)
-        graph = trace(net)[0]
+        graph = functional.rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
     return net
 
@@ -132,9 +130,11 @@ class Settings:
         value = getattr(self, option)
         if isinstance(value, Mapping):
             for key, entry in value.items():
+                if isinstance(key, int):
+                    return True  # perhaps: the layer is not known yet
                 if isinstance(key, str) and _matches(key, name):
                     return entry is not None
-            return any(isinstance(key, int) for key in value)
+            return False
         return value is not None
 
     def skips(self, name: str) -> bool:
@@ -162,7 +162,13 @@ class Settings:
             }
         forward: Forward = self.at("forward", name, layer)
         check_forward(forward)
-        return {"noise": noises.get(given), "forward": forward, "layer": layer}
+        family = noises.get(given)
+        if not family.proper:
+            raise ValueError(
+                f"noise must be a family with a cdf, or an estimator, but {given!r} was given; "
+                "take softstair.ste.identity() or softstair.ste.relu()."
+            )
+        return {"noise": family, "forward": forward, "layer": layer}
 
 
 @dataclass
@@ -187,6 +193,8 @@ def _survey(net: nn.Module, graph: Graph, traced: fx.Graph | None, settings: Set
             kind = type(module)
             if kind in QUANTISED:
                 why = _why_float(settings, "weights", survey.names[first])
+                if not isinstance(module._parameters.get("weight"), nn.Parameter):
+                    why = "float: its weight is computed, not a parameter"
                 target: dict[int, int] | None = survey.weights
             elif kind in ACTIVATION_MODULES:
                 why = _why_float(settings, "features", survey.names[first])
@@ -198,8 +206,8 @@ def _survey(net: nn.Module, graph: Graph, traced: fx.Graph | None, settings: Set
             survey.names[number] = places[number] if places else f"{step.function} (function)"
             why = _why_float(settings, "features", survey.names[number])
             target = survey.activations
-            if places is None and not why:
-                why = "float: a function in a model that cannot be traced; make it a module"
+            if not graph.complete and not why:
+                why = "float: a function in code that cannot be traced whole; make it a module"
         elif step.function in FUNCTIONAL_WEIGHTS:
             first, target = number, None
             survey.names[number] = places[number] if places else step.function
@@ -208,10 +216,29 @@ def _survey(net: nn.Module, graph: Graph, traced: fx.Graph | None, settings: Set
             continue
         if target is not None and not why:
             target[number] = first
+            if target is survey.activations:
+                _check_in_place(graph, number, survey.names[number])
         elif first == number and why:
             survey.floats[number] = why
     _check_survey(net, survey, settings)
     return survey
+
+
+def _numbers(graph: Graph, survey: Survey, settings: Settings) -> dict[int, int]:
+    """The layer of each first use; what its layer's entry then leaves in float is taken out."""
+    numbers = number_layers(graph, survey.weights, survey.activations)
+    settings.check_length(1 + max(numbers.values()))
+    for option, group in (("weights", survey.weights), ("features", survey.activations)):
+        for step in dict.fromkeys(group.values()):
+            if settings.at(option, survey.names[step], numbers[step]) is None:
+                survey.floats[step] = f"float: no stair for {option}"
+                for use in [use for use, first in group.items() if first == step]:
+                    del group[use]
+    kept = {*survey.weights.values(), *survey.activations.values()}
+    if not kept:
+        raise ValueError("weights and features must not be None for every layer, but they are.")
+    order = {n: i for i, n in enumerate(sorted({numbers[step] for step in kept}))}
+    return {step: order[numbers[step]] for step in kept}
 
 
 def _why_float(settings: Settings, option: str, name: str) -> str:
@@ -233,6 +260,18 @@ def _why_foreign(module: nn.Module) -> str:
     return ""
 
 
+def _check_in_place(graph: Graph, number: int, name: str) -> None:
+    """An activation that writes into its input, where that is read again, is more than its result."""
+    step = graph.steps[number]
+    readers = graph.consumers()
+    again = any(reader > number for source in step.inputs for reader in readers[source])
+    if step.writes and (again or not readers[number]):
+        raise ValueError(
+            f"model must take the results of its activations, but {name} works in place on a "
+            "tensor that is used again; write y = activation(x), without inplace."
+        )
+
+
 def _check_survey(net: nn.Module, survey: Survey, settings: Settings) -> None:
     known = [name for name, _ in net.named_modules(remove_duplicate=False)]
     known += survey.names.values()
@@ -252,17 +291,35 @@ def _check_survey(net: nn.Module, survey: Survey, settings: Settings) -> None:
 
 
 def _graph(net: nn.Module, example_inputs: Any) -> tuple[Graph, fx.Graph | None]:
+    given = _inputs(example_inputs)
     try:
         return trace(net)
     except Exception as failure:  # whatever a model's own code raises when fed with proxies
-        if example_inputs is None:
+        if given is None:
             reason = str(failure).strip().split("\n")[0]
             raise ValueError(
                 f"model could not be traced symbolically ({type(failure).__name__}: {reason}); "
                 "give example_inputs, the arguments of one forward pass."
             ) from None
-    given = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    return record(net, given), None
+    try:
+        return record(net, given), None
+    except Exception as failure:
+        reason = str(failure).strip().split("\n")[0]
+        raise ValueError(
+            "example_inputs must be the arguments of one forward pass of the model, but with "
+            f"those given it raised {type(failure).__name__}: {reason}"
+        ) from None
+
+
+def _inputs(example_inputs: Any) -> tuple[Any, ...] | None:
+    if example_inputs is None or isinstance(example_inputs, Tensor):
+        return None if example_inputs is None else (example_inputs,)
+    if not isinstance(example_inputs, list | tuple):
+        raise ValueError(
+            "example_inputs must be a tensor or a tuple of the arguments of one forward pass, "
+            f"but {example_inputs!r} was given."
+        )
+    return tuple(example_inputs)
 
 
 def _activation(settings: Settings, name: str, layer: int) -> StairActivation:
@@ -277,9 +334,13 @@ def _layer(
     weight = module.get_parameter("weight")
     if settings.init == "keep" and settings.fit is not None:
         stair = fit_quantum(weight, stair, per_channel=settings.fit == "channel")
-    stair(weight)  # refuses a per-channel stair of another number of channels
+    if isinstance(stair.quantum, tuple) and len(stair.quantum) != weight.shape[0]:
+        raise ValueError(
+            f"weights must have one quantum for each of the {weight.shape[0]} output channels of "
+            f"{name}, but {len(stair.quantum)} were given."
+        )
     shape = StairWeight(stair, **settings.shape(name, layer))
-    quantised = QUANTISED[type(module)].from_float(module, shape, unit)
+    quantised: StairLayer = QUANTISED[type(module)].from_float(module, shape, unit)
     if settings.init == "thresholds":
         quantised.start_at_thresholds()
     return quantised
@@ -296,7 +357,8 @@ def _swap(net: nn.Module, swaps: Mapping[int, nn.Module]) -> None:
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
             if id(child) in swaps:
-                parent._modules[name] = swaps[id(child)].train(parent.training)
+                assert child is not None
+                parent._modules[name] = swaps[id(child)].train(child.training)
 
 
 def _rows(
@@ -347,8 +409,11 @@ def _check(model: Any, weights: Any, features: Any, init: str, fit: str | None) 
         raise ValueError(f"fit must be layer, channel or None, but {fit!r} was given.")
 
 
-def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _names(skip: Any) -> tuple[str, ...]:
+    names = (skip,) if isinstance(skip, str) else skip
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"skip must be names of modules, but {skip!r} was given.")
+    return tuple(names)
 
 
 def _matches(pattern: str, name: str) -> bool:

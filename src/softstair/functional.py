@@ -1,19 +1,25 @@
-"""Activations called as functions: a traced graph in which they are modules.
+"""Activations called as functions: a forward pass in which they are modules.
 
-Tracing freezes what a forward pass decides in Python, the training mode above all: a
-``F.dropout(x, training=self.training)`` would drop for ever. The graph is therefore traced in both
-modes; functional dropout becomes a module, and any other difference is refused.
+The network keeps its class, its modules and whatever hangs on it; only its forward pass is replaced,
+by the code of a traced graph. Tracing freezes what a forward pass decides or makes in Python, the
+training mode above all: a ``F.dropout(x, training=self.training)`` would drop for ever. The
+graph is therefore traced in both modes; such a dropout becomes a module, and any other difference
+is refused.
 """
 
+import importlib
+import inspect
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from softstair.graph import Tracer, trace
+from softstair.graph import Graph, steps_of, trace
 
-__all__ = ["names", "with_modules"]
+__all__ = ["names", "rewrite"]
 
 DROPOUTS: dict[Any, type[nn.Module]] = {
     F.dropout: nn.Dropout,
@@ -35,24 +41,64 @@ def names(traced: fx.Graph) -> list[str]:
     return found
 
 
-def with_modules(
-    net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]
-) -> fx.GraphModule:
-    """``net`` as a traced module in which the numbered function calls are the given modules."""
-    training = net.training
-    traced = _same_in_both_modes(net)
-    for number, node in enumerate(list(traced.nodes)):
+def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> Graph:
+    """Makes the numbered function calls of ``net`` the given modules; returns its graph."""
+    _, learning = trace(net, training=True)
+    _, evaluating = trace(net, training=False)
+    dropouts = _differences(net, learning, evaluating)
+    places = names(learning)
+    for number, node in enumerate(list(learning.nodes)):
+        node.type = None  # annotations may be text, which is no code
         if number in replacements:
-            _replace(traced, node, net, *replacements[number])
-        elif node.op == "call_function" and node.target in DROPOUTS:
+            _replace(learning, node, net, *replacements[number])
+        elif node in dropouts:
             share = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            owner, _, leaf = names(traced)[number].rpartition(".")
-            name = f"{owner}.{leaf.removeprefix('stair_')}_module".lstrip(".")
-            _replace(traced, node, net, name, DROPOUTS[node.target](share))
-    module = fx.GraphModule(net, traced, class_name=type(net).__name__)
-    module._tracer_cls = Tracer
-    _keep_unused(module, net)
-    return module.train(training)
+            module = DROPOUTS[node.target](share).train(net.training)
+            _replace(learning, node, net, places[number].replace("stair_", "module_"), module)
+    _hold_constants(net, learning)
+    net.forward = Rewritten(net, learning)
+    return steps_of(learning, net)
+
+
+class Rewritten:
+    """The forward pass of one network, as code. An attribute of the network, it shadows the method
+    of its class, and is copied and pickled with it: the code, not the function made of it."""
+
+    def __init__(self, net: nn.Module, traced: fx.Graph) -> None:
+        code = traced.python_code("self")
+        self.net, self.source, self.names = net, code.src, dict(code.globals)
+        self.__signature__ = inspect.signature(net.forward)
+        self._build()
+
+    def _build(self) -> None:
+        space = dict(self.names)
+        exec(self.source, space)
+        self.function = space["forward"]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.function(self.net, *arguments, **named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "names": {k: _portable(v) for k, v in self.names.items()}}
+        del state["function"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.names = {k: _restored(v) for k, v in state["names"].items()}
+        self._build()
+
+
+class _Module(str):
+    """The name of a Python module, which cannot itself be pickled."""
+
+
+def _portable(value: Any) -> Any:
+    return _Module(value.__name__) if isinstance(value, ModuleType) else value
+
+
+def _restored(value: Any) -> Any:
+    return importlib.import_module(value) if isinstance(value, _Module) else value
 
 
 def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module: nn.Module) -> None:
@@ -65,46 +111,49 @@ def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module:
     traced.erase_node(node)
 
 
-def _same_in_both_modes(net: nn.Module) -> fx.Graph:
-    """The traced graph, provided that training changes nothing in it but functional dropout."""
-    training = net.training
-    evaluating = trace(net.eval())[1]
-    learning = trace(net.train())[1]
-    net.train(training)
-    pairs = zip(learning.nodes, evaluating.nodes, strict=False)
-    same = len(learning.nodes) == len(evaluating.nodes) and all(_alike(a, b) for a, b in pairs)
+def _differences(net: nn.Module, learning: fx.Graph, evaluating: fx.Graph) -> set[fx.Node]:
+    """The functional dropouts that follow the training mode; nothing else may differ."""
+    dropouts = set()
+    same = len(learning.nodes) == len(evaluating.nodes)
+    for a, b in zip(learning.nodes, evaluating.nodes, strict=False):
+        if a.op == "get_attr" and b.op == "get_attr":
+            _check_constants(net, str(a.target), str(b.target))
+        elif _call(a) != _call(b):
+            same = same and a.target == b.target and a.target in DROPOUTS
+            dropouts.add(a)
     if not same:
         raise ValueError(
-            f"model must compute the same in training and in evaluation for its activations to be "
+            "model must compute the same in training and in evaluation for its activations to be "
             f"found in its code, but the forward pass of {type(net).__name__} depends on "
             "self.training; make its activations modules (nn.ReLU instead of F.relu)."
         )
-    return learning
+    return dropouts
 
 
-def _alike(a: fx.Node, b: fx.Node) -> bool:
-    if a.op == "call_function" and a.target in DROPOUTS:
-        return a.target == b.target
-    return (a.op, a.target, str(a.args), str(a.kwargs)) == (
-        b.op,
-        b.target,
-        str(b.args),
-        str(b.kwargs),
-    )
+def _call(node: fx.Node) -> tuple[Any, ...]:
+    target = "" if node.op == "get_attr" else node.target
+    return node.op, target, str(node.args), str(node.kwargs)
 
 
-def _keep_unused(module: nn.Module, net: nn.Module) -> None:
-    """Modules, parameters and buffers that the forward pass does not reach stay in the network, so
-    that its checkpoints keep their names."""
-    for name, child in net.named_children():
-        if name not in module._modules:
-            module.add_module(name, child)
-        elif module._modules[name] is not child:
-            _keep_unused(module._modules[name] or nn.Module(), child)
-    for name, parameter in net.named_parameters(recurse=False):
-        if name not in module._parameters:
-            module.register_parameter(name, parameter)
-    for name, buffer in net.named_buffers(recurse=False):
-        if name not in module._buffers:
-            keep = name not in net._non_persistent_buffers_set
-            module.register_buffer(name, buffer, persistent=keep)
+def _attribute(net: nn.Module, name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    return getattr(net.get_submodule(owner), leaf)
+
+
+def _check_constants(net: nn.Module, first: str, second: str) -> None:
+    a, b = _attribute(net, first), _attribute(net, second)
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b):
+        raise ValueError(
+            f"model must not draw random tensors for its activations to be found in its code, but "
+            f"the forward pass of {type(net).__name__} makes another one at each call; "
+            "make its activations modules (nn.ReLU instead of F.relu)."
+        )
+
+
+def _hold_constants(net: nn.Module, traced: fx.Graph) -> None:
+    """Tensors made in the forward pass become buffers, outside of checkpoints, and move with it."""
+    used = {str(node.target) for node in traced.nodes if node.op == "get_attr"}
+    for name in [key for key in vars(net) if key.startswith("_tensor_constant")]:
+        constant = net.__dict__.pop(name)
+        if name in used:
+            net.register_buffer(name, constant, persistent=False)

@@ -1,11 +1,13 @@
-"""What a network computes, in order of execution, and what feeds what.
+"""What a network computes in training, in order of execution, and what feeds what.
 
 The graph comes from symbolic tracing (torch.fx) where that works, and from one recorded run on
 example inputs where it does not. Either way it is a list of steps; a step names the module it
 calls, or the function, and the earlier steps whose results it takes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Step", "record", "trace"]
+__all__ = ["Graph", "Step", "record", "steps_of", "trace"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class Step:
     module: str | None
     function: str | None
     inputs: tuple[int, ...]
+    writes: bool = False
+    """Works in place: its result may be read where no step says so."""
+    has_numbers: bool = False
+    """Takes plain numbers besides the results of other steps."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Graph:
 
     steps: tuple[Step, ...]
     outputs: frozenset[int]
+    complete: bool = True
+    """Whether this is all that training can ever compute, not only what one run did."""
 
     def consumers(self) -> list[list[int]]:
         """For each step, the steps that take its result."""
@@ -42,11 +50,13 @@ class Graph:
                 consumers[source].append(number)
         return consumers
 
-    def reaching_output(self, is_wall: Callable[[Step], bool]) -> set[int]:
-        """The steps from which some path leads to an output without passing a wall; the walls
-        that close the other paths are among them."""
+    def reaching_output(
+        self, is_wall: Callable[[Step], bool], also: Iterable[int] = ()
+    ) -> set[int]:
+        """The steps from which some path leads to an output (or to one of ``also``) without passing
+        a wall; the walls that close the other paths are among them."""
         reached: set[int] = set()
-        waiting = list(self.outputs)
+        waiting = [*self.outputs, *also]
         while waiting:
             number = waiting.pop()
             if number not in reached:
@@ -56,58 +66,101 @@ class Graph:
         return reached
 
 
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation; afterwards each module is in its own mode again."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, own in before:
+            module.training = own
+
+
 class Tracer(fx.Tracer):
-    """torch.fx's tracer; module-level so that what it traced can be pickled."""
+    """torch.fx's tracer; the layers of a stair network are leaves, as torch's own are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        from softstair.nn import StairModule
+        from softstair.nn import StairLayer, StairModule
 
-        return isinstance(m, StairModule) or super().is_leaf_module(m, module_qualified_name)
+        stair = isinstance(m, StairModule | StairLayer)
+        return stair or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(model: nn.Module) -> tuple[Graph, fx.Graph]:
+def optional_arguments(model: nn.Module) -> dict[str, None]:
+    """The arguments of the forward pass that may be left out and are None then. Tracing decides
+    ``if mask is not None`` once and for all, so it is shown the shorter call."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return {name: None for name, p in parameters.items() if p.default is None}
+
+
+def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     """The graph by symbolic tracing, and torch.fx's own."""
-    traced = Tracer().trace(model)
+    left_out = optional_arguments(model)
+    with mode(model, training):
+        traced = Tracer().trace(model, concrete_args=left_out or None)
+    return steps_of(traced, model, complete=not left_out), traced
+
+
+def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
+    """The graph of a traced one."""
     numbers = {node: number for number, node in enumerate(traced.nodes)}
     steps, outputs = [], set()
-    for node in traced.nodes:
+    for number, node in enumerate(traced.nodes):
         inputs = tuple(numbers[source] for source in node.all_input_nodes)
         module = str(node.target) if node.op == "call_module" else None
-        steps.append(Step(module, function_name(node), inputs))
-        if node.op == "output":
-            outputs.add(numbers[node])
-    return Graph(tuple(steps), frozenset(outputs)), traced
+        leaves = tree_leaves((node.args, node.kwargs))
+        has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
+        writes = _writes(_raw_name(node), node.kwargs)
+        if module is not None:
+            writes = bool(getattr(model.get_submodule(module), "inplace", False))
+        steps.append(Step(module, _name(node), inputs, writes, has_numbers))
+        if node.op == "output" or writes:
+            outputs.add(number)
+    return Graph(tuple(steps), frozenset(outputs), complete)
 
 
-def function_name(node: fx.Node) -> str | None:
-    """The bare name of the function or method a node calls: relu for F.relu, torch.relu, x.relu."""
+def _raw_name(node: fx.Node) -> str:
     if node.op == "call_method":
-        return str(node.target).strip("_")
-    if node.op == "call_function":
-        return getattr(node.target, "__name__", str(node.target)).strip("_")
-    return None
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target)) if node.op == "call_function" else ""
+
+
+def _name(node: fx.Node) -> str | None:
+    """The bare name of the function or method a node calls: relu for F.relu, torch.relu, x.relu."""
+    return _raw_name(node).strip("_") or None
+
+
+def _writes(name: str, named: Any) -> bool:
+    in_place = name.endswith("_") and not name.endswith("__")
+    named = named or {}
+    return (
+        in_place
+        or name.strip("_") == "setitem"
+        or bool(named.get("inplace", False))
+        or named.get("out") is not None
+    )
 
 
 def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
-    """The graph of one run in evaluation mode, by watching which tensor goes where."""
+    """The graph of one run, by watching which tensor goes where; evaluation mode, for a run in
+    training would change the statistics of batch-norms."""
     recorder = _Recorder()
     handles = []
+    leaf = Tracer().is_leaf_module
     for name, module in model.named_modules():
-        if not any(module.children()) and name:
+        if name and leaf(module, name):
             handles.append(module.register_forward_pre_hook(recorder.enter))
             handles.append(module.register_forward_hook(recorder.leave(name), with_kwargs=True))
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
-        with torch.no_grad(), recorder:
+        with mode(model, training=False), torch.no_grad(), recorder:
             result = model(*example_inputs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
-    outputs = frozenset(recorder.sources(tree_leaves(result)))
-    return Graph(tuple(recorder.steps), outputs)
+    outputs = {*recorder.sources(tree_leaves(result)), *recorder.written}
+    return Graph(tuple(recorder.steps), frozenset(outputs), complete=False)
 
 
 class _Recorder(TorchFunctionMode):
@@ -116,6 +169,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self.written: set[int] = set()
         self.maker: dict[int, int] = {}
         self.kept: list[Tensor] = []  # an id stays true only while its tensor lives
         self.depth = 0
@@ -124,13 +178,19 @@ class _Recorder(TorchFunctionMode):
         found = (self.maker.get(id(v)) for v in values if isinstance(v, Tensor))
         return list(dict.fromkeys(number for number in found if number is not None))
 
-    def note(self, module: str | None, function: str | None, inputs: Any, result: Any) -> None:
-        taken = self.sources(tree_leaves(inputs))
+    def note(
+        self, module: str | None, function: str | None, writes: bool, inputs: Any, result: Any
+    ) -> None:
+        leaves = tree_leaves(inputs)
+        taken = self.sources(leaves)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.kept.append(tensor)
                 self.maker[id(tensor)] = len(self.steps)
-        self.steps.append(Step(module, function, tuple(taken)))
+        if writes:
+            self.written.add(len(self.steps))
+        has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
+        self.steps.append(Step(module, function, tuple(taken), writes, has_numbers))
 
     def enter(self, *_: Any) -> None:
         self.depth += 1
@@ -139,7 +199,8 @@ class _Recorder(TorchFunctionMode):
         def hook(module: nn.Module, inputs: Any, named: Any, result: Any) -> None:
             self.depth -= 1
             if self.depth == 0:
-                self.note(name, None, (inputs, named), result)
+                writes = bool(getattr(module, "inplace", False))
+                self.note(name, None, writes, (inputs, named), result)
 
         return hook
 
@@ -148,6 +209,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         if self.depth == 0:
-            name = resolve_name(function) or getattr(function, "__name__", "")
-            self.note(None, name.rsplit(".", 1)[-1].strip("_"), (args, kwargs), result)
+            full = resolve_name(function) or getattr(function, "__name__", "")
+            name = full.rsplit(".", 1)[-1]
+            self.note(None, name.strip("_"), _writes(name, kwargs), (args, kwargs), result)
         return result

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from softstair.graph import Graph
+from softstair.graph import Graph, Step
 from softstair.stair import Stair
 
 __all__ = ["ACTIVATION_FUNCTIONS", "ACTIVATION_MODULES", "input_quanta", "number_layers"]
@@ -56,11 +56,14 @@ KEEPING_MODULES: tuple[type[nn.Module], ...] = (
     nn.ChannelShuffle,
     nn.ReLU,
 )
-KEEPING_FUNCTIONS = frozenset(
-    "add iadd sub isub neg cat concat stack flatten reshape view permute transpose squeeze "
-    "unsqueeze contiguous clone getitem chunk split narrow max_pool1d max_pool2d "
-    "adaptive_max_pool2d relu dropout roll flip expand repeat".split()
+MOVING_FUNCTIONS = frozenset(
+    "flatten reshape view permute transpose squeeze unsqueeze contiguous clone getitem chunk split "
+    "narrow max_pool1d max_pool2d adaptive_max_pool2d relu roll flip expand repeat".split()
 )
+JOINING_FUNCTIONS = frozenset("cat concat stack".split())
+ADDING_FUNCTIONS = frozenset("add iadd sub isub neg".split())
+
+IN_PLACE = frozenset("iadd isub imul itruediv".split())
 
 Key = int
 """The step of first use: of an activation, or of weights that have no activation downstream."""
@@ -105,13 +108,13 @@ def input_quanta(
     """For each first use of quantised weights, the quantum of what all its uses take, if any."""
     unit: list[float | None] = []
     for number, step in enumerate(graph.steps):
-        incoming = {unit[source] for source in step.inputs}
         if number in features:
             unit.append(_unit(features[number]))
-        elif len(incoming) == 1 and _keeps(net, step.module, step.function):
-            unit.append(incoming.pop())
         else:
-            unit.append(None)
+            unit.append(_kept(net, step, [unit[source] for source in step.inputs]))
+            if step.writes or (step.function in IN_PLACE and unit[-1] is None):
+                for source in step.inputs:  # what was written into is no multiple any more
+                    unit[source] = None
     taken: dict[int, set[float | None]] = {}
     for number, first in weights.items():
         sources = graph.steps[number].inputs
@@ -125,7 +128,16 @@ def _unit(stair: Stair) -> float | None:
     return stair.quantum if whole and isinstance(stair.quantum, float) else None
 
 
-def _keeps(net: nn.Module, module: str | None, function: str | None) -> bool:
-    if module is not None:
-        return isinstance(net.get_submodule(module), KEEPING_MODULES)
-    return function in KEEPING_FUNCTIONS
+def _kept(net: nn.Module, step: Step, incoming: list[float | None]) -> float | None:
+    """The unit of a step's result, given those of what it takes."""
+    if not incoming:
+        return None
+    if step.module is not None:
+        keeps = isinstance(net.get_submodule(step.module), KEEPING_MODULES)
+        return incoming[0] if keeps else None
+    if step.function in MOVING_FUNCTIONS:
+        return incoming[0]  # the others are sizes
+    adds = step.function in ADDING_FUNCTIONS and not step.has_numbers
+    if adds or step.function in JOINING_FUNCTIONS:
+        return incoming[0] if len(set(incoming)) == 1 else None
+    return None

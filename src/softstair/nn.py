@@ -35,6 +35,9 @@ __all__ = [
     "stair_modules",
 ]
 
+WIDEST_INPUT = 255
+"""Features are taken to have 8 bits at most, when sums are asked whether they fit into float32."""
+
 
 class StairModule(nn.Module):
     """A stair, a family of noise and the noise's present mean and std, in quanta, as buffers.
@@ -57,21 +60,22 @@ class StairModule(nn.Module):
     ) -> None:
         super().__init__()
         check_forward(forward)
-        self.stair, self.noise, self.strategy = stair, noises.get(noise), forward
-        self.layer, self.annealed = layer, False
+        self.noise = noises.get(noise)
         std = self.noise.std_within(0.5) if std is None else std
+        _check(stair, layer, mean, std)
+        self.stair, self.strategy, self.layer, self.annealed = stair, forward, layer, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if not self.training:
-            return self.stair(x)
-        mean = self._absolute(self.mean, x)
+            return self.stair(input)
+        mean = self._absolute(self.mean, input)
         if self.annealed:
-            return kernels.value(x.detach(), self.stair, self.noise, mean, 0.0, "mode")
-        return regularise(
-            x, self.stair, self.noise, mean, self._absolute(self.std, x), self.strategy
-        )
+            forward = "hard" if self.strategy == "hard" else "mode"
+            return kernels.value(input.detach(), self.stair, self.noise, mean, 0.0, forward)
+        std = self._absolute(self.std, input)
+        return regularise(input, self.stair, self.noise, mean, std, self.strategy)
 
     def _absolute(self, quanta: Tensor, x: Tensor) -> Tensor:
         """A number of quanta in the units of x."""
@@ -182,6 +186,16 @@ class StairLayer(nn.Module):
     sum_dimensions = 0
     """How many dimensions lie behind the output's channels."""
 
+    def __init__(
+        self,
+        *arguments: Any,
+        weight_stair: StairWeight,
+        input_quantum: float | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._attach(weight_stair, input_quantum)
+
     @classmethod
     def from_float(
         cls, module: nn.Module, weight_stair: StairWeight, input_quantum: float | None = None
@@ -190,32 +204,49 @@ class StairLayer(nn.Module):
         layer = cls.__new__(cls)
         layer.__dict__ = module.__dict__.copy()
         layer._modules = dict(module._modules)
-        layer.weight_stair = weight_stair.train(module.training).to(
-            module.get_parameter("weight").device
-        )
-        layer.input_quantum = input_quantum
+        place = module.get_parameter("weight").device
+        layer._attach(weight_stair.train(module.training).to(place), input_quantum)
         return layer
+
+    def _attach(self, weight_stair: StairWeight, input_quantum: float | None) -> None:
+        axis = weight_stair.stair.axis
+        if axis not in (None, 0):
+            raise ValueError(
+                "weights must have their quanta along axis 0, that of the outputs, since they "
+                f"multiply whole sums, but axis={axis} was given."
+            )
+        self.weight_stair, self.input_quantum = weight_stair, input_quantum
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not say how it sums.")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.training:
-            return self._sum(x, self.weight_stair(self.weight), self.bias)
+            return self._sum(input, self.weight_stair(self.weight), self.bias)
         weight = self.weight_stair.integers(self.weight)
         if weight is None:
-            return self._sum(x, self.weight_stair(self.weight), self.bias)
+            return self._sum(input, self.weight_stair(self.weight), self.bias)
         scale = self.weight_stair.scale(self.weight, self.sum_dimensions)
-        if self.input_quantum is not None:
+        if self.input_quantum is None:
+            total = self._sum(input, weight, None)
+        else:
             # Features are n·ε rounded once: dividing by ε and rounding gives n back.
-            x = x if self.input_quantum == 1.0 else (x / self.input_quantum).round()
-            scale = scale * self.input_quantum
-        total = self._sum(x, weight, None)
+            unit = self.input_quantum
+            total = self._integer_sum(input if unit == 1.0 else (input / unit).round(), weight)
+            scale = scale * unit
         if isinstance(scale, Tensor) or scale != 1.0:
             total = total * scale
         if self.bias is not None:
             total = total + self.bias.reshape(-1, *[1] * self.sum_dimensions)
         return total
+
+    def _integer_sum(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The exact sum: in float64 where float32, whole up to 2²⁴, might not hold it."""
+        levels = self.weight_stair.stair.integers or (0,)
+        largest = max(map(abs, levels)) * math.prod(weight.shape[1:]) * WIDEST_INPUT
+        if largest < 2**24:
+            return self._sum(x, weight, None)
+        return self._sum(x.double(), weight.double(), None).to(x.dtype)
 
     @torch.no_grad()
     def start_at_thresholds(self) -> None:
@@ -234,16 +265,6 @@ class StairLayer(nn.Module):
 class StairLinear(StairLayer, nn.Linear):
     """:class:`torch.nn.Linear` with quantised weights."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        weight_stair: StairWeight,
-        input_quantum: float | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self.weight_stair, self.input_quantum = weight_stair, input_quantum
-
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
@@ -253,16 +274,6 @@ class StairConv1d(StairLayer, nn.Conv1d):
 
     sum_dimensions = 1
 
-    def __init__(
-        self,
-        *arguments: Any,
-        weight_stair: StairWeight,
-        input_quantum: float | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self.weight_stair, self.input_quantum = weight_stair, input_quantum
-
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
@@ -271,16 +282,6 @@ class StairConv2d(StairLayer, nn.Conv2d):
     """:class:`torch.nn.Conv2d` with quantised weights."""
 
     sum_dimensions = 2
-
-    def __init__(
-        self,
-        *arguments: Any,
-        weight_stair: StairWeight,
-        input_quantum: float | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self.weight_stair, self.input_quantum = weight_stair, input_quantum
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
@@ -302,3 +303,15 @@ def layer_count(net: nn.Module) -> int:
             "has no stair in it."
         )
     return max(layers) + 1
+
+
+def _check(stair: Any, layer: Any, mean: Any, std: Any) -> None:
+    if not isinstance(stair, Stair):
+        raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
+    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+        raise ValueError(f"layer must be a whole number from 0, but {layer!r} was given.")
+    for name, value in (("mean", mean), ("std", std)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or (name == "std" and value < 0):
+            allowed = "0 or above" if name == "std" else "finite"
+            raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")

@@ -85,23 +85,25 @@ def check(function, dtype: torch.dtype, name: str, noise: str, forward: str, std
 
 def test_eager_equals_the_oracle() -> None:
     """Every family × forward × stair × dtype, with noise and without."""
-    cases = itertools.product(TOLERANCE, STAIRS, FAMILIES, FORWARDS)
-    for dtype, name, noise, forward in cases:
-        for std in (0.0, 0.3, 2.0):
+    for dtype, (name, stair) in itertools.product(TOLERANCE, STAIRS.items()):
+        for (noise, forward), std in itertools.product(cases(stair), (0.0, 0.3, 2.0)):
             check(operator(STAIRS[name], noise, forward), dtype, name, noise, forward, std)
 
 
-CASES = list(itertools.product(FAMILIES, FORWARDS))
+def cases(stair: ss.Stair) -> list[tuple[str, str]]:
+    """Families × forwards; 255 thresholds, which unbounded families unroll, only for bounded."""
+    families = FAMILIES if len(stair) < 64 else ("uniform", "triangular")
+    return list(itertools.product(families, FORWARDS))
 
 
 def all_cases(stair: ss.Stair):
-    """One function for every family and forward, so that it compiles once: a slice of xs for each."""
+    """Every family and forward in one function, which compiles once: a slice of xs for each."""
 
     def function(xs: Tensor, std: Tensor) -> Tensor:
         return torch.stack(
             [
                 ss.regularise(x, stair, noise, 0.0, std, forward)
-                for x, (noise, forward) in zip(xs, CASES, strict=True)
+                for x, (noise, forward) in zip(xs, cases(stair), strict=True)
             ]
         )
 
@@ -109,7 +111,7 @@ def all_cases(stair: ss.Stair):
 
 
 def check_all(values: Tensor | None, slopes: Tensor, xs: Tensor, stair: ss.Stair, std: float):
-    for number, (noise, forward) in enumerate(CASES):
+    for number, (noise, forward) in enumerate(cases(stair)):
         value, slope = oracle(xs[number], stair, noise, 0.0, std, forward)
         what = f"{xs.dtype} {stair} {noise} {forward} std={std}"
         if values is not None:
@@ -124,9 +126,9 @@ def test_compiled_equals_the_oracle() -> None:
         torch._dynamo.reset()
         function = torch.compile(all_cases(stair), fullgraph=True)
         for number, std in enumerate((0.3, 0.0, 2.0)):
-            xs = inputs(dtype, stair, std).cuda().repeat(len(CASES), 1, 1, 1).requires_grad_()
+            xs = inputs(dtype, stair, std).cuda().repeat(len(cases(stair)), 1, 1, 1)
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
-                values = function(xs, torch.tensor(std, device="cuda"))
+                values = function(xs.requires_grad_(), torch.tensor(std, device="cuda"))
                 (slopes,) = torch.autograd.grad(values, xs, torch.ones_like(values))
             check_all(values, slopes, xs, stair, std)
         print("  compiled", dtype, name, flush=True)
@@ -135,7 +137,7 @@ def test_compiled_equals_the_oracle() -> None:
 def test_transforms_equal_the_oracle() -> None:
     """torch.func on the device, eager and compiled: compile(grad) above all."""
     stair, std = STAIRS["ternary"], torch.tensor(0.3, device="cuda")
-    xs = inputs(torch.float32, stair, 0.3).cuda().repeat(len(CASES), 1, 1, 1)
+    xs = inputs(torch.float32, stair, 0.3).cuda().repeat(len(cases(stair)), 1, 1, 1)
     function = all_cases(stair)
     gradient = torch.func.grad(lambda t: function(t, std).sum())
     tangent = lambda t: torch.func.jvp(lambda u: function(u, std), (t,), (torch.ones_like(t),))[1]

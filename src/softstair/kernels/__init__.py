@@ -34,6 +34,8 @@ def value(
     rungs = Rungs(stair, x)
     if _on_cpu(x, rungs, mean, std):
         return cpu.value(x, rungs, noise, float(mean), float(std), forward, generator)
+    if forward == "random" and not _has_noise(x, std):
+        forward = "mode"  # the same Dirac, and no number drawn for it
     draw = draws.like(x, noise, rungs.working, generator) if forward == "random" else x
     mean, std = _working(mean, rungs), _working(std, rungs)
     return reference.value(x.to(rungs.working), rungs, noise, mean, std, forward, draw).to(x.dtype)
@@ -70,6 +72,13 @@ def _on_cpu(x: Tensor, rungs: Rungs, mean: Scalar, std: Scalar) -> bool:
     if is_transformed() or rungs.quanta is not None or x.device.type != "cpu":
         return False
     return type(x) in (Tensor, torch.nn.Parameter) and all(_is_scalar(s) for s in (mean, std))
+
+
+def _has_noise(x: Tensor, std: Scalar) -> bool:
+    """False only where it can be seen without waiting for a device that there is none."""
+    if isinstance(std, float):
+        return std > 0
+    return is_transformed() or std.device.type != "cpu" or bool((std > 0).any())
 
 
 def _is_scalar(value: Scalar) -> bool:

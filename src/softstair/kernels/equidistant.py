@@ -39,15 +39,18 @@ class _Run(NamedTuple):
     n: Tensor
 
 
-def _support(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor) -> _Support:
+def _support(
+    x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor, edge: float = 0.0
+) -> _Support:
     limit = torch.finfo(x.dtype).max
     x = x.clamp(-limit, limit)
     nearest = ((x - rungs.threshold(0)) / rungs.spacing).round().clamp(0, rungs.count - 1)
     rho = (x - rungs.threshold_at(nearest)) / rungs.spacing
     eta = noise.support / (scale * rungs.spacing)
     lowest, highest = -nearest - 1, rungs.count - 1 - nearest
-    full = torch.minimum(torch.maximum((rho - eta).floor(), lowest), highest)
-    part = torch.minimum(torch.maximum((rho + eta).floor(), lowest), highest)
+    shift = edge * eta
+    full = torch.minimum(torch.maximum((rho - eta + shift).floor(), lowest), highest)
+    part = torch.minimum(torch.maximum((rho + eta + shift).floor(), lowest), highest)
     return _Support(rho, eta, full, part, full + nearest + 1)
 
 
@@ -89,11 +92,12 @@ def expectation(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor) ->
     return rungs.level(0) + rungs.rise(0) * (s.below + partial)
 
 
-def slope(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor) -> Tensor:
-    """Δ·Σₖ μ((x − θₖ)/β)/β; 0 where scale = 1/β is 0, a Dirac's."""
+def slope(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor, edge: float) -> Tensor:
+    """Δ·Σₖ μ((x − θₖ)/β)/β; 0 where scale = 1/β is 0, a Dirac's. A share ``edge`` of the support
+    decides for the upper of two thresholds whose supports meet."""
     dirac = scale == 0
     live = torch.where(dirac, 1.0, scale) if isinstance(dirac, Tensor) else (scale or 1.0)
-    s = _support(x, rungs, noise, live)
+    s = _support(x, rungs, noise, live, edge if isinstance(noise, Uniform) else 0.0)
     if isinstance(noise, Uniform):
         density = (s.part - s.full) / (2 * s.eta)
     else:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from softstair.kernels import equidistant
 from softstair.kernels.rungs import Rungs
-from softstair.noise import Noise
+from softstair.noise import Noise, Uniform
 
 Scalar = float | Tensor
+EDGE = 1e-6
+"""Relative to the support: more than float32 loses on the way from a schedule to here."""
 
 
 def smallest_std(dtype: torch.dtype) -> float:
@@ -80,11 +82,22 @@ def slope(x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar) -> T
     centred = (x - mean).clamp(-limit, limit)
     scale = inverse(std, x)
     if rungs.is_line and equidistant.knows(noise):
-        return equidistant.slope(centred, rungs, noise, scale)
+        return equidistant.slope(centred, rungs, noise, scale, EDGE)
     total = torch.zeros_like(x)
     for k in range(rungs.count):
-        total = total + rungs.rise(k) * noise.pdf((centred - rungs.threshold(k)) * scale)
+        z = (centred - rungs.threshold(k)) * scale + edge(noise)
+        total = total + rungs.rise(k) * noise.pdf(z)
     return total * scale
+
+
+def edge(noise: Noise) -> float:
+    """By how much x is taken to lie further right where a density jumps, as uniform noise's does.
+
+    Neighbouring thresholds often share an edge of their supports: the default std spans half a
+    quantum, and without batch-norm every x lies on an edge. Rounding must not decide whether both
+    thresholds count there, or none: an x on the edge, give or take, belongs to the upper one.
+    """
+    return EDGE * noise.support if isinstance(noise, Uniform) else 0.0
 
 
 def mode(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:

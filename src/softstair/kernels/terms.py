@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from softstair.kernels.reference import EDGE
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
 Add = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
@@ -57,7 +58,8 @@ def _uniform_pdf(
     total: Tensor, work: Tensor, _: Tensor, x: Tensor, at: float, scale: float, rise: float
 ) -> None:
     half, density = Uniform.support / scale, rise * scale / (2 * Uniform.support)
-    low, high = _round_up(at - half, x.dtype), _round_up(at + half, x.dtype)
+    low, high = at - half * (1 + EDGE), at + half * (1 - EDGE)
+    low, high = _round_up(low, x.dtype), _round_up(high, x.dtype)
     if high <= at:  # the support is narrower than the spacing of the dtype: it holds `at` alone
         high = _round_up(math.nextafter(at, math.inf), x.dtype)
     total.add_(torch.ge(x, low, out=work), alpha=density)
