@@ -27,7 +27,7 @@ NAMES = list(networks.ZOO)
 def soft(x: Tensor) -> Tensor:
     """The ternary stair and, for its gradient, uniform noise that fills half a quantum: by hand."""
     value = (x >= 0.5).to(x.dtype) - (x < -0.5).to(x.dtype)
-    slope = ((x + 0.5).abs() < 0.5).to(x.dtype) + ((x - 0.5).abs() < 0.5).to(x.dtype)
+    slope = ((x >= -1) & (x < 1)).to(x.dtype)  # [−1, 0) and [0, 1), the densities' supports
     return value + (x - x.detach()) * slope.detach()
 
 

@@ -10,6 +10,7 @@ then do exactly what they would have done.
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -202,7 +203,7 @@ class Truncation:
     """
 
     def __init__(self) -> None:
-        self.ties = False
+        self.tied: list[tuple[nn.Module, str]] = []
         self.handles: list[Any] = []
 
     @classmethod
@@ -222,32 +223,65 @@ class Truncation:
         quiet = _behind_walls(net)
         self.handles = [handle for module in quiet for handle in _without_recording(module)]
         annealed = any(stair.annealed for _, stair in stair_modules(net))
-        self.ties = annealed and not freeze
+        self.tied = _taught(net) if annealed and not freeze else []
         if annealed and freeze:
             # What gets a gradient gets it anew; what does not is left without an old one.
             net.zero_grad(set_to_none=True)
 
     def __call__(self, net: nn.Module, inputs: Any, output: Any) -> Any:
-        if not net.training or not torch.is_grad_enabled() or not self.ties:
+        if not net.training or not torch.is_grad_enabled() or not self.tied:
             return None
-        learnt = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        zero = sum(parameter.reshape(-1)[:0].sum() for parameter in learnt)
-        found = []
-
-        def tie(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            found.append(True)
-            return value + zero.to(value.dtype)
-
-        tied = tree_map(tie, output)
+        empty = [getattr(module, name).reshape(-1)[:0].sum() for module, name in self.tied]
+        zero = torch.stack(empty).sum()
+        tied, found = _tie(output, zero)
         if not found:
             raise TypeError(
-                "the network must return a tensor, or tuples, lists or dictionaries of tensors, "
-                f"for its backward pass to be truncated, but it returned {type(output).__name__}; "
-                "give Annealer truncate=False or freeze=True."
+                "the network must return a tensor, or tuples, lists, dictionaries or dataclasses "
+                "of tensors, for its backward pass to be truncated, but it returned "
+                f"{type(output).__name__}; give Annealer truncate=False or freeze=True."
             )
         return tied
+
+
+def _tie(output: Any, zero: Tensor) -> tuple[Any, bool]:
+    """The output with zero added to each of its tensors, and whether there is any."""
+    found = False
+
+    def tie(value: Any) -> Any:
+        nonlocal found
+        if isinstance(value, Tensor) and value.is_floating_point():
+            found = True
+            return value + zero.to(value.dtype)
+        if is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in fields(value) if field.init]
+            return replace(value, **{name: tree_map(tie, getattr(value, name)) for name in names})
+        return value
+
+    return tree_map(tie, output), found
+
+
+def _taught(net: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Where the parameters are that training uses; one that no code takes has no gradient at all,
+    and not one of zeros."""
+    listed: set[int] = set()
+    taken: set[int] = set()
+    for part in net.modules():
+        conversion = getattr(part, ATTRIBUTE, None)
+        if conversion is not None and conversion.graph.complete:
+            called = {step.module for step in conversion.graph.steps if step.module}
+            for name, parameter in part.named_parameters(remove_duplicate=False):
+                owners = [name[:i] for i, letter in enumerate(name) if letter == "."]
+                listed.add(id(parameter))
+                if name in conversion.graph.attributes or not called.isdisjoint(owners):
+                    taken.add(id(parameter))
+    seen = listed - taken  # idle ones, and those found before
+    found = []
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append((module, name))
+    return found
 
 
 def _behind_walls(net: nn.Module) -> list[nn.Module]:

@@ -261,11 +261,8 @@ def _why_foreign(module: nn.Module) -> str:
 
 
 def _check_in_place(graph: Graph, number: int, name: str) -> None:
-    """An activation that writes into its input, where that is read again, is more than its result."""
-    step = graph.steps[number]
-    readers = graph.consumers()
-    again = any(reader > number for source in step.inputs for reader in readers[source])
-    if step.writes and (again or not readers[number]):
+    """An activation that writes into its input, where that is read, is more than its result."""
+    if graph.steps[number].writes and graph.is_read_elsewhere(number):
         raise ValueError(
             f"model must take the results of its activations, but {name} works in place on a "
             "tensor that is used again; write y = activation(x), without inplace."
@@ -307,7 +304,7 @@ def _graph(net: nn.Module, example_inputs: Any) -> tuple[Graph, fx.Graph | None]
         reason = str(failure).strip().split("\n")[0]
         raise ValueError(
             "example_inputs must be the arguments of one forward pass of the model, but with "
-            f"those given it raised {type(failure).__name__}: {reason}"
+            f"those given it raised {type(failure).__name__} ({reason.rstrip('.')})."
         ) from None
 
 

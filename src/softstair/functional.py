@@ -1,10 +1,10 @@
 """Activations called as functions: a forward pass in which they are modules.
 
-The network keeps its class, its modules and whatever hangs on it; only its forward pass is replaced,
-by the code of a traced graph. Tracing freezes what a forward pass decides or makes in Python, the
-training mode above all: a ``F.dropout(x, training=self.training)`` would drop for ever. The
-graph is therefore traced in both modes; such a dropout becomes a module, and any other difference
-is refused.
+The network keeps its class, its modules and whatever hangs on it; only its forward pass is
+replaced, by the code of a traced graph. Tracing freezes what a forward pass decides or makes in
+Python, the training mode above all: a ``F.dropout(x, training=self.training)`` would drop for ever.
+The graph is therefore traced in both modes; such a dropout becomes a module, and any other
+difference is refused.
 """
 
 import importlib
@@ -115,10 +115,11 @@ def _differences(net: nn.Module, learning: fx.Graph, evaluating: fx.Graph) -> se
     """The functional dropouts that follow the training mode; nothing else may differ."""
     dropouts = set()
     same = len(learning.nodes) == len(evaluating.nodes)
+    place = {n: i for traced in (learning, evaluating) for i, n in enumerate(traced.nodes)}
     for a, b in zip(learning.nodes, evaluating.nodes, strict=False):
         if a.op == "get_attr" and b.op == "get_attr":
             _check_constants(net, str(a.target), str(b.target))
-        elif _call(a) != _call(b):
+        elif _call(a, place) != _call(b, place):
             same = same and a.target == b.target and a.target in DROPOUTS
             dropouts.add(a)
     if not same:
@@ -130,9 +131,10 @@ def _differences(net: nn.Module, learning: fx.Graph, evaluating: fx.Graph) -> se
     return dropouts
 
 
-def _call(node: fx.Node) -> tuple[Any, ...]:
-    target = "" if node.op == "get_attr" else node.target
-    return node.op, target, str(node.args), str(node.kwargs)
+def _call(node: fx.Node, place: Mapping[fx.Node, int]) -> tuple[Any, ...]:
+    """What a node does, operands by their place: each trace names its constants anew."""
+    operands = fx.map_arg((node.args, node.kwargs), lambda operand: place[operand])
+    return node.op, node.target, str(operands)
 
 
 def _attribute(net: nn.Module, name: str) -> Any:

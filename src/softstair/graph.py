@@ -8,7 +8,7 @@ calls, or the function, and the earlier steps whose results it takes.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,23 @@ class Graph:
     outputs: frozenset[int]
     complete: bool = True
     """Whether this is all that training can ever compute, not only what one run did."""
+    attributes: frozenset[str] = frozenset()
+    """Parameters and buffers that the code takes by name, not through a module."""
+
+    @classmethod
+    def of(cls, steps: list[Step], outputs: set[int], **settings: Any) -> "Graph":
+        """The graph of these steps. What is written in place and not taken from the step that wrote
+        it leaves the network unseen, and counts as an output."""
+        graph = cls(tuple(steps), frozenset(outputs), **settings)
+        unseen = {n for n, step in enumerate(steps) if step.writes and graph.is_read_elsewhere(n)}
+        return replace(graph, outputs=graph.outputs | unseen)
+
+    def is_read_elsewhere(self, number: int) -> bool:
+        """Whether what a step may have written into is read again other than as its result."""
+        readers = self.consumers()
+        sources = self.steps[number].inputs
+        again = any(reader > number for source in sources for reader in readers[source])
+        return again or not readers[number]
 
     def consumers(self) -> list[list[int]]:
         """For each step, the steps that take its result."""
@@ -106,7 +123,7 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
 def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
     """The graph of a traced one."""
     numbers = {node: number for number, node in enumerate(traced.nodes)}
-    steps, outputs = [], set()
+    steps, outputs, attributes = [], set(), set()
     for number, node in enumerate(traced.nodes):
         inputs = tuple(numbers[source] for source in node.all_input_nodes)
         module = str(node.target) if node.op == "call_module" else None
@@ -116,9 +133,11 @@ def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph
         if module is not None:
             writes = bool(getattr(model.get_submodule(module), "inplace", False))
         steps.append(Step(module, _name(node), inputs, writes, has_numbers))
-        if node.op == "output" or writes:
+        if node.op == "output":
             outputs.add(number)
-    return Graph(tuple(steps), frozenset(outputs), complete)
+        if node.op == "get_attr":
+            attributes.add(str(node.target))
+    return Graph.of(steps, outputs, complete=complete, attributes=frozenset(attributes))
 
 
 def _raw_name(node: fx.Node) -> str:
@@ -159,8 +178,7 @@ def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
     finally:
         for handle in handles:
             handle.remove()
-    outputs = {*recorder.sources(tree_leaves(result)), *recorder.written}
-    return Graph(tuple(recorder.steps), frozenset(outputs), complete=False)
+    return Graph.of(recorder.steps, {*recorder.sources(tree_leaves(result))}, complete=False)
 
 
 class _Recorder(TorchFunctionMode):
@@ -169,7 +187,6 @@ class _Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.written: set[int] = set()
         self.maker: dict[int, int] = {}
         self.kept: list[Tensor] = []  # an id stays true only while its tensor lives
         self.depth = 0
@@ -187,8 +204,6 @@ class _Recorder(TorchFunctionMode):
             if isinstance(tensor, Tensor):
                 self.kept.append(tensor)
                 self.maker[id(tensor)] = len(self.steps)
-        if writes:
-            self.written.add(len(self.steps))
         has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
         self.steps.append(Step(module, function, tuple(taken), writes, has_numbers))
 
