@@ -17,7 +17,7 @@ from softstair.kernels import draws, equidistant, reference
 from softstair.kernels.modes import mode_limits
 from softstair.kernels.rungs import Rungs
 from softstair.kernels.terms import CDF, PDF, Term
-from softstair.noise import Noise
+from softstair.noise import Noise, Uniform
 
 BLOCK = 1 << 20
 
@@ -46,6 +46,8 @@ def pull(grad: Tensor, x: Tensor, rungs: Rungs, noise: Noise, mean: float, std: 
     term = None if _closed_form(rungs, noise) else PDF.get(type(noise))
     if term is not None:
         slope = _sum_of(term, x, rungs, 0.0, mean, std)
+    elif isinstance(noise, Uniform) and not rungs.is_line:
+        slope = _uniform_slope(x, rungs, mean, std)
     else:
         slope = lambda out, x: out.copy_(reference.slope(x, rungs, noise, mean, std))
 
@@ -113,6 +115,41 @@ def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std:
             term.add(target, work, more, block, mean + threshold, 1 / std, rise)
 
     return kernel
+
+
+def _uniform_slope(x: Tensor, rungs: Rungs, mean: float, std: float) -> Kernel:
+    """Σₖ (qₖ − qₖ₋₁)·χ[θₖ − h, θₖ + h)(x)/(2h): up at one edge of each support, down at the other.
+    Where supports meet, as at the default std, the two steps cancel and cost nothing."""
+    half = Uniform.support * std
+    steps: dict[float, float] = {}
+    for k, threshold in enumerate(rungs.rounded.thresholds):
+        density = (rungs.stair.levels[k + 1] - rungs.stair.levels[k]) / (2 * half)
+        at = mean + threshold
+        low = _round_up(at - half * (1 + reference.EDGE), rungs.working)
+        high = _round_up(at + half * (1 - reference.EDGE), rungs.working)
+        if high <= at:  # a support narrower than the spacing of the dtype holds `at` alone
+            high = _round_up(math.nextafter(at, math.inf), rungs.working)
+        steps[low] = steps.get(low, 0.0) + density
+        steps[high] = steps.get(high, 0.0) - density
+    largest = max(map(abs, steps.values()))
+    (first, rise), *others = [s for s in steps.items() if abs(s[1]) > 1e-9 * largest]
+    scratch = _scratch(1, x, rungs.working)
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        work = scratch[0, : len(block)]
+        torch.ge(block, first, out=target).mul_(rise)
+        for edge, step in others:
+            target.add_(torch.ge(block, edge, out=work), alpha=step)
+
+    return kernel
+
+
+def _round_up(value: float, dtype: torch.dtype) -> float:
+    """The smallest number of the dtype not below the value: x ≥ the one iff x ≥ the other."""
+    near = torch.tensor(value, dtype=dtype)
+    if float(near) < value:
+        near = torch.nextafter(near, torch.full_like(near, math.inf))
+    return float(near)
 
 
 def _look_up(

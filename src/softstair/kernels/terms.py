@@ -1,7 +1,8 @@
 """One threshold's share of the sums Σₖ rise·F((x − θₖ)/β) and Σₖ rise·μ((x − θₖ)/β)/β, in place.
 
-For each family of the paper, in the fewest passes over a block. ``base`` is the constant of a term
-per unit of rise, which the sum starts from instead of adding it K − 1 times.
+For the families of the paper, in the fewest passes over a block; the sum of uniform densities is a
+stair itself, and is made in :mod:`softstair.kernels.cpu`. ``base`` is the constant of a term per
+unit of rise, which the sum starts from instead of adding it K − 1 times.
 """
 
 import math
@@ -11,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softstair.kernels.reference import EDGE
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
 Add = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
@@ -35,9 +35,21 @@ def _triangular_cdf(
     total: Tensor, work: Tensor, more: Tensor, x: Tensor, at: float, scale: float, rise: float
 ) -> None:
     # ½ + c − c|c|/2, c the position within the support.
-    torch.sub(x, at, out=work).mul_(scale / Triangular.support).clamp_(-1.0, 1.0)
-    total.add_(work, alpha=rise)
-    total.addcmul_(work, torch.abs(work, out=more), value=-0.5 * rise)
+    unit = _within_triangle(work, x, at, scale)
+    total.add_(work, alpha=rise / unit)
+    total.addcmul_(work, torch.abs(work, out=more), value=-0.5 * rise / unit**2)
+
+
+def _within_triangle(work: Tensor, x: Tensor, at: float, scale: float) -> float:
+    """x − at, cut off at the ends of the support; returns the unit in which it is measured, half
+    the support's width. Narrow noise is scaled to 1, lest its square vanish."""
+    half = Triangular.support / scale
+    torch.sub(x, at, out=work)
+    if half > 1e-15:
+        work.clamp_(-half, half)
+        return half
+    work.mul_(1 / half).clamp_(-1.0, 1.0)
+    return 1.0
 
 
 def _normal_cdf(
@@ -54,31 +66,11 @@ def _logistic_cdf(
     total.add_(work, alpha=rise)
 
 
-def _uniform_pdf(
-    total: Tensor, work: Tensor, _: Tensor, x: Tensor, at: float, scale: float, rise: float
-) -> None:
-    half, density = Uniform.support / scale, rise * scale / (2 * Uniform.support)
-    low, high = at - half * (1 + EDGE), at + half * (1 - EDGE)
-    low, high = _round_up(low, x.dtype), _round_up(high, x.dtype)
-    if high <= at:  # the support is narrower than the spacing of the dtype: it holds `at` alone
-        high = _round_up(math.nextafter(at, math.inf), x.dtype)
-    total.add_(torch.ge(x, low, out=work), alpha=density)
-    total.sub_(torch.ge(x, high, out=work), alpha=density)
-
-
-def _round_up(value: float, dtype: torch.dtype) -> float:
-    """The smallest number of the dtype not below the value: x ≥ the one iff x ≥ the other."""
-    near = torch.tensor(value, dtype=dtype)
-    if float(near) < value:
-        near = torch.nextafter(near, torch.full_like(near, math.inf))
-    return float(near)
-
-
 def _triangular_pdf(
     total: Tensor, work: Tensor, _: Tensor, x: Tensor, at: float, scale: float, rise: float
 ) -> None:
-    torch.sub(x, at, out=work).mul_(scale / Triangular.support).clamp_(-1.0, 1.0).abs_()
-    total.sub_(work, alpha=rise * scale / Triangular.support)
+    unit = _within_triangle(work, x, at, scale)
+    total.sub_(work.abs_(), alpha=rise * scale / Triangular.support / unit)
 
 
 def _normal_pdf(
@@ -105,7 +97,6 @@ CDF: dict[type[Noise], Term] = {
     Logistic: Term(_logistic_cdf, lambda scale: 0.0),
 }
 PDF: dict[type[Noise], Term] = {
-    Uniform: Term(_uniform_pdf, lambda scale: 0.0),
     Triangular: Term(_triangular_pdf, lambda scale: scale / Triangular.support),
     Normal: Term(_normal_pdf, lambda scale: 0.0),
     Logistic: Term(_logistic_pdf, lambda scale: 0.0),
