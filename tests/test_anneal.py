@@ -476,3 +476,20 @@ def test_a_state_that_does_not_fit(change, name):
         annealer.load_state_dict(change(good_state()))
     assert "\n" not in str(caught.value)
     assert annealer.steps == 1
+
+
+def test_noise_is_set_again_after_a_checkpoint_was_loaded():
+    """Loading writes to the noise behind the annealer's back; the next step puts it right."""
+    net = ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY)
+    early = {name: value.clone() for name, value in net.state_dict().items()}
+    annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.0), truncate=False)
+    annealer.step()
+    net.load_state_dict(early)
+    annealer.step()
+    assert all(stair.std == 0 for _, stair in ss.nn.stair_modules(net))
+
+
+def test_an_estimator_keeps_its_own_noise():
+    net = ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY, noise=ss.ste.clipped_relu())
+    ss.Annealer(net, lambda layer, t: (0.0, 0.1)).step()
+    assert all(stair.mean == 0.5 for _, stair in ss.nn.stair_modules(net))

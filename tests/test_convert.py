@@ -1066,3 +1066,61 @@ def test_report_refuses_a_float_network():
         ValueError, match=r"net must be a network that softstair\.quantise returned"
     ):
         ss.report(nn.Linear(2, 2))
+
+
+class Unpredictable(nn.Module):
+    """A forward pass that no tracing can follow, with something added to its features."""
+
+    def __init__(self, added) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+        self.p, self.added = nn.Parameter(torch.full((6,), 0.3)), added
+
+    def forward(self, x):
+        h = self.act(self.a(x))
+        return self.b(self.added(self, h, x) if x.sum() < 1e9 else h)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [lambda m, h, x: h + m.p, lambda m, h, x: h + x, lambda m, h, x: h - torch.full((6,), 0.2)],
+)
+def test_a_recorded_run_knows_what_is_no_feature(added):
+    """Parameters, inputs and constants added to features: eval() rounds none of them away."""
+    features = ss.Stair.ternary(0.5)
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    net = ss.quantise(Unpredictable(added), TERNARY, features, example_inputs=x).eval()
+    hidden = features(F.linear(x, TERNARY(net.a.weight), net.a.bias))
+    wanted = F.linear(added(net, hidden, x), TERNARY(net.b.weight), net.b.bias)
+    torch.testing.assert_close(net(x), wanted)
+
+
+def test_a_layer_left_in_float_keeps_the_count_of_the_caller():
+    """Sequences count the layers of the model; the network numbers those that are left."""
+    model = networks.mlp(6, 8, 8, 3)
+    stairs = [TERNARY, None, TERNARY]
+    net = ss.quantise(model, stairs, [*stairs[:2], None], noise=["uniform", "normal", "logistic"])
+    found = {m.layer: type(m.noise).__name__ for _, m in ss.nn.stair_modules(net)}
+    assert found == {0: "Uniform", 1: "Logistic"}
+
+
+class Keeps(nn.Module):
+    """Leaves a hidden result on itself, for a loss elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.hidden = self.a(x)
+        return self.b(self.act(self.hidden))
+
+
+def test_what_a_network_keeps_of_itself_is_left_alone():
+    net = ss.quantise(Keeps(), TERNARY, TERNARY, skip="b")
+    assert not hasattr(net, "hidden")
+    annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.0))
+    annealer.step()
+    net(torch.randn(4, 6))
+    assert net.hidden.requires_grad

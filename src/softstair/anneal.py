@@ -66,7 +66,9 @@ class Annealer:
         self.steps = 0
         self._stairs: list[list[StairModule]] = [[] for _ in range(self.layers)]
         for _, module in stair_modules(self.net):
-            self._stairs[module.layer].append(module)
+            if module.scheduled:
+                self._stairs[module.layer].append(module)
+        self._versions: list[int] = []
         self._now: list[tuple[float, float] | None] = [None] * self.layers
         self._truncation = Truncation.of(self.net)
         if shift is None:
@@ -107,14 +109,19 @@ class Annealer:
 
     def _set(self, t: float) -> None:
         wanted = [self._wanted(layer, t) for layer in range(self.layers)]
+        # Somebody else may have written to the noise: a checkpoint that was loaded since.
+        mine = self._versions == self._versions_now()
         with torch.no_grad():
             for stairs, now, noise in zip(self._stairs, self._now, wanted, strict=True):
-                if noise != now:
+                if noise != now or not mine:
                     for stair in stairs:
                         stair.mean.fill_(noise[0])
                         stair.std.fill_(noise[1])
-        self._now = list(wanted)
+        self._now, self._versions = list(wanted), self._versions_now()
         self._cut(self.annealed if self.truncate else ())
+
+    def _versions_now(self) -> list[int]:
+        return [stair.std._version for stairs in self._stairs for stair in stairs]
 
     def _wanted(self, layer: int, t: float) -> tuple[float, float]:
         noise = self.schedule(layer, t)
@@ -164,6 +171,7 @@ class Annealer:
             "steps": self.steps,
             "steps_per_unit": self.steps_per_unit,
             "update": self.update,
+            "freeze": self.freeze,
             "schedule": schedule,
         }
 
@@ -174,7 +182,7 @@ class Annealer:
             raise ValueError(
                 f"the annealer's state must hold {', '.join(mine)}, but {state!r} was given."
             )
-        for name in ("schedule", "steps_per_unit", "update"):
+        for name in ("schedule", "steps_per_unit", "update", "freeze"):
             if state[name] != mine[name]:
                 raise ValueError(
                     f"{name} must be the one the state was saved with, {state[name]!r}, "
@@ -190,7 +198,8 @@ class Annealer:
 
 
 def _allow_recompilations(layers: int) -> None:
-    """Each newly annealed layer compiles the network once more; dynamo gives up after eight."""
+    """Each newly annealed layer compiles the network once more; dynamo, which gives up after eight
+    by default, is told for the whole process to bear with as many as there are layers."""
     if "torch._dynamo" in sys.modules:
         config = sys.modules["torch._dynamo"].config
         config.recompile_limit = max(config.recompile_limit, layers + 8)

@@ -10,7 +10,13 @@ from torch import Tensor, fx, nn
 from softstair import functional
 from softstair.fit import fit_quantum
 from softstair.graph import Graph, record, trace
-from softstair.layers import ACTIVATION_FUNCTIONS, ACTIVATION_MODULES, input_quanta, number_layers
+from softstair.layers import (
+    ACTIVATION_FUNCTIONS,
+    ACTIVATION_MODULES,
+    Unit,
+    input_units,
+    number_layers,
+)
 from softstair.nn import (
     StairActivation,
     StairConv1d,
@@ -71,25 +77,28 @@ def quantise(
     net = copy.deepcopy(model)
     graph, traced = _graph(net, example_inputs)
     survey = _survey(net, graph, traced, settings)
-    numbers = _numbers(graph, survey, settings)
+    asked = _numbers(graph, survey, settings)
+    order = {n: i for i, n in enumerate(sorted(set(asked.values())))}
+    numbers = {step: order[number] for step, number in asked.items()}
     activations = {
-        step: _activation(settings, survey.names[step], numbers[step])
+        step: _activation(settings, survey.names[step], asked[step], numbers[step])
         for step in dict.fromkeys(survey.activations.values())
     }
     features_of = {step: activations[first].stair for step, first in survey.activations.items()}
-    units = input_quanta(graph, net, features_of, survey.weights)
+    units = input_units(graph, net, features_of, survey.weights)
     swaps: dict[int, nn.Module] = {}
     calls: dict[int, tuple[str, nn.Module]] = {}
     for step, unit in units.items():
         module = net.get_submodule(survey.names[step])
-        swaps[id(module)] = _layer(settings, survey.names[step], module, numbers[step], unit)
+        place = asked[step], numbers[step]
+        swaps[id(module)] = _layer(settings, survey.names[step], module, *place, unit)
     for step, activation in activations.items():
         name = survey.names[step]
         if graph.steps[step].module is None:
             calls[step] = (name, activation.train(net.training))
         else:
             swaps[id(net.get_submodule(name))] = activation
-    rows = _rows(net, graph, survey, numbers, {**activations}, swaps)
+    rows = _rows(net, graph, survey, numbers, activations, swaps)
     _swap(net, swaps)
     if calls:
         graph = functional.rewrite(net, calls)
@@ -151,7 +160,8 @@ def _survey(net: nn.Module, graph: Graph, traced: fx.Graph | None, settings: Set
 
 
 def _numbers(graph: Graph, survey: Survey, settings: Settings) -> dict[int, int]:
-    """The layer of each first use; what its layer's entry then leaves in float is taken out."""
+    """The layer of each first use, as the caller counts; what the layer's entry leaves in float is
+    taken out, and a layer of which nothing is left stays without a number of its own."""
     numbers = number_layers(graph, survey.weights, survey.activations)
     settings.check_length(1 + max(numbers.values()))
     for option, group in (("weights", survey.weights), ("features", survey.activations)):
@@ -163,8 +173,7 @@ def _numbers(graph: Graph, survey: Survey, settings: Settings) -> dict[int, int]
     kept = {*survey.weights.values(), *survey.activations.values()}
     if not kept:
         raise ValueError("weights and features must not be None for every layer, but they are.")
-    order = {n: i for i, n in enumerate(sorted({numbers[step] for step in kept}))}
-    return {step: order[numbers[step]] for step in kept}
+    return {step: numbers[step] for step in kept}
 
 
 def _why_float(settings: Settings, option: str, name: str) -> str:
@@ -245,15 +254,15 @@ def _inputs(example_inputs: Any) -> tuple[Any, ...] | None:
     return tuple(example_inputs)
 
 
-def _activation(settings: Settings, name: str, layer: int) -> StairActivation:
-    stair = _stair(settings, "features", name, layer)
-    return StairActivation(stair, **settings.shape(name, layer))
+def _activation(settings: Settings, name: str, asked: int, layer: int) -> StairActivation:
+    stair = _stair(settings, "features", name, asked)
+    return StairActivation(stair, layer=layer, **settings.shape(name, asked))
 
 
 def _layer(
-    settings: Settings, name: str, module: nn.Module, layer: int, unit: float | None
+    settings: Settings, name: str, module: nn.Module, asked: int, layer: int, unit: Unit | None
 ) -> StairLayer:
-    stair = _stair(settings, "weights", name, layer)
+    stair = _stair(settings, "weights", name, asked)
     weight = module.get_parameter("weight")
     if settings.init == "keep" and settings.fit is not None:
         stair = fit_quantum(weight, stair, per_channel=settings.fit == "channel")
@@ -262,8 +271,10 @@ def _layer(
             f"weights must have one quantum for each of the {weight.shape[0]} output channels of "
             f"{name}, but {len(stair.quantum)} were given."
         )
-    shape = StairWeight(stair, **settings.shape(name, layer))
-    quantised: StairLayer = QUANTISED[type(module)].from_float(module, shape, unit)
+    shape = StairWeight(stair, layer=layer, **settings.shape(name, asked))
+    quantised: StairLayer = QUANTISED[type(module)].from_float(module, shape)
+    if unit is not None:
+        quantised.input_quantum, quantised.widest_input = unit.quantum, unit.widest
     if settings.init == "thresholds":
         quantised.start_at_thresholds()
     return quantised
@@ -300,7 +311,7 @@ def _rows(
         if number in numbers:
             stair = activations.get(number) or _weight_stair(swaps[id(net.get_submodule(name))])
             became = "stair activation" if number in activations else "stair weights"
-            shape = (f"{len(stair.stair)} levels", repr(stair.noise), str(stair.strategy))
+            shape = (_shape(stair.stair), repr(stair.noise), str(stair.strategy))
             rows.append(Row(name, kind, numbers[number], became, *shape))
         elif number in survey.floats:
             rows.append(Row(name, kind, None, survey.floats[number]))
@@ -308,6 +319,12 @@ def _rows(
         if type(module) in QUANTISED and name not in called:
             rows.append(Row(name, type(module).__name__, None, "float: never called as a module"))
     return tuple(rows)
+
+
+def _shape(stair: Stair) -> str:
+    if isinstance(stair.quantum, tuple):
+        return f"{len(stair)} levels, {len(stair.quantum)} quanta"
+    return f"{len(stair)} levels, quantum {stair.quantum:.4g}"
 
 
 def _weight_stair(layer: nn.Module) -> StairModule:

@@ -14,8 +14,8 @@ CANDIDATES = 96
 def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stair:
     """``stair`` with the quantum ε that minimises ‖w − σ_ε(w)‖², over the layer or each channel.
 
-    The candidates run from a hundredth of the range to the whole of it, so that the fit may clip
-    outliers; channels are dimension 0.
+    The candidates run from a hundredth of the quantum that reaches the largest weight to a quarter
+    above it, so that the fit may clip outliers; channels are dimension 0.
 
     >>> weight = torch.tensor([[-0.3, 0.3, 0.0, 0.3], [0.6, -0.6, 0.0, 0.0]])
     >>> [round(q, 2) for q in fit_quantum(weight, Stair.ternary(), per_channel=True).quantum]

@@ -1,7 +1,8 @@
 """Activations called as functions: a forward pass in which they are modules.
 
-The network keeps its class, its modules and whatever hangs on it; only its forward pass is
-replaced, by the code of a traced graph. Tracing freezes what a forward pass decides or makes in
+The network keeps its class, its modules and its attributes; only its forward pass is replaced, by
+the code of a traced graph, which calls the innermost modules (a block called by itself still runs
+its own code, in float). Tracing freezes what a forward pass decides or makes in
 Python, the training mode above all: a ``F.dropout(x, training=self.training)`` would drop for ever.
 The graph is therefore traced in both modes; such a dropout becomes a module, and any other
 difference is refused.
@@ -45,6 +46,7 @@ def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -
     """Makes the numbered function calls of ``net`` the given modules; returns its graph."""
     _, learning = trace(net, training=True)
     _, evaluating = trace(net, training=False)
+    _check_hooks(net, learning)
     dropouts = _differences(net, learning, evaluating)
     places = names(learning)
     for number, node in enumerate(list(learning.nodes)):
@@ -135,6 +137,18 @@ def _call(node: fx.Node, place: Mapping[fx.Node, int]) -> tuple[Any, ...]:
     """What a node does, operands by their place: each trace names its constants anew."""
     operands = fx.map_arg((node.args, node.kwargs), lambda operand: place[operand])
     return node.op, node.target, str(operands)
+
+
+def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
+    """The rewritten code calls the innermost modules alone; a hook on a block would never run."""
+    called = {str(node.target) for node in traced.nodes if node.op == "call_module"}
+    for name, module in net.named_modules():
+        inside = any(name == leaf or name.startswith(leaf + ".") for leaf in called)
+        if name and not inside and (module._forward_hooks or module._forward_pre_hooks):
+            raise ValueError(
+                "model must have no hooks on blocks for activations to be found in its code, but "
+                f"{name} has one; make the activations modules, or add the hook afterwards."
+            )
 
 
 def _attribute(net: nn.Module, name: str) -> Any:

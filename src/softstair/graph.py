@@ -115,9 +115,27 @@ def optional_arguments(model: nn.Module) -> dict[str, None]:
 def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     """The graph by symbolic tracing, and torch.fx's own."""
     left_out = optional_arguments(model)
+    before = {module: dict(vars(module)) for module in model.modules()}
     with mode(model, training):
         traced = Tracer().trace(model, concrete_args=left_out or None)
-    return steps_of(traced, model, complete=not left_out), traced
+    kept = not left_out and not _restore(before)
+    return steps_of(traced, model, complete=kept), traced
+
+
+def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
+    """Undoes what the forward pass, fed with proxies, has set on its modules. What it sets is taken
+    elsewhere, so that the graph is not all there is to know; returns whether there was any."""
+    changed = False
+    for module, attributes in before.items():
+        for name, value in list(vars(module).items()):
+            if name.startswith("_tensor_constant") or value is attributes.get(name, module):
+                continue
+            changed = True
+            if name in attributes:
+                module.__dict__[name] = attributes[name]
+            else:
+                del module.__dict__[name]
+    return changed
 
 
 def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
@@ -199,6 +217,12 @@ class _Recorder(TorchFunctionMode):
         self, module: str | None, function: str | None, writes: bool, inputs: Any, result: Any
     ) -> None:
         leaves = tree_leaves(inputs)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and id(leaf) not in self.maker:
+                # The network's input, a parameter, a constant: a source, and no feature.
+                self.kept.append(leaf)
+                self.maker[id(leaf)] = len(self.steps)
+                self.steps.append(Step(None, None, ()))
         taken = self.sources(leaves)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):

@@ -6,13 +6,14 @@ are numbered by order of execution, and a module that runs more than once belong
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import nn
 
 from softstair.graph import Graph, Step
 from softstair.stair import Stair
 
-__all__ = ["ACTIVATION_FUNCTIONS", "ACTIVATION_MODULES", "input_quanta", "number_layers"]
+__all__ = ["ACTIVATION_FUNCTIONS", "ACTIVATION_MODULES", "Unit", "input_units", "number_layers"]
 
 ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
     nn.ReLU,
@@ -65,9 +66,6 @@ ADDING_FUNCTIONS = frozenset("add iadd sub isub neg".split())
 
 IN_PLACE = frozenset("iadd isub imul itruediv".split())
 
-Key = int
-"""The step of first use: of an activation, or of weights that have no activation downstream."""
-
 
 def number_layers(
     graph: Graph, weights: Mapping[int, int], activations: Mapping[int, int]
@@ -78,7 +76,7 @@ def number_layers(
     first use.
     """
     consumers = graph.consumers()
-    keys: dict[int, Key] = {first: first for first in activations.values()}
+    keys: dict[int, int] = {first: first for first in activations.values()}
     for step, first in weights.items():
         if step == first:
             found = _next_activation(consumers, step, activations)
@@ -102,11 +100,18 @@ def _next_activation(
     return min(found, default=None)
 
 
-def input_quanta(
+class Unit(NamedTuple):
+    """Features are whole multiples of ``quantum``, of at most ``widest`` quanta either way."""
+
+    quantum: float
+    widest: int
+
+
+def input_units(
     graph: Graph, net: nn.Module, features: Mapping[int, Stair], weights: Mapping[int, int]
-) -> dict[int, float | None]:
-    """For each first use of quantised weights, the quantum of what all its uses take, if any."""
-    unit: list[float | None] = []
+) -> dict[int, Unit | None]:
+    """For each first use of quantised weights, the unit of what all its uses take, if any."""
+    unit: list[Unit | None] = []
     for number, step in enumerate(graph.steps):
         if number in features:
             unit.append(_unit(features[number]))
@@ -115,20 +120,29 @@ def input_quanta(
             if step.writes or (step.function in IN_PLACE and unit[-1] is None):
                 for source in step.inputs:  # what was written into is no multiple any more
                     unit[source] = None
-    taken: dict[int, set[float | None]] = {}
+    taken: dict[int, set[Unit | None]] = {}
     for number, first in weights.items():
         sources = graph.steps[number].inputs
         # A layer called as a module takes its features first.
         taken.setdefault(first, set()).add(unit[sources[0]] if sources else None)
-    return {first: units.pop() if len(units) == 1 else None for first, units in taken.items()}
+    return {first: _common(list(units)) for first, units in taken.items()}
 
 
-def _unit(stair: Stair) -> float | None:
-    whole = stair.integers is not None and isinstance(stair.quantum, float)
-    return stair.quantum if whole and isinstance(stair.quantum, float) else None
+def _unit(stair: Stair) -> Unit | None:
+    if stair.integers is None or isinstance(stair.quantum, tuple):
+        return None
+    return Unit(stair.quantum, max(map(abs, stair.integers)))
 
 
-def _kept(net: nn.Module, step: Step, incoming: list[float | None]) -> float | None:
+def _common(units: list[Unit | None], summed: bool = False) -> Unit | None:
+    known = [unit for unit in units if unit is not None]
+    if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
+        return None
+    widths = [unit.widest for unit in known]
+    return Unit(known[0].quantum, sum(widths) if summed else max(widths))
+
+
+def _kept(net: nn.Module, step: Step, incoming: list[Unit | None]) -> Unit | None:
     """The unit of a step's result, given those of what it takes."""
     if not incoming:
         return None
@@ -137,7 +151,9 @@ def _kept(net: nn.Module, step: Step, incoming: list[float | None]) -> float | N
         return incoming[0] if keeps else None
     if step.function in MOVING_FUNCTIONS:
         return incoming[0]  # the others are sizes
-    adds = step.function in ADDING_FUNCTIONS and not step.has_numbers
-    if adds or step.function in JOINING_FUNCTIONS:
-        return incoming[0] if len(set(incoming)) == 1 else None
+    if step.function in JOINING_FUNCTIONS:
+        return _common(incoming)
+    if step.function in ADDING_FUNCTIONS and not step.has_numbers:
+        # x + x is one source taken twice.
+        return _common(incoming * 2 if len(incoming) == 1 else incoming, summed=True)
     return None

@@ -5,7 +5,8 @@ A :class:`StairActivation` stands where a network had its activation; :class:`St
 the parameter and the sum. Parameters keep their names, so a float checkpoint loads as it is.
 
 In ``train()`` they are :func:`softstair.regularise`; in ``eval()`` the noise is gone: the hard
-stair, and sums over whole numbers that the quanta multiply afterwards, so that every sum is exact.
+stair, and sums over whole numbers that the quanta multiply afterwards: exact wherever the incoming
+features are whole multiples of a quantum too.
 """
 
 import math
@@ -35,15 +36,13 @@ __all__ = [
     "stair_modules",
 ]
 
-WIDEST_INPUT = 255
-"""Features are taken to have 8 bits at most, when sums are asked whether they fit into float32."""
-
 
 class StairModule(nn.Module):
     """A stair, a family of noise and the noise's present mean and std, in quanta, as buffers.
 
     ``layer`` is the number of the quantised layer it belongs to, input side first. ``annealed``
-    says that the noise is gone for good: the output then has no gradient and stores none.
+    says that the noise is gone: the output then has no gradient and stores none. ``scheduled`` is
+    false for a straight-through estimator, whose noise no annealer moves.
     """
 
     mean: Tensor
@@ -57,13 +56,15 @@ class StairModule(nn.Module):
         layer: int = 0,
         mean: float = 0.0,
         std: float | None = None,
+        scheduled: bool = True,
     ) -> None:
         super().__init__()
         check_forward(forward)
         self.noise = noises.get(noise)
         std = self.noise.std_within(0.5) if std is None else std
         _check(stair, layer, mean, std)
-        self.stair, self.strategy, self.layer, self.annealed = stair, forward, layer, False
+        self.stair, self.strategy, self.layer = stair, forward, layer
+        self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
@@ -100,7 +101,7 @@ class StairModule(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         """A checkpoint of the float network has none of these buffers, and loads all the same."""
-        if any(prefix + name in state_dict for name in self._buffers):
+        if any(key.rpartition(".")[2] == "std" for key in state_dict):
             super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
@@ -135,8 +136,9 @@ class StairWeight(StairModule):
         layer: int = 0,
         mean: float = 0.0,
         std: float | None = None,
+        scheduled: bool = True,
     ) -> None:
-        super().__init__(stair, noise, forward, layer, mean, std)
+        super().__init__(stair, noise, forward, layer, mean, std, scheduled)
         self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
         self.register_buffer("shifted", torch.tensor(False))
 
@@ -183,6 +185,8 @@ class StairLayer(nn.Module):
     bias: Any
     weight_stair: StairWeight
     input_quantum: float | None
+    widest_input: int = 255
+    """The most quanta that a feature holds, by which sums are judged to fit into float32."""
     sum_dimensions = 0
     """How many dimensions lie behind the output's channels."""
 
@@ -230,23 +234,28 @@ class StairLayer(nn.Module):
         if self.input_quantum is None:
             total = self._sum(input, weight, None)
         else:
-            # Features are n·ε rounded once: dividing by ε and rounding gives n back.
-            unit = self.input_quantum
-            total = self._integer_sum(input if unit == 1.0 else (input / unit).round(), weight)
-            scale = scale * unit
+            total = self._integer_sum(input, weight)
+            scale = scale * self.input_quantum
         if isinstance(scale, Tensor) or scale != 1.0:
             total = total * scale
+        total = total.to(input.dtype)
         if self.bias is not None:
             total = total + self.bias.reshape(-1, *[1] * self.sum_dimensions)
         return total
 
-    def _integer_sum(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The exact sum: in float64 where float32, whole up to 2²⁴, might not hold it."""
+    def _integer_sum(self, features: Tensor, weight: Tensor) -> Tensor:
+        """The exact sum of whole numbers: in float32, which holds them up to 2²⁴, or else float64;
+        never in the half precision of the features or of autocast."""
         levels = self.weight_stair.stair.integers or (0,)
-        largest = max(map(abs, levels)) * math.prod(weight.shape[1:]) * WIDEST_INPUT
-        if largest < 2**24:
-            return self._sum(x, weight, None)
-        return self._sum(x.double(), weight.double(), None).to(x.dtype)
+        largest = max(map(abs, levels)) * math.prod(weight.shape[1:]) * self.widest_input
+        wide = largest >= 2**24 or features.dtype == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+        quanta = features.to(dtype) / (self.input_quantum or 1.0)
+        # Features are n·ε rounded once: the nearest whole number is n. A gradient passes as it is.
+        whole = quanta.detach().round() + (quanta - quanta.detach())
+        with torch.autocast(features.device.type, enabled=False):
+            total = self._sum(whole, weight.to(dtype), None)
+        return total if features.dtype == torch.float64 else total.float()
 
     @torch.no_grad()
     def start_at_thresholds(self) -> None:

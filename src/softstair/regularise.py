@@ -157,9 +157,7 @@ def check_forward(forward: str) -> None:
 
 
 def _check(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a tensor of floating-point numbers, but {given} was given.")
+    kernels.check_tensor(x)
     if not isinstance(stair, Stair):
         raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
     check_forward(forward)
@@ -174,6 +172,9 @@ def _parameter(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(f"{name} must not require a gradient: noise is scheduled, not learnt.")
+        seen = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
+        if name == "std" and seen and value < 0:
+            raise ValueError(f"std must be a number 0 or above, but {value.item():g} was given.")
         return value
     if torch.compiler.is_compiling():  # a number that moves is symbolic there, and has no bounds
         return value

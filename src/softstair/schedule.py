@@ -62,7 +62,7 @@ class Schedule:
         _require(_is_number(self.period) and self.period > 0, "period", self.period, "above 0")
         _require(_is_number(self.std0) and self.std0 >= 0, "std0", self.std0, "0 or above")
         if self.mean0 is not None:
-            _require(_is_number(self.mean0), "mean0", self.mean0, "finite, or None")
+            _require(_is_number(self.mean0), "mean0", self.mean0, "that is finite, or None")
         for name, allowed in (("interval", INTERVALS), ("power", POWERS)):
             if (given := getattr(self, name)) not in allowed:
                 raise ValueError(
@@ -136,7 +136,12 @@ class Schedule:
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Schedule":
         """The schedule that :meth:`to_json` wrote, from its text or its data."""
-        values = json.loads(data) if isinstance(data, str) else data
+        try:
+            values = json.loads(data) if isinstance(data, str) else data
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"a schedule in JSON must be JSON, but the text is not: {error}."
+            ) from None
         known = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or not {"layers", "period"} <= set(values) <= known:
             raise ValueError(

@@ -73,7 +73,7 @@ class Settings:
                 "forward": "hard",
                 "mean": given.mean,
                 "std": given.std,
-                "layer": layer,
+                "scheduled": False,
             }
         forward: Forward = self.at("forward", name, layer)
         check_forward(forward)
@@ -83,7 +83,7 @@ class Settings:
                 f"noise must be a family with a cdf, or an estimator, but {given!r} was given; "
                 "take softstair.ste.identity() or softstair.ste.relu()."
             )
-        return {"noise": family, "forward": forward, "layer": layer}
+        return {"noise": family, "forward": forward}
 
 
 def check(model: Any, weights: Any, features: Any, init: str, fit: str | None) -> None:

@@ -94,13 +94,13 @@ class Stair:
             isinstance(self.axis, bool) or not isinstance(self.axis, int)
         ):
             raise ValueError(f"axis must be a whole number or None, but {self.axis!r} was given.")
+        # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
+        axis = -1 if self.axis is None else self.axis
+        object.__setattr__(self, "_hash", hash((self.levels, self.thresholds, self.quantum, axis)))
         # Worked out now and not when asked for: compilers trace what is asked for.
         object.__setattr__(self, "integers", _integers(self.levels, self.quantum))
         object.__setattr__(self, "spacing", _spacing(self.levels, self.thresholds))
         object.__setattr__(self, "_rounded", {d: self._round(d) for d in DTYPES})
-        # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
-        axis = -1 if self.axis is None else self.axis
-        object.__setattr__(self, "_hash", hash((self.levels, self.thresholds, self.quantum, axis)))
 
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
@@ -215,7 +215,7 @@ class Stair:
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Stair":
         """The stair that :meth:`to_json` wrote, from its text or its data."""
-        values = json.loads(data) if isinstance(data, str) else data
+        values = _parsed(data)
         required, known = {"levels", "thresholds"}, {"levels", "thresholds", "quantum", "axis"}
         if not isinstance(values, Mapping) or not required <= set(values) <= known:
             raise ValueError(
@@ -223,6 +223,13 @@ class Stair:
                 f"{', '.join(sorted(known))}, but {values!r} was given."
             )
         return cls(**values)
+
+
+def _parsed(data: object) -> Any:
+    try:
+        return json.loads(data) if isinstance(data, str) else data
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a stair in JSON must be JSON, but the text is not: {error}.") from None
 
 
 def _number(name: str, value: object) -> float:
@@ -300,6 +307,11 @@ def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line 
     first, unit = _in_units(values[0], unit) / step, unit * step
     number = torch.arange(len(values), dtype=torch.float64) + first
     if not torch.equal((number * unit).to(rounded.dtype), rounded):
+        return None
+    # Along a line, dividing must find each threshold to within one (kernels.rungs); in a dtype too
+    # coarse for its neighbours to differ evenly it does not.
+    offset = (rounded.double() - rounded[0].double()) / unit - torch.arange(len(values))
+    if offset.abs().max() > 0.9:
         return None
     working = torch.promote_types(rounded.dtype, torch.float32)
     product = number.to(working) * torch.tensor(unit, dtype=torch.float64).to(working)

@@ -85,7 +85,7 @@ def _kernel(
             return _expectation(_sum_of(term, x, rungs, rungs.stair.levels[0], mean, std), rungs)
         return lambda out, x: out.copy_(reference.expectation(x - mean, rungs, noise, 1 / std))
     spacing = rungs.stair.spacing
-    if not noise.peaked or spacing is None:
+    if type(noise) not in CDF or spacing is None:
         return lambda out, x: out.copy_(reference.mode(x - mean, rungs, noise, 1 / std))
     first, last = rungs.rounded.thresholds[0], rungs.rounded.thresholds[-1]
     tie = reference.tie(rungs.working)
@@ -108,11 +108,16 @@ def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std:
     start += math.fsum(rises) * term.base(1 / std)
     scratch = _scratch(2, x, rungs.working)
 
+    noise_floor = 4 * torch.finfo(rungs.working).eps * abs(start) * len(rises)
+
     def kernel(target: Tensor, block: Tensor) -> None:
         work, more = scratch[:, : len(block)]
         target.fill_(start)
         for threshold, rise in zip(rungs.rounded.thresholds, rises, strict=True):
             term.add(target, work, more, block, mean + threshold, 1 / std, rise)
+        if term.vanishes:
+            # What rounding leaves outside of the support is no slope; Adam would make one of it.
+            torch.threshold_(target, noise_floor, 0.0)
 
     return kernel
 
@@ -191,6 +196,9 @@ def _index(
         if math.isfinite(low):
             target.mul_(torch.ge(x, low, out=work))
             target.add_(torch.ge(x, high, out=work), alpha=rungs.count).clamp_(max=rungs.count)
+        return
+    if rungs.is_table and math.isinf(low):
+        target.copy_(rungs.index(x))
         return
     first, *others = (min(max(threshold, low), high) for threshold in rungs.rounded.thresholds)
     torch.ge(x, first, out=target)

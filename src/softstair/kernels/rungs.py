@@ -13,6 +13,8 @@ from softstair.stair import Line, Stair
 
 # Up to this many levels a sum over the thresholds is cheaper than arithmetic on their line.
 FEW_LEVELS = 8
+# Beyond this many a search is cheaper than that sum, where there is no line.
+MANY_LEVELS = 64
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -31,6 +33,7 @@ class Rungs:
         self.quanta = channel_quanta(stair, x)
         lines = (self.rounded.level_line, self.rounded.threshold_line)
         self.is_line = len(stair) > FEW_LEVELS and None not in lines
+        self.is_table = len(stair) > MANY_LEVELS and not self.is_line and self.quanta is None
 
     def threshold(self, k: int) -> float | Tensor:
         return self._value(self.stair.thresholds[k], self.rounded.thresholds[k])
@@ -52,6 +55,9 @@ class Rungs:
         """#{k : x ≥ θₖ} as a float tensor."""
         if self.is_line:
             return self._index_on_line(x)
+        if self.is_table:
+            table = torch.tensor(self.rounded.thresholds, dtype=x.dtype, device=x.device)
+            return torch.bucketize(x.contiguous(), table, right=True).to(x.dtype)
         index = torch.zeros_like(x)
         for k in range(self.count):
             index = index + (x >= self.threshold(k))
@@ -97,6 +103,9 @@ class Rungs:
         """σ(x): the level itself, looked up and never summed; NaN stays NaN."""
         if self.is_line:
             value = self.level_at(self._index_on_line(x))
+        elif self.is_table:
+            table = torch.tensor(self.rounded.levels, dtype=x.dtype, device=x.device)
+            value = table[self.index(x).long()]
         else:
             value = torch.zeros_like(x) + self.level(0)
             for k in range(self.count):

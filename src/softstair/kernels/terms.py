@@ -21,6 +21,8 @@ Add = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
 class Term(NamedTuple):
     add: Add
     base: Callable[[float], float]
+    vanishes: bool = False
+    """Is a difference that is exactly 0 away from the thresholds."""
 
 
 def _uniform_cdf(
@@ -97,7 +99,7 @@ CDF: dict[type[Noise], Term] = {
     Logistic: Term(_logistic_cdf, lambda scale: 0.0),
 }
 PDF: dict[type[Noise], Term] = {
-    Triangular: Term(_triangular_pdf, lambda scale: scale / Triangular.support),
+    Triangular: Term(_triangular_pdf, lambda scale: scale / Triangular.support, vanishes=True),
     Normal: Term(_normal_pdf, lambda scale: 0.0),
     Logistic: Term(_logistic_pdf, lambda scale: 0.0),
 }

@@ -105,4 +105,7 @@ def logs_of_function(path: NoisePath, layer: int, times: list[float]) -> list[fl
 def spans_of_grid(times: list[float], before: list[float], after: list[float]) -> list[Span]:
     """The order of two neighbours from each time of a grid to the next."""
     step = times[1] - times[0]
-    return [(t, t + step, _sign(b - a)) for t, b, a in zip(times, before, after, strict=True)]
+    return [
+        (t, min(t + step, times[-1]), _sign(b - a))
+        for t, b, a in zip(times, before, after, strict=True)
+    ]
