@@ -128,17 +128,8 @@ class StairWeight(StairModule):
     quantum: Tensor
     shifted: Tensor
 
-    def __init__(
-        self,
-        stair: Stair,
-        noise: Noise | str = "uniform",
-        forward: Forward = "mode",
-        layer: int = 0,
-        mean: float = 0.0,
-        std: float | None = None,
-        scheduled: bool = True,
-    ) -> None:
-        super().__init__(stair, noise, forward, layer, mean, std, scheduled)
+    def __init__(self, stair: Stair, *arguments: Any, **settings: Any) -> None:
+        super().__init__(stair, *arguments, **settings)
         self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
         self.register_buffer("shifted", torch.tensor(False))
 

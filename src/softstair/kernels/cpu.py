@@ -105,16 +105,22 @@ def _expectation(total: Kernel, rungs: Rungs) -> Kernel:
 def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float) -> Kernel:
     """start + Σₖ (qₖ − qₖ₋₁)·term((x − θₖ)/β)."""
     rises = [b - a for a, b in pairwise(rungs.stair.levels)]
+    factor = term.factor(1 / std)
     start += math.fsum(rises) * term.base(1 / std)
     scratch = _scratch(2, x, rungs.working)
-
+    first = torch.tensor(start, dtype=rungs.working)
     noise_floor = 4 * torch.finfo(rungs.working).eps * abs(start) * len(rises)
 
     def kernel(target: Tensor, block: Tensor) -> None:
-        work, more = scratch[:, : len(block)]
-        target.fill_(start)
-        for threshold, rise in zip(rungs.rounded.thresholds, rises, strict=True):
-            term.add(target, work, more, block, mean + threshold, 1 / std, rise)
+        work, spare = scratch[:, : len(block)]
+        for k, (threshold, rise) in enumerate(zip(rungs.rounded.thresholds, rises, strict=True)):
+            term.shape(work if k else target, spare, block, mean + threshold, 1 / std)
+            if k:
+                target.add_(work, alpha=rise / rises[0])
+        if start:
+            torch.add(first, target, alpha=factor * rises[0], out=target)
+        else:
+            target.mul_(factor * rises[0])
         if term.vanishes:
             # What rounding leaves outside of the support is no slope; Adam would make one of it.
             torch.threshold_(target, noise_floor, 0.0)
