@@ -342,3 +342,13 @@ def test_bad_input(kind, settings, name):
 def test_layer_count_refuses_a_float_network():
     with pytest.raises(ValueError, match=r"net must be a stair network.*Linear"):
         ss.nn.layer_count(nn.Linear(2, 2))
+
+
+def test_features_of_another_quantum_are_refused():
+    """The layers that take them were built for one quantum; a checkpoint of another says so."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    trained = ss.quantise(model, TERNARY, ss.Stair.ternary(0.07))
+    other = ss.quantise(model, TERNARY, TERNARY)
+    with pytest.raises(RuntimeError, match=r"the quantum of 1 must be 1\.0"):
+        other.load_state_dict(trained.state_dict())
+    ss.quantise(model, TERNARY, ss.Stair.ternary(0.07)).load_state_dict(trained.state_dict())

@@ -24,6 +24,8 @@ SLOPES = {
     "clipped_relu": lambda x: ((x >= 0) & (x < 1)).double(),
     "hard_sigmoid": lambda x: ((x >= -0.5) & (x < 0.5)).double(),
     "piecewise_polynomial": lambda x: (1 - x.abs()).clamp(min=0),
+    "error_function": lambda x: torch.exp(-x.square()) / math.sqrt(math.pi),
+    "sigmoid": lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
     "identity": torch.ones_like,
     "relu": lambda x: (x >= 0).double(),
 }
@@ -49,7 +51,8 @@ def test_parameters_are_those_of_the_paper(name):
 
 @pytest.mark.parametrize("name", SLOPES)
 def test_the_closed_forms_on_the_heaviside(name):
-    """Slopes of clip(x, 0, 1), clip(x + 1/2, 0, 1), Bi-Real's parabola, x and max(x, 0)."""
+    """Slopes of clip(x, 0, 1), clip(x + 1/2, 0, 1), Bi-Real's parabola, (1 + erf x)/2, the sigmoid,
+    x and max(x, 0)."""
     y, g = oracle.value_and_gradient(lambda x: getattr(ss.ste, name)()(x, STEP), X)
     torch.testing.assert_close(y, (X >= 0).double(), rtol=0, atol=0)
     torch.testing.assert_close(g, SLOPES[name](X), rtol=0, atol=1e-12)

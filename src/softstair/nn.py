@@ -47,6 +47,7 @@ class StairModule(nn.Module):
 
     mean: Tensor
     std: Tensor
+    quantum: Tensor
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class StairModule(nn.Module):
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+        self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -101,8 +103,22 @@ class StairModule(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         """A checkpoint of the float network has none of these buffers, and loads all the same."""
-        if any(key.rpartition(".")[2] == "std" for key in state_dict):
-            super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if not any(key.rpartition(".")[2] == "std" for key in state_dict):
+            return
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        # The buffer is the stair's quantum rounded to float32; only another one is news.
+        mine = torch.tensor(self.stair.quantum, dtype=torch.float32)
+        loaded = self.quantum.detach().cpu()
+        if loaded.shape == mine.shape and not torch.equal(loaded, mine):
+            self._adopt(loaded.double(), prefix, arguments[-1])
+
+    def _adopt(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
+        """Another quantum was loaded; the layers that take these features were built for mine."""
+        self.quantum.copy_(torch.tensor(self.stair.quantum, dtype=torch.float32))
+        errors.append(
+            f"the quantum of {prefix.rstrip('.')} must be {self.stair.quantum!r}, the network's, "
+            f"but the checkpoint has {quantum.tolist()!r}; quantise the model with that one."
+        )
 
     def extra_repr(self) -> str:
         kind = type(self.noise).__name__.lower()
@@ -125,12 +141,10 @@ class StairWeight(StairModule):
     moved by the first mean of their noise) belong to the trained state and are saved with it.
     """
 
-    quantum: Tensor
     shifted: Tensor
 
     def __init__(self, stair: Stair, *arguments: Any, **settings: Any) -> None:
         super().__init__(stair, *arguments, **settings)
-        self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
         self.register_buffer("shifted", torch.tensor(False))
 
     def integers(self, weight: Tensor) -> Tensor | None:
@@ -157,15 +171,9 @@ class StairWeight(StairModule):
             weight.add_(self._absolute(torch.tensor(mean, device=weight.device), weight))
             self.shifted.fill_(True)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        # The buffer is the stair's quantum rounded to float32; only another one is news.
-        mine = torch.tensor(self.stair.quantum, dtype=torch.float32)
-        loaded = self.quantum.detach().cpu()
-        if loaded.shape == mine.shape and not torch.equal(loaded, mine):
-            self.stair = self.stair.with_quantum(loaded.double().tolist(), self.stair.axis)
+    def _adopt(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
+        """Another quantum was loaded: that of a fit, which is part of what was trained."""
+        self.stair = self.stair.with_quantum(quantum.tolist(), self.stair.axis)
 
 
 class StairLayer(nn.Module):

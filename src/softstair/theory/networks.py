@@ -73,10 +73,10 @@ def _noise_at(schedule: NoisePath, t: float, layer: int) -> tuple[float, float]:
 
 
 def _times(schedule: NoisePath, times: Sequence[float] | None, layers: int) -> Sequence[float]:
-    if isinstance(schedule, Schedule) and schedule.layers < layers:
+    if isinstance(schedule, Schedule) and schedule.layers != layers:
         raise ValueError(
-            f"schedule must have at least the {layers} layers of the network, "
-            f"but one of {schedule.layers} was given."
+            f"schedule must have as many layers as the network, {layers}, but it has "
+            f"{schedule.layers}; Schedule.for_network counts them."
         )
     if times is not None:
         return times
