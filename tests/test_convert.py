@@ -1124,3 +1124,9 @@ def test_what_a_network_keeps_of_itself_is_left_alone():
     annealer.step()
     net(torch.randn(4, 6))
     assert net.hidden.requires_grad
+
+
+def test_the_noise_is_where_the_network_is():
+    """A model on another device, be it one without data, gets its stairs there."""
+    net = ss.quantise(networks.mlp(6, 8, 3).to("meta"), TERNARY, TERNARY)
+    assert {buffer.device.type for buffer in net.buffers()} == {"meta"}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from softstair import functional
@@ -84,6 +85,8 @@ def quantise(
         step: _activation(settings, survey.names[step], asked[step], numbers[step])
         for step in dict.fromkeys(survey.activations.values())
     }
+    for activation in activations.values():
+        activation.to(_device(net))
     features_of = {step: activations[first].stair for step, first in survey.activations.items()}
     units = input_units(graph, net, features_of, survey.weights)
     swaps: dict[int, nn.Module] = {}
@@ -278,6 +281,11 @@ def _layer(
     if settings.init == "thresholds":
         quantised.start_at_thresholds()
     return quantised
+
+
+def _device(net: nn.Module) -> torch.device:
+    """Where the network is, and its noise must be: that of its first parameter."""
+    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
 
 
 def _stair(settings: Settings, option: str, name: str, layer: int) -> Stair:
