@@ -1,0 +1,21 @@
+"""Data sets by name: read from where they lie, whole, as bytes.
+
+Each reader is a file of its own with ``load(root)``; a name is looked up here. Nothing but the
+digits comes with the library; ``softstair data fetch`` brings the others.
+"""
+
+import importlib
+from pathlib import Path
+
+from softstair.data.dataset import DataError, Dataset
+
+__all__ = ["NAMES", "DataError", "Dataset", "load"]
+
+NAMES: tuple[str, ...] = ("digits", "cifar10", "svhn", "speech")
+
+
+def load(name: str, root: Path | str = "data") -> Dataset:
+    """The data set of that name; ``root`` is the folder that holds the data sets' own folders."""
+    if name not in NAMES:
+        raise ValueError(f"data must be one of {', '.join(NAMES)}, but {name!r} was given.")
+    return importlib.import_module(f"softstair.data.{name}").load(Path(root))

@@ -1,0 +1,82 @@
+"""A data set as training takes it: whole tensors of bytes, and how to make numbers of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["DataError", "Dataset"]
+
+
+class DataError(ValueError):
+    """A file that is not what it should be: one sentence that names it and says what to do."""
+
+    def __init__(self, path: Path, wrong: str, remedy: str) -> None:
+        super().__init__(f"{str(path)!r} {wrong}: {remedy}.")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The training partition, which folds are cut from, and the test set where there is one.
+
+    x         (N, C, H, W) uint8
+    y         (N,) int64, indices into ``classes``
+    mean      what becomes 0 and
+    std       what becomes 1, in the units of x: a network sees (x − mean)/std
+    groups    (N,) int64 or None: examples of one group (one speaker) stay on one side of a fold
+    test_x, test_y   as x and y, or None
+
+    >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
+    >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0))
+    2
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+    groups: Tensor | None = None
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._check(self.x, self.y, "x", "y")
+        if (self.test_x is None) != (self.test_y is None):
+            raise ValueError("test_x and test_y go together, but only one of them was given.")
+        if self.test_x is not None and self.test_y is not None:
+            self._check(self.test_x, self.test_y, "test_x", "test_y")
+            if self.test_x.shape[1:] != self.x.shape[1:]:
+                raise ValueError(
+                    f"test_x must have examples like those of x, {tuple(self.x.shape[1:])}, but "
+                    f"{tuple(self.test_x.shape[1:])} was given."
+                )
+        if not self.std > 0:
+            raise ValueError(f"std must be above 0, but {self.std!r} was given.")
+        if self.groups is not None and self.groups.shape != self.y.shape:
+            raise ValueError(
+                f"groups must have the shape of y, {tuple(self.y.shape)}, but "
+                f"{tuple(self.groups.shape)} was given."
+            )
+
+    def _check(self, x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
+        if x.dtype != torch.uint8 or x.dim() != 4:
+            raise ValueError(
+                f"{x_name} must be (N, C, H, W) of uint8, but {tuple(x.shape)} of {x.dtype} was "
+                "given."
+            )
+        if y.dtype != torch.int64 or y.shape != x.shape[:1]:
+            raise ValueError(
+                f"{y_name} must be ({len(x)},) of int64, but {tuple(y.shape)} of {y.dtype} was "
+                "given."
+            )
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
+            raise ValueError(
+                f"{y_name} must lie between 0 and {len(self.classes) - 1}, the classes being "
+                f"{len(self.classes)}, but {int(y.min())} to {int(y.max())} was given."
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)

@@ -1,0 +1,24 @@
+"""The digits of scikit-learn: 1,797 images of 8×8 pixels with 17 greys, and no download."""
+
+from pathlib import Path
+
+import torch
+
+from softstair.data.dataset import Dataset
+
+__all__ = ["load"]
+
+
+def load(root: Path | None = None) -> Dataset:
+    """The digits; ``root`` is not needed, since they come with scikit-learn.
+
+    >>> digits = load()
+    >>> digits.x.shape, int(digits.x.max())
+    (torch.Size([1797, 1, 8, 8]), 16)
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
+    y = torch.from_numpy(labels).to(torch.int64)
+    return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0)
