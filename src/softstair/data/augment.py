@@ -1,0 +1,77 @@
+"""Augmentation of whole batches where they lie: random crops and mirrored images.
+
+Each image has a draw of its own, yet nothing here loops over images or waits for the device.
+Rows are picked with ``index_select``, which copies runs of bytes; indexing element by element
+takes several times as long.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+__all__ = ["crop", "cut", "flip"]
+
+
+def crop(x: Tensor, padding: int = 4, generator: Generator | None = None) -> Tensor:
+    """Each image cut, in its own size, at random from itself with a black border around it.
+
+    x           (N, C, H, W), of any dtype and on any device
+    padding     how many black (0) pixels the border has on every side: the corner of the cut is
+                drawn uniformly among (2·padding + 1)²
+    generator   where the draws come from, on the device of x; None for torch's own
+
+    >>> x = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
+    >>> crop(x, padding=1, generator=Generator().manual_seed(1)).squeeze()
+    tensor([[2, 3, 0],
+            [5, 6, 0],
+            [8, 9, 0]], dtype=torch.uint8)
+    """
+    _check(x, generator)
+    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+        raise ValueError(f"padding must be a whole number from 0, but {padding!r} was given.")
+    down, right = torch.randint(
+        2 * padding + 1, (2, len(x)), generator=generator, device=x.device
+    ).unbind()
+    return cut(x, down, right, padding)
+
+
+def cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
+    """What :func:`crop` does, at corners that are given.
+
+    down, right   (N,) int64 between 0 and 2·padding: where each cut begins in the image with its
+                  border; ``padding`` and ``padding`` give the image itself
+    """
+    if x.numel() == 0:
+        return x.clone()
+    images, channels, height, width = x.shape
+    bordered = F.pad(x, (padding,) * 4)
+    # Every run of `width` neighbouring bytes is a row of this view, by the place where it begins.
+    runs = bordered.reshape(-1).unfold(0, width, 1)
+    planes = torch.arange(images * channels, device=x.device).reshape(images, channels, 1)
+    lines = down.reshape(-1, 1, 1) + torch.arange(height, device=x.device)
+    lines = lines + planes * bordered.shape[2]
+    begins = lines * bordered.shape[3] + right.reshape(-1, 1, 1)
+    return runs.index_select(0, begins.reshape(-1)).reshape(x.shape)
+
+
+def flip(x: Tensor, generator: Generator | None = None) -> Tensor:
+    """Each image mirrored left to right with probability ½; arguments as for :func:`crop`.
+
+    >>> x = torch.tensor([1, 2], dtype=torch.uint8).expand(4, 1, 1, 2)
+    >>> flip(x, generator=Generator().manual_seed(0)).flatten(1).tolist()
+    [[1, 2], [2, 1], [2, 1], [1, 2]]
+    """
+    _check(x, generator)
+    mirrored = torch.randint(2, (len(x),), generator=generator, device=x.device)
+    both = torch.cat([x, x.flip(3)])
+    return both.index_select(0, mirrored * len(x) + torch.arange(len(x), device=x.device))
+
+
+def _check(x: Tensor, generator: Generator | None) -> None:
+    if x.dim() != 4:
+        raise ValueError(f"x must be (N, C, H, W), but {tuple(x.shape)} was given.")
+    if generator is not None and generator.device.type != x.device.type:
+        raise ValueError(
+            f"generator must be on the device of x, {x.device}, but it is on {generator.device}; "
+            "make it with torch.Generator(device=x.device)."
+        )

@@ -1,0 +1,239 @@
+"""The networks against the paper's description, put together by hand from bare functions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import softstair as ss
+from softstair.models import build, digits, dscnn, last_layer, vgg8
+
+TERNARY = ss.Stair.ternary()
+INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
+UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")
+SHAPES = {"vgg8": (3, 32, 32), "dscnn": (1, 49, 10), "digits": (1, 8, 8)}
+CLASSES = {"vgg8": 10, "dscnn": 12, "digits": 10}
+STAIRS = {"vgg8": (TERNARY, TERNARY), "dscnn": (INT4, UINT4), "digits": (TERNARY, TERNARY)}
+PARAMETERS = {"vgg8": 13_881_994, "dscnn": 23_168}
+NAMES = list(SHAPES)
+
+
+@pytest.fixture(scope="module")
+def floats() -> dict[str, nn.Module]:
+    """One network of each kind, in eval() and with batch norms that have seen something."""
+    torch.manual_seed(0)
+    nets = {name: build(name, CLASSES[name], SHAPES[name]) for name in NAMES}
+    for net in nets.values():
+        for module in net.eval().modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.running_mean.normal_(std=0.1)
+                module.running_var.uniform_(0.5, 2.0)
+    return nets
+
+
+@pytest.fixture(scope="module")
+def stairs(floats: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The same, quantised as in the paper but for the last layer."""
+    return {
+        name: ss.quantise(net, *STAIRS[name], skip=last_layer(net)) for name, net in floats.items()
+    }
+
+
+def examples(name: str, count: int) -> Tensor:
+    return torch.randn(count, *SHAPES[name], generator=torch.Generator().manual_seed(1))
+
+
+class ByHand:
+    """Takes a network's tensors one after the other, as a description in words goes along."""
+
+    def __init__(self, net: nn.Module) -> None:
+        kinds = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
+        self.left = [module for module in net.modules() if isinstance(module, kinds)]
+
+    def weight(self, *shape: int) -> Tensor:
+        weight = self.left.pop(0).weight
+        assert weight.shape == shape
+        return weight
+
+    def normalised(self, x: Tensor) -> Tensor:
+        norm = self.left.pop(0)
+        column = lambda v: v.reshape(1, -1, *[1] * (x.dim() - 2))
+        x = (x - column(norm.running_mean)) / column(norm.running_var + 1e-5).sqrt()
+        return (x * column(norm.weight) + column(norm.bias)).clamp(min=0)
+
+
+def vgg8_by_hand(net: nn.Module, x: Tensor) -> Tensor:
+    hand = ByHand(net)
+    plan = [
+        (3, 128, True),
+        (128, 256, False),
+        (256, 256, True),
+        (256, 512, False),
+        (512, 512, True),
+    ]
+    for inputs, outputs, pools in plan:
+        weight = hand.weight(outputs, inputs, 3, 3)
+        x = hand.normalised(F.conv2d(F.pad(x, (1, 1, 1, 1)), weight))
+        if pools:
+            x = torch.stack([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]).amax(0)
+    x = x.reshape(len(x), 8192)
+    for inputs in (8192, 1024):
+        x = hand.normalised(x @ hand.weight(1024, inputs).T)
+    bias = hand.left[0].bias
+    return x @ hand.weight(10, 1024).T + bias
+
+
+def dscnn_by_hand(net: nn.Module, x: Tensor) -> Tensor:
+    hand = ByHand(net)
+    padded = x.new_zeros(len(x), 1, 5 + 49 + 5, 1 + 10 + 1)
+    padded[:, :, 5:54, 1:11] = x
+    x = hand.normalised(F.conv2d(padded, hand.weight(64, 1, 10, 4), stride=2))
+    assert x.shape[1:] == (64, 25, 5)
+    for _ in range(4):
+        weight = hand.weight(64, 1, 3, 3)
+        x = F.pad(x, (1, 1, 1, 1))
+        channels = [F.conv2d(x[:, [c]], weight[[c]]) for c in range(64)]
+        x = hand.normalised(torch.cat(channels, 1))
+        x = hand.normalised(torch.einsum("nchw,oc->nohw", x, hand.weight(64, 64, 1, 1)[:, :, 0, 0]))
+    assert hand.left[0].bias is None
+    return x.mean((2, 3)) @ hand.weight(12, 64).T
+
+
+@pytest.mark.parametrize(("name", "by_hand"), [("vgg8", vgg8_by_hand), ("dscnn", dscnn_by_hand)])
+def test_the_network_is_the_papers(floats, name, by_hand):
+    x = examples(name, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(floats[name](x), by_hand(floats[name], x), rtol=1e-4, atol=1e-5)
+    assert sum(p.numel() for p in floats[name].parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_initialisation(floats, name):
+    net = floats[name]
+    last = net.get_submodule(last_layer(net))
+    assert isinstance(last, nn.Linear)
+    deviations = 4 / math.sqrt(2 * last.weight.numel())  # of the estimate, relative
+    assert float(last.weight.detach().std()) == pytest.approx(0.01, rel=deviations)
+    assert last.bias is None or not last.bias.any()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert bool((module.weight == 1).all())
+            assert not module.bias.any()
+        elif isinstance(module, nn.Conv2d | nn.Linear) and module is not last:
+            assert module.bias is None
+        assert not isinstance(module, nn.Dropout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_symbolic_tracing_follows_it(floats, name):
+    x = examples(name, 1)
+    with torch.no_grad():
+        assert torch.equal(fx.symbolic_trace(floats[name])(x), floats[name](x))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("vgg8", 7), ("dscnn", 9), ("digits", 3)])
+def test_layers_of_the_stair_network_in_order(floats, stairs, name, layers):
+    rows = ss.report(stairs[name]).rows
+    weights = [row for row in rows if row.became == "stair weights"]
+    features = [row for row in rows if row.became == "stair activation"]
+    assert [row.layer for row in weights] == list(range(layers))
+    assert [row.layer for row in features] == list(range(layers))
+    kinds = (nn.Conv2d, nn.Linear)
+    order = [n for n, module in floats[name].named_modules() if isinstance(module, kinds)]
+    assert [row.name for row in weights] == order[:-1]
+    assert type(stairs[name].get_submodule(order[-1])) is nn.Linear
+    assert ss.Schedule.for_network(stairs[name], period=1).layers == layers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_and_weights_are_levels(stairs, name):
+    net, seen = stairs[name].eval(), []
+    hooks = [
+        module.register_forward_hook(lambda module, taken, given: seen.append(given))
+        for module in net.modules()
+        if isinstance(module, ss.nn.StairActivation)
+    ]
+    with torch.no_grad():
+        net(examples(name, 3))
+    for hook in hooks:
+        hook.remove()
+    weights, features = (torch.tensor(stair.levels) for stair in STAIRS[name])
+    assert len(seen) == len(hooks)
+    assert all(bool(torch.isin(given, features).all()) for given in seen)
+    assert any(len(given.unique()) > 1 for given in seen)
+    for module in net.modules():
+        if isinstance(module, ss.nn.StairLayer):
+            used = module.weight_stair(module.weight)
+            assert bool(torch.isin(used, weights).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "forward"),
+    [("vgg8", "mode"), ("dscnn", "mode"), ("dscnn", "expectation"), ("digits", "random")],
+)
+def test_gradient_reaches_every_parameter(floats, name, forward):
+    torch.manual_seed(0)
+    net = ss.quantise(floats[name], *STAIRS[name], forward=forward, skip=last_layer(floats[name]))
+    x = examples(name, 4)
+    F.cross_entropy(net.train()(x), torch.arange(4)).backward()
+    for parameter_name, parameter in net.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert bool(parameter.grad.isfinite().all()), parameter_name
+        assert bool(parameter.grad.any()), parameter_name
+
+
+def test_depthwise_weights_start_at_thresholds_with_all_inputs_counted(stairs):
+    """s = 1/√(64·3·3), not 1/√(3·3): the inputs are not divided by the groups."""
+    depthwise = stairs["dscnn"].get_submodule("block2.0")
+    assert depthwise.groups == 64
+    thresholds = torch.tensor(INT4.thresholds) / 0.07
+    away = (depthwise.weight.detach().reshape(-1, 1) / 0.07 - thresholds).abs().amin(1)
+    assert float(away.max()) <= 1 / math.sqrt(576) + 1e-5
+    assert float(away.max()) > 0.9 / math.sqrt(576)
+
+
+def test_sums_run_over_integers_behind_the_first_layer(stairs):
+    """The pooling keeps levels, and the input is the one thing that is not quantised."""
+    for name, (_, features) in STAIRS.items():
+        layers = [m for m in stairs[name].modules() if isinstance(m, ss.nn.StairLayer)]
+        quanta = [layer.input_quantum for layer in layers]
+        assert quanta == [None] + [features.quantum] * (len(layers) - 1)
+
+
+def test_classes_and_channels_are_as_asked():
+    assert dscnn(classes=35)(torch.zeros(2, 1, 49, 10)).shape == (2, 35)
+    assert digits(classes=4)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    net = vgg8(classes=7, inputs=1)
+    assert net.features[0].weight.shape == (128, 1, 3, 3)
+    assert net.classifier[6].weight.shape == (7, 1024)
+
+
+def test_digits_learns_and_stays_learned_when_the_noise_is_gone():
+    """A fifth of the digits held out, four epochs, every layer annealed after two."""
+    from softstair.data.digits import load
+
+    data = load()
+    torch.manual_seed(0)
+    order = torch.randperm(len(data))
+    x, y = (data.x[order].float() - data.mean) / data.std, data.y[order]
+    valid, train = slice(0, 359), slice(359, None)
+    model = digits()
+    net = ss.quantise(model, TERNARY, TERNARY, skip=last_layer(model))
+    schedule = ss.Schedule.for_network(net, period=1)
+    batches = torch.arange(len(x))[train].split(64)
+    annealer = ss.Annealer(net, schedule, steps_per_unit=len(batches))
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(4):
+        for batch in batches:
+            annealer.step()
+            optimiser.zero_grad()
+            F.cross_entropy(net(x[batch]), y[batch]).backward()
+            optimiser.step()
+    assert annealer.annealed == (0, 1, 2)
+    with torch.no_grad():
+        right = net.eval()(x[valid]).argmax(1) == y[valid]
+    assert float(right.float().mean()) > 0.88  # 0.92 to 0.95, by the seed; chance is 0.1
