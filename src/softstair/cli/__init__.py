@@ -15,10 +15,12 @@ import softstair
 __all__ = ["VERBS", "main"]
 
 VERBS: dict[str, str] = {
+    "train": "train a quantised network; without flags, a ternary one on the embedded digits",
     "check": "does a schedule anneal its layers in order, and what does the theorem say of it?",
+    "data": "fetch data sets from their official addresses, and see which are there",
 }
 
-EXTRA = ("tyro", "rich", "matplotlib")
+EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "scipy", "safetensors", "filelock")
 """What ``pip install 'softstair[cli]'`` brings, and only the command needs."""
 
 
@@ -64,7 +66,10 @@ def _run(verb: str, words: list[str]) -> int:
             f"softstair {verb}: the command line needs {', '.join(EXTRA)}, but {missing} is not "
             "installed: run pip install 'softstair[cli]'."
         )
-    command = parse(module.Command, words, prog=f"softstair {verb}")
+    # A verb whose flags depend on one another reads them itself.
+    own = getattr(module, "parse", None)
+    prog = f"softstair {verb}"
+    command = own(words, prog) if own else parse(module.Command, words, prog)
     return int(command.run())
 
 

@@ -1,34 +1,42 @@
 """Flags from a frozen dataclass, by tyro; its boxes of complaints become one sentence."""
 
 import contextlib
+import difflib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
-__all__ = ["parse"]
+__all__ = ["given", "parse"]
 
 CommandT = TypeVar("CommandT")
 
+LEGIBLE = 20
+"""So many flags can be named in one sentence."""
 KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
 
 
-def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
+def parse(
+    command: type[CommandT], words: Sequence[str], prog: str, default: CommandT | None = None
+) -> CommandT:
     """The command that the words describe; a ValueError of one sentence where they do not.
 
-    ``--help`` prints and raises SystemExit(0), as tyro does.
+    ``default`` has what the words leave out; None: the fields' own defaults. ``--help`` prints and
+    raises SystemExit(0), as tyro does.
     """
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(command, prog=prog, args=list(words))
+            if default is None:
+                return tyro.cli(command, prog=prog, args=list(words))
+            return tyro.cli(command, prog=prog, args=list(words), default=default)
     except SystemExit as stop:
         if not stop.code:
             raise
-    flags = ["--" + field.name.replace("_", "-") for field in fields(command)]  # type: ignore[arg-type]
+    flags = ["--" + name.replace("_", "-") for name in _kinds(command)]
     sentence = _sentence(_unboxed(complaint.getvalue()), list(words), command, flags)
     raise ValueError(f"{sentence}: see {prog} --help.")
 
@@ -54,12 +62,16 @@ def _unboxed(text: str) -> str:
 
 def _sentence(text: str, words: list[str], command: type[Any], flags: list[str]) -> str:
     if found := re.match(r"Unrecognized (?:options|arguments)[^:]*: (.+)", text):
-        given = found.group(1).split(", ")[0].split(" ")[0]
-        return f"the flags are {', '.join(flags)}, but {given!r} was given"
+        word = found.group(1).split(", ")[0].split(" ")[0]
+        if len(flags) > LEGIBLE:
+            flags = difflib.get_close_matches(word.replace("_", "-"), flags, n=3, cutoff=0.5)
+            nearest = f", the nearest being {' and '.join(flags)}" if flags else ""
+            return f"there are other flags{nearest}, but {word!r} was given"
+        return f"the flags are {', '.join(flags)}, but {word!r} was given"
     if found := re.match(r"invalid choice '(.*)' for argument '([^']+)'.*?\((.*)\)", text):
-        given, flag, allowed = found.groups()
-        choices = ", ".join(re.findall(r"'([^']*)'", allowed))
-        return f"{_long(flag)} must be one of {choices}, but {given!r} was given"
+        word, flag, allowed = found.groups()
+        choices = ", ".join(_in_order(re.findall(r"'([^']*)'", allowed), _long(flag), command))
+        return f"{_long(flag)} must be one of {choices}, but {word!r} was given"
     if found := re.match(r"Missing value for argument '([^']+)'", text):
         return f"{_long(found.group(1))} needs {_kind(found.group(1), command)}, but none was given"
     if found := re.match(r"Error parsing [^-]\S*: (.+)", text):
@@ -67,8 +79,8 @@ def _sentence(text: str, words: list[str], command: type[Any], flags: list[str])
         return found.group(1)
     if found := re.match(r"Error parsing (\S+): ", text):
         flag = _long(found.group(1))
-        given = _given(flag, words)
-        return f"{flag} must be {_kind(flag, command)}, but {given!r} was given"
+        word = given(flag, words) or ""
+        return f"{flag} must be {_kind(flag, command)}, but {word!r} was given"
     return text or "the flags could not be read"
 
 
@@ -76,19 +88,35 @@ def _long(flag: str) -> str:
     return flag.split("/")[-1].strip()
 
 
+def _kinds(command: type[Any]) -> dict[str, Any]:
+    """The annotation of every flag by its name, those of dataclasses within the command too."""
+    kinds: dict[str, Any] = {}
+    for name, kind in get_type_hints(command).items():
+        inner = is_dataclass(kind) and isinstance(kind, type)
+        kinds |= _kinds(kind) if inner else {name: kind}
+    return kinds
+
+
+def _in_order(choices: list[str], flag: str, command: type[Any]) -> list[str]:
+    """The choices of a flag in the order in which its annotation has them, where it has."""
+    kind = _kinds(command).get(flag.removeprefix("--").replace("-", "_"))
+    order = [one for inner in get_args(kind) for one in get_args(inner) or (inner,)]
+    return sorted(choices, key=lambda one: order.index(one) if one in order else -1)
+
+
 def _kind(flag: str, command: type[Any]) -> str:
     """What a flag takes, in words."""
-    name = _long(flag).removeprefix("--").replace("-", "_")
-    kind = next((field.type for field in fields(command) if field.name == name), None)
+    kind = _kinds(command).get(_long(flag).removeprefix("--").replace("-", "_"))
     alternatives = getattr(kind, "__args__", (kind,))
     named = [KINDS[one] for one in alternatives if one in KINDS]
     return named[0] if named else "a value"
 
 
-def _given(flag: str, words: list[str]) -> str:
+def given(flag: str, words: Sequence[str]) -> str | None:
+    """What the words give for a flag, the last time they name it; None if they do not."""
+    found = None
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word.replace("_", "-") == flag:
-            return after
-        if word.replace("_", "-").startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return ""
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            found = value if equals else after
+    return found

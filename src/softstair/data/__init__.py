@@ -7,6 +7,7 @@ digits comes with the library; ``softstair data fetch`` brings the others.
 import importlib
 from pathlib import Path
 
+from softstair import own
 from softstair.data.dataset import DataError, Dataset
 
 __all__ = ["NAMES", "DataError", "Dataset", "load"]
@@ -15,7 +16,19 @@ NAMES: tuple[str, ...] = ("digits", "cifar10", "svhn", "speech")
 
 
 def load(name: str, root: Path | str = "data") -> Dataset:
-    """The data set of that name; ``root`` is the folder that holds the data sets' own folders."""
+    """The data set of that name; ``root`` is the folder that holds the data sets' own folders.
+
+    ``package.module:function`` is a function of the user's own that returns a :class:`Dataset`; it
+    is given ``root`` if it takes it.
+
+    >>> load("digits").classes
+    ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+    """
+    if ":" in name:
+        return own.call(name, "data", Dataset, root=Path(root))
     if name not in NAMES:
-        raise ValueError(f"data must be one of {', '.join(NAMES)}, but {name!r} was given.")
+        raise ValueError(
+            f"data must be one of {', '.join(NAMES)}, or package.module:function for data of your "
+            f"own, but {name!r} was given."
+        )
     return importlib.import_module(f"softstair.data.{name}").load(Path(root))

@@ -1,6 +1,6 @@
 """A data set as training takes it: whole tensors of bytes, and how to make numbers of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -80,3 +80,23 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def sample(self, count: int, seed: int = 0) -> "Dataset":
+        """So many examples, drawn at random, and as many of the test set; all, if there are fewer.
+
+        >>> x, y = torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
+        >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0).sample(5))
+        5
+        """
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self), generator=generator)[:count].sort().values
+        smaller = replace(
+            self,
+            x=self.x[chosen],
+            y=self.y[chosen],
+            groups=None if self.groups is None else self.groups[chosen],
+        )
+        if self.test_x is None or self.test_y is None:
+            return smaller
+        chosen = torch.randperm(len(self.test_y), generator=generator)[:count].sort().values
+        return replace(smaller, test_x=self.test_x[chosen], test_y=self.test_y[chosen])

@@ -1,0 +1,87 @@
+"""What a training looks like on a terminal; nowhere else does it say anything but warnings."""
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from softstair.train.state import State
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A line that moves: epoch, examples a second, loss, accuracy, time left, annealed layers."""
+
+    def __init__(self, label: str = "", console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._label = label
+        self._warned: set[str] = set()
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[noise]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            expand=True,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, state: State) -> None:
+        total = state.recipe.epochs * state.steps
+        done = state.epoch * state.steps + state.step
+        self._task = self._bar.add_task(
+            self._title(state), total=total, completed=done, speed="", news="", noise=""
+        )
+        self._first, self._since = done, time.monotonic()
+
+    def step(self, state: State) -> None:
+        done = state.epoch * state.steps + state.step
+        seconds = max(time.monotonic() - self._since, 1e-9)
+        speed = (done - self._first) * state.recipe.batch / seconds
+        self._bar.update(
+            self._task,
+            completed=done,
+            description=self._title(state),
+            speed=f"{speed:,.0f} examples/s",
+            noise=self._noise(state),
+        )
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        accuracy, loss = metrics["valid_accuracy"], metrics["train_loss"]
+        self._bar.update(self._task, news=f"loss {loss:.3f}, validation {accuracy:.2%}")
+        for warning in metrics.get("warnings", ()):
+            # The share in it changes from epoch to epoch; the stair that it is about does not.
+            subject = warning.partition(" ")[2]
+            if subject not in self._warned:
+                self._warned.add(subject)
+                say = f"softstair train: warning: {warning} in epoch {metrics['epoch']}."
+                print(say, file=sys.stderr)
+
+    def _title(self, state: State) -> str:
+        epoch = min(state.epoch + 1, state.recipe.epochs)
+        return f"{self._label} epoch {epoch}/{state.recipe.epochs}".strip()
+
+    @staticmethod
+    def _noise(state: State) -> str:
+        """A square for every layer: full of noise, annealing, annealed."""
+        if state.annealer is None:
+            return "float"
+        schedule = state.recipe.schedule(state.annealer.layers)
+        if schedule.is_static:
+            return f"{state.annealer.layers} noisy layers"
+        shares = [noise[1] / schedule.std0 if noise else 1.0 for noise in state.annealer.noise]
+        return "noise " + "".join(" ▁▂▃▄▅▆▇█"[min(8, int(8.999 * share))] for share in shares)

@@ -1,0 +1,75 @@
+"""What came of a training: a table, and the course of accuracy and noise in a few characters."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["read_metrics", "show"]
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+
+
+def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> None:
+    """Prints the table of some folds, their mean and spread, and where everything lies."""
+    console = Console(highlight=False)
+    console.print(_table(summaries))
+    console.print(_courses(runs))
+    console.print(_conclusion(summaries), soft_wrap=True)
+    console.print(f"picture: {picture}", soft_wrap=True)
+    console.print(f"run{'s' * (len(runs) > 1)}: {', '.join(map(str, runs))}", soft_wrap=True)
+
+
+def _table(summaries: list[dict[str, Any]]) -> Table:
+    table = Table(title="accuracy of the network without noise")
+    for name in ("fold", "validation", "best epoch's", "test", "examples/s", "seconds"):
+        table.add_column(name, justify="right")
+    for one in summaries:
+        test = one["test_accuracy"]
+        table.add_row(
+            str(one["config"]["recipe"]["fold"]),
+            f"{one['valid_accuracy']:.2%}",
+            f"{one['best_valid_accuracy']:.2%}",
+            "none" if test is None else f"{test:.2%}",
+            f"{one['images_per_second']:,.0f}",
+            f"{one['seconds']:.1f}",
+        )
+    return table
+
+
+def _conclusion(summaries: list[dict[str, Any]]) -> str:
+    recipe = summaries[0]["config"]["recipe"]
+    kind = "float" if recipe["weights"] == recipe["features"] == "float" else recipe["weights"]
+    what = f"{kind} network on {recipe['data']}, {recipe['epochs']} epochs"
+    scores = [one["valid_accuracy"] for one in summaries]
+    if len(scores) == 1:
+        return f"{what}: {scores[0]:.2%} validation accuracy"
+    mean, spread = statistics.mean(scores), statistics.stdev(scores)
+    of = f"mean and std of {len(scores)} folds"
+    return f"{what}: {mean:.2%} ± {spread:.2%} validation accuracy ({of})"
+
+
+def _courses(runs: list[Path]) -> str:
+    lines = read_metrics(runs[-1])
+    courses = {"validation accuracy": [line["valid_accuracy"] for line in lines]}
+    for layer in range(len(lines[0].get("noise", ()))):
+        courses[f"noise of layer {layer}"] = [line["noise"][layer][1] for line in lines]
+    return "\n".join(f"{name:<20} {_spark(values)}" for name, values in courses.items())
+
+
+def _spark(values: list[float]) -> str:
+    """A curve from 0 to its highest value, in at most so many characters."""
+    count = min(len(values), WIDTH)
+    chosen = [values[i * len(values) // count] for i in range(count)]
+    top = max(values) or 1.0
+    return "".join(BARS[min(7, int(8 * value / top))] if value > 0 else "·" for value in chosen)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]

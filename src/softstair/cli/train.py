@@ -1,0 +1,128 @@
+"""``softstair train``: a recipe becomes a run."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import tyro
+
+from softstair.cli._arguments import given
+from softstair.cli._arguments import parse as parse_flags
+from softstair.train.interrupt import Interrupted
+from softstair.train.presets import PresetName, preset
+from softstair.train.recipe import Recipe
+from softstair.train.run import recipe_of
+
+__all__ = ["Command", "parse"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Trains a quantised network by additive noise annealing.
+
+    Without flags: a ternary network on the embedded digits. A preset sets every flag that is not
+    given, and --epochs stretches its schedule and its learning-rate drop in proportion; --help
+    after a --preset shows that preset's values. Leaves a run directory with config.json,
+    metrics.jsonl (a line an epoch), checkpoint/, picture.png and summary.json.
+    Exit code 0: done; 2: an error; 130 or 143: stopped by a signal, and kept for --resume.
+    """
+
+    preset: PresetName = "digits"
+    """Recipe whose values stand where no flag is given."""
+    out: Path | None = None
+    """Run directory; None: the next free one below runs/."""
+    resume: bool = False
+    """Go on with the run in --out, as it was begun; if there is none, begin it."""
+    every_fold: bool = False
+    """Train every fold in turn, in --out/fold-0, --out/fold-1, …, and give mean and spread."""
+    data_dir: Path = Path("data")
+    """Folder with the data sets; softstair data status says what is there."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N or mps; auto: a GPU if there is one."""
+    tensorboard: bool = False
+    """Write TensorBoard events to --out/events as well."""
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+
+    def run(self) -> int:
+        if self.resume and self.out is None:
+            raise ValueError("--resume goes on with a run, but --out does not say which: name it.")
+        if self.every_fold and self.recipe.fold:
+            raise ValueError(
+                f"--every-fold trains them all, but --fold {self.recipe.fold} was given: leave out "
+                "one of the two."
+            )
+        out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
+        summaries = [self._train(recipe, path) for recipe, path in self._runs(out)]
+        from softstair.cli import _train_picture, _train_tables
+
+        runs = [path for _, path in self._runs(out)]
+        picture = _train_picture.draw(runs, out / "picture.png")
+        _train_tables.show(runs, summaries, picture)
+        return 0
+
+    def _runs(self, out: Path) -> list[tuple[Recipe, Path]]:
+        if not self.every_fold:
+            return [(self.recipe, out)]
+        folds = range(self.recipe.folds)
+        return [(replace(self.recipe, fold=fold), out / f"fold-{fold}") for fold in folds]
+
+    def _train(self, recipe: Recipe, out: Path) -> dict[str, Any]:
+        from softstair.cli._train_progress import Progress
+        from softstair.train.events import Events
+        from softstair.train.job import train
+
+        with ExitStack() as watching:
+            label = f"fold {recipe.fold}" if self.every_fold else ""
+            watchers: list[Any] = [watching.enter_context(Progress(label))]
+            if self.tensorboard:
+                watchers.append(Events(out / "events"))
+            try:
+                return train(recipe, out, self.data_dir, self.device, self.resume, watchers)
+            except Interrupted as stop:
+                watching.close()
+                raise SystemExit(self._farewell(stop, out)) from None
+
+    def _farewell(self, stop: Interrupted, out: Path) -> int:
+        place = out.parent if self.every_fold else out
+        fold = " --every-fold" if self.every_fold else ""
+        print(
+            f"softstair train: stopped by {stop}, and kept: go on with softstair train --resume"
+            f"{fold} --out {place}",
+            file=sys.stderr,
+        )
+        return 128 + stop.number
+
+
+def parse(words: Sequence[str], prog: str) -> Command:
+    """The command that the words describe, on top of the preset, or else the run, that they name.
+
+    A run that goes on is told apart from one that was asked for anew when it is opened: a recipe
+    that differs is refused there.
+    """
+    base = Command()
+    if (name := given("--preset", words)) is not None:
+        base = replace(base, preset=cast(PresetName, name), recipe=preset(name))
+    elif (begun := _begun(words)) is not None:
+        return parse_flags(Command, words, prog, default=replace(base, recipe=begun))
+    if (epochs := given("--epochs", words)) is not None and epochs.isdecimal():
+        base = replace(base, recipe=base.recipe.rescaled(int(epochs)))
+    return parse_flags(Command, words, prog, default=base)
+
+
+def _begun(words: Sequence[str]) -> Recipe | None:
+    """The recipe of the run that is to go on, if there is one."""
+    out = given("--out", words)
+    if "--resume" not in words or not out:
+        return None
+    folds = {"--every-fold", "--every_fold"} & set(words)
+    return recipe_of(Path(out) / "fold-0" if folds else Path(out))
+
+
+def next_free(folder: Path, name: str) -> Path:
+    """A directory that is not there yet: folder/name-1, or with the next number."""
+    taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return next(folder / f"{name}-{i}" for i in count(1) if f"{name}-{i}" not in taken)

@@ -1,0 +1,47 @@
+"""Examples that live on a device as bytes, and become batches of numbers there."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from softstair.data.augment import crop, flip
+
+__all__ = ["Examples"]
+
+
+class Examples:
+    """Some examples of a data set on a device; a network sees (x − mean)/std of their bytes.
+
+    >>> x, y = torch.full((4, 1, 2, 2), 10, dtype=torch.uint8), torch.arange(4)
+    >>> examples = Examples(x, y, mean=6.0, std=2.0)
+    >>> numbers, labels = examples.batch(torch.tensor([3, 1]))
+    >>> numbers.shape, float(numbers[0, 0, 0, 0]), labels.tolist()
+    (torch.Size([2, 1, 2, 2]), 2.0, [3, 1])
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, mean: float, std: float, device: torch.device | str = "cpu"
+    ) -> None:
+        self.x, self.y = x.to(device), y.to(device)
+        self.mean, self.std = mean, std
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor, augment: str = "none") -> tuple[Tensor, Tensor]:
+        """The examples at ``indices``, drawn anew as ``augment`` says."""
+        x = self.x[indices]
+        if augment in ("crop", "crop-flip"):
+            x = crop(x)
+        if augment == "crop-flip":
+            x = flip(x)
+        return self._numbers(x), self.y[indices]
+
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of them, in order, as they are."""
+        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
+            yield self._numbers(x), y
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        return x.to(torch.float32).sub_(self.mean).div_(self.std)

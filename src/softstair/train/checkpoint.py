@@ -1,0 +1,153 @@
+"""Checkpoints: tensors in a safetensors file, all else in JSON, and digests of both.
+
+A checkpoint is ``<number>.safetensors`` and ``<number>.json``; the second is written last and names
+the digest of the first, so a checkpoint is whole or not there. Reading one runs no code: there is
+no pickle in it. The last two are kept: should the newest be damaged, the one before is still good.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from softstair.train.files import replacing, write
+
+__all__ = ["CheckpointError", "is_like", "load", "save"]
+
+FORMAT = 1
+KEPT = 2
+LARGEST_TEXT = 1 << 28
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, in one sentence."""
+
+
+def save(folder: Path, state: Mapping[str, Any]) -> Path:
+    """Writes nested dictionaries, lists and tuples of tensors and plain values as the newest
+    checkpoint; the older ones go, but for the last before it."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(exist_ok=True)
+    number = max(_numbers(folder), default=0) + 1
+    tensors: dict[str, Tensor] = {}
+    plain = _encode(state, "", tensors)
+    with replacing(_tensors(folder, number)) as partial:
+        save_file(tensors, partial)
+        digest = _digest(partial.read_bytes())
+    body = {"format": FORMAT, "tensors": digest, "state": plain}
+    text = json.dumps({**body, "digest": _digest(_canonical(body))}, allow_nan=False)
+    write(_manifest(folder, number), text)
+    for old in sorted(_numbers(folder))[:-KEPT]:
+        _manifest(folder, old).unlink(missing_ok=True)
+        _tensors(folder, old).unlink(missing_ok=True)
+    _sweep(folder)
+    return _manifest(folder, number)
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The newest checkpoint as it was saved, its tensors on the CPU; None if there is none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    numbers = sorted(_numbers(folder))
+    if not numbers:
+        return None
+    manifest, file = _manifest(folder, numbers[-1]), _tensors(folder, numbers[-1])
+    before = "delete it to go back to the checkpoint before" if len(numbers) > 1 else "start again"
+    try:
+        if manifest.stat().st_size > LARGEST_TEXT:
+            raise ValueError("it is too long to be one")
+        body = json.loads(manifest.read_bytes())
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        if body.pop("digest", None) != _digest(_canonical(body)):
+            raise ValueError("its digest is another")
+        held = file.read_bytes()
+        if _digest(held) != body["tensors"]:
+            raise ValueError(f"the digest of {file.name} is another")
+        state = _decode(body["state"], load_tensors(held))
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, SafetensorError) as error:
+        reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
+        raise CheckpointError(
+            f"the checkpoint {str(manifest)!r} is damaged or was edited ({reason}): {before}."
+        ) from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"the checkpoint {str(manifest)!r} holds no state: {before}.")
+    return state
+
+
+def _numbers(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = [path.stem for path in folder.glob("*.json")]
+    return [int(name) for name in names if name.isascii() and name.isdigit()]
+
+
+def _manifest(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}.json"
+
+
+def _tensors(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}.safetensors"
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what a killed process left half-written; only the run's holder saves."""
+    known = {_tensors(folder, number) for number in _numbers(folder)}
+    for path in [*folder.glob("*.safetensors"), *folder.glob(".*.part")]:
+        if path not in known:
+            path.unlink(missing_ok=True)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, allow_nan=False).encode()
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Plain data in which tensors, tuples and dictionaries with other keys than text have a tag."""
+    if isinstance(value, Tensor):
+        # A clone: safetensors refuses tensors that share memory, as tied parameters do.
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"@tensor": path}
+    if isinstance(value, Mapping):
+        keys = list(value)
+        if all(isinstance(key, str) and not key.startswith("@") for key in keys):
+            return {key: _encode(value[key], f"{path}/{key}", tensors) for key in keys}
+        return {"@items": [[key, _encode(value[key], f"{path}/{key}", tensors)] for key in keys]}
+    if isinstance(value, tuple | list):
+        items = [_encode(one, f"{path}/{i}", tensors) for i, one in enumerate(value)]
+        return {"@tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a checkpoint holds tensors and plain values, but {path} is {type(value)}.")
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "@tensor" in value:
+        return tensors[value["@tensor"]]
+    if "@tuple" in value:
+        return tuple(_decode(one, tensors) for one in value["@tuple"])
+    if "@items" in value:
+        return {key: _decode(one, tensors) for key, one in value["@items"]}
+    return {key: _decode(one, tensors) for key, one in value.items()}
+
+
+def is_like(loaded: Any, mine: Mapping[str, Any]) -> bool:
+    """Whether a network's state has the same names, shapes and types as another's."""
+    if not isinstance(loaded, Mapping) or set(loaded) != set(mine):
+        return False
+    kinds = [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in mine.values()]
+    others = [(getattr(loaded[k], "shape", None), getattr(loaded[k], "dtype", None)) for k in mine]
+    return kinds == others

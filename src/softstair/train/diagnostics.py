@@ -1,0 +1,85 @@
+"""Is training still alive? Where the weights and features lie on their stairs, layer by layer.
+
+A stair whose inputs all lie outside the noise around its thresholds passes no gradient, and one
+whose inputs all lie in one bin computes a constant: both are silent failures of quantised training.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair import kernels
+from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
+
+__all__ = ["Health", "examine"]
+
+NEARLY_ALL = 0.995
+
+
+@dataclass(frozen=True)
+class Health:
+    """One stair: the share of its inputs at each level, and the share that passes no gradient
+    (None once the noise is gone, since then none does, by design)."""
+
+    name: str
+    layer: int
+    occupancy: tuple[float, ...]
+    dead: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, in four digits, for a line of metrics."""
+        dead = None if self.dead is None else round(self.dead, 4)
+        levels = [round(share, 4) for share in self.occupancy]
+        return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead}
+
+    @property
+    def complaint(self) -> str | None:
+        """What is wrong, in words; None if nothing is."""
+        if self.dead is not None and self.dead >= NEARLY_ALL:
+            return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"
+        if max(self.occupancy) >= NEARLY_ALL:
+            return f"{max(self.occupancy):.1%} of the inputs of {self.name} lie at one level"
+        return None
+
+
+@torch.no_grad()
+def examine(network: nn.Module, x: Tensor) -> list[Health]:
+    """The health of every stair of a network, for some inputs; draws no random number."""
+    was_training = network.training
+    network.eval()
+    inputs: dict[str, Tensor] = {}
+    hooks = []
+    for name, module in stair_modules(network):
+        if not isinstance(module, StairWeight):
+            keep = lambda _, given, name=name: inputs.__setitem__(name, given[0])
+            hooks.append(module.register_forward_pre_hook(keep))
+    try:
+        network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        network.train(was_training)
+    for name, module in network.named_modules():
+        if isinstance(module, StairLayer):
+            inputs[f"{name}.weight_stair"] = module.weight
+    return [
+        _health(name, module, inputs[name])
+        for name, module in stair_modules(network)
+        if name in inputs
+    ]
+
+
+def _health(name: str, module: StairModule, x: Tensor) -> Health:
+    levels = len(module.stair.levels)
+    counts = torch.bincount(module.stair.index(x).flatten(), minlength=levels)
+    dead = None
+    if float(module.std) > 0:
+        mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
+        slope = kernels.slope(x.float(), module.stair, module.noise, mean, std)
+        dead = float((slope == 0).double().mean())
+    name = name.removesuffix(".weight_stair") + (
+        " weights" if isinstance(module, StairWeight) else ""
+    )
+    return Health(name, module.layer, tuple((counts / x.numel()).tolist()), dead)

@@ -1,0 +1,175 @@
+"""One training from end to end: data, network, run directory, loop, summary."""
+
+import platform
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import softstair
+from softstair.data import Dataset, load
+from softstair.data.examples import Examples
+from softstair.data.folds import split
+from softstair.models import build, default_for
+from softstair.train import checkpoint, loop
+from softstair.train.evaluate import evaluate
+from softstair.train.loop import Watch
+from softstair.train.recipe import Recipe
+from softstair.train.run import Run, RunError, recipe_of
+from softstair.train.state import State, stair_network
+
+__all__ = ["device_named", "make_network", "train", "trained_network"]
+
+
+def train(
+    recipe: Recipe,
+    out: Path | str,
+    data_dir: Path | str = "data",
+    device: str = "auto",
+    resume: bool = False,
+    watchers: Sequence[Watch] = (),
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Trains by a recipe in a run directory; returns the summary.
+
+    ``resume`` goes on with the run that is there, if there is one; without it, a run that is there
+    is refused. ``dataset`` and ``model`` stand in for what the recipe names, for those who have
+    them at hand; to resume, give the same ones again.
+    """
+    with Run.hold(Path(out)) as run:
+        begun = run.recipe
+        if begun is not None and not resume:
+            raise RunError(
+                f"the run directory {str(out)!r} holds a run already: go on with it by --resume, "
+                "or give another --out."
+            )
+        if begun is not None:
+            refuse_other_recipe(recipe, begun, Path(out))
+        if begun is not None and (summary := run.summary) is not None:
+            return summary
+        place = device_named(device)
+        dataset = dataset or load(recipe.data, data_dir)
+        dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+        # The library's own streams of random numbers; the caller's are given back untouched.
+        with torch.random.fork_rng([place] if place.type == "cuda" else []):
+            torch.manual_seed(recipe.seed)
+            network = make_network(recipe, dataset, model)
+            return _train(recipe, run, dataset, network, place, Watchers(watchers))
+
+
+def _train(
+    recipe: Recipe,
+    run: Run,
+    dataset: Dataset,
+    network: nn.Module,
+    device: torch.device,
+    watch: Watch,
+) -> dict[str, Any]:
+    parts = split(dataset, recipe.fold, recipe.folds)
+    numbers = dataset.mean, dataset.std, device
+    training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+    state = State(recipe, network, len(training), device)
+    config = describe(recipe, dataset, device)
+    run.begin(config)
+    run.resume(state)
+    loop.train(state, training, valid, run, watch)
+    test_accuracy = None
+    if dataset.test_x is not None and dataset.test_y is not None:
+        test = Examples(dataset.test_x, dataset.test_y, *numbers)
+        test_accuracy = evaluate(state.network, test)[1]
+    accuracies = [line["valid_accuracy"] for line in state.history]
+    images = recipe.epochs * state.steps * recipe.batch
+    summary = {
+        "valid_accuracy": accuracies[-1],
+        "best_valid_accuracy": max(accuracies),
+        "test_accuracy": test_accuracy,
+        "epochs": recipe.epochs,
+        "images_per_second": images / state.seconds,
+        "seconds": state.seconds,
+        "config": config,
+    }
+    run.finish(summary)
+    return summary
+
+
+def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = None) -> nn.Module:
+    """The network that a recipe trains, in its first state."""
+    shape = tuple(dataset.x.shape[1:])
+    if model is None:
+        name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
+        model = build(name, len(dataset.classes), shape)
+    return stair_network(model, recipe, torch.zeros(2, *shape))
+
+
+def trained_network(
+    path: Path | str, dataset: Dataset, model: nn.Module | None = None
+) -> nn.Module:
+    """The network of a run directory as its newest checkpoint has it, in ``eval()``."""
+    recipe = recipe_of(Path(path))
+    state = None if recipe is None else checkpoint.load(Path(path) / "checkpoint")
+    if recipe is None or state is None:
+        raise RunError(f"{str(path)!r} holds no trained network: train one with --out there.")
+    with torch.random.fork_rng([]):
+        network = make_network(recipe, dataset, model)
+    network.load_state_dict(state["network"])
+    return network.eval()
+
+
+def refuse_other_recipe(given: Recipe, begun: Recipe, out: Path) -> None:
+    """A run goes on as it was begun."""
+    for name in begun.differences(given):
+        raise RunError(
+            f"the run in {str(out)!r} was begun with {name} = {getattr(begun, name)!r}, but "
+            f"{getattr(given, name)!r} was given: leave it out to resume, or give another --out."
+        )
+
+
+def device_named(name: str) -> torch.device:
+    """A device that is there; auto: a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(
+            f"device must be auto, cpu, cuda, cuda:N or mps, and be there, but {name!r} was given."
+        ) from None
+    return device
+
+
+def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, Any]:
+    """config.json: everything needed to repeat a run."""
+    digest = zlib.crc32(dataset.y.numpy().tobytes(), zlib.crc32(dataset.x.numpy().tobytes()))
+    data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{digest:08x}"}
+    versions = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
+    return {
+        "recipe": recipe.to_json(),
+        "data": data,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "versions": {**versions, "python": platform.python_version()},
+    }
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watch]) -> None:
+        self.all = watchers
+
+    def begin(self, state: State) -> None:
+        for one in self.all:
+            one.begin(state)
+
+    def step(self, state: State) -> None:
+        for one in self.all:
+            one.step(state)
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        for one in self.all:
+            one.epoch(state, metrics)

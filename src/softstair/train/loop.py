@@ -1,0 +1,81 @@
+"""The loop: one for CPU and GPU, for every data set, network and recipe."""
+
+from typing import Any, Protocol
+
+import torch.nn.functional as F
+
+from softstair.data.examples import Examples
+from softstair.train.diagnostics import examine
+from softstair.train.evaluate import evaluate
+from softstair.train.interrupt import StopRequest
+from softstair.train.run import Run, refuse_nonfinite
+from softstair.train.state import State
+
+__all__ = ["Watch", "train"]
+
+EXAMINED = 64
+"""So many validation examples are enough to see how the stairs are occupied."""
+
+
+class Watch(Protocol):
+    """Somebody who looks on: a progress bar, TensorBoard."""
+
+    def begin(self, state: State) -> None:
+        """Training begins, or goes on from a checkpoint."""
+
+    def step(self, state: State) -> None:
+        """A step is done; no synchronisation, please."""
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        """An epoch is done, and this is its line of metrics."""
+
+
+def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch) -> None:
+    """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
+    recipe = state.recipe
+    with StopRequest() as stop:
+        watch.begin(state)
+        while state.epoch < recipe.epochs:
+            state.begin_epoch()
+            for indices in state.batches():
+                x, y = train.batch(indices, recipe.augment)
+                if state.annealer is not None:
+                    state.annealer.step()
+                with state.autocast():
+                    scores = state.forward(x)
+                    loss = F.cross_entropy(scores, y)
+                state.optimiser.zero_grad()
+                loss.backward()
+                state.optimiser.step()
+                state.count(loss, scores, y)
+                watch.step(state)
+                run.keep(state, stop)
+            refuse_nonfinite(state)
+            state.clock()
+            metrics = measure(state, valid, lambda: run.keep(state, stop))
+            run.log(metrics)
+            state.end_epoch(metrics)
+            watch.epoch(state, metrics)
+            run.keep(state, stop)
+        run.save(state)
+
+
+def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
+    """The line of metrics of the epoch that the state has just come to the end of."""
+    valid_loss, valid_accuracy = evaluate(state.network, valid, between)
+    metrics: dict[str, Any] = {
+        "epoch": state.epoch,
+        "learning_rate": state.recipe.learning_rate_at(state.epoch),
+        "train_loss": state.mean_loss(),
+        "train_accuracy": state.accuracy(),
+        "valid_loss": valid_loss,
+        "valid_accuracy": valid_accuracy,
+    }
+    if state.annealer is not None:
+        x, _ = next(valid.chunks(EXAMINED))
+        metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
+        metrics["annealed"] = list(state.annealer.annealed)
+        stairs = examine(state.network, x)
+        metrics["stairs"] = [stair.to_json() for stair in stairs]
+        metrics["warnings"] = [stair.complaint for stair in stairs if stair.complaint]
+    return metrics

@@ -1,0 +1,220 @@
+"""A recipe: everything that decides how a network is trained, in one frozen, checked record."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from softstair import noise as noises
+from softstair.schedule import Interval, Power, Schedule
+from softstair.stair import Stair
+from softstair.train.stairs import StairName, named
+
+__all__ = ["Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every degree of freedom of the paper, and what else a training needs; the defaults train a
+    ternary network on the digits. A recipe that makes no sense is refused when it is built.
+
+    >>> Recipe(epochs=40, period=5.0, drop=32.0).rescaled(80).period
+    10.0
+    """
+
+    data: str = "digits"
+    """digits, cifar10, svhn, speech, or your own function as package.module:load."""
+    model: str = "auto"
+    """vgg8, dscnn, digits, or your own function as package.module:build; auto: the data's own."""
+    limit: int | None = None
+    """Train and test on so many examples alone; None: on all."""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """Random crops of the image padded by 4 black pixels, and random flips."""
+
+    weights: StairName | Literal["float"] = "ternary"
+    """Stair of the weights; intN and uintN have thresholds half-way between their levels."""
+    weight_quantum: float = 1.0
+    """Quantum of the weights' stair."""
+    features: StairName | Literal["float"] = "ternary"
+    """Stair of the features; weights and features in float: the network's float twin."""
+    feature_quantum: float = 1.0
+    """Quantum of the features' stair."""
+    last_layer: Literal["float", "stair"] = "float"
+    """Whether the weights of the last layer are quantised too."""
+    skip: tuple[str, ...] = ()
+    """Modules, by name or pattern, that stay in float besides."""
+
+    noise: Literal["uniform", "triangular", "normal", "logistic"] = "uniform"
+    """Family of noise."""
+    forward: Literal["expectation", "mode", "random", "hard"] = "mode"
+    """What the forward pass computes from the noise."""
+    static_mean: bool = True
+    """Keep the noise's mean where it starts, or let it decay to 0."""
+    static_std: bool = False
+    """Keep the noise's std where it starts, or let it decay to 0."""
+    mean0: float | None = None
+    """First mean in quanta; None: 0 if static, else -0.5."""
+    std0: float | None = None
+    """First std in quanta; None: 95% of the noise (all, if bounded) within half a quantum."""
+    interval: Interval = "partition"
+    """When each layer anneals."""
+    power: Power = "homogeneous"
+    """How fast it does, within its interval."""
+    period: float = 9.0
+    """Epochs a layer."""
+    update: Literal["iteration", "epoch"] = "iteration"
+    """Move the noise at every iteration, or once an epoch."""
+    truncate: bool = True
+    """End the backward pass at annealed layers, behind which no gradient is left."""
+    freeze: bool = False
+    """Parameters behind annealed layers stand still (momentum would move them on)."""
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Adam, or stochastic gradient descent with momentum."""
+    learning_rate: float = 1e-3
+    """First learning rate."""
+    momentum: float = 0.9
+    """Momentum of sgd."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    drop: float | None = 32.0
+    """Epoch from which the learning rate is lower; None: never."""
+    drop_factor: float = 0.1
+    """By how much it is then multiplied."""
+    batch: int = 64
+    """Examples in a batch; what is left over of an epoch's order is left out."""
+    epochs: int = 40
+    """How often the training examples are seen; period and drop follow in proportion."""
+
+    fold: int = 0
+    """Which fold validates, counting from 0."""
+    folds: int = 5
+    """Into how many folds the training partition is cut."""
+    seed: int = 0
+    """Seed of weights, order, augmentation and random forward passes; folds do not depend on it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the training steps; bfloat16 by autocast. Evaluation is always in float32."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Compile the network with torch.compile; auto: on a GPU, where the run is long enough."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
+        for name, (low, high, allowed) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name} must be {allowed}, but {value!r} was given.")
+        if self.fold >= self.folds:
+            raise ValueError(
+                f"fold must be less than folds, {self.folds}, counting from 0, but {self.fold} "
+                "was given."
+            )
+        if self.freeze and not self.truncate:
+            raise ValueError("freeze goes with truncate, but truncate=False was given.")
+        self.stair("weights"), self.stair("features"), self.schedule(1)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether nothing is quantised: the float twin."""
+        return self.weights == self.features == "float"
+
+    def stair(self, of: Literal["weights", "features"]) -> Stair | None:
+        """The stair of weights or features; None for float."""
+        name = getattr(self, of)
+        quantum = self.weight_quantum if of == "weights" else self.feature_quantum
+        return None if name == "float" else named(name, quantum)
+
+    def schedule(self, layers: int) -> Schedule:
+        """The noise schedule of a network with so many quantised layers."""
+        std0 = noises.get(self.noise).std_within(0.5) if self.std0 is None else self.std0
+        names = ("period", "interval", "power", "static_mean", "static_std", "mean0")
+        return Schedule(layers=layers, std0=std0, **{name: getattr(self, name) for name in names})
+
+    def learning_rate_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counting from 0."""
+        low = self.drop is not None and epoch >= self.drop
+        return self.learning_rate * self.drop_factor if low else self.learning_rate
+
+    def rescaled(self, epochs: int) -> "Recipe":
+        """The same recipe over another number of epochs; period and drop follow in proportion."""
+        if epochs == self.epochs:
+            return self
+        fewer = replace(self, epochs=epochs)  # refuses what is no number of epochs
+        # Whole numbers are divided last: 50·100/500 is 10 exactly.
+        drop = None if self.drop is None else self.drop * epochs / self.epochs
+        return replace(fewer, period=self.period * epochs / self.epochs, drop=drop)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for :func:`json.dumps`."""
+        return {**asdict(self), "skip": list(self.skip)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Recipe":
+        """The recipe that :meth:`to_json` wrote."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != names:
+            wrong = sorted(set(data) ^ names) if isinstance(data, Mapping) else data
+            raise ValueError(
+                f"a recipe must hold each of its {len(names)} fields and nothing else, but "
+                f"{str(wrong)[:200]} is missing or unknown."
+            )
+        return cls(**data)
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """The names of the fields in which another recipe differs."""
+        mine, others = asdict(self), asdict(other)
+        return [name for name in mine if mine[name] != others[name]]
+
+
+RANGES: dict[str, tuple[float, float, str]] = {
+    "limit": (1, 10**12, "a whole number from 1, or None"),
+    "weight_quantum": (1e-30, 1e30, "a number above 0"),
+    "feature_quantum": (1e-30, 1e30, "a number above 0"),
+    "learning_rate": (0.0, 1e6, "a number from 0"),
+    "momentum": (0.0, 0.999999, "a number from 0 to below 1"),
+    "weight_decay": (0.0, 1e6, "a number from 0"),
+    "drop": (0.0, 1e9, "a number of epochs from 0, or None"),
+    "drop_factor": (0.0, 1e6, "a number from 0"),
+    "batch": (2, 10**9, "a whole number from 2, since batch-norm needs two examples"),
+    "epochs": (1, 10**7, "a whole number from 1"),
+    "fold": (0, 10**9, "a whole number from 0"),
+    "folds": (2, 10**9, "a whole number from 2"),
+    "seed": (0, 2**63 - 1, "a whole number from 0 to 2^63 - 1"),
+}
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value, if it is of the kind that the field's annotation says."""
+    options = _options(kind)
+    words = tuple(word for option in options for word in get_args(option) or ())
+    if any(get_origin(option) is Literal for option in options):
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, but {value!r} was given.")
+        return value
+    if NoneType in options and value is None:
+        return value
+    if bool in options:
+        good, wanted = isinstance(value, bool), "True or False"
+    elif int in options:
+        good, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    elif float in options:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good, wanted = good and math.isfinite(value), "a finite number"
+        value = float(value) if good else value
+    elif str in options:
+        good, wanted = isinstance(value, str) and value != "", "a name"
+    else:
+        good = isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
+        wanted = "names of modules"
+        value = tuple(value) if good else value
+    if not good:
+        none = " or None" if NoneType in options else ""
+        raise ValueError(f"{name} must be {wanted}{none}, but {value!r} was given.")
+    return value
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation."""
+    union = get_origin(kind) not in (None, Literal, tuple)
+    return get_args(kind) if union else (kind,)

@@ -1,0 +1,221 @@
+"""A run directory: what was asked for, what came of it, and where to go on from.
+
+::
+
+    config.json     the recipe, the versions and the data it was begun with
+    metrics.jsonl   a line an epoch; the same to the last byte however often the run was interrupted
+    checkpoint/     the state of the training, see checkpoint.py
+    summary.json    when it is done
+    lock            held by the process that trains
+"""
+
+import contextlib
+import errno
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from softstair.train import checkpoint
+from softstair.train.files import write
+from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.recipe import Recipe
+from softstair.train.state import State
+
+__all__ = ["Run", "RunError"]
+
+LARGEST_CONFIG = 1 << 20
+
+
+class RunError(ValueError):
+    """A run that cannot begin or go on, in one sentence."""
+
+
+class Run:
+    """A run directory that this process holds; see :meth:`hold`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._saved: tuple[int, int] | None = None
+        self._saved_at, self._cost = time.monotonic(), 0.0
+
+    @classmethod
+    @contextlib.contextmanager
+    def hold(cls, path: Path) -> Iterator["Run"]:
+        """The directory, made if need be, for this process alone; a killed one lets go of it."""
+        from filelock import FileLock, Timeout
+
+        was_there = path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path / "lock", timeout=0)
+            lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"the run directory {str(path)!r} is in use by another process: wait for it, or "
+                "give another --out."
+            ) from None
+        except (FileExistsError, NotADirectoryError):
+            raise RunError(
+                f"--out must be a directory, but {str(path)!r} is a file, or lies in one: give "
+                "another --out."
+            ) from None
+        except OSError as error:
+            raise RunError(
+                f"--out must be a directory that can be written, but {str(path)!r} cannot be "
+                f"({error.strerror}): give another --out."
+            ) from None
+        try:
+            with _disk(path):
+                yield cls(path)
+        finally:
+            # Whatever was refused before the run began leaves no trace.
+            if not was_there and not (path / "config.json").exists():
+                (path / "lock").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            lock.release()
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """What the run was begun with; None if it was not begun."""
+        return read(self.path, "config.json")
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe that the run was begun with."""
+        return recipe_of(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What came of the run; None if it is not done."""
+        return read(self.path, "summary.json")
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """Writes config.json; refuses a directory that holds something else than a run, and a run
+        of other data."""
+        if (begun := self.config) is not None:
+            if begun.get("data") != config["data"]:
+                raise RunError(
+                    f"the run in {str(self.path)!r} was begun with other data, "
+                    f"{begun.get('data')}, than {config['data']}: restore them, or give another "
+                    "--out."
+                )
+            return
+        ours = {"lock", "metrics.jsonl", "checkpoint"}
+        others = [one.name for one in self.path.iterdir() if one.name not in ours]
+        strange = sorted(name for name in others if not name.endswith(".part"))
+        if strange:
+            raise RunError(
+                f"--out must be new or empty, but {str(self.path)!r} holds {strange[0]!r}: give "
+                "another --out."
+            )
+        write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
+
+    def resume(self, state: State) -> bool:
+        """Takes the state to the newest checkpoint, and the metrics with it; whether there is one.
+
+        What was measured after it will be measured again.
+        """
+        loaded = checkpoint.load(self.path / "checkpoint")
+        if loaded is not None:
+            state.load_state_dict(loaded)
+            self._saved = (state.epoch, state.step)
+        write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
+        return loaded is not None
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(_line(metrics))
+
+    def keep(self, state: State, stop: StopRequest) -> None:
+        """Saves a checkpoint if it is time to, or if somebody asked to stop; then it stops.
+
+        Time to: saving takes a twentieth of the time at most, and is not done twice a second.
+        """
+        if stop.number is None:
+            waited = time.monotonic() - self._saved_at
+            if waited < max(1.0, 20 * self._cost):
+                return
+        self.save(state)
+        if stop.number is not None:
+            raise Interrupted(stop.number)
+
+    def save(self, state: State) -> None:
+        """Saves a checkpoint, unless the newest is of this very step."""
+        if self._saved == (state.epoch, state.step):
+            return
+        begun = time.monotonic()
+        if state.step:
+            refuse_nonfinite(state)
+        checkpoint.save(self.path / "checkpoint", state.state_dict())
+        self._saved = (state.epoch, state.step)
+        self._saved_at = time.monotonic()
+        self._cost = self._saved_at - begun
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """The run is done: writes summary.json."""
+        write(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def recipe_of(path: Path) -> Recipe | None:
+    """The recipe that a run directory was begun with; None if it holds no run."""
+    config = read(path, "config.json")
+    if config is None:
+        return None
+    try:
+        return Recipe.from_json(config.get("recipe"))
+    except ValueError as error:
+        raise RunError(
+            f"{str(path / 'config.json')!r} holds no recipe that can be followed "
+            f"({str(error).rstrip('.')}): restore it, or give another --out."
+        ) from None
+
+
+def read(path: Path, name: str) -> dict[str, Any] | None:
+    """A JSON file of a run directory; None if it is not there."""
+    file = path / name
+    try:
+        if file.stat().st_size > LARGEST_CONFIG:
+            raise ValueError("it is too long")
+        data = json.loads(file.read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("it holds no object")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{str(file)!r} is damaged or was edited ({reason}): restore it, or give another --out."
+        ) from None
+    return data
+
+
+def refuse_nonfinite(state: State) -> None:
+    """Refuses to go on with a loss that is no number any more; the checkpoint before stays."""
+    loss = state.mean_loss()
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise RunError(
+            f"the loss became {loss} in epoch {state.epoch}: nothing of it was kept; train anew "
+            "with a lower --learning-rate, or look at the data."
+        )
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """What the disk says, in a sentence that says what is still there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS):
+            raise
+        raise RunError(
+            f"the run directory {str(path)!r} can no longer be written ({error.strerror}); the "
+            "last checkpoint is whole: make room, and go on with --resume."
+        ) from None
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    return json.dumps(metrics, allow_nan=False) + "\n"

@@ -1,0 +1,219 @@
+"""What training changes, and a checkpoint therefore holds."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair.anneal import Annealer
+from softstair.convert import quantise
+from softstair.models import last_layer
+from softstair.nn import layer_count
+from softstair.train.checkpoint import CheckpointError, is_like
+from softstair.train.compiled import Compiled
+from softstair.train.recipe import Recipe
+
+__all__ = ["State", "stair_network"]
+
+WORTH_COMPILING = 5000
+"""Steps: compiling takes half a minute, and again for each newly annealed layer."""
+
+
+def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> nn.Module:
+    """The network that a recipe makes of a float model: its stair network, or the model itself."""
+    if recipe.is_float:
+        return model
+    skip = recipe.skip if recipe.last_layer == "stair" else (*recipe.skip, last_layer(model))
+    return quantise(
+        model,
+        weights=recipe.stair("weights"),
+        features=recipe.stair("features"),
+        noise=recipe.noise,
+        forward=recipe.forward,
+        skip=skip,
+        example_inputs=example,
+    )
+
+
+class State:
+    """A network in training: its optimiser, its annealer, its generators, and where it stands.
+
+    ``epoch`` and ``step`` count what is done; ``order`` is the order of the present epoch's
+    examples; the sums over the present epoch stay on the device until somebody asks.
+    """
+
+    def __init__(
+        self, recipe: Recipe, network: nn.Module, examples: int, device: torch.device
+    ) -> None:
+        self.recipe, self.device, self.examples = recipe, device, examples
+        self.steps = examples // recipe.batch
+        if not self.steps:
+            raise ValueError(
+                f"batch must be at most the number of training examples, {examples}, but "
+                f"{recipe.batch} was given."
+            )
+        self.network = network.to(device)
+        self.forward: Callable[[Tensor], Tensor] = self.network
+        if self._compiles():
+            self.forward = Compiled(self.network)
+        self.optimiser = _optimiser(self.network, recipe)
+        self.annealer: Annealer | None = None
+        if not recipe.is_float:
+            self.annealer = Annealer(
+                self.network,
+                recipe.schedule(layer_count(self.network)),
+                steps_per_unit=self.steps,
+                update=recipe.update,
+                truncate=recipe.truncate,
+                freeze=recipe.freeze,
+            )
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.epoch, self.step = 0, 0
+        self.order: Tensor | None = None
+        self.loss = torch.zeros((), dtype=_wide(device), device=device)
+        self.right = torch.zeros((), dtype=torch.int64, device=device)
+        self.seconds, self._since = 0.0, 0.0
+        self.history: list[dict[str, Any]] = []
+
+    def _compiles(self) -> bool:
+        if self.recipe.compile != "auto":
+            return self.recipe.compile == "always"
+        return self.device.type == "cuda" and self.recipe.epochs * self.steps >= WORTH_COMPILING
+
+    def begin_epoch(self) -> None:
+        """Sets the learning rate, and draws the order of the examples unless it is drawn."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.learning_rate_at(self.epoch)
+        if self.order is None:
+            order = torch.randperm(self.examples, generator=self.generator)
+            self.order = order.to(self.device)
+            self.loss.zero_()
+            self.right.zero_()
+        self.network.train()
+        self._since = time.perf_counter()
+
+    def clock(self) -> None:
+        """Counts the seconds since it was last called; the examples per second come of them."""
+        now = time.perf_counter()
+        self.seconds += now - self._since
+        self._since = now
+
+    def batches(self) -> Iterator[Tensor]:
+        """The indices of each batch of this epoch that was not trained on yet."""
+        size = self.recipe.batch
+        assert self.order is not None
+        while self.step < self.steps:
+            yield self.order[self.step * size : (self.step + 1) * size]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of a training step."""
+        half = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+
+    @torch.no_grad()
+    def count(self, loss: Tensor, scores: Tensor, y: Tensor) -> None:
+        """A step is done; what it says is added up on the device, which nobody waits for."""
+        self.loss += loss.detach()
+        self.right += (scores.argmax(1) == y).sum()
+        self.step += 1
+        self.clock()
+
+    def end_epoch(self, metrics: dict[str, Any]) -> None:
+        """An epoch is done, and this is what it gave."""
+        self.history.append(metrics)
+        self.epoch, self.step, self.order = self.epoch + 1, 0, None
+
+    def mean_loss(self) -> float:
+        """The mean training loss of the epoch so far."""
+        return float(self.loss) / max(self.step, 1)
+
+    def accuracy(self) -> float:
+        """The share of the epoch's examples that were classified rightly in training."""
+        return float(self.right) / (max(self.step, 1) * self.recipe.batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the training depends on."""
+        return {
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "annealer": None if self.annealer is None else self.annealer.state_dict(),
+            "generators": self._generators(),
+            "threads": torch.get_num_threads(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "order": self.order,
+            "sums": {"loss": self.loss, "right": self.right},
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to where :meth:`state_dict` was called; the next step is the next one."""
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(
+                f"the checkpoint does not fit this network and recipe ({reason}): resume it with "
+                "the model and data that it was begun with."
+            ) from None
+
+    def _load(self, state: dict[str, Any]) -> None:
+        mine = self.network.state_dict()
+        if not is_like(state["network"], mine):
+            raise ValueError("its parameters have other names, shapes or types")
+        self.network.load_state_dict(state["network"])
+        self._load_optimiser(state["optimiser"])
+        if self.annealer is not None:
+            self.annealer.load_state_dict(state["annealer"])
+        epoch, step, order = state["epoch"], state["step"], state["order"]
+        if not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.steps):
+            raise ValueError("its position lies outside the run")
+        if order is not None and not torch.equal(order.sort().values, torch.arange(self.examples)):
+            raise ValueError("its order is of other examples")
+        if len(state["history"]) != epoch:
+            raise ValueError("its history is of another length")
+        self.epoch, self.step, self.seconds = epoch, step, float(state["seconds"])
+        self.order = None if order is None else order.to(self.device)
+        self.loss.copy_(state["sums"]["loss"])
+        self.right.copy_(state["sums"]["right"])
+        self.history = list(state["history"])
+        torch.set_num_threads(int(state["threads"]))
+        self._set_generators(state["generators"])
+
+    def _load_optimiser(self, state: dict[str, Any]) -> None:
+        parameters = [one for group in self.optimiser.param_groups for one in group["params"]]
+        for number, values in state["state"].items():
+            for value in values.values():
+                whole = isinstance(value, Tensor) and value.dim() > 0
+                if whole and value.shape != parameters[number].shape:
+                    raise ValueError("its optimiser is of other parameters")
+        self.optimiser.load_state_dict(state)
+
+    def _generators(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "order": self.generator.get_state(),
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
+        }
+
+    def _set_generators(self, states: dict[str, Any]) -> None:
+        self.generator.set_state(states["order"])
+        torch.set_rng_state(states["cpu"])
+        if self.device.type == "cuda" and states["cuda"] is not None:
+            torch.cuda.set_rng_state(states["cuda"], self.device)
+
+
+def _optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(network.parameters(), rate, weight_decay=decay)
+    return torch.optim.SGD(network.parameters(), rate, momentum=recipe.momentum, weight_decay=decay)
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
