@@ -7,14 +7,14 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from softstair.cli._files import reserved
-from softstair.cli._train_tables import read_metrics
+from softstair.train.run import metrics_of
 
 __all__ = ["draw"]
 
 
 def draw(runs: list[Path], out: Path) -> Path:
     """Draws the runs, folds of one recipe, into one picture; returns where it lies."""
-    metrics = [read_metrics(run) for run in runs]
+    metrics = [metrics_of(run) for run in runs]
     epochs = np.arange(1, len(metrics[0]) + 1)
     # A figure of its own, not pyplot's: no window system is asked for, and none is left open.
     figure = Figure(figsize=(8, 6.4), layout="constrained")

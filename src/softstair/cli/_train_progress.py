@@ -83,5 +83,7 @@ class Progress:
         schedule = state.recipe.schedule(state.annealer.layers)
         if schedule.is_static:
             return f"{state.annealer.layers} noisy layers"
-        shares = [noise[1] / schedule.std0 if noise else 1.0 for noise in state.annealer.noise]
+        shares = [
+            noise[1] / (schedule.std0 or 1.0) if noise else 1.0 for noise in state.annealer.noise
+        ]
         return "noise " + "".join(" ▁▂▃▄▅▆▇█"[min(8, int(8.999 * share))] for share in shares)

@@ -1,6 +1,5 @@
 """What came of a training: a table, and the course of accuracy and noise in a few characters."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["read_metrics", "show"]
+from softstair.train.run import metrics_of
+
+__all__ = ["show"]
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -16,7 +17,7 @@ WIDTH = 60
 
 def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> None:
     """Prints the table of some folds, their mean and spread, and where everything lies."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(_table(summaries))
     console.print(_courses(runs))
     console.print(_conclusion(summaries), soft_wrap=True)
@@ -54,7 +55,7 @@ def _conclusion(summaries: list[dict[str, Any]]) -> str:
 
 
 def _courses(runs: list[Path]) -> str:
-    lines = read_metrics(runs[-1])
+    lines = metrics_of(runs[-1])
     courses = {"validation accuracy": [line["valid_accuracy"] for line in lines]}
     for layer in range(len(lines[0].get("noise", ()))):
         courses[f"noise of layer {layer}"] = [line["noise"][layer][1] for line in lines]
@@ -67,9 +68,3 @@ def _spark(values: list[float]) -> str:
     chosen = [values[i * len(values) // count] for i in range(count)]
     top = max(values) or 1.0
     return "".join(BARS[min(7, int(8 * value / top))] if value > 0 else "·" for value in chosen)
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
-    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]

@@ -1,5 +1,6 @@
 """``softstair train``: a recipe becomes a run."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -55,6 +56,11 @@ class Command:
                 f"--every-fold trains them all, but --fold {self.recipe.fold} was given: leave out "
                 "one of the two."
             )
+        if self.every_fold and not self.resume and self.out and _is_taken(self.out):
+            raise ValueError(
+                f"--out must be new or empty, but {str(self.out)!r} is not: go on with what is "
+                "there by --resume, or give another --out."
+            )
         out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
         summaries = [self._train(recipe, path) for recipe, path in self._runs(out)]
         from softstair.cli import _train_picture, _train_tables
@@ -87,13 +93,14 @@ class Command:
                 raise SystemExit(self._farewell(stop, out)) from None
 
     def _farewell(self, stop: Interrupted, out: Path) -> int:
-        place = out.parent if self.every_fold else out
-        fold = " --every-fold" if self.every_fold else ""
-        print(
-            f"softstair train: stopped by {stop}, and kept: go on with softstair train --resume"
-            f"{fold} --out {place}",
-            file=sys.stderr,
-        )
+        words = ["softstair", "train", "--resume", "--out"]
+        words += [str(out.parent), "--every-fold"] if self.every_fold else [str(out)]
+        for flag, value in (("--data-dir", str(self.data_dir)), ("--device", self.device)):
+            if value != str(getattr(Command, flag[2:].replace("-", "_"))):
+                words += [flag, value]
+        words += ["--tensorboard"] if self.tensorboard else []
+        said = f"softstair train: stopped by {stop}, and kept: go on with {shlex.join(words)}"
+        print(said, file=sys.stderr)
         return 128 + stop.number
 
 
@@ -120,6 +127,10 @@ def _begun(words: Sequence[str]) -> Recipe | None:
         return None
     folds = {"--every-fold", "--every_fold"} & set(words)
     return recipe_of(Path(out) / "fold-0" if folds else Path(out))
+
+
+def _is_taken(out: Path) -> bool:
+    return out.is_file() or (out.is_dir() and any(out.iterdir()))
 
 
 def next_free(folder: Path, name: str) -> Path:

@@ -29,18 +29,23 @@ class CheckpointError(ValueError):
 def save(folder: Path, state: Mapping[str, Any]) -> Path:
     """Writes nested dictionaries, lists and tuples of tensors and plain values as the newest
     checkpoint; the older ones go, but for the last before it."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as save_tensors
 
     folder.mkdir(exist_ok=True)
     number = max(_numbers(folder), default=0) + 1
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, "", tensors)
-    with replacing(_tensors(folder, number)) as partial:
-        save_file(tensors, partial)
-        digest = _digest(partial.read_bytes())
-    body = {"format": FORMAT, "tensors": digest, "state": plain}
+    held = save_tensors(tensors)
+    body = {"format": FORMAT, "tensors": _digest(held), "state": plain}
     text = json.dumps({**body, "digest": _digest(_canonical(body))}, allow_nan=False)
-    write(_manifest(folder, number), text)
+    with replacing(_tensors(folder, number)) as partial:
+        partial.write_bytes(held)
+    try:
+        write(_manifest(folder, number), text)
+    except BaseException:
+        # Half a checkpoint is of no use, and on a full disk it is in the way.
+        _tensors(folder, number).unlink(missing_ok=True)
+        raise
     for old in sorted(_numbers(folder))[:-KEPT]:
         _manifest(folder, old).unlink(missing_ok=True)
         _tensors(folder, old).unlink(missing_ok=True)
@@ -115,12 +120,17 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Plain data in which tensors, tuples and dictionaries with other keys than text have a tag."""
     if isinstance(value, Tensor):
         # A clone: safetensors refuses tensors that share memory, as tied parameters do.
-        tensors[path] = value.detach().cpu().contiguous().clone()
-        return {"@tensor": path}
+        name = f"{len(tensors):06d}{path}"
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"@tensor": name}
     if isinstance(value, Mapping):
         keys = list(value)
         if all(isinstance(key, str) and not key.startswith("@") for key in keys):
             return {key: _encode(value[key], f"{path}/{key}", tensors) for key in keys}
+        if not all(isinstance(key, str | int) for key in keys):
+            raise TypeError(
+                f"a checkpoint's keys are text or whole numbers, but {path} has {keys}."
+            )
         return {"@items": [[key, _encode(value[key], f"{path}/{key}", tensors)] for key in keys]}
     if isinstance(value, tuple | list):
         items = [_encode(one, f"{path}/{i}", tensors) for i, one in enumerate(value)]

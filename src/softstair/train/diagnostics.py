@@ -16,6 +16,8 @@ from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 __all__ = ["Health", "examine"]
 
 NEARLY_ALL = 0.995
+NARROW = 0.05
+"""In quanta; noise that is narrower is about to go, and its gradient with it."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Health:
 
     name: str
     layer: int
+    std: float
     occupancy: tuple[float, ...]
     dead: float | None
 
@@ -37,7 +40,7 @@ class Health:
     @property
     def complaint(self) -> str | None:
         """What is wrong, in words; None if nothing is."""
-        if self.dead is not None and self.dead >= NEARLY_ALL:
+        if self.dead is not None and self.dead >= NEARLY_ALL and self.std > NARROW:
             return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"
         if max(self.occupancy) >= NEARLY_ALL:
             return f"{max(self.occupancy):.1%} of the inputs of {self.name} lie at one level"
@@ -82,4 +85,4 @@ def _health(name: str, module: StairModule, x: Tensor) -> Health:
     name = name.removesuffix(".weight_stair") + (
         " weights" if isinstance(module, StairWeight) else ""
     )
-    return Health(name, module.layer, tuple((counts / x.numel()).tolist()), dead)
+    return Health(name, module.layer, float(module.std), tuple((counts / x.numel()).tolist()), dead)

@@ -1,13 +1,15 @@
 """One training from end to end: data, network, run directory, loop, summary."""
 
+import contextlib
+import copy
 import platform
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import softstair
 from softstair.data import Dataset, load
@@ -52,13 +54,23 @@ def train(
         if begun is not None and (summary := run.summary) is not None:
             return summary
         place = device_named(device)
-        dataset = dataset or load(recipe.data, data_dir)
+        dataset = load(recipe.data, data_dir) if dataset is None else dataset
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
-        # The library's own streams of random numbers; the caller's are given back untouched.
-        with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        with _own_streams(place):
             torch.manual_seed(recipe.seed)
             network = make_network(recipe, dataset, model)
             return _train(recipe, run, dataset, network, place, Watchers(watchers))
+
+
+@contextlib.contextmanager
+def _own_streams(device: torch.device) -> Iterator[None]:
+    """Random numbers and threads of our own; the caller's are given back untouched."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _train(
@@ -98,11 +110,34 @@ def _train(
 
 def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = None) -> nn.Module:
     """The network that a recipe trains, in its first state."""
-    shape = tuple(dataset.x.shape[1:])
+    shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
+    example = torch.zeros(2, *shape)
     if model is None:
+        if recipe.model == "auto" and ":" in recipe.data:
+            raise ValueError(
+                f"model must be named for data of your own, {recipe.data!r}, but auto was given."
+            )
         name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
-        model = build(name, len(dataset.classes), shape)
-    return stair_network(model, recipe, torch.zeros(2, *shape))
+        model = build(name, classes, shape)
+    _refuse_unfit(model, example, classes)
+    return stair_network(model, recipe, example)
+
+
+@torch.no_grad()
+def _refuse_unfit(model: nn.Module, example: Tensor, classes: int) -> None:
+    """Refuses a model that does not make scores of examples; it is left as it was."""
+    trial = copy.deepcopy(model).eval().to(example.device)
+    wanted = f"scores of shape (2, {classes}) of examples of shape {tuple(example.shape)}"
+    try:
+        scores = trial(example)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"model must make {wanted}, but it raised {type(error).__name__} ({reason})."
+        ) from None
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"model must make {wanted}, but it made {given}.")
 
 
 def trained_network(
@@ -115,6 +150,11 @@ def trained_network(
         raise RunError(f"{str(path)!r} holds no trained network: train one with --out there.")
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)
+    if not checkpoint.is_like(state.get("network"), network.state_dict()):
+        raise RunError(
+            f"the network in {str(path)!r} has other names, shapes or types than the model that "
+            "its recipe, or the call, names: give the model that was trained."
+        )
     network.load_state_dict(state["network"])
     return network.eval()
 
@@ -134,6 +174,8 @@ def device_named(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError
         torch.zeros((), device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(
@@ -144,7 +186,9 @@ def device_named(name: str) -> torch.device:
 
 def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, Any]:
     """config.json: everything needed to repeat a run."""
-    digest = zlib.crc32(dataset.y.numpy().tobytes(), zlib.crc32(dataset.x.numpy().tobytes()))
+    digest = zlib.crc32(repr((dataset.classes, dataset.mean, dataset.std)).encode())
+    for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
+        digest = zlib.crc32(b"" if part is None else part.numpy().tobytes(), digest)
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{digest:08x}"}
     versions = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
     return {

@@ -53,6 +53,7 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
             refuse_nonfinite(state)
             state.clock()
             metrics = measure(state, valid, lambda: run.keep(state, stop))
+            refuse_nonfinite(state, metrics["valid_loss"])
             run.log(metrics)
             state.end_epoch(metrics)
             watch.epoch(state, metrics)

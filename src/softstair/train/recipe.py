@@ -1,6 +1,6 @@
 """A recipe: everything that decides how a network is trained, in one frozen, checked record."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import NoneType
@@ -104,7 +104,7 @@ class Recipe:
         for name, (low, high, allowed) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be {allowed}, but {value!r} was given.")
+                raise ValueError(f"{name} must be {allowed}, but {_short(value)} was given.")
         if self.fold >= self.folds:
             raise ValueError(
                 f"fold must be less than folds, {self.folds}, counting from 0, but {self.fold} "
@@ -154,7 +154,7 @@ class Recipe:
         """The recipe that :meth:`to_json` wrote."""
         names = {field.name for field in fields(cls)}
         if not isinstance(data, Mapping) or set(data) != names:
-            wrong = sorted(set(data) ^ names) if isinstance(data, Mapping) else data
+            wrong = sorted(map(str, set(data) ^ names)) if isinstance(data, Mapping) else data
             raise ValueError(
                 f"a recipe must hold each of its {len(names)} fields and nothing else, but "
                 f"{str(wrong)[:200]} is missing or unknown."
@@ -168,18 +168,18 @@ class Recipe:
 
 
 RANGES: dict[str, tuple[float, float, str]] = {
-    "limit": (1, 10**12, "a whole number from 1, or None"),
-    "weight_quantum": (1e-30, 1e30, "a number above 0"),
-    "feature_quantum": (1e-30, 1e30, "a number above 0"),
-    "learning_rate": (0.0, 1e6, "a number from 0"),
-    "momentum": (0.0, 0.999999, "a number from 0 to below 1"),
-    "weight_decay": (0.0, 1e6, "a number from 0"),
-    "drop": (0.0, 1e9, "a number of epochs from 0, or None"),
-    "drop_factor": (0.0, 1e6, "a number from 0"),
-    "batch": (2, 10**9, "a whole number from 2, since batch-norm needs two examples"),
-    "epochs": (1, 10**7, "a whole number from 1"),
-    "fold": (0, 10**9, "a whole number from 0"),
-    "folds": (2, 10**9, "a whole number from 2"),
+    "limit": (1, 10**12, "a whole number from 1 to 10^12, or None"),
+    "weight_quantum": (1e-30, 1e30, "a number from 1e-30 to 1e30"),
+    "feature_quantum": (1e-30, 1e30, "a number from 1e-30 to 1e30"),
+    "learning_rate": (0.0, 1e6, "a number from 0 to 1e6"),
+    "momentum": (0.0, 0.999999, "a number from 0 to 0.999999"),
+    "weight_decay": (0.0, 1e6, "a number from 0 to 1e6"),
+    "drop": (0.0, 1e9, "a number of epochs from 0 to 1e9, or None"),
+    "drop_factor": (0.0, 1e6, "a number from 0 to 1e6"),
+    "batch": (2, 10**9, "a whole number from 2 to 10^9: batch-norm needs two examples"),
+    "epochs": (1, 10**7, "a whole number from 1 to 10^7"),
+    "fold": (0, 10**9, "a whole number from 0 to 10^9"),
+    "folds": (2, 10**9, "a whole number from 2 to 10^9"),
     "seed": (0, 2**63 - 1, "a whole number from 0 to 2^63 - 1"),
 }
 
@@ -190,7 +190,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     words = tuple(word for option in options for word in get_args(option) or ())
     if any(get_origin(option) is Literal for option in options):
         if not isinstance(value, str) or value not in words:
-            raise ValueError(f"{name} must be one of {', '.join(words)}, but {value!r} was given.")
+            raise ValueError(
+                f"{name} must be one of {', '.join(words)}, but {_short(value)} was given."
+            )
         return value
     if NoneType in options and value is None:
         return value
@@ -200,7 +202,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         good, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     elif float in options:
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        good, wanted = good and math.isfinite(value), "a finite number"
+        good, wanted = good and abs(value) <= sys.float_info.max, "a finite number"
         value = float(value) if good else value
     elif str in options:
         good, wanted = isinstance(value, str) and value != "", "a name"
@@ -210,7 +212,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         value = tuple(value) if good else value
     if not good:
         none = " or None" if NoneType in options else ""
-        raise ValueError(f"{name} must be {wanted}{none}, but {value!r} was given.")
+        raise ValueError(f"{name} must be {wanted}{none}, but {_short(value)} was given.")
     return value
 
 
@@ -218,3 +220,9 @@ def _options(kind: Any) -> tuple[Any, ...]:
     """The alternatives of an annotation."""
     union = get_origin(kind) not in (None, Literal, tuple)
     return get_args(kind) if union else (kind,)
+
+
+def _short(value: object) -> str:
+    """A value as an error shows it: a file may hold a megabyte where a number should be."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

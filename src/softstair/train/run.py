@@ -12,6 +12,8 @@
 import contextlib
 import errno
 import json
+import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +23,9 @@ from softstair.train import checkpoint
 from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.recipe import Recipe
-from softstair.train.state import State
+from softstair.train.state import State, is_history
 
-__all__ = ["Run", "RunError"]
+__all__ = ["Run", "RunError", "metrics_of", "recipe_of", "summary_of"]
 
 LARGEST_CONFIG = 1 << 20
 
@@ -90,7 +92,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         """What came of the run; None if it is not done."""
-        return read(self.path, "summary.json")
+        return summary_of(self.path)
 
     def begin(self, config: dict[str, Any]) -> None:
         """Writes config.json; refuses a directory that holds something else than a run, and a run
@@ -103,9 +105,9 @@ class Run:
                     "--out."
                 )
             return
-        ours = {"lock", "metrics.jsonl", "checkpoint"}
-        others = [one.name for one in self.path.iterdir() if one.name not in ours]
-        strange = sorted(name for name in others if not name.endswith(".part"))
+        names = [one.name for one in self.path.iterdir() if one.name != "lock"]
+        # A process that was killed while it wrote config.json leaves a part of it.
+        strange = sorted(name for name in names if not re.fullmatch(r"\.config.*\.part", name))
         if strange:
             raise RunError(
                 f"--out must be new or empty, but {str(self.path)!r} holds {strange[0]!r}: give "
@@ -148,8 +150,7 @@ class Run:
         if self._saved == (state.epoch, state.step):
             return
         begun = time.monotonic()
-        if state.step:
-            refuse_nonfinite(state)
+        refuse_nonfinite(state)
         checkpoint.save(self.path / "checkpoint", state.state_dict())
         self._saved = (state.epoch, state.step)
         self._saved_at = time.monotonic()
@@ -170,8 +171,43 @@ def recipe_of(path: Path) -> Recipe | None:
     except ValueError as error:
         raise RunError(
             f"{str(path / 'config.json')!r} holds no recipe that can be followed "
-            f"({str(error).rstrip('.')}): restore it, or give another --out."
+            f"({str(error).rstrip('.')[:200]}): restore it, or give another --out."
         ) from None
+
+
+def summary_of(path: Path) -> dict[str, Any] | None:
+    """What came of a run; None if it is not done."""
+    summary = read(path, "summary.json")
+    if summary is None:
+        return None
+    names = ("valid_accuracy", "best_valid_accuracy", "images_per_second", "seconds", "epochs")
+    good = all(_is_number(summary.get(name)) for name in names) and "test_accuracy" in summary
+    try:
+        good = good and Recipe.from_json(summary["config"]["recipe"]) is not None
+    except (KeyError, TypeError, ValueError):
+        good = False
+    if not good:
+        raise RunError(
+            f"{str(path / 'summary.json')!r} was edited, and is no summary any more: delete it, "
+            "and --resume writes it anew from the checkpoint."
+        )
+    return summary
+
+
+def metrics_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, an epoch each."""
+    try:
+        text = (path / "metrics.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        if not is_history(lines):
+            raise ValueError("its lines are not those of one epoch after the other")
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{str(path / 'metrics.jsonl')!r} is damaged or was edited ({reason}): delete "
+            "summary.json beside it, and --resume writes both anew from the checkpoint."
+        ) from None
+    return lines
 
 
 def read(path: Path, name: str) -> dict[str, Any] | None:
@@ -193,14 +229,20 @@ def read(path: Path, name: str) -> dict[str, Any] | None:
     return data
 
 
-def refuse_nonfinite(state: State) -> None:
-    """Refuses to go on with a loss that is no number any more; the checkpoint before stays."""
-    loss = state.mean_loss()
-    if loss != loss or loss in (float("inf"), float("-inf")):
-        raise RunError(
-            f"the loss became {loss} in epoch {state.epoch}: nothing of it was kept; train anew "
-            "with a lower --learning-rate, or look at the data."
-        )
+def refuse_nonfinite(state: State, valid_loss: float = 0.0) -> None:
+    """Refuses to go on with numbers that are none any more; the checkpoint before stays."""
+    for name, loss in (("training", state.mean_loss()), ("validation", valid_loss)):
+        if not math.isfinite(loss):
+            raise _lost(f"the {name} loss became {loss}", state)
+    if not state.is_finite():
+        raise _lost("the weights became nan or infinite", state)
+
+
+def _lost(what: str, state: State) -> RunError:
+    return RunError(
+        f"{what} in epoch {state.epoch}, and nothing since the last checkpoint was kept: train "
+        "anew with a lower --learning-rate, or look at the data and the model."
+    )
 
 
 @contextlib.contextmanager
@@ -213,8 +255,12 @@ def _disk(path: Path) -> Iterator[None]:
             raise
         raise RunError(
             f"the run directory {str(path)!r} can no longer be written ({error.strerror}); the "
-            "last checkpoint is whole: make room, and go on with --resume."
+            "last checkpoint, if there is one, is whole: make room, and go on with --resume."
         ) from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _line(metrics: dict[str, Any]) -> str:

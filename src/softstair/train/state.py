@@ -1,5 +1,6 @@
 """What training changes, and a checkpoint therefore holds."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from softstair.train.checkpoint import CheckpointError, is_like
 from softstair.train.compiled import Compiled
 from softstair.train.recipe import Recipe
 
-__all__ = ["State", "stair_network"]
+__all__ = ["State", "is_history", "stair_network"]
 
 WORTH_COMPILING = 5000
 """Steps: compiling takes half a minute, and again for each newly annealed layer."""
@@ -25,7 +26,7 @@ WORTH_COMPILING = 5000
 def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> nn.Module:
     """The network that a recipe makes of a float model: its stair network, or the model itself."""
     if recipe.is_float:
-        return model
+        return copy.deepcopy(model)
     skip = recipe.skip if recipe.last_layer == "stair" else (*recipe.skip, last_layer(model))
     return quantise(
         model,
@@ -134,6 +135,12 @@ class State:
         """The share of the epoch's examples that were classified rightly in training."""
         return float(self.right) / (max(self.step, 1) * self.recipe.batch)
 
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Whether every parameter and statistic of the network is a number still."""
+        values = [one for one in self.network.state_dict().values() if one.is_floating_point()]
+        return bool(torch.stack([one.isfinite().all() for one in values]).all())
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
         return {
@@ -154,7 +161,7 @@ class State:
         """Goes back to where :meth:`state_dict` was called; the next step is the next one."""
         try:
             self._load(state)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(
                 f"the checkpoint does not fit this network and recipe ({reason}): resume it with "
@@ -170,12 +177,15 @@ class State:
         if self.annealer is not None:
             self.annealer.load_state_dict(state["annealer"])
         epoch, step, order = state["epoch"], state["step"], state["order"]
-        if not (0 <= epoch <= self.recipe.epochs and 0 <= step <= self.steps):
+        whole = all(type(number) is int for number in (epoch, step))
+        if not (whole and 0 <= epoch <= self.recipe.epochs and 0 <= step <= self.steps):
             raise ValueError("its position lies outside the run")
+        if (order is None) != (step == 0):
+            raise ValueError("its order and its position do not go together")
         if order is not None and not torch.equal(order.sort().values, torch.arange(self.examples)):
             raise ValueError("its order is of other examples")
-        if len(state["history"]) != epoch:
-            raise ValueError("its history is of another length")
+        if not is_history(state["history"]) or len(state["history"]) != epoch:
+            raise ValueError("its history is not that of the epochs before")
         self.epoch, self.step, self.seconds = epoch, step, float(state["seconds"])
         self.order = None if order is None else order.to(self.device)
         self.loss.copy_(state["sums"]["loss"])
@@ -206,6 +216,24 @@ class State:
         torch.set_rng_state(states["cpu"])
         if self.device.type == "cuda" and states["cuda"] is not None:
             torch.cuda.set_rng_state(states["cuda"], self.device)
+
+
+def is_history(lines: Any) -> bool:
+    """Whether these are lines of metrics, one epoch after the other."""
+    numbers = ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy")
+    return isinstance(lines, list) and all(
+        isinstance(line, dict)
+        and line.get("epoch") == epoch
+        and all(isinstance(line.get(name), float) for name in numbers)
+        and isinstance(line.get("noise", []), list)
+        and len(line.get("noise", [])) == len(lines[0].get("noise", []))
+        and all(map(_is_noise, line.get("noise", [])))
+        for epoch, line in enumerate(lines)
+    )
+
+
+def _is_noise(pair: Any) -> bool:
+    return isinstance(pair, list) and [type(one) for one in pair] == [float, float]
 
 
 def _optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
