@@ -56,21 +56,32 @@ def train(
         place = device_named(device)
         dataset = load(recipe.data, data_dir) if dataset is None else dataset
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
-        with _own_streams(place):
+        with _own_settings(recipe, place):
             torch.manual_seed(recipe.seed)
             network = make_network(recipe, dataset, model)
             return _train(recipe, run, dataset, network, place, Watchers(watchers))
 
 
 @contextlib.contextmanager
-def _own_streams(device: torch.device) -> Iterator[None]:
-    """Random numbers and threads of our own; the caller's are given back untouched."""
-    threads = torch.get_num_threads()
+def _own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Random numbers, threads and CPU kernels of our own; the caller's are given back untouched."""
+    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
+            if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
+                # oneDNN would find out at the first product, and switch itself off with a warning;
+                # what had been computed until then would differ in its last bits.
+                torch._C._set_mkldnn_enabled(False)
             yield
         finally:
             torch.set_num_threads(threads)
+            torch._C._set_mkldnn_enabled(onednn)
+
+
+def _has_bfloat16() -> bool:
+    """Whether oneDNN is there and multiplies bfloat16 on this CPU."""
+    available = torch.backends.mkldnn.is_available()
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _train(

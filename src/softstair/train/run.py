@@ -48,8 +48,8 @@ class Run:
         """The directory, made if need be, for this process alone; a killed one lets go of it."""
         from filelock import FileLock, Timeout
 
-        was_there = path.exists()
         try:
+            was_there = path.exists()
             path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(path / "lock", timeout=0)
             lock.acquire()
@@ -199,7 +199,7 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     try:
         text = (path / "metrics.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        if not is_history(lines):
+        if not lines or not is_history(lines):
             raise ValueError("its lines are not those of one epoch after the other")
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]

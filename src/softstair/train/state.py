@@ -162,7 +162,7 @@ class State:
         try:
             self._load(state)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200].rstrip(".")
             raise CheckpointError(
                 f"the checkpoint does not fit this network and recipe ({reason}): resume it with "
                 "the model and data that it was begun with."
@@ -182,7 +182,10 @@ class State:
             raise ValueError("its position lies outside the run")
         if (order is None) != (step == 0):
             raise ValueError("its order and its position do not go together")
-        if order is not None and not torch.equal(order.sort().values, torch.arange(self.examples)):
+        whole = order is None or order.dtype == torch.int64
+        if order is not None and not (
+            whole and torch.equal(order.sort().values, torch.arange(self.examples))
+        ):
             raise ValueError("its order is of other examples")
         if not is_history(state["history"]) or len(state["history"]) != epoch:
             raise ValueError("its history is not that of the epochs before")
