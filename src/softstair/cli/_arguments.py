@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
+from itertools import pairwise
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
@@ -115,7 +116,7 @@ def _kind(flag: str, command: type[Any]) -> str:
 def given(flag: str, words: Sequence[str]) -> str | None:
     """What the words give for a flag, the last time they name it; None if they do not."""
     found = None
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == flag:
             found = value if equals else after

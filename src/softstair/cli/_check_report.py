@@ -44,6 +44,8 @@ class Report:
     """On networks with real weights: no pre-activation is exactly 0."""
     distances_at_ties: Distances
     """On networks with integer weights: many are."""
+    distances_on_run: Distances | None = None
+    """On the network of a run, where one was named."""
 
 
 def examine(schedule: Schedule, noise: str, stair: Stair, seed: int = 0) -> Report:

@@ -33,7 +33,8 @@ def show(report: Report) -> None:
     """Prints the report; 100 columns wide where the terminal does not say."""
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = _Console(highlight=False, width=None if told else 100)
-    for part in (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances):
+    parts = (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances, _on_run)
+    for part in parts:
         part(report, console)
 
 
@@ -159,6 +160,19 @@ def _distances(report: Report, console: Console) -> None:
         " pre-activations on the threshold exactly, where convergence iii and iv matter",
         style="dim",
     )
+
+
+def _on_run(report: Report, console: Console) -> None:
+    found = report.distances_on_run
+    if found is None:
+        return
+    title = "Distance ‖x_λ̂,ℓ − x_ℓ‖ on the trained network, in % of the largest there can be"
+    table = _table(title, "layer", *(f"t = {time:g}" for time in found.times))
+    for column in table.columns:
+        column.justify = "right"
+    for layer, (values, largest) in enumerate(zip(found.values, found.largest, strict=True)):
+        table.add_row(str(layer), *(f"{100 * value / (largest or 1.0):.3g}" for value in values))
+    console.print(table)
 
 
 def _number(value: float) -> str:

@@ -12,13 +12,14 @@ from softstair.train.run import metrics_of
 __all__ = ["draw"]
 
 
-def draw(runs: list[Path], out: Path) -> Path:
+def draw(runs: list[Path], title: str, out: Path) -> Path:
     """Draws the runs, folds of one recipe, into one picture; returns where it lies."""
     metrics = [metrics_of(run) for run in runs]
     epochs = np.arange(1, len(metrics[0]) + 1)
     # A figure of its own, not pyplot's: no window system is asked for, and none is left open.
     figure = Figure(figsize=(8, 6.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    above.set_title(title, fontsize="medium")
     for name, label, colour in (
         ("train_accuracy", "training, with noise", "tab:orange"),
         ("valid_accuracy", "validation, without noise", "tab:blue"),

@@ -1,5 +1,6 @@
 """What a training looks like on a terminal; nowhere else does it say anything but warnings."""
 
+import math
 import sys
 import time
 from typing import Any
@@ -68,7 +69,7 @@ class Progress:
             subject = warning.partition(" ")[2]
             if subject not in self._warned:
                 self._warned.add(subject)
-                say = f"softstair train: warning: {warning} in epoch {metrics['epoch']}."
+                say = f"softstair train: warning: {warning} in epoch {metrics['epoch'] + 1}."
                 print(say, file=sys.stderr)
 
     def _title(self, state: State) -> str:
@@ -77,7 +78,7 @@ class Progress:
 
     @staticmethod
     def _noise(state: State) -> str:
-        """A square for every layer: full of noise, annealing, annealed."""
+        """A bar for every layer, as high as what is left of its noise; · where it is annealed."""
         if state.annealer is None:
             return "float"
         schedule = state.recipe.schedule(state.annealer.layers)
@@ -86,4 +87,5 @@ class Progress:
         shares = [
             noise[1] / (schedule.std0 or 1.0) if noise else 1.0 for noise in state.annealer.noise
         ]
-        return "noise " + "".join(" ▁▂▃▄▅▆▇█"[min(8, int(8.999 * share))] for share in shares)
+        bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
+        return f"noise {bars} {len(state.annealer.annealed)}/{len(bars)} annealed"

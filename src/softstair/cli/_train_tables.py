@@ -9,7 +9,7 @@ from rich.table import Table
 
 from softstair.train.run import metrics_of
 
-__all__ = ["show"]
+__all__ = ["conclusion", "show"]
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -20,7 +20,7 @@ def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> No
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(_table(summaries))
     console.print(_courses(runs))
-    console.print(_conclusion(summaries), soft_wrap=True)
+    console.print(conclusion(summaries), soft_wrap=True)
     console.print(f"picture: {picture}", soft_wrap=True)
     console.print(f"run{'s' * (len(runs) > 1)}: {', '.join(map(str, runs))}", soft_wrap=True)
 
@@ -42,10 +42,12 @@ def _table(summaries: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _conclusion(summaries: list[dict[str, Any]]) -> str:
+def conclusion(summaries: list[dict[str, Any]]) -> str:
+    """What came of it, in one line."""
     recipe = summaries[0]["config"]["recipe"]
     kind = "float" if recipe["weights"] == recipe["features"] == "float" else recipe["weights"]
-    what = f"{kind} network on {recipe['data']}, {recipe['epochs']} epochs"
+    epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
+    what = f"{kind} network on {recipe['data']}, {epochs}"
     scores = [one["valid_accuracy"] for one in summaries]
     if len(scores) == 1:
         return f"{what}: {scores[0]:.2%} validation accuracy"
@@ -56,15 +58,19 @@ def _conclusion(summaries: list[dict[str, Any]]) -> str:
 
 def _courses(runs: list[Path]) -> str:
     lines = metrics_of(runs[-1])
-    courses = {"validation accuracy": [line["valid_accuracy"] for line in lines]}
+    scores = [line["valid_accuracy"] for line in lines]
+    span = f"{min(scores):.1%} to {max(scores):.1%}"
+    courses = [f"validation accuracy  {_spark(scores, min(scores))}  {span}"]
     for layer in range(len(lines[0].get("noise", ()))):
-        courses[f"noise of layer {layer}"] = [line["noise"][layer][1] for line in lines]
-    return "\n".join(f"{name:<20} {_spark(values)}" for name, values in courses.items())
+        std = [line["noise"][layer][1] for line in lines]
+        courses.append(f"noise of layer {layer:<5} {_spark(std)}  {max(std):.2g} to {min(std):.2g}")
+    return "\n".join(courses)
 
 
-def _spark(values: list[float]) -> str:
-    """A curve from 0 to its highest value, in at most so many characters."""
+def _spark(values: list[float], bottom: float = 0.0) -> str:
+    """A curve from the bottom to its highest value, in at most so many characters; · is 0."""
     count = min(len(values), WIDTH)
     chosen = [values[i * len(values) // count] for i in range(count)]
-    top = max(values) or 1.0
-    return "".join(BARS[min(7, int(8 * value / top))] if value > 0 else "·" for value in chosen)
+    height = max(values) - bottom or 1.0
+    bar = lambda value: BARS[min(7, int(8 * (value - bottom) / height))]
+    return "".join(bar(value) if value > 0 else "·" for value in chosen)

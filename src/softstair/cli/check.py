@@ -1,32 +1,25 @@
 """``softstair check``: the theorem, the order of the layers, and what happens, for one schedule."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from softstair import __version__, noise
+from softstair.cli._arguments import given
+from softstair.cli._arguments import parse as parse_flags
 from softstair.cli._check_report import Report, examine
+from softstair.cli._check_run import measure, trained_recipe
 from softstair.cli._files import reserved
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
+from softstair.train.stairs import StairName, named
 
-__all__ = ["Command"]
-
-StairName = Literal[
-    "heaviside",
-    "sign",
-    "ternary",
-    "int2",
-    "int3",
-    "int4",
-    "int8",
-    "uint2",
-    "uint3",
-    "uint4",
-    "uint8",
-]
+__all__ = ["Command", "parse"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,11 @@ class Command:
     """Draw a picture there (.png, .pdf or .svg)."""
     json: Path | None = None
     """Write the whole report there, as JSON."""
+    run_directory: Annotated[Path | None, tyro.conf.arg(name="run")] = None
+    """Run directory of softstair train: its recipe stands for the flags that are not given, and
+    the distances are measured on its trained network as well."""
+    data_dir: Path = Path("data")
+    """Folder with the data sets, for --run."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.layers <= 200:
@@ -92,11 +90,7 @@ class Command:
 
     def target(self) -> Stair:
         """The stair that the flags describe."""
-        plain = {"heaviside": Stair.heaviside, "sign": Stair.sign, "ternary": Stair.ternary}
-        if self.stair in plain:
-            return plain[self.stair](quantum=self.quantum)
-        signed, bits = not self.stair.startswith("u"), int(self.stair[-1])
-        return Stair.linear(bits, signed, self.quantum, thresholds="midpoint")
+        return named(self.stair, self.quantum)
 
     def run(self) -> int:
         from softstair.cli import _check_tables
@@ -107,6 +101,9 @@ class Command:
             picture = files.enter_context(reserved(self.out, "--out", (".png", ".pdf", ".svg")))
             text = files.enter_context(reserved(self.json, "--json"))
             report = examine(self.schedule(), self.noise, self.target(), self.seed)
+            if self.run_directory is not None:
+                trained = measure(self.run_directory, self.data_dir, self.schedule())
+                report = replace(report, distances_on_run=trained)
             _check_tables.show(report)
             if picture is not None:
                 from softstair.cli import _check_picture
@@ -132,4 +129,18 @@ class Command:
             "propositions": [asdict(one) for one in report.propositions],
             "distances": asdict(report.distances),
             "distances_at_ties": asdict(report.distances_at_ties),
+            "distances_on_run": report.distances_on_run and asdict(report.distances_on_run),
         }
+
+
+def parse(words: Sequence[str], prog: str) -> Command:
+    """The command that the words describe, on top of the recipe of the run that they name."""
+    directory = given("--run", words)
+    if not directory:
+        return parse_flags(Command, words, prog)
+    recipe, layers = trained_recipe(Path(directory))
+    names = ("noise", "interval", "power", "period", "static_mean", "static_std", "mean0", "std0")
+    base = Command(layers=layers, **{name: getattr(recipe, name) for name in names})
+    if recipe.features != "float":
+        base = replace(base, stair=recipe.features, quantum=recipe.feature_quantum)
+    return parse_flags(Command, words, prog, default=base)

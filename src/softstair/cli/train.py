@@ -66,7 +66,8 @@ class Command:
         from softstair.cli import _train_picture, _train_tables
 
         runs = [path for _, path in self._runs(out)]
-        picture = _train_picture.draw(runs, out / "picture.png")
+        title = _train_tables.conclusion(summaries)
+        picture = _train_picture.draw(runs, title, out / "picture.png")
         _train_tables.show(runs, summaries, picture)
         return 0
 

@@ -37,10 +37,11 @@ class Health:
         levels = [round(share, 4) for share in self.occupancy]
         return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead}
 
-    @property
-    def complaint(self) -> str | None:
-        """What is wrong, in words; None if nothing is."""
-        if self.dead is not None and self.dead >= NEARLY_ALL and self.std > NARROW:
+    def complaint(self, fading: bool) -> str | None:
+        """What is wrong, in words; None if nothing is. ``fading`` noise passes less and less, until
+        none is left: that is how it should be."""
+        expected = fading and self.std <= NARROW
+        if self.dead is not None and self.dead >= NEARLY_ALL and not expected:
             return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"
         if max(self.occupancy) >= NEARLY_ALL:
             return f"{max(self.occupancy):.1%} of the inputs of {self.name} lie at one level"

@@ -78,5 +78,6 @@ def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
         metrics["annealed"] = list(state.annealer.annealed)
         stairs = examine(state.network, x)
         metrics["stairs"] = [stair.to_json() for stair in stairs]
-        metrics["warnings"] = [stair.complaint for stair in stairs if stair.complaint]
+        complaints = [stair.complaint(fading=not state.recipe.static_std) for stair in stairs]
+        metrics["warnings"] = [complaint for complaint in complaints if complaint]
     return metrics

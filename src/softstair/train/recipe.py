@@ -154,10 +154,12 @@ class Recipe:
         """The recipe that :meth:`to_json` wrote."""
         names = {field.name for field in fields(cls)}
         if not isinstance(data, Mapping) or set(data) != names:
-            wrong = sorted(map(str, set(data) ^ names)) if isinstance(data, Mapping) else data
+            given = set(data) if isinstance(data, Mapping) else set()
+            missing, unknown = sorted(names - given), sorted(map(repr, given - names))
+            what = f"{', '.join(missing[:3])} missing" if missing else f"{unknown[0][:80]} unknown"
             raise ValueError(
-                f"a recipe must hold each of its {len(names)} fields and nothing else, but "
-                f"{str(wrong)[:200]} is missing or unknown."
+                f"a recipe must hold each of its {len(names)} fields and nothing else, but there "
+                f"is {what}."
             )
         return cls(**data)
 

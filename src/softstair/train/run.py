@@ -240,7 +240,7 @@ def refuse_nonfinite(state: State, valid_loss: float = 0.0) -> None:
 
 def _lost(what: str, state: State) -> RunError:
     return RunError(
-        f"{what} in epoch {state.epoch}, and nothing since the last checkpoint was kept: train "
+        f"{what} in epoch {state.epoch + 1}, and nothing since the last checkpoint was kept: train "
         "anew with a lower --learning-rate, or look at the data and the model."
     )
 
