@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from softstair.train.advice import advice
 from softstair.train.state import State
 
 __all__ = ["Progress"]
@@ -48,6 +49,9 @@ class Progress:
             self._title(state), total=total, completed=done, speed="", news="", noise=""
         )
         self._first, self._since = done, time.monotonic()
+
+        for sentence in advice(state):
+            print(f"softstair train: warning: {sentence}.", file=sys.stderr)
 
     def step(self, state: State) -> None:
         done = state.epoch * state.steps + state.step

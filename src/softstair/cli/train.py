@@ -44,11 +44,15 @@ class Command:
     """Folder with the data sets; softstair data status says what is there."""
     device: str = "auto"
     """cpu, cuda, cuda:N or mps; auto: a GPU if there is one."""
+    threads: int | None = None
+    """Threads of the CPU; None: one for a small network, else as many as torch takes."""
     tensorboard: bool = False
     """Write TensorBoard events to --out/events as well."""
     recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
 
     def run(self) -> int:
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ValueError(f"--threads must be from 1 to 1024, but {self.threads} was given.")
         if self.resume and self.out is None:
             raise ValueError("--resume goes on with a run, but --out does not say which: name it.")
         if self.every_fold and self.recipe.fold:
@@ -88,7 +92,8 @@ class Command:
             if self.tensorboard:
                 watchers.append(Events(out / "events"))
             try:
-                return train(recipe, out, self.data_dir, self.device, self.resume, watchers)
+                places = (self.data_dir, self.device)
+                return train(recipe, out, *places, self.resume, watchers, self.threads)
             except Interrupted as stop:
                 watching.close()
                 raise SystemExit(self._farewell(stop, out)) from None

@@ -23,7 +23,10 @@ from softstair.train.recipe import Recipe
 from softstair.train.run import Run, RunError, recipe_of
 from softstair.train.state import State, stair_network
 
-__all__ = ["device_named", "make_network", "train", "trained_network"]
+__all__ = ["device_named", "make_network", "threads_for", "train", "trained_network"]
+
+SMALL = 1 << 25
+"""Products in a forward pass of linear layers."""
 
 
 def train(
@@ -33,14 +36,16 @@ def train(
     device: str = "auto",
     resume: bool = False,
     watchers: Sequence[Watch] = (),
+    threads: int | None = None,
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Trains by a recipe in a run directory; returns the summary.
 
     ``resume`` goes on with the run that is there, if there is one; without it, a run that is there
-    is refused. ``dataset`` and ``model`` stand in for what the recipe names, for those who have
-    them at hand; to resume, give the same ones again.
+    is refused. ``threads`` is for the CPU; None leaves the choice to :func:`threads_for`, and a run
+    that goes on keeps those it was begun with. ``dataset`` and ``model`` stand in for what the
+    recipe names, for those who have them at hand; to resume, give the same ones again.
     """
     with Run.hold(Path(out)) as run:
         begun = run.recipe
@@ -59,6 +64,7 @@ def train(
         with _own_settings(recipe, place):
             torch.manual_seed(recipe.seed)
             network = make_network(recipe, dataset, model)
+            torch.set_num_threads(threads or threads_for(network, recipe.batch))
             return _train(recipe, run, dataset, network, place, Watchers(watchers))
 
 
@@ -177,6 +183,20 @@ def refuse_other_recipe(given: Recipe, begun: Recipe, out: Path) -> None:
             f"the run in {str(out)!r} was begun with {name} = {getattr(begun, name)!r}, but "
             f"{getattr(given, name)!r} was given: leave it out to resume, or give another --out."
         )
+
+
+def threads_for(network: nn.Module, batch: int) -> int:
+    """How many threads a network trains fastest with on a CPU.
+
+    The operations of a small one are over before a second thread is awake, and where something else
+    runs beside, the threads wait for one another: one thread, then. Otherwise as torch has it.
+
+    >>> threads_for(nn.Linear(64, 10), batch=64)
+    1
+    """
+    convolutions = any(isinstance(one, nn.Conv1d | nn.Conv2d) for one in network.modules())
+    products = batch * sum(one.numel() for one in network.parameters())
+    return 1 if not convolutions and products < SMALL else torch.get_num_threads()
 
 
 def device_named(name: str) -> torch.device:

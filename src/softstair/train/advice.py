@@ -1,0 +1,38 @@
+"""What a recipe will not achieve with this network, said before the first step."""
+
+from softstair.train.state import State
+
+__all__ = ["advice"]
+
+
+def advice(state: State) -> list[str]:
+    """Sentences about a training that is about to begin; none, if all is well."""
+    recipe = state.recipe
+    if state.annealer is None:
+        return []
+    schedule = recipe.schedule(state.annealer.layers)
+    said = []
+    late = [i for i in range(schedule.layers) if schedule(i, recipe.epochs)[1] > 0]
+    if late and not schedule.static_std:
+        which = f"layer {late[0]}" if len(late) == 1 else f"layers {late[0]} to {late[-1]}"
+        said.append(
+            f"the noise of {which} will not be gone after the last epoch, {recipe.epochs}, since "
+            f"{schedule.layers} layers anneal over {schedule.end:g}: lower --period"
+        )
+    if not schedule.static_mean and recipe.optimiser == "adam":
+        said += _too_slow(state, abs(schedule.first_mean) * recipe.weight_quantum)
+    return said
+
+
+def _too_slow(state: State, distance: float) -> list[str]:
+    """Adam moves a weight by about its learning rate a step; a dynamic mean moves by half a quantum
+    within a period, and the weights must follow it."""
+    recipe = state.recipe
+    within = min(recipe.period, recipe.epochs) * state.steps * recipe.learning_rate
+    if recipe.weights == "float" or within >= distance:
+        return []
+    return [
+        f"the mean of the noise moves by {distance:g} within a period, but weights move by about "
+        f"{within:.2g}, which is {recipe.learning_rate:g} a step: raise --period, --epochs or "
+        "--learning-rate"
+    ]

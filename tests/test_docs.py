@@ -1,0 +1,249 @@
+"""The pages keep their word: their code runs, their links lead somewhere, their commands parse."""
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import softstair as ss
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# The Lightning and Hugging Face examples have tests beside those of the callbacks.
+ELSEWHERE = {"integrations.md"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small are faster so, above all beside other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+
+
+# What a page takes as given: its author's network and schedule, or the run of an earlier step.
+
+
+def run_of_tutorial(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    from softstair.cli import main
+
+    words = "train --epochs 1 --limit 400 --device cpu --out runs/first"
+    assert main(words.split()) == 0
+    return {}
+
+
+def settings_of_theory(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    stair = ss.Stair.ternary()
+    net = ss.quantise(model, stair, stair, skip="2")
+    schedule = ss.Schedule.for_network(net, period=10)
+    return {"stair": stair, "net": net, "schedule": schedule, "inputs": torch.randn(8, 4)}
+
+
+def fewer_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {"range": lambda count: range(min(count, 100))}
+
+
+GIVEN = {
+    "tutorial.md": run_of_tutorial,
+    "theory.md": settings_of_theory,
+    "README.md": fewer_steps,
+}
+RUNNABLE = [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE]
+
+
+LONG = {"own.md": pytest.mark.slow}
+RUNS = [pytest.param(page, marks=LONG.get(page.name, ()), id=page.name) for page in RUNNABLE]
+
+
+@pytest.mark.parametrize("page", RUNS)
+def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page one after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    torch.manual_seed(0)
+    given = GIVEN.get(page.name, lambda _: {})(monkeypatch)
+    names: dict[str, Any] = {"__name__": page.stem, **given}
+    for block in blocks(page, "python"):
+        if file := re.match(r"# (\w+)\.py\n", block):
+            Path(f"{file[1]}.py").write_text(block, encoding="utf-8")
+            # Gone after the test: others may have a module of that name.
+            monkeypatch.setitem(sys.modules, file[1], None)
+            monkeypatch.delitem(sys.modules, file[1])
+        exec(compile(block, f"{page.name}, example", "exec"), names)
+    if page.name == "own.md":
+        own_files_train()
+
+
+def own_files_train() -> None:
+    """``--model mynet:build`` and ``--data mydata:load`` with the files that own.md shows."""
+    from softstair.cli import main
+
+    words = "train --model mynet:build --data mydata:load --epochs 1 --limit 200 --device cpu"
+    assert main([*words.split(), "--out", "runs/bars"]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        ast.parse(block)
+
+
+COMMENTED = re.compile(r"^print\((?P<what>.+)\) +# (?P<said>.+)$", re.MULTILINE)
+
+
+def test_what_the_maths_page_says_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Comments behind its prints are what they print."""
+    names: dict[str, Any] = {}
+    said = []
+    for block in blocks(DOCS / "maths.md", "python"):
+        exec(block, names)
+        said += [found["said"] for found in COMMENTED.finditer(block)]
+    printed = capsys.readouterr().out
+    exact = [one for one in said if "up to rounding" not in one]
+    assert len(exact) >= 4
+    for one in exact:
+        assert one in printed.splitlines()
+    for family in ("uniform 0.288675", "triangular 0.204124", "normal 0.255107"):
+        assert family in printed
+        assert family in text_of(DOCS / "maths.md")
+
+
+# Links
+
+
+def anchor(heading: str) -> str:
+    """GitHub's: lower case, no punctuation, hyphens for spaces."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(found) for found in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:", target):
+            continue
+        path, _, place = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} points to {target}"
+        if place:
+            assert place in anchors(there), f"{page.name} points to {target}"
+
+
+# Commands
+
+
+def commands(page: Path) -> list[str]:
+    """Every command line that a page shows: in blocks, indented, or in backticks."""
+    shown = [line for block in blocks(page, "(?:sh|console)?") for line in block.splitlines()]
+    shown += [line.strip() for line in re.findall(r"^ {4}(.+)$", prose(page), re.MULTILINE)]
+    shown += re.findall(r"`([^`\n]+)`", prose(page))
+    lines = [line.removeprefix("$ ").partition("  #")[0].strip() for line in shown]
+    return [line for line in lines if line.startswith("softstair ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in commands(page):
+        if re.match(r"softstair \w+: ", line):
+            continue  # what a command says, not how it is called
+        parse_command(line)
+
+
+def parse_command(line: str) -> None:
+    from softstair.cli import VERBS, _arguments
+
+    _, verb, *words = shlex.split(line)
+    assert verb in VERBS, line
+    module = importlib.import_module(f"softstair.cli.{verb}")
+    if verb == "data" and words in (["fetch"], ["status"]):
+        return  # a mention of it
+    try:
+        if hasattr(module, "parse"):
+            module.parse(words, f"softstair {verb}")
+        else:
+            _arguments.parse(module.Command, words, f"softstair {verb}")
+    except SystemExit as stop:
+        if stop.code or (words and "--help" not in words):
+            pytest.fail(f"{line} stops with {stop.code}.")
+    except ValueError as error:
+        pytest.fail(f"{line}: {error}")
+
+
+def test_a_command_with_a_wrong_flag_is_noticed() -> None:
+    with pytest.raises(pytest.fail.Exception, match="--epoch"):
+        parse_command("softstair train --epoch 3")
+
+
+def test_every_flag_has_its_row_and_default() -> None:
+    from softstair.cli.train import Command
+
+    command = Command()
+    wanted = {one.name: getattr(command.recipe, one.name) for one in fields(command.recipe)}
+    wanted |= {one.name: getattr(command, one.name) for one in fields(command)}
+    del wanted["recipe"]
+    wanted["skip"] = "none"
+    rows = re.findall(r"^\| `--([\w-]+)` \| `?([^`|]+?)`? \|", text_of(DOCS / "runs.md"), re.M)
+    found = {flag.replace("-", "_"): default for flag, default in rows}
+    assert found == {name: str(value) for name, value in wanted.items()}
+
+
+# Pictures
+
+
+@pytest.fixture(scope="module")
+def draw() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
+    there = {path.name for path in (DOCS / "pictures").iterdir()}
+    assert there == {f"{name}.svg" for name in draw.DRAWINGS} | {"training.png"}
+    shown = {name for page in PAGES for name in re.findall(r"pictures/([\w.]+)\)", text_of(page))}
+    assert shown == there
+    assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 600_000
+
+
+@pytest.mark.parametrize("name", ["forwards", "schedules"])
+def test_a_picture_is_the_same_each_time(draw: ModuleType, name: str, tmp_path: Path) -> None:
+    first = draw.draw(name, tmp_path).read_bytes()
+    assert draw.draw(name, tmp_path).read_bytes() == first
+    assert b"<dc:date>" not in first
