@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from softstair.cli._check_report import Report
+from softstair.cli._console import Console
 from softstair.theory import HYPOTHESES, Verdict
 
 __all__ = ["show"]
@@ -23,16 +23,10 @@ MARKS = {
 REPAIRED = "[yellow](✗)[/]"
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # rich would exit with 1, which here means that the answer is no.
-        raise BrokenPipeError
-
-
 def show(report: Report) -> None:
     """Prints the report; 100 columns wide where the terminal does not say."""
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = _Console(highlight=False, width=None if told else 100)
+    console = Console(width=None if told else 100)
     parts = (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances, _on_run)
     for part in parts:
         part(report, console)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from softstair.cli._console import Console
 from softstair.cli._data_status import Row
 from softstair.data.sources import SOURCES
 
@@ -26,16 +26,10 @@ COLOURS = {
 }
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        # rich would exit with 1, which here means that the answer is no.
-        raise BrokenPipeError
-
-
 def show(rows: Sequence[Row], root: Path) -> None:
     """Prints the rows; 100 columns wide where the terminal does not say."""
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = _Console(highlight=False, width=None if told else 100)
+    console = Console(width=None if told else 100)
     table = Table(
         title=Text(f"data sets in {str(root)!r}"),
         title_justify="left",

@@ -5,14 +5,17 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from softstair.cli._console import Console
 from softstair.train.advice import advice
 from softstair.train.state import State
 
 __all__ = ["Progress"]
+
+WIDE = 110
+"""Columns of a terminal in which there is room for words."""
 
 
 class Progress:
@@ -20,11 +23,11 @@ class Progress:
 
     def __init__(self, label: str = "", console: Console | None = None) -> None:
         self._console = console or Console()
-        self._label = label
+        self._label, self._wide = label, self._console.width >= WIDE
         self._warned: set[str] = set()
         self._bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None if self._wide else 6),
             TextColumn("{task.fields[speed]}"),
             TextColumn("{task.fields[news]}"),
             TextColumn("{task.fields[noise]}"),
@@ -61,13 +64,14 @@ class Progress:
             self._task,
             completed=done,
             description=self._title(state),
-            speed=f"{speed:,.0f} examples/s",
+            speed=f"{speed:,.0f} examples/s" if self._wide else f"{speed:,.0f}/s",
             noise=self._noise(state),
         )
 
     def epoch(self, state: State, metrics: dict[str, Any]) -> None:
         accuracy, loss = metrics["valid_accuracy"], metrics["train_loss"]
-        self._bar.update(self._task, news=f"loss {loss:.3f}, validation {accuracy:.2%}")
+        right = "validation" if self._wide else "right"
+        self._bar.update(self._task, news=f"loss {loss:.3f}, {right} {accuracy:.1%}")
         for warning in metrics.get("warnings", ()):
             # The share in it changes from epoch to epoch; the stair that it is about does not.
             subject = warning.partition(" ")[2]
@@ -80,8 +84,7 @@ class Progress:
         epoch = min(state.epoch + 1, state.recipe.epochs)
         return f"{self._label} epoch {epoch}/{state.recipe.epochs}".strip()
 
-    @staticmethod
-    def _noise(state: State) -> str:
+    def _noise(self, state: State) -> str:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""
         if state.annealer is None:
             return "float"
@@ -91,5 +94,6 @@ class Progress:
         shares = [
             noise[1] / (schedule.std0 or 1.0) if noise else 1.0 for noise in state.annealer.noise
         ]
+        annealed = f"{len(state.annealer.annealed)}/{len(shares)}"
         bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
-        return f"noise {bars} {len(state.annealer.annealed)}/{len(bars)} annealed"
+        return f"noise {bars} {annealed} annealed" if self._wide else f"{bars} {annealed}"

@@ -4,9 +4,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from softstair.cli._console import Console
 from softstair.train.run import metrics_of
 
 __all__ = ["conclusion", "show"]
@@ -17,7 +17,7 @@ WIDTH = 60
 
 def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> None:
     """Prints the table of some folds, their mean and spread, and where everything lies."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(markup=False)
     console.print(_table(summaries))
     console.print(_courses(runs))
     console.print(conclusion(summaries), soft_wrap=True)
