@@ -45,7 +45,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def loading(self, done: int, total: int) -> None:
+        """Features are being computed from recordings: so many are, of so many."""
+        if self._task is None:
+            self._task = self._bar.add_task("features", total=total, speed="", news="", noise="")
+        self._bar.update(self._task, completed=done, speed=f"{done:,} of {total:,}")
+
     def begin(self, state: State) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
         total = state.recipe.epochs * state.steps
         done = state.epoch * state.steps + state.step
         self._task = self._bar.add_task(

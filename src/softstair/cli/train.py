@@ -86,14 +86,25 @@ class Command:
         from softstair.train.events import Events
         from softstair.train.job import train
 
+        if self.resume and recipe_of(out) is None:
+            print(f"softstair train: no run in {str(out)!r} yet: it begins.", file=sys.stderr)
         with ExitStack() as watching:
             label = f"fold {recipe.fold}" if self.every_fold else ""
-            watchers: list[Any] = [watching.enter_context(Progress(label))]
+            progress = watching.enter_context(Progress(label))
+            watchers: list[Any] = [progress]
             if self.tensorboard:
                 watchers.append(Events(out / "events"))
             try:
-                places = (self.data_dir, self.device)
-                return train(recipe, out, *places, self.resume, watchers, self.threads)
+                return train(
+                    recipe,
+                    out,
+                    data_dir=self.data_dir,
+                    device=self.device,
+                    resume=self.resume,
+                    watchers=watchers,
+                    threads=self.threads,
+                    loading=progress.loading,
+                )
             except Interrupted as stop:
                 watching.close()
                 raise SystemExit(self._farewell(stop, out)) from None

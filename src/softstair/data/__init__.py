@@ -5,21 +5,25 @@ digits comes with the library; ``softstair data fetch`` brings the others.
 """
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 from softstair import own
 from softstair.data.dataset import DataError, Dataset
 
-__all__ = ["NAMES", "DataError", "Dataset", "load"]
+__all__ = ["NAMES", "DataError", "Dataset", "Loading", "load"]
+
+Loading = Callable[[int, int], None]
 
 NAMES: tuple[str, ...] = ("digits", "cifar10", "svhn", "speech")
 
 
-def load(name: str, root: Path | str = "data") -> Dataset:
+def load(name: str, root: Path | str = "data", loading: Loading | None = None) -> Dataset:
     """The data set of that name; ``root`` is the folder that holds the data sets' own folders.
 
     ``package.module:function`` is a function of the user's own that returns a :class:`Dataset`; it
-    is given ``root`` if it takes it.
+    is given ``root`` if it takes it. ``loading(done, total)`` is called while features are computed
+    from recordings, which takes minutes the first time.
 
     >>> load("digits").classes
     ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
@@ -31,4 +35,8 @@ def load(name: str, root: Path | str = "data") -> Dataset:
             f"data must be one of {', '.join(NAMES)}, or package.module:function for data of your "
             f"own, but {name!r} was given."
         )
+    if name == "speech":
+        from softstair.data import speech
+
+        return speech.load(Path(root), progress=loading)
     return importlib.import_module(f"softstair.data.{name}").load(Path(root))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import softstair
-from softstair.data import Dataset, load
+from softstair.data import Dataset, Loading, load
 from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.models import build, default_for
@@ -37,6 +37,7 @@ def train(
     resume: bool = False,
     watchers: Sequence[Watch] = (),
     threads: int | None = None,
+    loading: Loading | None = None,
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def train(
         if begun is not None and (summary := run.summary) is not None:
             return summary
         place = device_named(device)
-        dataset = load(recipe.data, data_dir) if dataset is None else dataset
+        dataset = load(recipe.data, data_dir, loading) if dataset is None else dataset
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
         with _own_settings(recipe, place):
             torch.manual_seed(recipe.seed)
