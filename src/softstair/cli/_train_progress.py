@@ -21,9 +21,12 @@ WIDE = 110
 class Progress:
     """A line that moves: epoch, examples a second, loss, accuracy, time left, annealed layers."""
 
-    def __init__(self, label: str = "", console: Console | None = None) -> None:
+    def __init__(
+        self, label: str = "", resuming: bool = False, console: Console | None = None
+    ) -> None:
         self._console = console or Console()
-        self._label, self._wide = label, self._console.width >= WIDE
+        self._label, self._resuming = label, resuming
+        self._wide = self._console.width >= WIDE
         self._warned: set[str] = set()
         self._bar = Bar(
             TextColumn("{task.description}"),
@@ -61,6 +64,8 @@ class Progress:
         )
         self._first, self._since = done, time.monotonic()
 
+        if self._resuming and not done:
+            print("softstair train: there was no checkpoint to resume: it begins.", file=sys.stderr)
         for sentence in advice(state):
             print(f"softstair train: warning: {sentence}.", file=sys.stderr)
 

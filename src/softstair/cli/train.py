@@ -86,11 +86,9 @@ class Command:
         from softstair.train.events import Events
         from softstair.train.job import train
 
-        if self.resume and recipe_of(out) is None:
-            print(f"softstair train: no run in {str(out)!r} yet: it begins.", file=sys.stderr)
         with ExitStack() as watching:
             label = f"fold {recipe.fold}" if self.every_fold else ""
-            progress = watching.enter_context(Progress(label))
+            progress = watching.enter_context(Progress(label, self.resume))
             watchers: list[Any] = [progress]
             if self.tensorboard:
                 watchers.append(Events(out / "events"))
