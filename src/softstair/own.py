@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
@@ -25,6 +26,11 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
     """
     kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
     path, _, attribute = name.partition(":")
+    if path.endswith(".py"):
+        raise ValueError(
+            f"{role} must be package.module:function, but {name!r} was given: write "
+            f"{path[:-3].replace('/', '.')}:{attribute}."
+        )
     if not all(part.isidentifier() for part in [*path.split("."), attribute]):
         raise ValueError(
             f"{role} must be package.module:function, names with dots between them and one colon, "
@@ -104,6 +110,12 @@ def _taken(make: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(error: BaseException) -> str:
-    """An exception in one line: its kind and the first line of what it says."""
+    """An exception in one line: its kind, the first line of what it says, and where it arose."""
     text = str(error).strip().split("\n")[0].rstrip(".")
-    return f"{type(error).__name__} ({text})" if text else type(error).__name__
+    said = f"{type(error).__name__} ({text})" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last line of the user's own that it passed, not that of a library behind it.
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in own if os.path.abspath(frame.filename) != os.path.abspath(__file__)]
+    own = [frame for frame in own if not frame.filename.startswith("<")]
+    return f"{said} at {own[-1].filename}:{own[-1].lineno}" if own else said

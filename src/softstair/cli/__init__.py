@@ -20,7 +20,7 @@ VERBS: dict[str, str] = {
     "data": "fetch data sets from their official addresses, and see which are there",
 }
 
-EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "scipy", "safetensors", "filelock")
+EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "safetensors", "filelock")
 """What ``pip install 'softstair[cli]'`` brings, and only the command needs."""
 
 
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except KeyboardInterrupt:
-        return _refuse(f"softstair {verb}: interrupted.", code=130)
+        return _refuse(
+            f"softstair {verb}: interrupted before anything was kept: give the same command again.",
+            code=130,
+        )
     except BrokenPipeError:
         # `softstair check | head`: nobody reads on, and Python must not complain of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

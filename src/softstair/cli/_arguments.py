@@ -65,9 +65,7 @@ def _sentence(text: str, words: list[str], command: type[Any], flags: list[str])
     if found := re.match(r"Unrecognized (?:options|arguments)[^:]*: (.+)", text):
         word = found.group(1).split(", ")[0].split(" ")[0]
         if len(flags) > LEGIBLE:
-            flags = difflib.get_close_matches(word.replace("_", "-"), flags, n=3, cutoff=0.5)
-            nearest = f", the nearest being {' and '.join(flags)}" if flags else ""
-            return f"there are other flags{nearest}, but {word!r} was given"
+            return _nearest(word, flags)
         return f"the flags are {', '.join(flags)}, but {word!r} was given"
     if found := re.match(r"invalid choice '(.*)' for argument '([^']+)'.*?\((.*)\)", text):
         word, flag, allowed = found.groups()
@@ -83,6 +81,15 @@ def _sentence(text: str, words: list[str], command: type[Any], flags: list[str])
         word = given(flag, words) or ""
         return f"{flag} must be {_kind(flag, command)}, but {word!r} was given"
     return text or "the flags could not be read"
+
+
+def _nearest(word: str, flags: list[str]) -> str:
+    """The flags that may have been meant, by their spelling or by their initials."""
+    initials = lambda flag: "--" + "".join(part[0] for part in flag.strip("-").split("-"))
+    meant = [flag for flag in flags if initials(flag) == word]
+    meant = meant or difflib.get_close_matches(word.replace("_", "-"), flags, n=2, cutoff=0.6)
+    hint = f", perhaps {' or '.join(meant)}" if meant else ""
+    return f"a flag that there is must be given{hint}, but {word!r} was"
 
 
 def _long(flag: str) -> str:

@@ -23,6 +23,11 @@ def trained_recipe(run: Path) -> tuple[Recipe, int]:
     recipe = recipe_of(run)
     if recipe is None:
         raise RunError(f"--run must be a run directory, but {str(run)!r} holds no run.")
+    if not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").stat().st_size:
+        raise RunError(
+            f"--run must have trained for an epoch, but that in {str(run)!r} has not: go on with "
+            "it by softstair train --resume."
+        )
     layers = len(metrics_of(run)[0].get("noise", ()))
     if not layers:
         raise RunError(
@@ -31,13 +36,20 @@ def trained_recipe(run: Path) -> tuple[Recipe, int]:
     return recipe, layers
 
 
-def measure(run: Path, data_dir: Path, schedule: Schedule) -> Distances:
+def measure(run: Path, data_dir: Path, schedule: Schedule, own_code: bool = False) -> Distances:
     """The distances on the trained network, for some of the fold's validation examples."""
     recipe, _ = trained_recipe(run)
+    strange = [name for name in (recipe.model, recipe.data) if ":" in name]
+    if strange and not own_code:
+        raise RunError(
+            f"the run in {str(run)!r} was begun with {' and '.join(strange)}, which is code of its "
+            "own, and is not called because a file says so: give --own-code if you trust it."
+        )
     dataset = load(recipe.data, data_dir)
     dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
     chosen = split(dataset, recipe.fold, recipe.folds)[1][:INPUTS]
     examples = Examples(dataset.x[chosen], dataset.y[chosen], dataset.mean, dataset.std)
     inputs, _ = next(examples.chunks(INPUTS))
     times = [schedule.end * index / (POINTS - 1) for index in range(POINTS)]
-    return distances_on_network(trained_network(run, dataset), inputs, schedule, times)
+    network = trained_network(run, dataset, own_code=own_code)
+    return distances_on_network(network, inputs, schedule, times)

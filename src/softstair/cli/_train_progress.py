@@ -42,6 +42,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> "Progress":
+        self._task = self._bar.add_task("getting ready", total=None, speed="", news="", noise="")
         self._bar.start()
         return self
 
@@ -50,13 +51,15 @@ class Progress:
 
     def loading(self, done: int, total: int) -> None:
         """Features are being computed from recordings: so many are, of so many."""
-        if self._task is None:
-            self._task = self._bar.add_task("features", total=total, speed="", news="", noise="")
-        self._bar.update(self._task, completed=done, speed=f"{done:,} of {total:,}")
+        speed = f"{done:,} of {total:,}"
+        self._bar.update(
+            self._task, description="features", total=total, completed=done, speed=speed
+        )
 
     def begin(self, state: State) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
+        self._bar.remove_task(self._task)
+        if state.annealer is not None:
+            self._schedule = state.recipe.schedule(state.annealer.layers)
         total = state.recipe.epochs * state.steps
         done = state.epoch * state.steps + state.step
         self._task = self._bar.add_task(
@@ -70,6 +73,8 @@ class Progress:
             print(f"softstair train: warning: {sentence}.", file=sys.stderr)
 
     def step(self, state: State) -> None:
+        if self._bar.disable:
+            return
         done = state.epoch * state.steps + state.step
         seconds = max(time.monotonic() - self._since, 1e-9)
         speed = (done - self._first) * state.recipe.batch / seconds
@@ -101,11 +106,11 @@ class Progress:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""
         if state.annealer is None:
             return "float"
-        schedule = state.recipe.schedule(state.annealer.layers)
-        if schedule.is_static:
+        if self._schedule.is_static:
             return f"{state.annealer.layers} noisy layers"
         shares = [
-            noise[1] / (schedule.std0 or 1.0) if noise else 1.0 for noise in state.annealer.noise
+            noise[1] / (self._schedule.std0 or 1.0) if noise else 1.0
+            for noise in state.annealer.noise
         ]
         annealed = f"{len(state.annealer.annealed)}/{len(shares)}"
         bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)

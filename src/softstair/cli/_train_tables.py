@@ -22,7 +22,8 @@ def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> No
     console.print(_courses(runs))
     console.print(conclusion(summaries), soft_wrap=True)
     console.print(f"picture: {picture}", soft_wrap=True)
-    console.print(f"run{'s' * (len(runs) > 1)}: {', '.join(map(str, runs))}", soft_wrap=True)
+    more = f" to {runs[-1].name}" if len(runs) > 1 else ""
+    console.print(f"run{'s' if more else ''}: {runs[0]}{more}", soft_wrap=True)
 
 
 def _table(summaries: list[dict[str, Any]]) -> Table:
@@ -47,7 +48,7 @@ def conclusion(summaries: list[dict[str, Any]]) -> str:
     recipe = summaries[0]["config"]["recipe"]
     kind = "float" if recipe["weights"] == recipe["features"] == "float" else recipe["weights"]
     epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
-    what = f"{kind} network on {recipe['data']}, {epochs}"
+    what = f"{kind} network on {summaries[0]['config']['data']['name']}, {epochs}"
     scores = [one["valid_accuracy"] for one in summaries]
     if len(scores) == 1:
         return f"{what}: {scores[0]:.2%} validation accuracy"

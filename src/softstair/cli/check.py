@@ -63,6 +63,8 @@ class Command:
     run_directory: Annotated[Path | None, tyro.conf.arg(name="run")] = None
     """Run directory of softstair train: its recipe stands for the flags that are not given, and
     the distances are measured on its trained network as well."""
+    own_code: bool = False
+    """Call the model and data functions of the user's own that --run names, if it does."""
     data_dir: Path = Path("data")
     """Folder with the data sets, for --run."""
 
@@ -102,7 +104,7 @@ class Command:
             text = files.enter_context(reserved(self.json, "--json"))
             report = examine(self.schedule(), self.noise, self.target(), self.seed)
             if self.run_directory is not None:
-                trained = measure(self.run_directory, self.data_dir, self.schedule())
+                trained = measure(self.run_directory, self.data_dir, self.schedule(), self.own_code)
                 report = replace(report, distances_on_run=trained)
             _check_tables.show(report)
             if picture is not None:

@@ -1,9 +1,9 @@
 """``softstair train``: a recipe becomes a run."""
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from softstair.cli._arguments import parse as parse_flags
 from softstair.train.interrupt import Interrupted
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
-from softstair.train.run import recipe_of
+from softstair.train.run import recipe_of, summary_of
 
 __all__ = ["Command", "parse"]
 
@@ -43,7 +43,7 @@ class Command:
     data_dir: Path = Path("data")
     """Folder with the data sets; softstair data status says what is there."""
     device: str = "auto"
-    """cpu, cuda, cuda:N or mps; auto: a GPU if there is one."""
+    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
     threads: int | None = None
     """Threads of the CPU; None: one for a small network, else as many as torch takes."""
     tensorboard: bool = False
@@ -65,8 +65,19 @@ class Command:
                 f"--out must be new or empty, but {str(self.out)!r} is not: go on with what is "
                 "there by --resume, or give another --out."
             )
+        if self.every_fold and self.out and (self.out / "config.json").exists():
+            raise ValueError(
+                f"{str(self.out)!r} holds one run and no folds: leave out --every-fold to go on "
+                "with it, or give another --out."
+            )
         out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
-        summaries = [self._train(recipe, path) for recipe, path in self._runs(out)]
+        try:
+            summaries = [self._train(recipe, path) for recipe, path in self._runs(out)]
+        except ValueError:
+            if self.out is None:
+                with contextlib.suppress(OSError):
+                    out.rmdir()  # if it is empty: nobody asked for it
+            raise
         from softstair.cli import _train_picture, _train_tables
 
         runs = [path for _, path in self._runs(out)]
@@ -86,12 +97,12 @@ class Command:
         from softstair.train.events import Events
         from softstair.train.job import train
 
-        with ExitStack() as watching:
+        with contextlib.ExitStack() as watching:
             label = f"fold {recipe.fold}" if self.every_fold else ""
             progress = watching.enter_context(Progress(label, self.resume))
             watchers: list[Any] = [progress]
             if self.tensorboard:
-                watchers.append(Events(out / "events"))
+                watchers.append(watching.enter_context(Events(out / "events")))
             try:
                 return train(
                     recipe,
@@ -105,18 +116,27 @@ class Command:
                 )
             except Interrupted as stop:
                 watching.close()
-                raise SystemExit(self._farewell(stop, out)) from None
+                raise SystemExit(self._farewell(str(stop), stop.number, out)) from None
+            except KeyboardInterrupt:
+                # At once: while it got ready, or by a second signal.
+                watching.close()
+                if recipe_of(out) is None:
+                    raise
+                raise SystemExit(self._farewell("SIGINT", 2, out)) from None
 
-    def _farewell(self, stop: Interrupted, out: Path) -> int:
+    def _farewell(self, stop: str, number: int, out: Path) -> int:
         words = ["softstair", "train", "--resume", "--out"]
         words += [str(out.parent), "--every-fold"] if self.every_fold else [str(out)]
+        # A run directory does not decide which code runs: the user says it again.
+        own = (("--model", self.recipe.model), ("--data", self.recipe.data))
+        words += [word for pair in own if ":" in pair[1] for word in pair]
         for flag, value in (("--data-dir", str(self.data_dir)), ("--device", self.device)):
             if value != str(getattr(Command, flag[2:].replace("-", "_"))):
                 words += [flag, value]
         words += ["--tensorboard"] if self.tensorboard else []
         said = f"softstair train: stopped by {stop}, and kept: go on with {shlex.join(words)}"
         print(said, file=sys.stderr)
-        return 128 + stop.number
+        return 128 + number
 
 
 def parse(words: Sequence[str], prog: str) -> Command:
@@ -129,19 +149,44 @@ def parse(words: Sequence[str], prog: str) -> Command:
     if (name := given("--preset", words)) is not None:
         base = replace(base, preset=cast(PresetName, name), recipe=preset(name))
     elif (begun := _begun(words)) is not None:
+        if not is_done(words):
+            for flag, function in (("--model", begun.model), ("--data", begun.data)):
+                refuse_strange_code(function, flag, given(flag, words))
         return parse_flags(Command, words, prog, default=replace(base, recipe=begun))
-    if (epochs := given("--epochs", words)) is not None and epochs.isdecimal():
-        base = replace(base, recipe=base.recipe.rescaled(int(epochs)))
+    with contextlib.suppress(ValueError):  # what is no number is refused as a flag below
+        if (epochs := given("--epochs", words)) is not None:
+            base = replace(base, recipe=base.recipe.rescaled(int(epochs)))
     return parse_flags(Command, words, prog, default=base)
+
+
+def refuse_strange_code(function: str, flag: str, repeated: str | None) -> None:
+    """A run directory may come from anybody: code that it names runs only if the user names it."""
+    if ":" in function and repeated != function:
+        raise ValueError(
+            f"the run was begun with {flag} {function}, which is code of its own, and is not "
+            f"called because a file says so: give {flag} {function} again if you trust it."
+        )
 
 
 def _begun(words: Sequence[str]) -> Recipe | None:
     """The recipe of the run that is to go on, if there is one."""
+    directory = _directory(words)
+    return None if directory is None else recipe_of(directory)
+
+
+def is_done(words: Sequence[str]) -> bool:
+    """Whether the run that is to go on has nothing left to do."""
+    directory = _directory(words)
+    return directory is not None and summary_of(directory) is not None
+
+
+def _directory(words: Sequence[str]) -> Path | None:
+    """Where the run is that is to go on; of folds, the first."""
     out = given("--out", words)
     if "--resume" not in words or not out:
         return None
     folds = {"--every-fold", "--every_fold"} & set(words)
-    return recipe_of(Path(out) / "fold-0" if folds else Path(out))
+    return Path(out) / "fold-0" if folds else Path(out)
 
 
 def _is_taken(out: Path) -> bool:
@@ -149,6 +194,11 @@ def _is_taken(out: Path) -> bool:
 
 
 def next_free(folder: Path, name: str) -> Path:
-    """A directory that is not there yet: folder/name-1, or with the next number."""
-    taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return next(folder / f"{name}-{i}" for i in count(1) if f"{name}-{i}" not in taken)
+    """A new directory, for this process alone: folder/name-1, or with the next number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = folder / f"{name}-{number}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError

@@ -1,5 +1,6 @@
 """A data set as training takes it: whole tensors of bytes, and how to make numbers of them."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,8 +54,11 @@ class Dataset:
                     f"test_x must have examples like those of x, {tuple(self.x.shape[1:])}, but "
                     f"{tuple(self.test_x.shape[1:])} was given."
                 )
-        if not self.std > 0:
-            raise ValueError(f"std must be above 0, but {self.std!r} was given.")
+        if not (0 < self.std < math.inf and abs(self.mean) < math.inf):
+            raise ValueError(
+                "mean must be finite and std above 0, but "
+                f"mean={self.mean!r} and std={self.std!r} were given."
+            )
         if self.groups is not None and self.groups.shape != self.y.shape:
             raise ValueError(
                 f"groups must have the shape of y, {tuple(self.y.shape)}, but "

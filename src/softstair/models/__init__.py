@@ -4,10 +4,12 @@ They are float networks; :func:`softstair.quantise` makes stair networks of them
 :func:`last_layer` quantised.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from softstair import own
 from softstair.models.digits import digits
@@ -101,15 +103,25 @@ def default_for(data: str) -> str:
     return DEFAULTS[data]
 
 
-def last_layer(model: nn.Module) -> str:
-    """The name of the last Linear, Conv1d or Conv2d in the order of the model's modules: the layer
-    that stays in float unless something else is asked for.
+@torch.no_grad()
+def last_layer(model: nn.Module, example: Tensor | None = None) -> str:
+    """The name of the last Linear, Conv1d or Conv2d that is called for an example, or, without one,
+    in the order of the model's modules: the layer that stays in float unless something else is
+    asked for.
 
     >>> last_layer(vgg8())
     'classifier.6'
     """
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    if example is not None:
+        trial, called = copy.deepcopy(model).eval(), []
+        for name in found:
+            note = lambda *_, name=name: called.append(name)
+            trial.get_submodule(name).register_forward_hook(note)
+        trial(example)
+        # Weights that are used as functions' arguments are not called; then the order must do.
+        found = called or found
     if not found:
         raise ValueError(
             f"model must have a Linear, Conv1d or Conv2d, but {type(model).__name__} has none."

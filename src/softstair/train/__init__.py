@@ -1,8 +1,18 @@
 """Training: recipes, presets, one loop, and runs that survive."""
 
+from softstair.train.interrupt import Interrupted
 from softstair.train.job import train, trained_network
 from softstair.train.presets import PRESETS, preset
 from softstair.train.recipe import Recipe
 from softstair.train.run import Run, RunError
 
-__all__ = ["PRESETS", "Recipe", "Run", "RunError", "preset", "train", "trained_network"]
+__all__ = [
+    "PRESETS",
+    "Interrupted",
+    "Recipe",
+    "Run",
+    "RunError",
+    "preset",
+    "train",
+    "trained_network",
+]

@@ -1,8 +1,12 @@
 """What a recipe will not achieve with this network, said before the first step."""
 
+from torch import nn
+
 from softstair.train.state import State
 
 __all__ = ["advice"]
+
+NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def advice(state: State) -> list[str]:
@@ -18,6 +22,11 @@ def advice(state: State) -> list[str]:
         said.append(
             f"the noise of {which} will not be gone after the last epoch, {recipe.epochs}, since "
             f"{schedule.layers} layers anneal over {schedule.end:g}: lower --period"
+        )
+    if not any(isinstance(module, NORMALISATIONS) for module in state.network.modules()):
+        said.append(
+            "the network has no normalisation, without which few sums fall where the stairs have "
+            "their steps: put a batch normalisation before each activation"
         )
     if not schedule.static_mean and recipe.optimiser == "adam":
         said += _too_slow(state, abs(schedule.first_mean) * recipe.weight_quantum)

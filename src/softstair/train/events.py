@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from softstair.extras import needed
 from softstair.train.state import State
 
 __all__ = ["Events"]
@@ -16,14 +17,20 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "--tensorboard needs the package tensorboard, but it is not installed: run pip "
-                "install 'softstair[tensorboard]'."
-            ) from None
+            needed("tensorboard", extra="tensorboard")
+        except ModuleNotFoundError as error:
+            raise ValueError(f"--tensorboard: {error}") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._folder, self._make = folder, SummaryWriter
         self._writer: Any = None
+
+    def __enter__(self) -> "Events":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
     def begin(self, state: State) -> None:
         # What an interrupted run measured after its last checkpoint is measured again.

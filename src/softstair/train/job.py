@@ -16,6 +16,7 @@ from softstair.data import Dataset, Loading, load
 from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.models import build, default_for
+from softstair.report import report
 from softstair.train import checkpoint, loop
 from softstair.train.evaluate import evaluate
 from softstair.train.loop import Watch
@@ -41,12 +42,19 @@ def train(
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Trains by a recipe in a run directory; returns the summary.
+    """Trains by a recipe in a run directory; returns the summary. SIGINT and SIGTERM raise
+    :class:`Interrupted <softstair.train.Interrupted>` once everything is kept.
 
     ``resume`` goes on with the run that is there, if there is one; without it, a run that is there
     is refused. ``threads`` is for the CPU; None leaves the choice to :func:`threads_for`, and a run
     that goes on keeps those it was begun with. ``dataset`` and ``model`` stand in for what the
     recipe names, for those who have them at hand; to resume, give the same ones again.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     summary = train(Recipe(limit=200, epochs=1, batch=32), out)
+    >>> summary["epochs"], 0 < summary["valid_accuracy"] <= 1
+    (1, True)
     """
     with Run.hold(Path(out)) as run:
         begun = run.recipe
@@ -64,9 +72,10 @@ def train(
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
         with _own_settings(recipe, place):
             torch.manual_seed(recipe.seed)
-            network = make_network(recipe, dataset, model)
-            torch.set_num_threads(threads or threads_for(network, recipe.batch))
-            return _train(recipe, run, dataset, network, place, Watchers(watchers))
+            with _memory(recipe):
+                network = make_network(recipe, dataset, model)
+                torch.set_num_threads(threads or threads_for(network, recipe.batch))
+                return _train(recipe, run, dataset, network, place, Watchers(watchers))
 
 
 @contextlib.contextmanager
@@ -83,6 +92,21 @@ def _own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
         finally:
             torch.set_num_threads(threads)
             torch._C._set_mkldnn_enabled(onednn)
+
+
+@contextlib.contextmanager
+def _memory(recipe: Recipe) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("not enough memory", "allocate memory")  # the CPU's allocator raises no other kind
+        gone = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not gone and not any(word in str(error) for word in words):
+            raise
+        raise RunError(
+            f"there is not enough memory for batches of {recipe.batch}: lower --batch in a new "
+            "run, or make room and go on with --resume."
+        ) from None
 
 
 def _has_bfloat16() -> bool:
@@ -104,7 +128,7 @@ def _train(
     training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
     state = State(recipe, network, len(training), device)
     config = describe(recipe, dataset, device)
-    run.begin(config)
+    run.begin(config, _table(state.network))
     run.resume(state)
     loop.train(state, training, valid, run, watch)
     test_accuracy = None
@@ -118,12 +142,20 @@ def _train(
         "best_valid_accuracy": max(accuracies),
         "test_accuracy": test_accuracy,
         "epochs": recipe.epochs,
-        "images_per_second": images / state.seconds,
+        "images_per_second": images / max(state.seconds, 1e-9),
         "seconds": state.seconds,
         "config": config,
     }
     run.finish(summary)
     return summary
+
+
+def _table(network: nn.Module) -> str:
+    """What became of every layer."""
+    try:
+        return str(report(network))
+    except ValueError:
+        return f"{network}\n\nin float: nothing was quantised"
 
 
 def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = None) -> nn.Module:
@@ -144,28 +176,50 @@ def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = Non
 @torch.no_grad()
 def _refuse_unfit(model: nn.Module, example: Tensor, classes: int) -> None:
     """Refuses a model that does not make scores of examples; it is left as it was."""
-    trial = copy.deepcopy(model).eval().to(example.device)
+    trial = copy.deepcopy(model).to(example.device)
     wanted = f"scores of shape (2, {classes}) of examples of shape {tuple(example.shape)}"
-    try:
-        scores = trial(example)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"model must make {wanted}, but it raised {type(error).__name__} ({reason})."
-        ) from None
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(f"model must make {wanted}, but it made {given}.")
+    for training in (False, True):
+        try:
+            with torch.random.fork_rng([]):
+                scores = trial.train(training)(example)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"model must make {wanted}, but it raised {type(error).__name__} ({reason})."
+            ) from None
+        if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+            given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"model must make {wanted}, but it made {given}.")
 
 
 def trained_network(
-    path: Path | str, dataset: Dataset, model: nn.Module | None = None
+    path: Path | str, dataset: Dataset, model: nn.Module | None = None, own_code: bool = False
 ) -> nn.Module:
-    """The network of a run directory as its newest checkpoint has it, in ``eval()``."""
+    """The network of a run directory as its newest checkpoint has it, in ``eval()``.
+
+    A run whose model is a function of the user's own is not believed which one: give what it
+    returns as ``model``, or allow by ``own_code`` that the function is imported and called.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     _ = train(Recipe(limit=200, epochs=1, batch=32), out)
+    ...     network = trained_network(out, load("digits"))
+    >>> network(torch.zeros(1, 1, 8, 8)).shape
+    torch.Size([1, 10])
+    """
     recipe = recipe_of(Path(path))
     state = None if recipe is None else checkpoint.load(Path(path) / "checkpoint")
     if recipe is None or state is None:
-        raise RunError(f"{str(path)!r} holds no trained network: train one with --out there.")
+        folds = ", but folds: name one, such as fold-0" if (Path(path) / "fold-0").is_dir() else ""
+        raise RunError(
+            f"{str(path)!r} holds no trained network{folds or ': train one with --out there'}."
+        )
+    if model is None and ":" in recipe.model and not own_code:
+        raise RunError(
+            f"the run in {str(path)!r} was begun with the model {recipe.model!r}, which is code of "
+            "its own, and is not called because a file says so: give model=, or own_code=True if "
+            "you trust it."
+        )
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)
     if not checkpoint.is_like(state.get("network"), network.state_dict()):
@@ -204,14 +258,19 @@ def device_named(name: str) -> torch.device:
     """A device that is there; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"device must be one that is there, but {name!r} was given, and torch sees no CUDA "
+            "device: give --device cpu."
+        )
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
+        if device.type not in ("cpu", "cuda"):
             raise RuntimeError
         torch.zeros((), device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(
-            f"device must be auto, cpu, cuda, cuda:N or mps, and be there, but {name!r} was given."
+            f"device must be auto, cpu, cuda or cuda:N, and be there, but {name!r} was given."
         ) from None
     return device
 
@@ -220,7 +279,7 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
     """config.json: everything needed to repeat a run."""
     digest = zlib.crc32(repr((dataset.classes, dataset.mean, dataset.std)).encode())
     for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
-        digest = zlib.crc32(b"" if part is None else part.numpy().tobytes(), digest)
+        digest = zlib.crc32(b"" if part is None else part.cpu().numpy().tobytes(), digest)
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{digest:08x}"}
     versions = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
     return {

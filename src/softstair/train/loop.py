@@ -66,7 +66,7 @@ def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
     valid_loss, valid_accuracy = evaluate(state.network, valid, between)
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
-        "learning_rate": state.recipe.learning_rate_at(state.epoch),
+        "learning_rate": state.learning_rate,
         "train_loss": state.mean_loss(),
         "train_accuracy": state.accuracy(),
         "valid_loss": valid_loss,

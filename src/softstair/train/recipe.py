@@ -33,13 +33,16 @@ class Recipe:
     """Random crops of the image padded by 4 black pixels, and random flips."""
 
     weights: StairName | Literal["float"] = "ternary"
-    """Stair of the weights; intN and uintN have thresholds half-way between their levels."""
+    """Stair of the weights."""
     weight_quantum: float = 1.0
     """Quantum of the weights' stair."""
     features: StairName | Literal["float"] = "ternary"
     """Stair of the features; weights and features in float: the network's float twin."""
     feature_quantum: float = 1.0
     """Quantum of the features' stair."""
+    thresholds: Literal["midpoint", "floor"] = "midpoint"
+    """Of intN and uintN: half-way between levels, as in the paper's experiments, or at the levels,
+    as in its text."""
     last_layer: Literal["float", "stair"] = "float"
     """Whether the weights of the last layer are quantised too."""
     skip: tuple[str, ...] = ()
@@ -58,11 +61,12 @@ class Recipe:
     std0: float | None = None
     """First std in quanta; None: 95% of the noise (all, if bounded) within half a quantum."""
     interval: Interval = "partition"
-    """When each layer anneals."""
+    """When each layer anneals: one after another from the input on (partition), all together
+    (overlapped), from one start, or to one end."""
     power: Power = "homogeneous"
-    """How fast it does, within its interval."""
+    """How fast it does within its interval: all alike, or the faster the nearer to the input."""
     period: float = 9.0
-    """Epochs a layer."""
+    """Epochs that one layer takes to anneal; all are annealed after period times layers."""
     update: Literal["iteration", "epoch"] = "iteration"
     """Move the noise at every iteration, or once an epoch."""
     truncate: bool = True
@@ -85,7 +89,7 @@ class Recipe:
     batch: int = 64
     """Examples in a batch; what is left over of an epoch's order is left out."""
     epochs: int = 40
-    """How often the training examples are seen; period and drop follow in proportion."""
+    """How often the training examples are seen; as a flag, period and drop follow in proportion."""
 
     fold: int = 0
     """Which fold validates, counting from 0."""
@@ -110,6 +114,11 @@ class Recipe:
                 f"fold must be less than folds, {self.folds}, counting from 0, but {self.fold} "
                 "was given."
             )
+        if self.data == "speech" and self.augment != "none":
+            raise ValueError(
+                f"augment must be none for speech, since crops and flips are of pictures, but "
+                f"{self.augment!r} was given."
+            )
         if self.freeze and not self.truncate:
             raise ValueError("freeze goes with truncate, but truncate=False was given.")
         self.stair("weights"), self.stair("features"), self.schedule(1)
@@ -123,7 +132,7 @@ class Recipe:
         """The stair of weights or features; None for float."""
         name = getattr(self, of)
         quantum = self.weight_quantum if of == "weights" else self.feature_quantum
-        return None if name == "float" else named(name, quantum)
+        return None if name == "float" else named(name, quantum, self.thresholds)
 
     def schedule(self, layers: int) -> Schedule:
         """The noise schedule of a network with so many quantised layers."""
@@ -131,9 +140,9 @@ class Recipe:
         names = ("period", "interval", "power", "static_mean", "static_std", "mean0")
         return Schedule(layers=layers, std0=std0, **{name: getattr(self, name) for name in names})
 
-    def learning_rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counting from 0."""
-        low = self.drop is not None and epoch >= self.drop
+    def learning_rate_at(self, t: float) -> float:
+        """The learning rate at a time in epochs, counting from 0."""
+        low = self.drop is not None and t >= self.drop
         return self.learning_rate * self.drop_factor if low else self.learning_rate
 
     def rescaled(self, epochs: int) -> "Recipe":

@@ -3,6 +3,7 @@
 ::
 
     config.json     the recipe, the versions and the data it was begun with
+    network.txt     what became of every layer of the model
     metrics.jsonl   a line an epoch; the same to the last byte however often the run was interrupted
     checkpoint/     the state of the training, see checkpoint.py
     summary.json    when it is done
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from softstair.extras import needed
 from softstair.train import checkpoint
 from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
@@ -46,14 +48,13 @@ class Run:
     @contextlib.contextmanager
     def hold(cls, path: Path) -> Iterator["Run"]:
         """The directory, made if need be, for this process alone; a killed one lets go of it."""
-        from filelock import FileLock, Timeout
-
+        filelock = needed("filelock")
         try:
             was_there = path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path / "lock", timeout=0)
+            lock = filelock.FileLock(path / "lock", timeout=0)
             lock.acquire()
-        except Timeout:
+        except filelock.Timeout:
             raise RunError(
                 f"the run directory {str(path)!r} is in use by another process: wait for it, or "
                 "give another --out."
@@ -94,9 +95,9 @@ class Run:
         """What came of the run; None if it is not done."""
         return summary_of(self.path)
 
-    def begin(self, config: dict[str, Any]) -> None:
-        """Writes config.json; refuses a directory that holds something else than a run, and a run
-        of other data."""
+    def begin(self, config: dict[str, Any], network: str) -> None:
+        """Writes config.json, and the table of the network; refuses a directory that holds
+        something else than a run, and a run of other data or on another kind of device."""
         if (begun := self.config) is not None:
             if begun.get("data") != config["data"]:
                 raise RunError(
@@ -104,9 +105,20 @@ class Run:
                     f"{begun.get('data')}, than {config['data']}: restore them, or give another "
                     "--out."
                 )
+            was, now = (str(one.get("device")).partition(":")[0] for one in (begun, config))
+            if was != now:
+                raise RunError(
+                    f"the run in {str(self.path)!r} was begun on {was}, and would not be the same "
+                    f"on {now}: give --device {was}, or another --out."
+                )
             return
         names = [one.name for one in self.path.iterdir() if one.name != "lock"]
         # A process that was killed while it wrote config.json leaves a part of it.
+        if "fold-0" in names:
+            raise RunError(
+                f"{str(self.path)!r} holds the folds of --every-fold: give that flag again to go "
+                "on with them, or another --out."
+            )
         strange = sorted(name for name in names if not re.fullmatch(r"\.config.*\.part", name))
         if strange:
             raise RunError(
@@ -114,18 +126,16 @@ class Run:
                 "another --out."
             )
         write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
+        write(self.path / "network.txt", network + "\n")
 
-    def resume(self, state: State) -> bool:
-        """Takes the state to the newest checkpoint, and the metrics with it; whether there is one.
-
-        What was measured after it will be measured again.
-        """
+    def resume(self, state: State) -> None:
+        """Takes the state to the newest checkpoint, if there is one, and the metrics with it; what
+        was measured after it will be measured again."""
         loaded = checkpoint.load(self.path / "checkpoint")
         if loaded is not None:
             state.load_state_dict(loaded)
             self._saved = (state.epoch, state.step)
         write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
-        return loaded is not None
 
     def log(self, metrics: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
@@ -181,9 +191,13 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     if summary is None:
         return None
     names = ("valid_accuracy", "best_valid_accuracy", "images_per_second", "seconds", "epochs")
-    good = all(_is_number(summary.get(name)) for name in names) and "test_accuracy" in summary
+    good = all(_is_number(summary.get(name)) for name in names)
+    test = summary.get("test_accuracy", False)
+    good = good and (test is None or _is_number(test))
     try:
-        good = good and Recipe.from_json(summary["config"]["recipe"]) is not None
+        config = summary["config"]
+        good = good and Recipe.from_json(config["recipe"]) is not None
+        good = good and isinstance(config["data"]["name"], str)
     except (KeyError, TypeError, ValueError):
         good = False
     if not good:
@@ -199,7 +213,9 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     try:
         text = (path / "metrics.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        if not lines or not is_history(lines):
+        summary = read(path, "summary.json")
+        done = len(lines) if summary is None else summary.get("epochs")
+        if not lines or not is_history(lines) or len(lines) != done:
             raise ValueError("its lines are not those of one epoch after the other")
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -259,8 +275,8 @@ def _disk(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _line(metrics: dict[str, Any]) -> str:

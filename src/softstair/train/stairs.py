@@ -13,16 +13,24 @@ StairName = Literal[
     "int2",
     "int3",
     "int4",
+    "int5",
+    "int6",
+    "int7",
     "int8",
     "uint2",
     "uint3",
     "uint4",
+    "uint5",
+    "uint6",
+    "uint7",
     "uint8",
 ]
 
 
-def named(name: str, quantum: float = 1.0) -> Stair:
-    """The stair of that name; intN and uintN have thresholds half-way between their levels.
+def named(
+    name: str, quantum: float = 1.0, thresholds: Literal["floor", "midpoint"] = "midpoint"
+) -> Stair:
+    """The stair of that name; ``thresholds`` is for intN and uintN, see :meth:`Stair.linear`.
 
     >>> named("ternary", quantum=0.5).levels
     (-0.5, 0.0, 0.5)
@@ -35,4 +43,4 @@ def named(name: str, quantum: float = 1.0) -> Stair:
     if name in plain:
         return plain[name](quantum=quantum)
     signed, bits = not name.startswith("u"), int(name[-1])
-    return Stair.linear(bits, signed, quantum, thresholds="midpoint")
+    return Stair.linear(bits, signed, quantum, thresholds)

@@ -1,6 +1,7 @@
 """What training changes, and a checkpoint therefore holds."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -27,7 +28,9 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
     """The network that a recipe makes of a float model: its stair network, or the model itself."""
     if recipe.is_float:
         return copy.deepcopy(model)
-    skip = recipe.skip if recipe.last_layer == "stair" else (*recipe.skip, last_layer(model))
+    skip = recipe.skip
+    if recipe.last_layer == "float":
+        skip = (*skip, last_layer(model, example))
     return quantise(
         model,
         weights=recipe.stair("weights"),
@@ -61,6 +64,9 @@ class State:
         if self._compiles():
             self.forward = Compiled(self.network)
         self.optimiser = _optimiser(self.network, recipe)
+        # A model's own buffers may hold an infinity by design, as masks of attention do.
+        values = self.network.state_dict().items()
+        self._finite = [name for name, value in values if bool(value.isfinite().all())]
         self.annealer: Annealer | None = None
         if not recipe.is_float:
             self.annealer = Annealer(
@@ -74,7 +80,7 @@ class State:
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
-        self.loss = torch.zeros((), dtype=_wide(device), device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.right = torch.zeros((), dtype=torch.int64, device=device)
         self.seconds, self._since = 0.0, 0.0
         self.history: list[dict[str, Any]] = []
@@ -85,9 +91,7 @@ class State:
         return self.device.type == "cuda" and self.recipe.epochs * self.steps >= WORTH_COMPILING
 
     def begin_epoch(self) -> None:
-        """Sets the learning rate, and draws the order of the examples unless it is drawn."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.learning_rate_at(self.epoch)
+        """Draws the order of the examples, unless it is drawn."""
         if self.order is None:
             order = torch.randperm(self.examples, generator=self.generator)
             self.order = order.to(self.device)
@@ -102,11 +106,19 @@ class State:
         self.seconds += now - self._since
         self._since = now
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step; at the end of an epoch, that of its last one."""
+        done = min(self.step, self.steps - 1)
+        return self.recipe.learning_rate_at(self.epoch + done / self.steps)
+
     def batches(self) -> Iterator[Tensor]:
         """The indices of each batch of this epoch that was not trained on yet."""
         size = self.recipe.batch
         assert self.order is not None
         while self.step < self.steps:
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.learning_rate
             yield self.order[self.step * size : (self.step + 1) * size]
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -138,8 +150,8 @@ class State:
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether every parameter and statistic of the network is a number still."""
-        values = [one for one in self.network.state_dict().values() if one.is_floating_point()]
-        return bool(torch.stack([one.isfinite().all() for one in values]).all())
+        now = self.network.state_dict()
+        return bool(torch.stack([now[name].isfinite().all() for name in self._finite]).all())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
@@ -189,12 +201,15 @@ class State:
             raise ValueError("its order is of other examples")
         if not is_history(state["history"]) or len(state["history"]) != epoch:
             raise ValueError("its history is not that of the epochs before")
-        self.epoch, self.step, self.seconds = epoch, step, float(state["seconds"])
+        threads, seconds = state["threads"], float(state["seconds"])
+        if type(threads) is not int or not 1 <= threads <= 1024 or not 0 <= seconds < math.inf:
+            raise ValueError("its threads or seconds are none")
+        self.epoch, self.step, self.seconds = epoch, step, seconds
         self.order = None if order is None else order.to(self.device)
         self.loss.copy_(state["sums"]["loss"])
         self.right.copy_(state["sums"]["right"])
         self.history = list(state["history"])
-        torch.set_num_threads(int(state["threads"]))
+        torch.set_num_threads(threads)
         self._set_generators(state["generators"])
 
     def _load_optimiser(self, state: dict[str, Any]) -> None:
@@ -227,7 +242,7 @@ def is_history(lines: Any) -> bool:
     return isinstance(lines, list) and all(
         isinstance(line, dict)
         and line.get("epoch") == epoch
-        and all(isinstance(line.get(name), float) for name in numbers)
+        and all(_is_finite(line.get(name)) for name in numbers)
         and isinstance(line.get("noise", []), list)
         and len(line.get("noise", [])) == len(lines[0].get("noise", []))
         and all(map(_is_noise, line.get("noise", [])))
@@ -236,7 +251,11 @@ def is_history(lines: Any) -> bool:
 
 
 def _is_noise(pair: Any) -> bool:
-    return isinstance(pair, list) and [type(one) for one in pair] == [float, float]
+    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_finite, pair))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -244,7 +263,3 @@ def _optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimiser == "adam":
         return torch.optim.Adam(network.parameters(), rate, weight_decay=decay)
     return torch.optim.SGD(network.parameters(), rate, momentum=recipe.momentum, weight_decay=decay)
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
