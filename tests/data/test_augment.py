@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from softstair.data.augment import crop, cut, flip
+from softstair.data.augment import crop, cut, flip, shift
 
 
 def photographs(count: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Tensor:
@@ -154,3 +154,19 @@ def test_compiled_in_one_graph():
     given = both(x)
     torch.manual_seed(0)
     assert torch.equal(given, flip(crop(x)))
+
+
+def test_shift_moves_each_recording_by_whole_frames_and_repeats_its_ends():
+    x = photographs(500, (1, 49, 10))
+    moved = shift(x, frames=5, generator=Generator().manual_seed(0))
+    found = []
+    for before, after in zip(x[:, 0], moved[:, 0], strict=True):
+        for places in range(-5, 6):
+            rows = [before[min(max(time + places, 0), 48)] for time in range(49)]
+            if torch.equal(torch.stack(rows), after):
+                found.append(places)
+    assert len(found) == 500
+    assert set(found) == set(range(-5, 6))
+    assert torch.equal(shift(x, frames=0), x)
+    with pytest.raises(ValueError, match="frames must be a whole number from 0, but -1"):
+        shift(x, frames=-1)

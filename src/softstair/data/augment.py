@@ -1,4 +1,4 @@
-"""Augmentation of whole batches where they lie: random crops and mirrored images.
+"""Augmentation of whole batches where they lie: random crops, mirrored images, words moved in time.
 
 Each image has a draw of its own, yet nothing here loops over images or waits for the device.
 Rows are picked with ``index_select``, which copies runs of bytes; indexing element by element
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-__all__ = ["crop", "cut", "flip"]
+__all__ = ["crop", "cut", "flip", "shift"]
 
 
 def crop(x: Tensor, padding: int = 4, generator: Generator | None = None) -> Tensor:
@@ -65,6 +65,25 @@ def flip(x: Tensor, generator: Generator | None = None) -> Tensor:
     mirrored = torch.randint(2, (len(x),), generator=generator, device=x.device)
     both = torch.cat([x, x.flip(3)])
     return both.index_select(0, mirrored * len(x) + torch.arange(len(x), device=x.device))
+
+
+def shift(x: Tensor, frames: int = 5, generator: Generator | None = None) -> Tensor:
+    """Each recording moved in time by up to so many frames, either way, its first or last frame
+    standing in for what was not recorded: 5 frames of 20 ms are the customary tenth of a second.
+
+    x   (N, C, time, coefficients); the rest as for :func:`crop`
+
+    >>> x = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 4, 1)
+    >>> shift(x, frames=2, generator=Generator().manual_seed(1)).flatten().tolist()
+    [0, 0, 0, 1]
+    """
+    _check(x, generator)
+    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 0:
+        raise ValueError(f"frames must be a whole number from 0, but {frames!r} was given.")
+    moved = torch.randint(2 * frames + 1, (len(x), 1), generator=generator, device=x.device)
+    times = torch.arange(x.shape[2], device=x.device) + moved - frames
+    places = times.clamp(0, x.shape[2] - 1).reshape(len(x), 1, -1, 1)
+    return x.gather(2, places.expand(x.shape))
 
 
 def _check(x: Tensor, generator: Generator | None) -> None:

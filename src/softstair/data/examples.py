@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from softstair.data.augment import crop, flip
+from softstair.data.augment import crop, flip, shift
 
 __all__ = ["Examples"]
 
@@ -36,6 +36,8 @@ class Examples:
             x = crop(x)
         if augment == "crop-flip":
             x = flip(x)
+        if augment == "shift":
+            x = shift(x)
         return self._numbers(x), self.y[indices]
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:

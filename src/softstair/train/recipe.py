@@ -29,8 +29,9 @@ class Recipe:
     """vgg8, dscnn, digits, or your own function as package.module:build; auto: the data's own."""
     limit: int | None = None
     """Train and test on so many examples alone; None: on all."""
-    augment: Literal["none", "crop", "crop-flip"] = "none"
-    """Random crops of the image padded by 4 black pixels, and random flips."""
+    augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
+    """Pictures: random crops of the image padded by 4 black pixels, and random flips; speech:
+    random shifts by up to a tenth of a second."""
 
     weights: StairName | Literal["float"] = "ternary"
     """Stair of the weights."""
@@ -114,9 +115,10 @@ class Recipe:
                 f"fold must be less than folds, {self.folds}, counting from 0, but {self.fold} "
                 "was given."
             )
-        if self.data == "speech" and self.augment != "none":
+        suited = AUGMENTATIONS.get(self.data, (self.augment,))
+        if self.augment not in suited:
             raise ValueError(
-                f"augment must be none for speech, since crops and flips are of pictures, but "
+                f"augment must be one of {', '.join(suited)} for {self.data}, but "
                 f"{self.augment!r} was given."
             )
         if self.freeze and not self.truncate:
@@ -177,6 +179,14 @@ class Recipe:
         mine, others = asdict(self), asdict(other)
         return [name for name in mine if mine[name] != others[name]]
 
+
+_PICTURES = ("none", "crop", "crop-flip")
+AUGMENTATIONS = {
+    "digits": _PICTURES,
+    "cifar10": _PICTURES,
+    "svhn": _PICTURES,
+    "speech": ("none", "shift"),
+}
 
 RANGES: dict[str, tuple[float, float, str]] = {
     "limit": (1, 10**12, "a whole number from 1 to 10^12, or None"),
