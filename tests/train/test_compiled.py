@@ -10,7 +10,8 @@ from torch import nn
 
 from softstair.train import Recipe, train
 from softstair.train.compiled import Compiled
-from softstair.train.state import State, stair_network
+from softstair.train.network import stair_network
+from softstair.train.state import State
 
 # Inductor's own imports.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

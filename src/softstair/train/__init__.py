@@ -1,7 +1,8 @@
 """Training: recipes, presets, one loop, and runs that survive."""
 
 from softstair.train.interrupt import Interrupted
-from softstair.train.job import train, trained_network
+from softstair.train.job import train
+from softstair.train.network import trained_network
 from softstair.train.presets import PRESETS, preset
 from softstair.train.recipe import Recipe
 from softstair.train.run import Run, RunError

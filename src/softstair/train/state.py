@@ -1,6 +1,5 @@
 """What training changes, and a checkpoint therefore holds."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,35 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from softstair.anneal import Annealer
-from softstair.convert import quantise
-from softstair.models import last_layer
 from softstair.nn import layer_count
 from softstair.train.checkpoint import CheckpointError, is_like
 from softstair.train.compiled import Compiled
 from softstair.train.recipe import Recipe
 
-__all__ = ["State", "is_history", "stair_network"]
+__all__ = ["State", "is_history"]
 
 WORTH_COMPILING = 5000
 """Steps: compiling takes half a minute, and again for each newly annealed layer."""
-
-
-def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> nn.Module:
-    """The network that a recipe makes of a float model: its stair network, or the model itself."""
-    if recipe.is_float:
-        return copy.deepcopy(model)
-    skip = recipe.skip
-    if recipe.last_layer == "float":
-        skip = (*skip, last_layer(model, example))
-    return quantise(
-        model,
-        weights=recipe.stair("weights"),
-        features=recipe.stair("features"),
-        noise=recipe.noise,
-        forward=recipe.forward,
-        skip=skip,
-        example_inputs=example,
-    )
 
 
 class State:

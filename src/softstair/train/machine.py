@@ -1,0 +1,88 @@
+"""The machine: which device, how many threads, whose settings, and what when memory runs out."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from softstair.train.recipe import Recipe
+from softstair.train.run import RunError
+
+__all__ = ["device_named", "enough_memory", "own_settings", "threads_for"]
+
+SMALL = 1 << 25
+"""Products in a forward pass of linear layers."""
+
+
+def device_named(name: str) -> torch.device:
+    """A device that is there; auto: a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"device must be one that is there, but {name!r} was given, and torch sees no CUDA "
+            "device: give --device cpu."
+        )
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(
+            f"device must be auto, cpu, cuda or cuda:N, and be there, but {name!r} was given."
+        ) from None
+    return device
+
+
+def threads_for(network: nn.Module, batch: int) -> int:
+    """How many threads a network trains fastest with on a CPU.
+
+    The operations of a small one are over before a second thread is awake, and where something else
+    runs beside, the threads wait for one another: one thread, then. Otherwise as torch has it.
+
+    >>> threads_for(nn.Linear(64, 10), batch=64)
+    1
+    """
+    convolutions = any(isinstance(one, nn.Conv1d | nn.Conv2d) for one in network.modules())
+    products = batch * sum(one.numel() for one in network.parameters())
+    return 1 if not convolutions and products < SMALL else torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Random numbers, threads and CPU kernels of our own; the caller's are given back untouched."""
+    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
+                # oneDNN would find out at the first product, and switch itself off with a warning;
+                # what had been computed until then would differ in its last bits.
+                torch._C._set_mkldnn_enabled(False)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch._C._set_mkldnn_enabled(onednn)
+
+
+def _has_bfloat16() -> bool:
+    """Whether oneDNN is there and multiplies bfloat16 on this CPU."""
+    available = torch.backends.mkldnn.is_available()
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@contextlib.contextmanager
+def enough_memory(recipe: Recipe) -> Iterator[None]:
+    """Turns what an allocator says into a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("not enough memory", "allocate memory")  # the CPU's allocator raises no other kind
+        gone = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not gone and not any(word in str(error) for word in words):
+            raise
+        raise RunError(
+            f"there is not enough memory for batches of {recipe.batch}: lower --batch in a new "
+            "run, or make room and go on with --resume."
+        ) from None
