@@ -17,8 +17,9 @@ from softstair.train.recipe import Recipe
 
 __all__ = ["State", "is_history"]
 
-WORTH_COMPILING = 5000
-"""Steps: compiling takes half a minute, and again for each newly annealed layer."""
+WORTH_COMPILING = 1500
+"""Steps that save as much time as a compilation takes; there is one for each annealed layer too,
+since the backward pass then ends elsewhere."""
 
 
 class State:
@@ -39,9 +40,6 @@ class State:
                 f"{recipe.batch} was given."
             )
         self.network = network.to(device)
-        self.forward: Callable[[Tensor], Tensor] = self.network
-        if self._compiles():
-            self.forward = Compiled(self.network)
         self.optimiser = _optimiser(self.network, recipe)
         # A model's own buffers may hold an infinity by design, as masks of attention do.
         values = self.network.state_dict().items()
@@ -56,6 +54,9 @@ class State:
                 truncate=recipe.truncate,
                 freeze=recipe.freeze,
             )
+        self.forward: Callable[[Tensor], Tensor] = self.network
+        if self._compiles():
+            self.forward = Compiled(self.network)
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
@@ -67,7 +68,11 @@ class State:
     def _compiles(self) -> bool:
         if self.recipe.compile != "auto":
             return self.recipe.compile == "always"
-        return self.device.type == "cuda" and self.recipe.epochs * self.steps >= WORTH_COMPILING
+        compilations = 1
+        if self.annealer is not None and self.recipe.truncate and not self.recipe.static_std:
+            compilations += self.annealer.layers
+        worth = self.recipe.epochs * self.steps >= WORTH_COMPILING * compilations
+        return self.device.type == "cuda" and worth
 
     def begin_epoch(self) -> None:
         """Draws the order of the examples, unless it is drawn."""

@@ -1,0 +1,34 @@
+"""What the tests of training share: one thread, a process that forks, a quiet clock."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+# The mutations are those of the data sets' tests; pytest finds them only once it was there.
+sys.path.append(str(Path(__file__).parents[1] / "data"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small networks on a busy machine are fastest so, and sums come out the same.
+
+    torch switches oneDNN off for good where bfloat16 is beyond it, and sums come out otherwise.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._C._set_mkldnn_enabled(True)
+    yield
+    torch.set_num_threads(before)
+    torch._C._set_mkldnn_enabled(True)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator["object"]:
+    """A process with everything imported, whose children begin at once."""
+    from warm import Warm
+
+    with Warm() as server:
+        yield server

@@ -1,0 +1,67 @@
+"""Short trainings, and what a sentence to a user looks like."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from softstair.train import Recipe, train
+
+__all__ = [
+    "RECIPE",
+    "files",
+    "is_sentence",
+    "metrics_of",
+    "put",
+    "recipe",
+    "summary_of",
+    "uninterrupted",
+]
+
+RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
+"""Three epochs of five steps on 160 digits: some tenths of a second."""
+
+
+def recipe(**changes: Any) -> Recipe:
+    return replace(RECIPE, **changes)
+
+
+def is_sentence(text: str, longest: int = 900) -> bool:
+    """One line, one full stop, not endless, no traceback.
+
+    >>> is_sentence("epochs must be a whole number, but 1.5 was given.")
+    True
+    >>> is_sentence("it failed (x was given.) try again.")
+    False
+    """
+    text = text.removesuffix("\n")
+    plain = text.isprintable() and "Traceback" not in text and "mistake of its own" not in text
+    return plain and 10 < len(text) < longest and not re.search(r"(?<!\.)\.[)\s]", text)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder but the lock."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def put(file: Path, content: bytes) -> None:
+    """Writes into a file that is there: making it anew costs a hundred times that."""
+    with open(file, "r+b") as opened:
+        opened.write(content)
+        opened.truncate()
+
+
+def metrics_of(out: Path) -> bytes:
+    return (out / "metrics.jsonl").read_bytes()
+
+
+def summary_of(summary: dict[str, Any]) -> list[Any]:
+    """What of a summary does not depend on the clock."""
+    return [summary[name] for name in ("valid_accuracy", "best_valid_accuracy", "test_accuracy")]
+
+
+def uninterrupted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[bytes, list[Any]]:
+    """The metrics and the accuracies of a training that nobody disturbs."""
+    summary = train(recipe, out, **given)
+    return metrics_of(out), summary_of(summary)

@@ -1,0 +1,327 @@
+"""Runs that survive: killed at any moment and resumed, they are the run that nobody disturbed."""
+
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted
+from warm import Warm
+
+from softstair.cli import main
+from softstair.train import Recipe, checkpoint, train
+from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.run import read
+from softstair.train.state import State
+
+
+def names(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir()}
+
+
+class At:
+    """A watcher that does something after a certain step."""
+
+    def __init__(self, epoch: int, step: int, act: Callable[[State], None]) -> None:
+        self.when, self.act = (epoch, step), act
+
+    def begin(self, state: State) -> None:
+        pass
+
+    def step(self, state: State) -> None:
+        if (state.epoch, state.step) == self.when:
+            self.act(state)
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        if (state.epoch, state.step) == self.when:
+            self.act(state)
+
+
+class Crash(BaseException):
+    """Nobody catches it: as abrupt as a process can end from within."""
+
+
+def strike(*numbers: int) -> Callable[[State], None]:
+    return lambda state: [os.kill(os.getpid(), number) for number in numbers] and None
+
+
+def crash(state: State) -> None:
+    raise Crash
+
+
+def finished(out: Path) -> list[Any]:
+    summary = read(out, "summary.json")
+    assert summary is not None
+    return summary_of(summary)
+
+
+# Within this process, at a certain step
+
+RECIPES: dict[str, Recipe] = {
+    "default": recipe(),
+    "random": recipe(forward="random"),
+    "dynamic mean": recipe(static_mean=False, period=1.3),
+    "augmented": recipe(augment="crop-flip"),
+    "sgd, dropping, not truncated": recipe(
+        optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
+    ),
+    "by the epoch, expectation": recipe(
+        update="epoch", interval="overlapped", power="progressive", forward="expectation"
+    ),
+    "frozen": recipe(freeze=True, period=0.4),
+    "float": recipe(weights="float", features="float"),
+    "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
+    "all": recipe(
+        forward="random", static_mean=False, augment="crop", last_layer="stair", noise="logistic"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
+    wanted = uninterrupted(tmp_path / "whole", RECIPES[name])
+    out = tmp_path / "parts"
+    for (epoch, step), number in [((0, 1), signal.SIGTERM), ((1, 3), signal.SIGINT)]:
+        watchers = [At(epoch, step, strike(number))]
+        with pytest.raises(Interrupted) as caught:
+            train(RECIPES[name], out, resume=True, watchers=watchers)
+        assert caught.value.number == number
+        state = checkpoint.load(out / "checkpoint")
+        assert state is not None
+        assert (state["epoch"], state["step"]) == (epoch, step)
+    with pytest.raises(Crash):
+        train(RECIPES[name], out, resume=True, watchers=[At(2, 4, crash)])
+    summary = train(RECIPES[name], out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == wanted
+
+
+@pytest.mark.parametrize("where", [(0, 5), (1, 0), (2, 5), (3, 0)], ids=str)
+@pytest.mark.parametrize("act", [strike(signal.SIGTERM), crash], ids=["term", "crash"])
+def test_stopped_at_the_ends_of_epochs(
+    where: tuple[int, int], act: Callable[[State], None], tmp_path: Path
+) -> None:
+    """After the last step, when the evaluation is still to come; and after the whole epoch."""
+    wanted = uninterrupted(tmp_path / "whole", recipe(forward="random"))
+    out = tmp_path / "parts"
+    with pytest.raises((Interrupted, Crash)):
+        train(recipe(forward="random"), out, watchers=[At(*where, act)])
+    assert read(out, "summary.json") is None
+    summary = train(recipe(forward="random"), out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == wanted
+
+
+def test_stopped_at_every_single_step(tmp_path: Path) -> None:
+    short = recipe(forward="random", epochs=2)
+    wanted = uninterrupted(tmp_path / "whole", short)
+    out, stops = tmp_path / "parts", 0
+    while read(out, "summary.json") is None:
+        try:
+            anything = At(-1, -1, crash)
+            anything.step = strike(signal.SIGTERM)  # type: ignore[method-assign]
+            train(short, out, resume=True, watchers=[anything])
+        except Interrupted:
+            stops += 1
+    assert stops == 2 * 5
+    assert (metrics_of(out), finished(out)) == wanted
+
+
+def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(tmp_path: Path) -> None:
+    wanted = uninterrupted(tmp_path / "whole")
+    out = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
+    summary = train(recipe(), out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == wanted
+
+
+def test_signals_are_given_back() -> None:
+    before = [signal.getsignal(number) for number in StopRequest.SIGNALS]
+    with StopRequest() as stop:
+        assert stop.number is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+        assert stop.number == signal.SIGTERM
+    assert [signal.getsignal(number) for number in StopRequest.SIGNALS] == before
+
+
+def test_in_a_thread_there_are_no_signals_and_training_goes_on(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        summary = pool.submit(train, recipe(epochs=1), tmp_path / "x").result()
+    assert summary["epochs"] == 1
+
+
+def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(recipe(), tmp_path / "x", watchers=[At(0, 2, strike(signal.SIGTERM))])
+    torch.set_num_threads(2)
+    train(recipe(), tmp_path / "x", resume=True)
+    assert torch.get_num_threads() == 2
+
+
+def test_metrics_that_were_written_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:
+    wanted = uninterrupted(tmp_path / "whole")
+    out = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        train(recipe(), out, watchers=[At(1, 2, strike(signal.SIGTERM))])
+    for leaving in (b"", b'{"epoch": 0, "half', metrics_of(tmp_path / "whole") * 2, b"\xff\x00"):
+        copy = tmp_path / f"copy-{len(leaving)}"
+        shutil.copytree(out, copy)
+        (copy / "metrics.jsonl").write_bytes(leaving)
+        train(recipe(), copy, resume=True)
+        assert (metrics_of(copy), finished(copy)) == wanted
+
+
+# Killed from outside
+
+
+def words_for(out: Path, *more: str) -> list[str]:
+    # Long enough that a child is still at work when it is struck.
+    flags = "--epochs 6 --period 1.5 --limit 300 --batch 16 --device cpu".split()
+    return ["train", "--resume", "--out", str(out), *flags, *more]
+
+
+def reference(warm: Warm, tmp_path: Path, *more: str) -> tuple[bytes, list[Any]]:
+    out = tmp_path / "whole"
+    assert warm.run(words_for(out, *more), tmp_path / "errors") == 0
+    return metrics_of(out), finished(out)
+
+
+def killed(
+    warm: Warm, tmp_path: Path, kills: int, wanted: tuple[bytes, list[Any]], *more: str
+) -> list[int]:
+    """Strikes so many children at random moments, and lets the last one end; their exit codes.
+
+    Should a run come to its end before all the kills, it is looked at and another one is begun.
+    """
+    draw = random.Random(kills)
+    signals = [signal.SIGKILL] * (kills // 2) + [signal.SIGTERM, signal.SIGINT] * (kills // 4)
+    draw.shuffle(signals)
+    codes: list[int] = []
+    positions: set[tuple[int, int, int]] = set()
+    errors = tmp_path / "errors"
+    run = 0
+    while signals:
+        out = tmp_path / f"run-{run}"
+        begun = tmp_path / f"begun-{len(signals)}-{run}"
+        child = warm.start(words_for(out, *more), errors, every=3, begun=str(begun))
+        # Most moments of a long run are in its training; those before and after it have their turn.
+        deadline = time.monotonic() + (30 if draw.random() < 0.8 else 0)
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, 0.3))
+        number = signals.pop()
+        # If it has ended meanwhile, its parent has not told us yet, and the id is still its own.
+        try:
+            os.kill(child, number)
+        except ProcessLookupError:
+            assert read(out, "summary.json") is not None
+        code = warm.wait()
+        assert "Traceback" not in errors.read_text()
+        assert "mistake" not in errors.read_text()
+        if read(out, "summary.json") is not None:
+            assert (metrics_of(out), finished(out)) == wanted
+            run += 1
+            if code == 0:
+                signals.insert(0, number)
+                continue
+        assert code in (-number, 128 + number), errors.read_text()
+        codes.append(code)
+        if (state := checkpoint.load(tmp_path / f"run-{run}" / "checkpoint")) is not None:
+            positions.add((run, state["epoch"], state["step"]))
+    out = tmp_path / f"run-{run}"
+    assert warm.run(words_for(out, *more), errors) == 0, errors.read_text()
+    assert (metrics_of(out), finished(out)) == wanted
+    assert names(out) == names(tmp_path / "whole")  # nothing half-written is left
+    assert len(list((out / "checkpoint").iterdir())) <= 4
+    # The kills fell into the training, not before it.
+    assert len(positions) >= kills // 3, positions
+    return codes
+
+
+@pytest.mark.slow
+def test_twenty_kills(warm: Warm, tmp_path: Path) -> None:
+    codes = killed(warm, tmp_path, 20, reference(warm, tmp_path))
+    assert len(codes) == 20
+    assert codes.count(-9) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [("--forward", "random", "--epochs", "4"), ("--no-static-mean", "--epochs", "4")],
+    ids=" ".join,
+)
+def test_kills_of_other_recipes(more: tuple[str, ...], warm: Warm, tmp_path: Path) -> None:
+    assert len(killed(warm, tmp_path, 8, reference(warm, tmp_path, *more), *more)) == 8
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes(warm: Warm, tmp_path: Path) -> None:
+    """At the opening, renaming or removing of a file, one after the other, wherever that is."""
+    flags = ["--epochs", "3", "--limit", "100", "--batch", "16"]
+    whole, out, errors = tmp_path / "whole", tmp_path / "parts", tmp_path / "errors"
+    assert warm.run(["train", "--out", str(whole), *flags], errors) == 0
+    draw, code, kills = random.Random(1), -9, 0
+    for _ in range(30):
+        words = ["train", "--resume", "--out", str(out), *flags]
+        code = warm.run(words, errors, every=1, at=draw.randrange(1, 60))
+        assert code in (0, -9), errors.read_text()
+        kills += code == -9
+        if read(out, "summary.json") is None:
+            checkpoint.load(out / "checkpoint")  # whole, or not there
+        else:
+            assert (metrics_of(out), finished(out)) == (metrics_of(whole), finished(whole))
+            shutil.rmtree(out)
+    assert kills > 20
+    assert warm.run(["train", "--resume", "--out", str(out), *flags], errors) == 0
+    assert (metrics_of(out), finished(out)) == (metrics_of(whole), finished(whole))
+    assert names(out) == names(whole)
+
+
+@pytest.mark.slow
+def test_the_real_command_line(tmp_path: Path) -> None:
+    """SIGINT, the very command that it names, SIGINT again, and on to the end."""
+    out = tmp_path / "my run"  # a name that must be quoted
+    flags = ["--epochs", "8", "--period", "2", "--limit", "500", "--batch", "16"]
+    words = ["train", "--out", str(out), *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(2):
+        before = metrics_of(out).count(b"\n") if out.exists() else 0
+        child = subprocess.Popen(
+            [sys.executable, "-m", "softstair", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        deadline = time.monotonic() + 120
+        while child.poll() is None and time.monotonic() < deadline:
+            if (out / "metrics.jsonl").exists() and metrics_of(out).count(b"\n") > before:
+                break
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=60)
+        assert (child.returncode, stdout) == (130, ""), stderr
+        assert len(stderr.splitlines()) == 1
+        assert is_sentence(stderr)
+        assert "SIGINT" in stderr
+        command = shlex.split(stderr[stderr.index("softstair train --resume") :])
+        words = command[1:]
+    loaded = checkpoint.load(out / "checkpoint")
+    assert loaded is not None
+    assert 0 < loaded["epoch"] < 8
+    assert main(words) == 0
+    assert main(["train", "--out", str(tmp_path / "whole"), *flags]) == 0
+    assert metrics_of(out) == metrics_of(tmp_path / "whole")
+    assert finished(out) == finished(tmp_path / "whole")
