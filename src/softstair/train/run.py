@@ -74,10 +74,11 @@ class Run:
                 yield cls(path)
         finally:
             # Whatever was refused before the run began leaves no trace.
-            if not was_there and not (path / "config.json").exists():
+            if not (path / "config.json").exists():
                 (path / "lock").unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
-                    path.rmdir()
+                    if not was_there:
+                        path.rmdir()
             lock.release()
 
     @property

@@ -1,0 +1,132 @@
+"""Which network a recipe makes, what is said of it, and whose code makes it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softstair as ss
+from softstair.data import Dataset, load
+from softstair.extras import needed
+from softstair.models import last_layer
+from softstair.train import Recipe, RunError, train, trained_network
+from softstair.train.advice import advice
+from softstair.train.machine import threads_for
+from softstair.train.network import make_network
+from softstair.train.state import State
+
+SHORT = Recipe(limit=200, epochs=1, batch=32, period=0.2)
+
+
+class HeadFirst(nn.Module):
+    """Its head is made before its body, and holds a mask with an infinity in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 10)
+        self.body = nn.Linear(64, 32, bias=False)
+        self.norm = nn.BatchNorm1d(32)
+        self.register_buffer("mask", torch.full((2,), float("-inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.body(x.flatten(1)))))
+
+
+def test_the_last_layer_is_the_last_that_is_called() -> None:
+    assert last_layer(HeadFirst(), torch.zeros(2, 1, 8, 8)) == "head"
+    assert last_layer(HeadFirst()) == "body", "without an example, the order of the modules"
+    network = make_network(SHORT, load("digits"), HeadFirst())
+    assert isinstance(network.body, ss.nn.StairLinear)
+    assert type(network.head) is nn.Linear
+
+
+def test_an_infinity_that_was_there_from_the_start_is_no_accident(tmp_path: Path) -> None:
+    assert train(SHORT, tmp_path / "run", model=HeadFirst())["epochs"] == 1
+
+
+def test_a_run_says_what_became_of_every_layer(tmp_path: Path) -> None:
+    train(SHORT, tmp_path / "stair")
+    table = (tmp_path / "stair" / "network.txt").read_text()
+    assert table.count("stair weights") == table.count("stair activation") == 3
+    train(replace(SHORT, weights="float", features="float"), tmp_path / "float")
+    assert "nothing was quantised" in (tmp_path / "float" / "network.txt").read_text()
+
+
+def test_thresholds_are_where_the_recipe_puts_them() -> None:
+    middle = Recipe(weights="int3", weight_quantum=0.5)
+    assert middle.stair("weights").thresholds[0] == -1.75
+    assert replace(middle, thresholds="floor").stair("weights").thresholds[0] == -1.5
+
+
+@pytest.mark.parametrize(
+    ("data", "augment"), [("speech", "crop"), ("speech", "crop-flip"), ("cifar10", "shift")]
+)
+def test_augmentation_suits_the_data(data: str, augment: str) -> None:
+    with pytest.raises(ValueError, match=f"augment must be one of none, .* for {data}, but"):
+        Recipe(data=data, augment=augment)
+    assert Recipe(data="mine:load", augment=augment).augment == augment
+
+
+def test_code_that_a_run_names_is_called_only_by_the_users_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "payload.py").write_text(
+        "from torch import nn\nfrom pathlib import Path\n"
+        "def build():\n    Path('called').touch()\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    train(replace(SHORT, model="payload:build"), "run")
+    Path("called").unlink()
+    with pytest.raises(RunError, match="not called because a file says so: give model="):
+        trained_network("run", load("digits"))
+    assert not Path("called").exists()
+    trained_network("run", load("digits"), own_code=True)
+    assert Path("called").exists()
+
+
+def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "fold-0").mkdir()
+    with pytest.raises(RunError, match="but folds: name one, such as fold-0"):
+        trained_network(tmp_path, load("digits"))
+
+
+def test_a_data_set_must_have_numbers_to_divide_by() -> None:
+    x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    for mean, std in ((float("nan"), 1.0), (0.0, float("inf")), (0.0, 0.0)):
+        with pytest.raises(ValueError, match="mean must be finite and std above 0"):
+            Dataset("none", x, y, ("a",), mean=mean, std=std)
+
+
+def state(recipe: Recipe, model: nn.Module | None = None) -> State:
+    return State(recipe, make_network(recipe, load("digits"), model), 1437, torch.device("cpu"))
+
+
+def test_advice_is_given_where_it_is_due_and_nowhere_else() -> None:
+    assert advice(state(Recipe())) == []
+    assert advice(state(Recipe(weights="float", features="float"))) == []
+    (late,) = advice(state(Recipe(epochs=20)))
+    assert "layer 2 will not be gone" in late
+    (slow,) = advice(state(Recipe(static_mean=False)))
+    assert "moves by 0.5 within a period, but weights move by about 0.2" in slow
+    assert advice(state(Recipe(static_mean=False, learning_rate=3e-3))) == []
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    (plain,) = advice(state(Recipe(), bare))
+    assert "no normalisation" in plain
+
+
+def test_small_networks_train_on_one_thread() -> None:
+    torch.set_num_threads(2)
+    try:
+        assert threads_for(make_network(Recipe(), load("digits")), batch=64) == 1
+        assert threads_for(nn.Linear(4096, 4096), batch=64) == 2
+        assert threads_for(nn.Conv2d(1, 1, 1), batch=2) == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softstair\[cli\]'"):
+        needed("no_such_package.inner")
