@@ -130,3 +130,21 @@ def test_small_networks_train_on_one_thread() -> None:
 def test_a_package_that_is_missing_is_named_with_its_remedy() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'softstair\[cli\]'"):
         needed("no_such_package.inner")
+
+
+def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    whole = train(SHORT, tmp_path / "whole", threads=2)
+    cut = tmp_path / "cut"
+    train(SHORT, cut, threads=2)
+    for name in ("summary.json", "metrics.jsonl", "network.txt"):
+        (cut / name).unlink()
+    for path in (cut / "checkpoint").iterdir():
+        path.unlink()
+    again = train(SHORT, cut, resume=True)
+    assert again["config"]["threads"] == whole["config"]["threads"] == 2
+    assert (cut / "metrics.jsonl").read_bytes() == (
+        tmp_path / "whole" / "metrics.jsonl"
+    ).read_bytes()
+    assert (cut / "network.txt").exists()

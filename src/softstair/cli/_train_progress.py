@@ -66,7 +66,6 @@ class Progress:
             self._title(state), total=total, completed=done, speed="", news="", noise=""
         )
         self._first, self._since = done, time.monotonic()
-
         if self._resuming and not done:
             print("softstair train: there was no checkpoint to resume: it begins.", file=sys.stderr)
         for sentence in advice(state):

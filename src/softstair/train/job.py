@@ -69,7 +69,8 @@ def train(
             torch.manual_seed(recipe.seed)
             with enough_memory(recipe):
                 network = make_network(recipe, dataset, model)
-                torch.set_num_threads(threads or threads_for(network, recipe.batch))
+                threads = run.threads or threads or threads_for(network, recipe.batch)
+                torch.set_num_threads(threads)
                 return _train(recipe, run, dataset, network, place, Watchers(watchers))
 
 

@@ -30,6 +30,7 @@ from softstair.train.state import State, is_history
 __all__ = ["Run", "RunError", "metrics_of", "recipe_of", "summary_of"]
 
 LARGEST_CONFIG = 1 << 20
+MOST_THREADS = 1024
 
 
 class RunError(ValueError):
@@ -92,6 +93,12 @@ class Run:
         return recipe_of(self.path)
 
     @property
+    def threads(self) -> int | None:
+        """The threads that the run was begun with; None if it was not begun, or does not say."""
+        said = (self.config or {}).get("threads")
+        return said if type(said) is int and 1 <= said <= MOST_THREADS else None
+
+    @property
     def summary(self) -> dict[str, Any] | None:
         """What came of the run; None if it is not done."""
         return summary_of(self.path)
@@ -112,6 +119,8 @@ class Run:
                     f"the run in {str(self.path)!r} was begun on {was}, and would not be the same "
                     f"on {now}: give --device {was}, or another --out."
                 )
+            if not (self.path / "network.txt").exists():
+                write(self.path / "network.txt", network + "\n")
             return
         names = [one.name for one in self.path.iterdir() if one.name != "lock"]
         # A process that was killed while it wrote config.json leaves a part of it.
