@@ -11,7 +11,7 @@ from softstair import cli
 from softstair.cli import _data_status, data
 from softstair.cli._data_progress import bar
 from softstair.data import fetch as fetching
-from softstair.data.sources import SOURCES
+from softstair.data.fetch.sources import SOURCES
 
 BATCH = 30_730_000
 

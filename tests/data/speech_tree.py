@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softstair.data import speech_audio
+from softstair.data.speech import audio
 
 WANTED = "yes no up down left right on off stop go".split()
 OTHERS = ["bed", "cat"]
@@ -75,7 +75,7 @@ def make_features(recordings: Path, folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(
         folder / "features_v001.npz",
-        x=speech_audio.features(speech_audio.clips(recordings / n for n in names), len(names)),
+        x=audio.features(audio.clips(recordings / n for n in names), len(names)),
         word=np.array([words.index(name.split("/")[0]) for name in names], dtype=np.uint8),
         words=np.array(words),
         split=np.array([(s in VALIDATION) + 2 * (s in TESTING) for s in speakers], dtype=np.uint8),
@@ -85,7 +85,7 @@ def make_features(recordings: Path, folder: Path, seed: int = 0) -> None:
     noises = [recordings / "_background_noise_" / f"{name}.wav" for name in NOISES]
     np.savez(
         folder / "background.npz",
-        x=speech_audio.features(speech_audio.silences(noises, 5), 15),
+        x=audio.features(audio.silences(noises, 5), 15),
         source=np.repeat(np.array([0, 1, 255], dtype=np.uint8), 5),
     )
     np.savez(

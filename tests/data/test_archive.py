@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from softstair.data import archive
-from softstair.data.archive import extract
 from softstair.data.dataset import DataError
+from softstair.data.fetch import archive
+from softstair.data.fetch.archive import extract
 
 MEMBERS, SIZE = 20, 20_000
 Change = Callable[[tarfile.TarInfo], None]

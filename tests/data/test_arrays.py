@@ -14,7 +14,8 @@ import mutations
 import numpy as np
 import pytest
 
-from softstair.data import DataError, arrays
+from softstair.data import DataError
+from softstair.data.formats import arrays
 
 EXPECTED: dict[str, arrays.Expected] = {
     "x": ("u1", ("N", 5, 2)),

@@ -14,11 +14,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from softstair.data import download as downloads
 from softstair.data.dataset import DataError
-from softstair.data.download import Patience
 from softstair.data.fetch import fetch
-from softstair.data.sources import SOURCES, Archive, Download, Known, Source
+from softstair.data.fetch import http as downloads
+from softstair.data.fetch.http import Patience
+from softstair.data.fetch.sources import SOURCES, Archive, Download, Known, Source
 
 CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)

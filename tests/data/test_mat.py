@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from softstair.data import DataError, mat
+from softstair.data import DataError
+from softstair.data.formats import mat
 
 
 def written(arrays: dict[str, Any], compressed: bool = False) -> bytes:

@@ -12,7 +12,9 @@ import torch
 from speech_tree import OTHERS, SPEAKERS, TESTING, VALIDATION, WANTED, tone, write_wav
 
 from softstair import data
-from softstair.data import DataError, Dataset, folds, speech, speech_audio, speech_listing
+from softstair.data import DataError, Dataset, folds, speech
+from softstair.data.speech import audio as recordings
+from softstair.data.speech import listing
 
 # 7 speakers train, the first with two takes: 8 clips of each of ten words, and a tenth of 80.
 PER_WORD, EXTRA = 8, 8
@@ -51,7 +53,7 @@ def features(samples: np.ndarray) -> torch.Tensor:
     """Of one clip, in the shape of an example."""
     audio = np.zeros(16_000)
     audio[: len(samples)] = samples.astype(np.int16)[:16_000] / 32768
-    return torch.from_numpy(speech_audio.features(iter([audio]), 1))
+    return torch.from_numpy(recordings.features(iter([audio]), 1))
 
 
 def holds(x: torch.Tensor, example: torch.Tensor) -> bool:
@@ -115,7 +117,7 @@ def test_silence_is_noise_and_zeros_in_equal_parts(root: Path) -> None:
 
 def test_cuts_are_anywhere_and_of_any_volume(tmp_path: Path) -> None:
     write_wav(tmp_path / "ramp.wav", np.arange(-20_000, 20_000))
-    cuts = np.stack(list(speech_audio.silences([tmp_path / "ramp.wav"], 200)))
+    cuts = np.stack(list(recordings.silences([tmp_path / "ramp.wav"], 200)))
     assert not cuts[200:].any()
     volumes = np.diff(cuts[:200]) * 32768
     assert np.allclose(volumes, volumes[:, :1])
@@ -228,7 +230,7 @@ def test_one_seed_one_draw_whatever_the_order_of_listing(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(speech_listing.os, "scandir", Reversed)
+    monkeypatch.setattr(listing.os, "scandir", Reversed)
     assert same(speech.load(root, seed=3), first)
 
 

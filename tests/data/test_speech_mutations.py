@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import speech_tree
 
-from softstair.data import arrays, speech, speech_features, speech_folders, speech_listing
+from softstair.data import speech
+from softstair.data.formats import arrays
+from softstair.data.speech import features, folders, listing
 
 LINES = "".join(f"{key}\n" for key in speech_tree.keys()[:40]).encode()
 
 
-@pytest.mark.parametrize("name", speech_folders.LISTS.values())
+@pytest.mark.parametrize("name", folders.LISTS.values())
 def test_lists(name: str) -> None:
     def parse(data: bytes) -> None:
-        for key in speech_listing.parse_list(data, Path(name)):
+        for key in listing.parse_list(data, Path(name)):
             word, file = key.split("/")
             assert not word.startswith((".", "_"))
             assert not file.startswith(".")
@@ -32,7 +34,7 @@ def test_lists_in_their_folder(tmp_path: Path) -> None:
     folder = tmp_path / "speech_commands_v0.01"
     speech_tree.make_folders(folder)
     speech.load(tmp_path)
-    for name in speech_folders.LISTS.values():
+    for name in folders.LISTS.values():
         path = folder / name
         whole = path.read_bytes()
 
@@ -53,7 +55,7 @@ def small(tmp_path: Path) -> Path:
     folder = tmp_path / "gsc"
     folder.mkdir()
     np.savez(
-        folder / speech_features.CLIPS,
+        folder / features.CLIPS,
         x=draw.integers(40, 172, (22, 49, 10)).astype(np.uint8),
         word=np.arange(22, dtype=np.uint8) % 11,
         words=np.array([*speech_tree.WANTED, "bed"]),
@@ -62,12 +64,12 @@ def small(tmp_path: Path) -> Path:
         utt=np.zeros(22, dtype=np.uint8),
     )
     np.savez(
-        folder / speech_features.TEST,
+        folder / features.TEST,
         x=draw.integers(40, 172, (12, 49, 10)).astype(np.uint8),
         label=np.arange(12, dtype=np.uint8),
         classes=np.array(speech.CLASSES),
     )
-    np.savez(folder / speech_features.NOISE, x=draw.integers(40, 172, (2, 49, 10)).astype(np.uint8))
+    np.savez(folder / features.NOISE, x=draw.integers(40, 172, (2, 49, 10)).astype(np.uint8))
     return folder
 
 
@@ -87,7 +89,7 @@ def load(small: Path, monkeypatch: pytest.MonkeyPatch):
     return load
 
 
-FILES = [speech_features.CLIPS, speech_features.TEST, speech_features.NOISE]
+FILES = [features.CLIPS, features.TEST, features.NOISE]
 
 
 @pytest.mark.parametrize("name", FILES)

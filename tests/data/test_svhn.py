@@ -11,7 +11,8 @@ import torch
 from scipy.io import savemat
 
 from softstair import data
-from softstair.data import DataError, arrays, svhn
+from softstair.data import DataError, svhn
+from softstair.data.formats import arrays
 
 COUNTS = {"train": 12, "test": 3}
 

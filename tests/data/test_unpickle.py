@@ -13,7 +13,8 @@ import mutations
 import numpy as np
 import pytest
 
-from softstair.data import DataError, unpickle
+from softstair.data import DataError
+from softstair.data.formats import unpickle
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 12), dtype=np.uint8)
 

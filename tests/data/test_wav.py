@@ -10,7 +10,8 @@ import mutations
 import numpy as np
 import pytest
 
-from softstair.data import DataError, wav
+from softstair.data import DataError
+from softstair.data.speech import wav
 
 SAMPLES = np.random.default_rng(0).integers(-32768, 32768, 500).astype(np.int16)
 HERE = Path("clip.wav")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from softstair.data.download import size_of
 from softstair.data.fetch import lack, part_of
-from softstair.data.sources import (
+from softstair.data.fetch.http import size_of
+from softstair.data.fetch.sources import (
     CIFAR10,
     SPEECH_TEST,
     SPEECH_TRAIN,

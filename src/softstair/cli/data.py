@@ -10,7 +10,7 @@ import tyro
 
 from softstair.cli import _arguments
 from softstair.data.fetch import fetch
-from softstair.data.sources import SOURCES
+from softstair.data.fetch.sources import SOURCES
 
 __all__ = ["ACTIONS", "Fetch", "Status", "parse"]
 

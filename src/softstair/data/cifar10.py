@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from softstair.data import arrays, unpickle
 from softstair.data.dataset import DataError, Dataset
+from softstair.data.formats import arrays, unpickle
 
 __all__ = ["load"]
 

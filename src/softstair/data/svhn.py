@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from softstair.data import arrays, mat
 from softstair.data.dataset import DataError, Dataset
+from softstair.data.formats import arrays, mat
 
 __all__ = ["load"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import filelock
 
-from softstair.data.archive import extract
 from softstair.data.dataset import DataError
-from softstair.data.download import PATIENT, Patience, download, forget
-from softstair.data.sources import SOURCES, Download, Known, Source
+from softstair.data.fetch.archive import extract
+from softstair.data.fetch.http import PATIENT, Patience, download, forget
+from softstair.data.fetch.sources import SOURCES, Download, Known, Source
 
 __all__ = ["fetch", "lack", "part_of"]
 

@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from softstair.data import speech_cache
 from softstair.data.dataset import DataError
-from softstair.data.speech_corpus import CLASSES, REMEDY, TESTING, TRAINING, VALIDATION, Corpus
-from softstair.data.speech_listing import Clip, digest, read_list, recordings, subfolders
+from softstair.data.speech import cache
+from softstair.data.speech.corpus import CLASSES, REMEDY, TESTING, TRAINING, VALIDATION, Corpus
+from softstair.data.speech.listing import Clip, digest, read_list, recordings, subfolders
 
 __all__ = ["FOLDERS", "TEST_FOLDER", "find", "read"]
 
@@ -58,15 +58,15 @@ def read(root: Path, folder: Path, progress: Callable[[int, int], None] | None =
         raise DataError(folder / NOISE, "holds no recording", REMEDY)
     test = _test_clips(root / TEST_FOLDER) if (root / TEST_FOLDER).is_dir() else []
     wanted = sum(clip.folder in CLASSES for clip in clips)
-    sources = speech_cache.Sources(
+    sources = cache.Sources(
         clips=[clip.path for clip in clips],
         noise=[clip.path for clip in noise],
         # Enough for a tenth of each partition, rounded up, in equal parts, zeros among them.
         cuts=-(-(wanted // 10 + 3) // (len(noise) + 1)),
         test=[clip.path for clip in test],
     )
-    kept = speech_cache.path(root, digest(clips, noise, test))
-    x = speech_cache.features(kept, sources, progress)
+    kept = cache.path(root, digest(clips, noise, test))
+    x = cache.features(kept, sources, progress)
     labels = np.array([TEST_CLASSES.index(clip.folder) for clip in test])
     return Corpus(
         path=folder,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from softstair.data import wav
 from softstair.data.dataset import DataError
-from softstair.data.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
+from softstair.data.speech import wav
+from softstair.data.speech.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
 
 __all__ = ["clips", "features", "silences"]
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from softstair.data import arrays
 from softstair.data.dataset import DataError
-from softstair.data.mfcc import COEFFICIENTS, FRAMES
-from softstair.data.speech_corpus import CLASSES, REMEDY, TESTING, Corpus
+from softstair.data.formats import arrays
+from softstair.data.speech.corpus import CLASSES, REMEDY, TESTING, Corpus
+from softstair.data.speech.mfcc import COEFFICIENTS, FRAMES
 
 __all__ = ["CLIPS", "NOISE", "TEST", "find", "read"]
 

@@ -17,7 +17,7 @@ from email.message import Message
 from pathlib import Path
 from typing import IO, Any
 
-from softstair.data.archive import FULL
+from softstair.data.fetch.archive import FULL
 
 __all__ = ["PATIENT", "Patience", "download", "forget", "size_of"]
 

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from softstair.data import arrays
 from softstair.data.dataset import DataError
+from softstair.data.formats import arrays
 
 __all__ = ["parse", "read"]
 

@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from softstair.data import arrays, speech_audio
 from softstair.data.dataset import DataError
-from softstair.data.mfcc import COEFFICIENTS, FRAMES
+from softstair.data.formats import arrays
+from softstair.data.speech import audio as recordings
+from softstair.data.speech.mfcc import COEFFICIENTS, FRAMES
 
 __all__ = ["Sources", "features", "path"]
 
@@ -73,11 +74,11 @@ def _compute(
 
     audio = {
         # Noise first: there is little of it, and what is wrong with it is known at once.
-        "silence": speech_audio.silences(sources.noise, sources.cuts),
-        "test": speech_audio.clips(sources.test),
-        "clips": speech_audio.clips(sources.clips),
+        "silence": recordings.silences(sources.noise, sources.cuts),
+        "test": recordings.clips(sources.test),
+        "clips": recordings.clips(sources.clips),
     }
-    return {name: speech_audio.features(audio[name], sizes[name], step) for name in audio}
+    return {name: recordings.features(audio[name], sizes[name], step) for name in audio}
 
 
 def _write(path: Path, found: dict[str, Bytes]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from softstair.data import arrays
 from softstair.data.dataset import DataError
-from softstair.data.speech_corpus import REMEDY
+from softstair.data.formats import arrays
+from softstair.data.speech.corpus import REMEDY
 
 __all__ = ["Clip", "digest", "parse_list", "read_list", "recordings", "subfolders"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from softstair.data import speech_corpus, speech_features, speech_folders
 from softstair.data.dataset import DataError, Dataset
-from softstair.data.speech_corpus import CLASSES
+from softstair.data.speech import features, folders
+from softstair.data.speech.corpus import CLASSES, dataset
 
 __all__ = ["CLASSES", "load"]
 
@@ -29,12 +29,12 @@ def load(root: Path, seed: int = 0, progress: Callable[[int, int], None] | None 
     Groups are the speakers; each cut of noise, which has none, is a group of its own.
     """
     root = Path(root)
-    if (folder := speech_folders.find(root)) is not None:
-        corpus = speech_folders.read(root, folder, progress)
-    elif (folder := speech_features.find(root)) is not None:
-        corpus = speech_features.read(folder)
+    if (folder := folders.find(root)) is not None:
+        corpus = folders.read(root, folder, progress)
+    elif (folder := features.find(root)) is not None:
+        corpus = features.read(folder)
     else:
-        names = ", ".join((*speech_folders.FOLDERS, "gsc"))
+        names = ", ".join((*folders.FOLDERS, "gsc"))
         wrong = f"holds no Speech Commands, neither recordings nor features (none of {names})"
         raise DataError(root, wrong, _REMEDY)
-    return speech_corpus.dataset(corpus, seed)
+    return dataset(corpus, seed)
