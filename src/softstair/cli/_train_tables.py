@@ -12,7 +12,8 @@ from softstair.train.run import metrics_of
 __all__ = ["conclusion", "show"]
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 60
+WIDTH = 40
+"""Characters of a curve: with its name and its range it fits into 80 columns."""
 
 
 def show(runs: list[Path], summaries: list[dict[str, Any]], picture: Path) -> None:
