@@ -485,12 +485,13 @@ def test_ten_thousand_mutations_of_what_came_of_a_run(
     good = 0
     for number, mutated in enumerate(mutations.mutations(content, 10_000, seed=3)):
         put(out / name, mutated)
+        refusal = None
         try:
             read(out)
             good += 1
         except RunError as error:
-            assert is_sentence(str(error)), (number, str(error))
-            assert name in str(error)
+            refusal = str(error)
+        assert refusal is None or (is_sentence(refusal) and name in refusal), (number, refusal)
     assert 0 < good < 5_000
 
 
