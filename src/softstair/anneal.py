@@ -69,6 +69,7 @@ class Annealer:
             if module.scheduled:
                 self._stairs[module.layer].append(module)
         self._versions: list[int] = []
+        self._together: torch.Tensor | None = None
         self._now: list[tuple[float, float] | None] = [None] * self.layers
         self._truncation = Truncation.of(self.net)
         if shift is None:
@@ -112,13 +113,33 @@ class Annealer:
         # Somebody else may have written to the noise: a checkpoint that was loaded since.
         mine = self._versions == self._versions_now()
         with torch.no_grad():
+            if self._together is not None and (wanted != self._now or not mine):
+                # On its way while the device still works on the step before.
+                self._together.copy_(torch.tensor(wanted), non_blocking=True)
             for stairs, now, noise in zip(self._stairs, self._now, wanted, strict=True):
-                if noise != now or not mine:
+                if self._together is None and (noise != now or not mine):
                     for stair in stairs:
                         stair.mean.fill_(noise[0])
                         stair.std.fill_(noise[1])
         self._now, self._versions = list(wanted), self._versions_now()
         self._cut(self.annealed if self.truncate else ())
+
+    def gather(self) -> None:
+        """Puts the noise of all layers into one tensor, of which each stair's is a view from then
+        on: one copy to the device moves all of it."""
+        device = next(stair.mean.device for stairs in self._stairs for stair in stairs)
+        together = torch.zeros((self.layers, 2), dtype=torch.float32, device=device)
+        for stairs, (mean, std) in zip(self._stairs, together, strict=True):
+            for stair in stairs:
+                mean.copy_(stair.mean)
+                std.copy_(stair.std)
+                stair.mean, stair.std = mean, std
+        self._together, self._versions = together, []
+
+    @property
+    def tied(self) -> list[nn.Parameter]:
+        """The parameters that have a gradient whether or not the backward pass comes to them."""
+        return [getattr(module, name) for module, name in self._truncation.tied]
 
     def _versions_now(self) -> list[int]:
         return [stair.std._version for stairs in self._stairs for stair in stairs]

@@ -22,6 +22,7 @@ import math
 from typing import Any, Literal, get_args
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from softstair import kernels
@@ -67,7 +68,7 @@ def regularise(
 
 
 class Regularised(torch.autograd.Function):
-    """The eager operator: saves x for the backward pass and nothing else of its size."""
+    """The eager operator: saves x for the backward pass, or less, and nothing else of its size."""
 
     @staticmethod
     def forward(
@@ -80,21 +81,29 @@ class Regularised(torch.autograd.Function):
         forward: Forward,
         generator: torch.Generator | None,
     ) -> Tensor:
+        # A leaf lives on anyway, and a tangent needs x itself.
+        brief = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
+        y, trace = kernels.climb(
+            x.detach(), stair, noise, mean, std, forward, generator, brief=brief
+        )
+        ctx.is_brief = trace.dtype != x.dtype
         # Saved, not merely kept: autograd then refuses noise that moved before the backward pass.
-        kept = [value for value in (x, mean, std) if isinstance(value, Tensor)]
+        held = (trace if ctx.is_brief else x, mean, std)
+        kept = [value for value in held if isinstance(value, Tensor)]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
         ctx.operands = (stair, noise, *(None if isinstance(v, Tensor) else v for v in (mean, std)))
-        return kernels.value(x.detach(), stair, noise, mean, std, forward, generator)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *operands = _restored(ctx)
-        # A second derivative is asked for: only the differentiable form can give it.
-        if torch.is_grad_enabled():
-            gradient = (grad * kernels.slope(x, *operands)).to(x.dtype)
+        trace, *operands = _restored(ctx)
+        # A second derivative is asked for: only the differentiable form can give it. Where a byte
+        # was enough the slope is a step of x, and its derivative is 0.
+        if torch.is_grad_enabled() and not ctx.is_brief:
+            gradient = (grad * kernels.slope(trace, *operands)).to(trace.dtype)
         else:
-            gradient = kernels.pull(grad, x, *operands)
+            gradient = kernels.pull(grad, trace, *operands)
         return gradient, None, None, None, None, None, None
 
     @staticmethod
@@ -104,11 +113,11 @@ class Regularised(torch.autograd.Function):
 
 
 def _restored(ctx: Any) -> tuple[Any, ...]:
-    """x, stair, noise, mean and std as the forward pass had them."""
-    x, *tensors = ctx.saved_tensors
+    """x or its trace, stair, noise, mean and std as the forward pass had them."""
+    trace, *tensors = ctx.saved_tensors
     stair, noise, *scalars = ctx.operands
     mean, std = (tensors.pop(0) if scalar is None else scalar for scalar in scalars)
-    return x, stair, noise, mean, std
+    return trace, stair, noise, mean, std
 
 
 def _composite(

@@ -1,6 +1,7 @@
 """Run directories across verbs: whose code runs, folds and single runs, ``check --run``."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,37 @@ def test_folds_and_a_single_run_are_not_mixed_up(capsys) -> None:
     code, said = train(capsys, *SHORT, "--resume", "--every-fold", "--out", "one")
     assert (code, "holds one run and no folds" in said) == (2, True)
     assert sorted(path.name for path in Path("one").iterdir()) == before
-    assert train(capsys, *SHORT, "--folds", "2", "--every-fold", "--out", "two")[0] == 0
+    two = ["--folds", "2", "--every-fold", "--together", "1", "--out", "two"]
+    assert train(capsys, *SHORT, *two)[0] == 0
     code, said = train(capsys, *SHORT, "--resume", "--out", "two")
     assert (code, "holds the folds of --every-fold" in said) == (2, True)
+
+
+def test_folds_go_on_from_whichever_was_begun(capsys) -> None:
+    """Of those that train together, any may be the first; and none of them brings its own code."""
+    Path("mine.py").write_text(MODEL)
+    folds = ["--every-fold", "--together", "1", "--out", "x"]
+    flags = [*SHORT, "--folds", "3", "--model", "mine:build", "--seed", "3"]
+    assert train(capsys, *flags, *folds)[0] == 0
+    before = [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)]
+    shutil.rmtree("x/fold-0")
+    Path("x/fold-2/summary.json").unlink()
+    Path("called").unlink()
+    code, said = train(capsys, "--resume", *folds)
+    assert (code, "give --model mine:build again if you trust it." in said) == (2, True)
+    shutil.copytree("x/fold-1", "x/fold-0")  # done, but not what it says it is
+    code, said = train(capsys, "--resume", *folds)
+    assert (code, "give --model mine:build again if you trust it." in said) == (2, True)
+    assert not Path("called").exists()
+    code, said = train(capsys, "--resume", *folds, "--model", "mine:build")
+    assert (code, "was begun with fold = 1" in said) == (2, True)
+    shutil.rmtree("x/fold-0")
+    assert train(capsys, "--resume", *folds, "--model", "mine:build")[0] == 0
+    after = [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)]
+    assert after == before
+    Path("called").unlink()
+    assert train(capsys, "--resume", *folds)[0] == 0, "done: nothing is called for its table"
+    assert not Path("called").exists()
 
 
 def test_a_free_directory_is_given_once() -> None:

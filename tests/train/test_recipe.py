@@ -60,6 +60,8 @@ BAD: dict[str, list[Any]] = {
     "seed": [*NO_WHOLE, 2**63],
     "precision": [*NO_WORD, "float16"],
     "compile": [*NO_WORD, True, "yes"],
+    "kernels": [*NO_WORD, "cuda"],
+    "capture": [*NO_WORD, True, "yes"],
 }
 
 
@@ -158,8 +160,10 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "folds": st.integers(7, 10**9),
     "fold": st.integers(0, 6),
     "seed": st.integers(0, 2**63 - 1),
-    "precision": st.sampled_from(["float32", "bfloat16"]),
+    "precision": st.sampled_from(["auto", "float32", "bfloat16"]),
     "compile": st.sampled_from(["auto", "always", "never"]),
+    "kernels": st.sampled_from(["auto", "triton", "reference"]),
+    "capture": st.sampled_from(["auto", "always", "never"]),
 }
 recipes = st.fixed_dictionaries({}, optional=GOOD).map(lambda given: {"folds": 7, **given})
 
@@ -277,7 +281,7 @@ COMMON = {
     "drop_factor": 0.1, "thresholds": "midpoint", "last_layer": "float", "skip": (),
     "noise": "uniform", "forward": "mode",
     "static_mean": True, "static_std": True, "update": "epoch", "limit": None,
-    "precision": "float32",
+    "precision": "auto",
 }  # fmt: skip
 
 

@@ -2,15 +2,13 @@
 
 import math
 import sys
-import time
 from typing import Any
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from softstair.cli._console import Console
-from softstair.train.advice import advice
-from softstair.train.state import State
+from softstair.train.news import News
 
 __all__ = ["Progress"]
 
@@ -19,13 +17,12 @@ WIDE = 110
 
 
 class Progress:
-    """A line that moves: epoch, examples a second, loss, accuracy, time left, annealed layers."""
+    """A line that moves for every run: epoch, examples a second, loss, accuracy, time left,
+    annealed layers. :meth:`told` hears what a run tells, see ``softstair.train.news``."""
 
-    def __init__(
-        self, label: str = "", resuming: bool = False, console: Console | None = None
-    ) -> None:
+    def __init__(self, resuming: bool = False, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._label, self._resuming = label, resuming
+        self._resuming = resuming
         self._wide = self._console.width >= WIDE
         self._warned: set[str] = set()
         self._bar = Bar(
@@ -39,78 +36,98 @@ class Progress:
             disable=not self._console.is_terminal,
             expand=True,
         )
-        self._task: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._finished: list[Any] = []
 
     def __enter__(self) -> "Progress":
-        self._task = self._bar.add_task("getting ready", total=None, speed="", news="", noise="")
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def loading(self, done: int, total: int) -> None:
-        """Features are being computed from recordings: so many are, of so many."""
-        speed = f"{done:,} of {total:,}"
-        self._bar.update(
-            self._task, description="features", total=total, completed=done, speed=speed
-        )
+    def told(self, label: str, news: News) -> None:
+        """News of the run with that label, which is empty if there is one alone."""
+        said = news["said"]
+        if said == "start":
+            self._roll_up()
+            self._add(label, f"{label} getting ready".strip())
+        elif said == "loading":
+            done, total = news["done"], news["total"]
+            speed, title = f"{done:,} of {total:,}", f"{label} features".strip()
+            self._update(label, description=title, total=total, completed=done, speed=speed)
+        elif said == "begin":
+            self._bar.remove_task(self._tasks.pop(label))
+            self._add(label, _title(label, news), total=news["total"], completed=news["done"])
+            self._begin(label, news)
+        elif said in ("step", "epoch"):
+            self._go_on(label, news)
+        elif said == "done":
+            self._finished.append(self._tasks.pop(label))
+        elif said == "failed":
+            self._bar.remove_task(self._tasks.pop(label))
+            self._say(f"{label}: {news['why']}")
 
-    def begin(self, state: State) -> None:
-        self._bar.remove_task(self._task)
-        if state.annealer is not None:
-            self._schedule = state.recipe.schedule(state.annealer.layers)
-        total = state.recipe.epochs * state.steps
-        done = state.epoch * state.steps + state.step
-        self._task = self._bar.add_task(
-            self._title(state), total=total, completed=done, speed="", news="", noise=""
-        )
-        self._first, self._since = done, time.monotonic()
-        if self._resuming and not done:
-            print("softstair train: there was no checkpoint to resume: it begins.", file=sys.stderr)
-        for sentence in advice(state):
-            print(f"softstair train: warning: {sentence}.", file=sys.stderr)
+    def _begin(self, label: str, news: News) -> None:
+        if self._resuming and not news["done"]:
+            which = f"{label}: " if label else ""
+            self._say(f"{which}there was no checkpoint to resume: it begins.")
+        for sentence in news["advice"]:
+            self._warn(sentence, f"{sentence}.")
 
-    def step(self, state: State) -> None:
-        if self._bar.disable:
-            return
-        done = state.epoch * state.steps + state.step
-        seconds = max(time.monotonic() - self._since, 1e-9)
-        speed = (done - self._first) * state.recipe.batch / seconds
-        self._bar.update(
-            self._task,
-            completed=done,
-            description=self._title(state),
-            speed=f"{speed:,.0f} examples/s" if self._wide else f"{speed:,.0f}/s",
-            noise=self._noise(state),
-        )
-
-    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-        accuracy, loss = metrics["valid_accuracy"], metrics["train_loss"]
-        right = "validation" if self._wide else "right"
-        self._bar.update(self._task, news=f"loss {loss:.3f}, {right} {accuracy:.1%}")
-        for warning in metrics.get("warnings", ()):
+    def _go_on(self, label: str, news: News) -> None:
+        more = {}
+        if "speed" in news:
+            speed = news["speed"]
+            more["speed"] = f"{speed:,.0f} examples/s" if self._wide else f"{speed:,.0f}/s"
+        if "valid_accuracy" in news:
+            right = "validation" if self._wide else "right"
+            accuracy, loss = news["valid_accuracy"], news["train_loss"]
+            more["news"] = f"loss {loss:.3f}, {right} {accuracy:.1%}"
+        for warning in news.get("warnings", ()):
             # The share in it changes from epoch to epoch; the stair that it is about does not.
-            subject = warning.partition(" ")[2]
-            if subject not in self._warned:
-                self._warned.add(subject)
-                say = f"softstair train: warning: {warning} in epoch {metrics['epoch'] + 1}."
-                print(say, file=sys.stderr)
+            epoch = f"epoch {news['epoch']}" + (f" of {label}" if label else "")
+            self._warn(warning.partition(" ")[2], f"{warning} in {epoch}.")
+        title, noise = _title(label, news), self._noise(news["noise"])
+        self._update(label, completed=news["done"], description=title, noise=noise, **more)
 
-    def _title(self, state: State) -> str:
-        epoch = min(state.epoch + 1, state.recipe.epochs)
-        return f"{self._label} epoch {epoch}/{state.recipe.epochs}".strip()
+    def _add(self, label: str, title: str, **given: Any) -> None:
+        given = {"total": None, "speed": "", "news": "", "noise": "", **given}
+        self._tasks[label] = self._bar.add_task(title, **given)
 
-    def _noise(self, state: State) -> str:
+    def _update(self, label: str, **given: Any) -> None:
+        self._bar.update(self._tasks[label], **given)
+
+    def _roll_up(self) -> None:
+        """The lines of runs that are done make room: they stand still above the others."""
+        for task in self._finished:
+            done = [one for one in self._bar.tasks if one.id == task]
+            if not self._bar.disable:
+                self._console.print(self._bar.make_tasks_table(done))
+            self._bar.remove_task(task)
+        self._finished.clear()
+
+    def _warn(self, subject: str, sentence: str) -> None:
+        """Says a sentence the first time that it is about its subject."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            self._say(f"warning: {sentence}")
+
+    def _say(self, sentence: str) -> None:
+        print(f"softstair train: {sentence}", file=sys.stderr)
+
+    def _noise(self, noise: News | None) -> str:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""
-        if state.annealer is None:
+        if noise is None:
             return "float"
-        if self._schedule.is_static:
-            return f"{state.annealer.layers} noisy layers"
-        shares = [
-            noise[1] / (self._schedule.std0 or 1.0) if noise else 1.0
-            for noise in state.annealer.noise
-        ]
-        annealed = f"{len(state.annealer.annealed)}/{len(shares)}"
+        shares = noise["shares"]
+        if noise["static"]:
+            return f"{len(shares)} noisy layers"
+        annealed = f"{noise['annealed']}/{len(shares)}"
         bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
         return f"noise {bars} {annealed} annealed" if self._wide else f"{bars} {annealed}"
+
+
+def _title(label: str, news: News) -> str:
+    epoch = min(news["epoch"] + 1, news["epochs"])
+    return f"{label} epoch {epoch}/{news['epochs']}".strip()

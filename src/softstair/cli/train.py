@@ -2,12 +2,13 @@
 
 import contextlib
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
@@ -17,6 +18,9 @@ from softstair.train.interrupt import Interrupted
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
 from softstair.train.run import recipe_of, summary_of
+
+if TYPE_CHECKING:
+    from softstair.cli._train_progress import Progress
 
 __all__ = ["Command", "parse"]
 
@@ -39,7 +43,10 @@ class Command:
     resume: bool = False
     """Go on with the run in --out, as it was begun; if there is none, begin it."""
     every_fold: bool = False
-    """Train every fold in turn, in --out/fold-0, --out/fold-1, …, and give mean and spread."""
+    """Train every fold, in --out/fold-0, --out/fold-1, …, and give mean and spread."""
+    together: Literal["auto"] | int = "auto"
+    """Folds of --every-fold that train at a time, in processes of their own; 1: one after another
+    in this one; auto: on a CPU as many as it has cores for, on a GPU up to five."""
     data_dir: Path = Path("data")
     """Folder with the data sets; softstair data status says what is there."""
     device: str = "auto"
@@ -70,73 +77,134 @@ class Command:
                 f"{str(self.out)!r} holds one run and no folds: leave out --every-fold to go on "
                 "with it, or give another --out."
             )
+        if self.together != "auto" and not self.every_fold:
+            raise ValueError(
+                f"--together is for the folds of --every-fold, but {self.together} was given "
+                "without it: leave it out, or give both."
+            )
         out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
         try:
-            summaries = [self._train(recipe, path) for recipe, path in self._runs(out)]
+            failed = self._train_all(out)
         except ValueError:
             if self.out is None:
                 with contextlib.suppress(OSError):
                     out.rmdir()  # if it is empty: nobody asked for it
             raise
+        except (Interrupted, KeyboardInterrupt) as stop:
+            # The latter at once: while it got ready, or by a second signal.
+            number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+            raise SystemExit(self._farewell(number, out)) from None
+        if failed:
+            which = f"{failed} of {self.recipe.folds} folds failed, as told above"
+            raise ValueError(f"{which}: once that is mended, go on with {self._again(out)}")
         from softstair.cli import _train_picture, _train_tables
 
         runs = [path for _, path in self._runs(out)]
+        summaries = [summary for path in runs if (summary := summary_of(path)) is not None]
         title = _train_tables.conclusion(summaries)
         picture = _train_picture.draw(runs, title, out / "picture.png")
         _train_tables.show(runs, summaries, picture)
         return 0
 
-    def _runs(self, out: Path) -> list[tuple[Recipe, Path]]:
+    def _runs(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
         if not self.every_fold:
-            return [(self.recipe, out)]
-        folds = range(self.recipe.folds)
-        return [(replace(self.recipe, fold=fold), out / f"fold-{fold}") for fold in folds]
+            yield self.recipe, out
+            return
+        for fold in range(self.recipe.folds):
+            yield replace(self.recipe, fold=fold), out / f"fold-{fold}"
 
-    def _train(self, recipe: Recipe, out: Path) -> dict[str, Any]:
+    def _train_all(self, out: Path) -> int:
+        """Trains what is not done yet; returns how many folds failed, each of which was told of."""
         from softstair.cli._train_progress import Progress
+        from softstair.train.together import at_once
+
+        number = at_once(self.together, self.device, self.recipe.folds, self.threads or 1)
+        left = self._unfinished(out)
+        first = list(islice(left, number if self.every_fold else 1))
+        with Progress(self.resume) as progress:
+            if len(first) > 1:
+                return self._train_together(chain(first, left), len(first), progress)
+            for recipe, path in chain(first, left):
+                self._train(recipe, path, progress)
+        return 0
+
+    def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
+        """The runs that are not done yet; those that are must be of this recipe."""
+        from softstair.train.job import refuse_other_recipe
+
+        for recipe, path in self._runs(out):
+            begun = recipe_of(path) if self.resume else None
+            if begun is None or summary_of(path) is None:
+                yield recipe, path
+            else:
+                refuse_other_recipe(recipe, begun, path)
+
+    def _train_together(
+        self, runs: Iterator[tuple[Recipe, Path]], number: int, progress: "Progress"
+    ) -> int:
+        from softstair.train.together import at_once, train_together
+
+        return train_together(
+            runs,
+            number,
+            lambda fold, news: progress.told(f"fold {fold}", news),
+            lambda threads: at_once(self.together, self.device, number, threads),
+            data_dir=str(self.data_dir),
+            device=self.device,
+            resume=self.resume,
+            threads=self.threads,
+            tensorboard=self.tensorboard,
+        )
+
+    def _train(self, recipe: Recipe, out: Path, progress: "Progress") -> None:
         from softstair.train.events import Events
         from softstair.train.job import train
+        from softstair.train.news import Telling
 
+        label = f"fold {recipe.fold}" if self.every_fold else ""
+        progress.told(label, {"said": "start"})
+        telling = Telling(lambda news: progress.told(label, news))
         with contextlib.ExitStack() as watching:
-            label = f"fold {recipe.fold}" if self.every_fold else ""
-            progress = watching.enter_context(Progress(label, self.resume))
-            watchers: list[Any] = [progress]
+            watchers: list[Any] = [telling]
             if self.tensorboard:
                 watchers.append(watching.enter_context(Events(out / "events")))
-            try:
-                return train(
-                    recipe,
-                    out,
-                    data_dir=self.data_dir,
-                    device=self.device,
-                    resume=self.resume,
-                    watchers=watchers,
-                    threads=self.threads,
-                    loading=progress.loading,
-                )
-            except Interrupted as stop:
-                watching.close()
-                raise SystemExit(self._farewell(str(stop), stop.number, out)) from None
-            except KeyboardInterrupt:
-                # At once: while it got ready, or by a second signal.
-                watching.close()
-                if recipe_of(out) is None:
-                    raise
-                raise SystemExit(self._farewell("SIGINT", 2, out)) from None
+            train(
+                recipe,
+                out,
+                data_dir=self.data_dir,
+                device=self.device,
+                resume=self.resume,
+                watchers=watchers,
+                threads=self.threads,
+                loading=telling.loading,
+            )
+        progress.told(label, {"said": "done"})
 
-    def _farewell(self, stop: str, number: int, out: Path) -> int:
+    def _farewell(self, number: int, out: Path) -> int:
+        """Says how to go on after a signal; returns the exit code."""
+        if not any(recipe_of(path) for _, path in self._runs(out)):
+            again = "interrupted before anything was kept: give the same command again."
+            print(f"softstair train: {again}", file=sys.stderr)
+            return 128 + number
+        stop = signal.Signals(number).name
+        said = f"softstair train: stopped by {stop}, and kept: go on with {self._again(out)}"
+        print(said, file=sys.stderr)
+        return 128 + number
+
+    def _again(self, out: Path) -> str:
+        """The command that goes on with what is there."""
         words = ["softstair", "train", "--resume", "--out"]
-        words += [str(out.parent), "--every-fold"] if self.every_fold else [str(out)]
+        words += [str(out), "--every-fold"] if self.every_fold else [str(out)]
         # A run directory does not decide which code runs: the user says it again.
         own = (("--model", self.recipe.model), ("--data", self.recipe.data))
         words += [word for pair in own if ":" in pair[1] for word in pair]
-        for flag, value in (("--data-dir", str(self.data_dir)), ("--device", self.device)):
-            if value != str(getattr(Command, flag[2:].replace("-", "_"))):
-                words += [flag, value]
+        names = ["data_dir", "device", "together"]
+        names += ["threads"] if self.every_fold else []  # those that have not begun need it
+        for name in names:
+            if (value := getattr(self, name)) != getattr(Command, name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
         words += ["--tensorboard"] if self.tensorboard else []
-        said = f"softstair train: stopped by {stop}, and kept: go on with {shlex.join(words)}"
-        print(said, file=sys.stderr)
-        return 128 + number
+        return shlex.join(words)
 
 
 def parse(words: Sequence[str], prog: str) -> Command:
@@ -146,6 +214,7 @@ def parse(words: Sequence[str], prog: str) -> Command:
     that differs is refused there.
     """
     base = Command()
+    refuse_no_number(given("--together", words))
     if (name := given("--preset", words)) is not None:
         base = replace(base, preset=cast(PresetName, name), recipe=preset(name))
     elif (begun := _begun(words)) is not None:
@@ -168,25 +237,44 @@ def refuse_strange_code(function: str, flag: str, repeated: str | None) -> None:
         )
 
 
+def refuse_no_number(together: str | None) -> None:
+    """``--together`` is a number or a word: tyro's complaint would name one of them alone."""
+    if together in (None, "auto"):
+        return
+    if not (together.isdecimal() and 1 <= int(together[:9]) <= 1024):
+        raise ValueError(f"--together must be auto or from 1 to 1024, but {together!r} was given.")
+
+
 def _begun(words: Sequence[str]) -> Recipe | None:
-    """The recipe of the run that is to go on, if there is one."""
-    directory = _directory(words)
-    return None if directory is None else recipe_of(directory)
+    """The recipe of the run that is to go on, if there is one; of folds, the first that began."""
+    found = (recipe_of(directory) for directory in _directories(words))
+    begun = next((recipe for recipe in found if recipe is not None), None)
+    return replace(begun, fold=0) if begun and _are_folds(words) else begun
 
 
 def is_done(words: Sequence[str]) -> bool:
-    """Whether the run that is to go on has nothing left to do."""
-    directory = _directory(words)
-    return directory is not None and summary_of(directory) is not None
+    """Whether the run that is to go on, or every fold of it, has nothing left to do."""
+    begun = _begun(words)
+    if begun is None:
+        return False
+    out = Path(given("--out", words) or "")
+    names = (f"fold-{fold}" for fold in range(begun.folds)) if _are_folds(words) else iter([""])
+    return all(summary_of(out / name) is not None for name in names)
 
 
-def _directory(words: Sequence[str]) -> Path | None:
-    """Where the run is that is to go on; of folds, the first."""
+def _directories(words: Sequence[str]) -> list[Path]:
+    """Where there may be a run that is to go on."""
     out = given("--out", words)
     if "--resume" not in words or not out:
-        return None
-    folds = {"--every-fold", "--every_fold"} & set(words)
-    return Path(out) / "fold-0" if folds else Path(out)
+        return []
+    if not _are_folds(words):
+        return [Path(out)]
+    folds = [path for path in Path(out).glob("fold-*") if path.name[5:].isdecimal()]
+    return sorted(folds, key=lambda path: int(path.name[5:]))
+
+
+def _are_folds(words: Sequence[str]) -> bool:
+    return not {"--every-fold", "--every_fold"}.isdisjoint(words)
 
 
 def _is_taken(out: Path) -> bool:

@@ -46,4 +46,7 @@ class Examples:
             yield self._numbers(x), y
 
     def _numbers(self, x: Tensor) -> Tensor:
-        return x.to(torch.float32).sub_(self.mean).div_(self.std)
+        numbers = x.to(torch.float32).sub_(self.mean).div_(self.std)
+        if x.is_cuda and x.dim() == 4:  # as its convolutions take them
+            return numbers.contiguous(memory_format=torch.channels_last)
+        return numbers

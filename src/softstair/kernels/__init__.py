@@ -1,28 +1,69 @@
 """The operator's backends, and the choice between them.
 
 ``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU
-tensors, in blocks. Nothing outside this folder knows which one runs.
+tensors, in blocks; ``triton`` is the same for eager CUDA tensors under the four families of the
+paper. Transforms and compilers get the reference, which they differentiate and fuse themselves.
+Nothing outside this folder knows which one runs.
+
+:func:`use`, or the environment variable ``SOFTSTAIR_KERNELS``, asks for one of them.
 """
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from softstair.kernels import cpu, draws, reference
+from softstair.kernels import cpu, draws, reference, triton
 from softstair.kernels.reference import Scalar
 from softstair.kernels.rungs import Rungs, channel_quanta
 from softstair.noise import Noise, Uniform
 from softstair.stair import DTYPES, Stair
 
 __all__ = [
+    "CHOICES",
+    "asked",
     "channel_quanta",
     "check_tensor",
+    "climb",
     "hard",
     "index",
     "is_transformed",
     "pull",
     "slope",
+    "use",
     "value",
 ]
+
+CHOICES = ("auto", "triton", "reference")
+_asked: str | None = None
+
+
+@contextmanager
+def use(choice: str) -> Iterator[None]:
+    """Has eager tensors worked on by the backend of that name, in every thread, while it lasts.
+
+    ``auto`` takes the fastest that there is, ``triton`` refuses what Triton cannot do, and
+    ``reference`` is plain torch.
+
+    >>> with use("reference"):
+    ...     hard(torch.tensor([-0.7, 0.2]), Stair.ternary())
+    tensor([-1.,  0.])
+    """
+    global _asked
+    before, _asked = _asked, _checked("kernels", choice)
+    try:
+        yield
+    finally:
+        _asked = before
+
+
+def asked() -> str:
+    """The backend that was asked for by :func:`use` or by the environment; auto, by nobody."""
+    if _asked is not None:
+        return _asked
+    return _checked("SOFTSTAIR_KERNELS", os.environ.get("SOFTSTAIR_KERNELS") or "auto")
 
 
 def check_tensor(x: object) -> None:
@@ -37,6 +78,34 @@ def is_transformed() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+def climb(
+    x: Tensor,
+    stair: Stair,
+    noise: Noise,
+    mean: Scalar,
+    std: Scalar,
+    forward: str,
+    generator: torch.Generator | None = None,
+    brief: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The forward pass, in x's dtype, without gradient, and the trace that :func:`pull` needs of
+    x: x itself or, where ``brief`` is asked for and a byte an element will do, those bytes."""
+    rungs = Rungs(stair, x)
+    backend = _backend(x, rungs, noise, mean, std)
+    if backend == "cpu":
+        return cpu.value(x, rungs, noise, float(mean), float(std), forward, generator), x
+    if forward == "random" and not _has_noise(x, std):
+        forward = "mode"  # the same Dirac, and no number drawn for it
+    if backend == "triton":
+        brief = brief and triton.traceable(stair, noise, x.dtype)
+        y, trace = triton.climb(x, stair, noise, mean, std, forward, generator, brief)
+        return y, trace if brief else x
+    draw = draws.like(x, noise, rungs.working, generator) if forward == "random" else x
+    mean, std = _working(mean, rungs), _working(std, rungs)
+    y = reference.value(x.to(rungs.working), rungs, noise, mean, std, forward, draw).to(x.dtype)
+    return y, x
+
+
 def value(
     x: Tensor,
     stair: Stair,
@@ -46,15 +115,8 @@ def value(
     forward: str,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The forward pass, in x's dtype, without gradient."""
-    rungs = Rungs(stair, x)
-    if _on_cpu(x, rungs, mean, std):
-        return cpu.value(x, rungs, noise, float(mean), float(std), forward, generator)
-    if forward == "random" and not _has_noise(x, std):
-        forward = "mode"  # the same Dirac, and no number drawn for it
-    draw = draws.like(x, noise, rungs.working, generator) if forward == "random" else x
-    mean, std = _working(mean, rungs), _working(std, rungs)
-    return reference.value(x.to(rungs.working), rungs, noise, mean, std, forward, draw).to(x.dtype)
+    """The forward pass alone."""
+    return climb(x, stair, noise, mean, std, forward, generator)[0]
 
 
 def slope(x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> Tensor:
@@ -64,12 +126,24 @@ def slope(x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> T
     return reference.slope(x.to(rungs.working), rungs, noise, mean, std)
 
 
-def pull(grad: Tensor, x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> Tensor:
-    """grad·slope in x's dtype, without gradient of its own."""
-    rungs = Rungs(stair, x)
-    if _on_cpu(x, rungs, mean, std) and noise.proper and not _is_batched(grad):
-        return cpu.pull(grad, x, rungs, noise, float(mean), float(std))
-    return (grad * slope(x, stair, noise, mean, std)).to(x.dtype)
+def pull(
+    grad: Tensor, trace: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar
+) -> Tensor:
+    """grad·slope in x's dtype, without gradient but that of grad; ``trace`` is what :func:`climb`
+    gave for x."""
+    if trace.dtype == torch.uint8:
+        if not (_is_batched(grad) or (torch.is_grad_enabled() and grad.requires_grad)):
+            return triton.pull(grad, trace, stair, noise, mean, std)
+        ones = torch.ones_like(trace, dtype=grad.dtype)
+        return grad * triton.pull(ones, trace, stair, noise, mean, std)
+    rungs = Rungs(stair, trace)
+    if noise.proper and not _is_batched(grad):
+        backend = _backend(trace, rungs, noise, mean, std)
+        if backend == "cpu":
+            return cpu.pull(grad, trace, rungs, noise, float(mean), float(std))
+        if backend == "triton":
+            return triton.pull(grad, trace, stair, noise, mean, std)
+    return (grad * slope(trace, stair, noise, mean, std)).to(trace.dtype)
 
 
 def hard(x: Tensor, stair: Stair) -> Tensor:
@@ -86,10 +160,27 @@ def index(x: Tensor, stair: Stair) -> Tensor:
     return rungs.index(x.to(rungs.working)).nan_to_num(0.0).long()
 
 
-def _on_cpu(x: Tensor, rungs: Rungs, mean: Scalar, std: Scalar) -> bool:
-    if is_transformed() or rungs.quanta is not None or x.device.type != "cpu":
-        return False
-    return type(x) in (Tensor, torch.nn.Parameter) and all(_is_scalar(s) for s in (mean, std))
+def _backend(x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar) -> str:
+    """cpu, triton or reference: which one works on x."""
+    if is_transformed() or type(x) not in (Tensor, torch.nn.Parameter):
+        return "reference"
+    choice = asked()
+    if choice == "reference":
+        return "reference"
+    if choice == "triton" or x.device.type == "cuda":
+        missing = triton.missing(x, noise)
+        if missing is None:
+            return "triton"
+        if choice == "triton":
+            raise RuntimeError(missing)
+    plain = x.device.type == "cpu" and all(_is_scalar(s) for s in (mean, std))
+    return "cpu" if plain and rungs.quanta is None else "reference"
+
+
+def _checked(name: str, choice: str) -> str:
+    if choice not in CHOICES:
+        raise ValueError(f"{name} must be one of {', '.join(CHOICES)}, but {choice!r} was given.")
+    return choice
 
 
 def _is_batched(grad: Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 An eager CPU draw takes one number from the torch generator as the seed of a numpy stream, which is
 filled block by block: two to three times cheaper than torch's own uniforms, and just as
-reproducible. Everywhere else (another device, a transform, a compiled graph) torch draws.
+reproducible. A kernel of Triton numbers its draws itself, from a seed that torch draws on the
+device. Everywhere else (a transform, a compiled graph, the reference) torch draws.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def like(x: Tensor, noise: Noise, dtype: torch.dtype, generator: torch.Generator
         return _fresh(torch.randn, torch.randn_like, x, dtype, generator)
     uniform = _fresh(torch.rand, torch.rand_like, x, dtype, generator)
     return noise.ppf(uniform.clamp(min=SMALLEST)) if noise.has_ppf else uniform
+
+
+def seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """A seed that stays on the device: a captured graph draws another at each replay."""
+    return torch.randint(2**63 - 1, (1,), device=device, generator=generator)
 
 
 def _fresh(

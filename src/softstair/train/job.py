@@ -10,13 +10,20 @@ import torch
 from torch import nn
 
 import softstair
+from softstair import kernels
 from softstair.data import Dataset, Loading, load
 from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.train import loop
 from softstair.train.evaluate import evaluate
 from softstair.train.loop import Watch
-from softstair.train.machine import device_named, enough_memory, own_settings, threads_for
+from softstair.train.machine import (
+    device_named,
+    enough_memory,
+    own_settings,
+    refuse_absent_kernels,
+    threads_for,
+)
 from softstair.train.network import make_network, table
 from softstair.train.recipe import Recipe
 from softstair.train.run import Run, RunError
@@ -65,7 +72,8 @@ def train(
         place = device_named(device)
         dataset = load(recipe.data, data_dir, loading) if dataset is None else dataset
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
-        with own_settings(recipe, place):
+        refuse_absent_kernels(recipe, place)
+        with own_settings(recipe, place), kernels.use(recipe.kernels):
             torch.manual_seed(recipe.seed)
             with enough_memory(recipe):
                 network = make_network(recipe, dataset, model)

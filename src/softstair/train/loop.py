@@ -2,14 +2,14 @@
 
 from typing import Any, Protocol
 
-import torch.nn.functional as F
-
 from softstair.data.examples import Examples
+from softstair.train.captured import CapturedStep
 from softstair.train.diagnostics import examine
 from softstair.train.evaluate import evaluate
 from softstair.train.interrupt import StopRequest
 from softstair.train.run import Run, refuse_nonfinite
 from softstair.train.state import State
+from softstair.train.step import Step
 
 __all__ = ["Watch", "train"]
 
@@ -33,21 +33,13 @@ class Watch(Protocol):
 def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch) -> None:
     """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
     recipe = state.recipe
+    step = (CapturedStep if state.captures else Step)(state, train)
     with StopRequest() as stop:
         watch.begin(state)
         while state.epoch < recipe.epochs:
             state.begin_epoch()
-            for indices in state.batches():
-                x, y = train.batch(indices, recipe.augment)
-                if state.annealer is not None:
-                    state.annealer.step()
-                with state.autocast():
-                    scores = state.forward(x)
-                    loss = F.cross_entropy(scores, y)
-                state.optimiser.zero_grad()
-                loss.backward()
-                state.optimiser.step()
-                state.count(loss, scores, y)
+            while state.step < state.steps:
+                step()
                 watch.step(state)
                 run.keep(state, stop)
             refuse_nonfinite(state)

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError
 
-__all__ = ["device_named", "enough_memory", "own_settings", "threads_for"]
+__all__ = [
+    "device_named",
+    "enough_memory",
+    "own_settings",
+    "refuse_absent_kernels",
+    "threads_for",
+]
 
 SMALL = 1 << 25
 """Products in a forward pass of linear layers."""
@@ -36,6 +43,12 @@ def device_named(name: str) -> torch.device:
     return device
 
 
+def refuse_absent_kernels(recipe: Recipe, device: torch.device) -> None:
+    """Refuses kernels in Triton that were asked for where they cannot run."""
+    if recipe.kernels == "triton" and (reason := triton.lacking(device)) is not None:
+        raise ValueError(reason)
+
+
 def threads_for(network: nn.Module, batch: int) -> int:
     """How many threads a network trains fastest with on a CPU.
 
@@ -54,14 +67,18 @@ def threads_for(network: nn.Module, batch: int) -> int:
 def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Random numbers, threads and CPU kernels of our own; the caller's are given back untouched."""
     threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+    measures = torch.backends.cudnn.benchmark
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
                 # oneDNN would find out at the first product, and switch itself off with a warning;
                 # what had been computed until then would differ in its last bits.
                 torch._C._set_mkldnn_enabled(False)
+            # Batches have one shape: which of its kernels is fastest is found out once.
+            torch.backends.cudnn.benchmark = True
             yield
         finally:
+            torch.backends.cudnn.benchmark = measures
             torch.set_num_threads(threads)
             torch._C._set_mkldnn_enabled(onednn)
 

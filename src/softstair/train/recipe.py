@@ -98,10 +98,16 @@ class Recipe:
     """Into how many folds the training partition is cut."""
     seed: int = 0
     """Seed of weights, order, augmentation and random forward passes; folds do not depend on it."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the training steps; bfloat16 by autocast. Evaluation is always in float32."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the training steps; auto: bfloat16 on a GPU that has it, else float32. Evaluation is in
+    float32."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """Compile the network with torch.compile; auto: on a GPU, where the run is long enough."""
+    """Compile the network with torch.compile; auto: on a GPU, where the run is long enough and its
+    layers are not fused by kernels of softstair's own."""
+    kernels: Literal["auto", "triton", "reference"] = "auto"
+    """What works on the stairs: kernels in Triton (a GPU), or plain torch; auto: the fastest."""
+    capture: Literal["auto", "always", "never"] = "auto"
+    """Run a training step on a GPU as one captured graph; auto: unless the model is your own."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

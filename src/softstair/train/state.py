@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair.anneal import Annealer
+from softstair.kernels import exact
 from softstair.nn import layer_count
 from softstair.train.checkpoint import CheckpointError, is_like
 from softstair.train.compiled import Compiled
@@ -40,7 +41,10 @@ class State:
                 f"{recipe.batch} was given."
             )
         self.network = network.to(device)
-        self.optimiser = _optimiser(self.network, recipe)
+        if device.type == "cuda":
+            # As the tensor cores take them; torch's annotations do not know this form of `to`.
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimiser = _optimiser(self.network, recipe, device)
         # A model's own buffers may hold an infinity by design, as masks of attention do.
         values = self.network.state_dict().items()
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
@@ -54,9 +58,11 @@ class State:
                 truncate=recipe.truncate,
                 freeze=recipe.freeze,
             )
-        self.forward: Callable[[Tensor], Tensor] = self.network
-        if self._compiles():
-            self.forward = Compiled(self.network)
+            if device.type == "cuda":
+                self.annealer.gather()
+        self.fuses = False
+        self.forward = self._forward()
+        self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
@@ -64,6 +70,20 @@ class State:
         self.right = torch.zeros((), dtype=torch.int64, device=device)
         self.seconds, self._since = 0.0, 0.0
         self.history: list[dict[str, Any]] = []
+
+    def _forward(self) -> Callable[[Tensor], Tensor]:
+        """The network as its training steps run it."""
+        if self._fuses():
+            from softstair.fused import fused  # which needs Triton
+
+            if (fast := fused(self.network)) is not None:
+                self.fuses = True
+                return fast
+        return Compiled(self.network) if self._compiles() else self.network
+
+    def _fuses(self) -> bool:
+        wanted = self.recipe.compile != "always" and self.annealer is not None
+        return wanted and exact.has_fused(self.device)
 
     def _compiles(self) -> bool:
         if self.recipe.compile != "auto":
@@ -96,25 +116,58 @@ class State:
         done = min(self.step, self.steps - 1)
         return self.recipe.learning_rate_at(self.epoch + done / self.steps)
 
-    def batches(self) -> Iterator[Tensor]:
-        """The indices of each batch of this epoch that was not trained on yet."""
-        size = self.recipe.batch
-        assert self.order is not None
-        while self.step < self.steps:
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.learning_rate
-            yield self.order[self.step * size : (self.step + 1) * size]
+    def set_learning_rate(self) -> None:
+        """Gives the optimiser the learning rate of the next step."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of a training step."""
-        half = self.recipe.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+        # A graph would keep what the cache holds; and each weight is cast once a step anyway.
+        return torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.precision == "bfloat16",
+            cache_enabled=self.device.type == "cpu",
+        )
 
-    @torch.no_grad()
-    def count(self, loss: Tensor, scores: Tensor, y: Tensor) -> None:
-        """A step is done; what it says is added up on the device, which nobody waits for."""
-        self.loss += loss.detach()
-        self.right += (scores.argmax(1) == y).sum()
+    @property
+    def precision(self) -> str:
+        """That of the training steps."""
+        if self.recipe.precision != "auto":
+            return self.recipe.precision
+        half = self.device.type == "cuda" and torch.cuda.is_bf16_supported(False)
+        return "bfloat16" if half else "float32"
+
+    @property
+    def captures(self) -> bool:
+        """Whether the steps run as one captured graph."""
+        if self.device.type != "cuda":
+            return False
+        own = ":" in self.recipe.model
+        return self.recipe.capture == "always" or (self.recipe.capture == "auto" and not own)
+
+    @property
+    def annealed(self) -> tuple[int, ...]:
+        """The layers at which the backward pass ends."""
+        if self.annealer is None or not self.annealer.truncate:
+            return ()
+        return self.annealer.annealed
+
+    def fill_gradients(self) -> None:
+        """Parameters behind annealed layers, which the backward pass did not come to, have
+        gradients of zero: momentum goes on as it would have."""
+        if self.annealer is None or not self.fuses:
+            return
+        for parameter in self.annealer.tied:
+            if parameter.grad is None:
+                zero = self._zeros.get(parameter)
+                if zero is None:
+                    zero = self._zeros[parameter] = torch.zeros_like(parameter)
+                parameter.grad = zero
+
+    def count(self) -> None:
+        """A step is done; what it says was added up on the device, which nobody waits for."""
         self.step += 1
         self.clock()
 
@@ -242,8 +295,13 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     rate, decay = recipe.learning_rate, recipe.weight_decay
+    cuda = device.type == "cuda"
     if recipe.optimiser == "adam":
-        return torch.optim.Adam(network.parameters(), rate, weight_decay=decay)
-    return torch.optim.SGD(network.parameters(), rate, momentum=recipe.momentum, weight_decay=decay)
+        return torch.optim.Adam(
+            network.parameters(), rate, weight_decay=decay, fused=cuda, capturable=cuda
+        )
+    return torch.optim.SGD(
+        network.parameters(), rate, momentum=recipe.momentum, weight_decay=decay, fused=cuda
+    )

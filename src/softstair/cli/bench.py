@@ -1,0 +1,158 @@
+"""``softstair bench``: how fast it is here, each figure beside a twin measured in the same run."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from softstair.bench.effort import REPEATS, Effort
+from softstair.bench.subject import BATCH
+from softstair.cli._files import reserved
+from softstair.regularise import Forward
+
+__all__ = ["PARTS", "Command"]
+
+PARTS = ("operator", "step", "partition")
+ELEMENTS = (1, 1 << 31)
+SMALL_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
+"""On a CPU, where a batch of the paper's takes seconds."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Measures how fast softstair is on this machine, each figure beside a twin in the same run.
+
+    The operator: bandwidth as a share of a copy's, time as a multiple of ReLU's. The training step:
+    images a second and peak memory of every forward, beside those of the float network, which is
+    made as fast as can be, and of other ways to train a quantised one. Partition: what ending the
+    backward pass at annealed layers saves over a whole schedule.
+    Exit code 0: measured; 2: an error.
+    """
+
+    what: str = "operator,step,partition"
+    """Which parts, separated by commas: operator, step, partition."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
+    model: Literal["auto", "vgg8", "dscnn", "digits"] = "auto"
+    """Network of step and partition; auto: vgg8 on a GPU, digits on a CPU."""
+    batch: int | None = None
+    """Examples in a batch; None: 256 on a GPU, fewer on a CPU."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the steps, the twin's too; auto: bfloat16 on a GPU that has it, else float32."""
+    augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
+    """Augmentation in the steps, the twin's too."""
+    forward: Forward = "mode"
+    """Forward of partition; step measures them all."""
+    stairs: str | None = None
+    """Stairs of operator, separated by commas; None: heaviside,ternary,int4 (--quick: ternary)."""
+    elements: int | None = None
+    """Of operator's tensor; None: 33,554,432 on a GPU, 1,048,576 on a CPU (--quick: fewer)."""
+    tune: bool = False
+    """Let the compiler also try out kernels for the float twin: takes minutes."""
+    repeats: int | None = None
+    """Samples of each; None: 7 on a GPU, 5 on a CPU (--quick: fewer)."""
+    quick: bool = False
+    """Little of everything: to see that it works, not to quote."""
+    json: Path | None = None
+    """Write every figure there, as JSON."""
+
+    def __post_init__(self) -> None:
+        parts = self.parts()
+        unknown = [part for part in parts if part not in PARTS]
+        if unknown or not parts:
+            raise ValueError(
+                f"--what must be one or more of {', '.join(PARTS)}, separated by commas, but "
+                f"{self.what!r} was given."
+            )
+        ranges = {"batch": BATCH, "repeats": REPEATS, "elements": ELEMENTS}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"--{name} must be from {low} to {high}, but {value} was given.")
+
+    def parts(self) -> list[str]:
+        """The parts that are asked for."""
+        return _words(self.what)
+
+    def run(self) -> int:
+        from softstair.bench.machine import about, enough_room
+        from softstair.cli import _bench_tables
+        from softstair.train.machine import device_named
+
+        device = device_named(self.device)
+        batch, model = self._subject(device.type)
+        effort = Effort.on(device, self.quick, self.repeats)
+        if self.elements is not None:
+            effort = replace(effort, elements=self.elements)
+        self._check(model, batch)
+        with reserved(self.json, "--json") as text:
+            found: dict[str, Any] = {"command": self.line(), **about(device)}
+            show = _bench_tables.Tables(found)
+            for part in PARTS:
+                if part in self.parts():
+                    with enough_room(device, batch), show.waiting() as tell:
+                        measured = self._measure(part, device, model, batch, effort, tell)
+                    getattr(show, part)(measured)
+                    found[part] = _plain(measured)
+            if text is not None:
+                text.write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
+        show.farewell(self.json)
+        return 0
+
+    def _subject(self, device: str) -> tuple[int, str]:
+        model = self.model
+        if model == "auto":
+            model = "vgg8" if device == "cuda" else "digits"
+        usual = 256 if device == "cuda" else SMALL_BATCHES[model]
+        return self.batch or usual, model
+
+    def _check(self, model: str, batch: int) -> None:
+        """Refuses before anything is measured what would be refused after the first part."""
+        from softstair.bench.operator import target
+        from softstair.bench.subject import subject
+
+        subject(model).recipe(batch, precision=self.precision, augment=self.augment)
+        for name in _words(self.stairs or ""):
+            target(name)
+
+    def _measure(
+        self,
+        part: str,
+        device: Any,
+        model: str,
+        batch: int,
+        effort: Effort,
+        tell: Callable[[str], None],
+    ) -> Any:
+        from softstair.bench import measure_operator, measure_partition, measure_step
+
+        if part == "operator":
+            stairs = None if self.stairs is None else _words(self.stairs)
+            return measure_operator(device, effort, stairs, tell=tell)
+        common = (device, model, batch, self.precision, self.augment)
+        if part == "step":
+            return measure_step(*common, tune=self.tune, effort=effort, tell=tell)
+        return measure_partition(*common, forward=self.forward, effort=effort, tell=tell)
+
+    def line(self) -> str:
+        """The command line, without flags that have their defaults."""
+        words = ["softstair", "bench"]
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is True:
+                words.append(f"--{one.name}")
+            elif value != one.default:
+                words += [f"--{one.name}", str(value)]
+        return shlex.join(words)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _plain(measured: Any) -> Any:
+    if isinstance(measured, list):
+        return [one.to_json() for one in measured]
+    return measured.to_json()

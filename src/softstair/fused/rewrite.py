@@ -1,0 +1,160 @@
+"""Which modules of a network a fused layer stands for, found in its traced graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from softstair.fused.layer import FusedLayer
+from softstair.graph import trace
+from softstair.kernels.triton import FAMILIES
+from softstair.kernels.triton import kind as kind_of
+from softstair.kernels.triton import table as table_of
+from softstair.kernels.triton.normalised import Steps
+from softstair.kernels.triton.ready import make_ready
+from softstair.nn import StairActivation, StairModule, StairWeight
+from softstair.noise import Noise
+from softstair.stair import Stair
+
+__all__ = ["Fused", "fused"]
+
+FEW = 8
+"""Thresholds that the kernels compare one by one."""
+
+
+class Fused:
+    """The training forward pass of a network, some of whose layers run fused.
+
+    It shares the network's parameters and buffers; the network itself is left as it is.
+    """
+
+    def __init__(self, code: fx.GraphModule, layers: list[FusedLayer]) -> None:
+        self.code, self.layers = code, layers
+        self._alike: dict[tuple[Stair, Noise], list[tuple[FusedLayer, str]]] = {}
+        for layer in layers:
+            for name in ("stair", "weight_stair"):
+                if (stair := getattr(layer, name)) is not None:
+                    self._alike.setdefault((stair.stair, stair.noise), []).append((layer, name))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if any(layer.draws for layer in self.layers):
+            # One draw a step from torch's generator is the key of every layer's own numbers.
+            seeds = torch.randint(2**63 - 1, (len(self.layers), 2), device=x.device)
+        else:
+            seeds = torch.zeros((len(self.layers), 2), dtype=torch.int64, device=x.device)
+        for layer, pair in zip(self.layers, seeds, strict=True):
+            layer.seeds = pair
+        self._make_ready()
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.code(x)
+
+    @torch.no_grad()
+    def _make_ready(self) -> None:
+        """Every stair for its present noise, those that are alike in one go."""
+        for (stair, noise), places in self._alike.items():
+            modules = [getattr(layer, name) for layer, name in places]
+            means = torch.stack([module.mean for module in modules])
+            stds = torch.stack([module.std for module in modules])
+            if isinstance(stair.quantum, float) and stair.quantum != 1.0:
+                means, stds = means * stair.quantum, stds * stair.quantum
+            table = table_of(stair, torch.float32, means.device)
+            kind, count = kind_of(stair, torch.float32), len(stair) - 1
+            rows = make_ready(table, means, stds, count, noise.name)
+            for (layer, name), row in zip(places, rows, strict=True):
+                steps = Steps(table, row, count, noise.name, kind)
+                setattr(layer, "steps" if name == "stair" else "weight_steps", steps)
+
+
+def fused(net: nn.Module) -> Fused | None:
+    """The network with its layers fused; None where none can be, or its code cannot be traced."""
+    try:
+        _, graph = trace(net)
+    except Exception:  # whatever tracing trips over, the network runs as it is
+        return None
+    modules = dict(net.named_modules())
+    calls = [node.target for node in graph.nodes if node.op == "call_module"]
+    made: dict[fx.Node, FusedLayer] = {}
+    code = fx.GraphModule(net, graph)
+    for node in list(graph.nodes):
+        group = _group(node, modules, calls)
+        if group is None:
+            continue
+        nodes, parts = group
+        taken: Any = nodes[0].args[0]
+        layer = FusedLayer(*parts, made.get(taken))
+        name = f"fused_{len(made)}"
+        code.add_submodule(name, layer)
+        last = nodes[-1]
+        with graph.inserting_after(last):
+            new = graph.call_module(name, (taken,))
+        last.replace_all_uses_with(new)
+        for old in reversed(nodes):
+            graph.erase_node(old)
+        made[new] = layer
+    if not made:
+        return None
+    code.recompile()
+    return Fused(code, list(made.values()))
+
+
+def _group(
+    node: fx.Node, modules: dict[str, nn.Module], calls: list[Any]
+) -> tuple[list[fx.Node], tuple[Any, Any, Any, Any]] | None:
+    """The nodes that one fused layer replaces, the first being this one, and their modules."""
+    nodes = [node]
+    for _ in range(3):
+        (user, *others) = nodes[-1].users or [None]
+        if user is None or others:
+            break
+        nodes.append(user)
+    parts = [modules.get(str(one.target)) if one.op == "call_module" else None for one in nodes]
+    parts += [None] * (4 - len(parts))
+    sums, norm, stair, pool = parts
+    if not (_is_sum(sums) and _is_norm(norm, sums) and _is_stair(stair, StairActivation)):
+        return None
+    if not (isinstance(sums, nn.Conv2d) and _is_pool(pool)):
+        pool = None
+    nodes = nodes[: 3 if pool is None else 4]
+    once = all(calls.count(one.target) == 1 for one in nodes)
+    free = not any(_is_watched(part) for part in (sums, norm, stair, pool) if part is not None)
+    return (nodes, (sums, norm, stair, pool)) if once and free else None
+
+
+def _is_sum(module: Any) -> bool:
+    plain = isinstance(module, nn.Conv2d | nn.Linear) and module.bias is None
+    if isinstance(module, nn.Conv2d):
+        plain = plain and module.padding_mode == "zeros" and isinstance(module.padding, tuple)
+    stair = getattr(module, "weight_stair", None)
+    return plain and (stair is None or _is_stair(stair, StairWeight))
+
+
+def _is_norm(module: Any, sums: Any) -> bool:
+    kind = nn.BatchNorm2d if isinstance(sums, nn.Conv2d) else nn.BatchNorm1d
+    return (
+        isinstance(module, kind)
+        and module.affine
+        and module.track_running_stats
+        and module.momentum is not None
+    )
+
+
+def _is_stair(module: Any, kind: type[StairModule]) -> bool:
+    """Steps of one width, few or on a line, one quantum, and noise of the paper's."""
+    if not isinstance(module, kind) or type(module.noise) not in FAMILIES:
+        return False
+    stair = module.stair
+    known = len(stair) <= FEW + 1 or kind_of(stair, torch.float32) == "line"
+    return known and stair.spacing is not None and isinstance(stair.quantum, float)
+
+
+def _is_pool(module: Any) -> bool:
+    if not isinstance(module, nn.MaxPool2d) or module.return_indices or module.ceil_mode:
+        return False
+    pairs = (module.kernel_size, module.stride), (2, (2, 2))
+    return all(value in pairs[1] for value in pairs[0]) and module.padding in (0, (0, 0))
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Somebody's hook wants to see what the module computes."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -1,0 +1,305 @@
+"""The operator's two kernels, and the operators of torch that launch them.
+
+A kernel walks through memory as it lies, whatever the order of the dimensions: the channel of the
+element at place p is (p // stride) % channels. One program takes four runs of ``SPAN`` elements, or
+the one that there is; element i of run j takes word j of the i-th random quadruple, so that draws
+depend on the seed and the place alone and not on how a kernel is launched.
+
+``softstair::climb`` gives the values and what the backward pass needs of x, ``softstair::descend``
+is that backward pass. Both take the stair as the table of :func:`softstair.kernels.triton.table`
+and the noise as tensors on the device, so nothing is read back from it and nothing is baked in.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softstair.kernels.triton import climbing, shapes
+
+SPAN = 1024
+WARPS = 4
+
+
+@triton.jit
+def climbing_kernel(
+    x,
+    y,
+    trace,
+    table,
+    mean,
+    std,
+    seed,
+    size,
+    stride,
+    channels,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    FORWARD: tl.constexpr,
+    KIND: tl.constexpr,
+    TRACED: tl.constexpr,
+    ROWS: tl.constexpr,
+    MEAN: tl.constexpr,
+    STD: tl.constexpr,
+    WORKING: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """y = the value of x, and trace = a byte of its support under uniform noise, if asked for."""
+    number = tl.program_id(0).to(tl.int64) * SPAN
+    first, lane = number * 4, tl.arange(0, SPAN)
+    left = size - first
+    a = read(x + first, lane, left, WORKING)
+    b, c, d = a, a, a
+    if RUNS > 1:
+        # All four are on their way before the first is worked on.
+        b = read(x + first, lane + SPAN, left, WORKING)
+        c = read(x + first, lane + 2 * SPAN, left, WORKING)
+        d = read(x + first, lane + 3 * SPAN, left, WORKING)
+    runs = (a, b, c, d)
+    draws = runs
+    if FORWARD == "random":
+        key = tl.load(seed)
+        p, q, r, s = shapes.words(key, number, lane, 0)
+        if a.dtype == tl.float64:
+            e, f, g, h = shapes.words(key, number, lane, 1)
+            draws = (
+                shapes.uniform_double(p, e),
+                shapes.uniform_double(q, f),
+                shapes.uniform_double(r, g),
+                shapes.uniform_double(s, h),
+            )
+        else:
+            draws = (shapes.uniform(p), shapes.uniform(q), shapes.uniform(r), shapes.uniform(s))
+    for run in tl.static_range(RUNS):
+        at = lane + run * SPAN
+        inside = at < left
+        channel = channel_of(first, at, stride, channels, WIDE)
+        row = channel * (3 * COUNT + 2) if ROWS else 0
+        alpha = noise(mean, first, at, left, channel, MEAN)
+        beta = noise(std, first, at, left, channel, STD)
+        result = climbing.value(
+            runs[run], table, row, alpha, beta, draws[run], COUNT, FAMILY, FORWARD, KIND
+        )
+        tl.store(y + first + at, result.to(y.dtype.element_ty), mask=inside)
+        if TRACED:
+            bits = climbing.support(runs[run], table, row, alpha, beta, COUNT, KIND)
+            tl.store(trace + first + at, bits.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def descending_kernel(
+    grad,
+    trace,
+    out,
+    table,
+    mean,
+    std,
+    size,
+    stride,
+    channels,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    KIND: tl.constexpr,
+    TRACED: tl.constexpr,
+    ROWS: tl.constexpr,
+    MEAN: tl.constexpr,
+    STD: tl.constexpr,
+    WORKING: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """out = grad·slope, the slope from x or from the byte that stands for it."""
+    first, at = tl.program_id(0).to(tl.int64) * SPAN, tl.arange(0, SPAN)
+    left = size - first
+    inside = at < left
+    channel = channel_of(first, at, stride, channels, WIDE)
+    row = channel * (3 * COUNT + 2) if ROWS else 0
+    beta = noise(std, first, at, left, channel, STD)
+    if TRACED:
+        bits = tl.load(trace + first + at, mask=inside, other=0).to(tl.int32)
+        slope = climbing.slope_of(bits, table, row, beta, COUNT, KIND)
+    else:
+        alpha = noise(mean, first, at, left, channel, MEAN)
+        x = read(trace + first, at, left, WORKING)
+        slope = climbing.slope(x, table, row, alpha, beta, COUNT, FAMILY, KIND)
+    result = read(grad + first, at, left, WORKING) * slope
+    tl.store(out + first + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def read(pointer, at, left, WORKING: tl.constexpr):
+    return tl.load(pointer + at, mask=at < left, other=0.0).to(WORKING)
+
+
+@triton.jit
+def channel_of(first, at, stride, channels, WIDE: tl.constexpr):
+    # In 32 bits where the tensor's size allows: dividing is dear.
+    place = first + at if WIDE else first.to(tl.int32) + at
+    return place // stride % channels
+
+
+@triton.jit
+def noise(pointer, first, at, left, channel, HOW: tl.constexpr):
+    """A mean or std: one for all, one a channel, or one an element."""
+    if HOW == "scalar":
+        number = tl.load(pointer)
+    elif HOW == "channel":
+        number = tl.load(pointer + channel)
+    else:
+        number = tl.load(pointer + first + at, mask=at < left, other=0.0)
+    return number
+
+
+IS_INTERPRETED = not isinstance(climbing_kernel, triton.JITFunction)
+"""TRITON_INTERPRET=1 was set when this was imported: kernels run on the CPU, and slowly."""
+
+
+def climb(
+    x: Tensor,
+    table: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    seed: Tensor | None,
+    family: str,
+    forward: str,
+    kind: str,
+    axis: int,
+    traced: bool,
+) -> tuple[Tensor, Tensor]:
+    """The values of x, laid out as x is, and the bytes of its support where ``traced``.
+
+    ``axis`` is the dimension of the table's rows where there are several.
+    """
+    y, trace = _outputs(x, traced)
+    x = _dense(x, y)
+    settings, pointers = _settings(x, table, mean, std, kind, axis)
+    seed = table if seed is None else seed
+    operands = (x, y, trace, table, *pointers, seed, x.numel(), *settings.pop("channels"))
+    constants = {"FAMILY": family, "FORWARD": forward, "TRACED": traced, "SPAN": SPAN}
+    constants["RUNS"] = 1 if x.numel() <= SPAN else 4
+    _launch(climbing_kernel, x, 4 * SPAN, operands, {**constants, **settings})
+    return y, trace
+
+
+def descend(
+    grad: Tensor,
+    trace: Tensor,
+    table: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    family: str,
+    kind: str,
+    axis: int,
+) -> Tensor:
+    """grad·slope, in grad's dtype; ``trace`` is x, or the bytes that :func:`climb` gave for it."""
+    out = torch.empty_like(trace, dtype=grad.dtype)
+    traced = trace.dtype == torch.uint8
+    trace, grad = _dense(trace, out), _dense(grad, out)
+    settings, pointers = _settings(trace, table, mean, std, kind, axis)
+    operands = (grad, trace, out, table, *pointers, trace.numel(), *settings.pop("channels"))
+    constants = {"FAMILY": family, "TRACED": traced, "SPAN": SPAN}
+    _launch(descending_kernel, trace, SPAN, operands, {**constants, **settings})
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, table, mean, std, _, family, _, kind, axis, traced = inputs
+    ctx.save_for_backward(output[1] if traced else x, table, mean, std)
+    ctx.settings = (family, kind, axis)
+
+
+def _pull(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return DESCEND(grad, *ctx.saved_tensors, *ctx.settings), *[None] * 9
+
+
+def _keep_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:5])
+    ctx.settings = inputs[5:]
+
+
+def _pull_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.needs_input_grad[1]:
+        raise RuntimeError(
+            "torch.ops.softstair.climb has no second derivative; softstair.regularise has one."
+        )
+    return DESCEND(grad, *ctx.saved_tensors, *ctx.settings), *[None] * 7
+
+
+# What is registered is for others to call and trace. The eager operator has its gradient elsewhere
+# and calls the functions themselves: the dispatcher would cost the host as much again.
+CLIMB = torch.library.custom_op("softstair::climb", climb, mutates_args=())
+CLIMB.register_fake(lambda x, *operands: _outputs(x, operands[-1]))
+CLIMB.register_autograd(_pull, setup_context=_keep)
+DESCEND = torch.library.custom_op("softstair::descend", descend, mutates_args=())
+DESCEND.register_fake(lambda grad, trace, *_: torch.empty_like(trace, dtype=grad.dtype))
+DESCEND.register_autograd(_pull_again, setup_context=_keep_again)
+
+
+def _outputs(x: Tensor, traced: bool) -> tuple[Tensor, Tensor]:
+    trace = torch.empty_like(x, dtype=torch.uint8) if traced else x.new_empty(0, dtype=torch.uint8)
+    return torch.empty_like(x), trace
+
+
+def _dense(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor laid out as the result is, without holes; copied only where it is not."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+
+
+def _settings(
+    x: Tensor, table: Tensor, mean: Tensor, std: Tensor, kind: str, axis: int
+) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
+    """What a kernel is compiled for, and the noise as it reads it."""
+    axes = [axis % x.dim()] if table.shape[0] > 1 else []
+    axes += [only for one in (mean, std) if (only := _only_axis(one, x)) is not None]
+    along = axes[0] if axes else None
+    (mean, how_mean), (std, how_std) = (_spread(one, x, along) for one in (mean, std))
+    place = (1, 1) if along is None else (x.stride(along), x.shape[along])
+    return {
+        "channels": place,
+        "COUNT": (table.shape[1] - 2) // 3,
+        "KIND": kind,
+        "ROWS": table.shape[0] > 1,
+        "MEAN": how_mean,
+        "STD": how_std,
+        "WORKING": tl.float64 if table.dtype == torch.float64 else tl.float32,
+        "WIDE": x.numel() >= 2**31,
+    }, (mean, std)
+
+
+def _only_axis(noise: Tensor, x: Tensor) -> int | None:
+    """The one dimension of x along which the noise varies, if it is one."""
+    wide = [d for d, size in enumerate(noise.shape, start=x.dim() - noise.dim()) if size > 1]
+    return wide[0] if len(wide) == 1 and wide[0] >= 0 else None
+
+
+def _spread(noise: Tensor, x: Tensor, along: int | None) -> tuple[Tensor, str]:
+    """The noise as a kernel reads it, and how."""
+    if noise.numel() == 1:
+        return noise, "scalar"
+    sizes = zip(reversed(noise.shape), reversed(x.shape), strict=False)
+    if noise.dim() > x.dim() or any(one not in (1, size) for one, size in sizes):
+        raise ValueError(
+            f"mean and std must broadcast against x, of shape {tuple(x.shape)}, "
+            f"but one of shape {tuple(noise.shape)} was given."
+        )
+    if along is not None and _only_axis(noise, x) == along:
+        return noise.reshape(-1).contiguous(), "channel"
+    return torch.empty_like(x, dtype=noise.dtype).copy_(noise.expand_as(x)), "element"
+
+
+def _launch(
+    kernel: Any, x: Tensor, share: int, operands: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    if x.numel() == 0:
+        return
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        # Fused multiply-adds are asked for by name: releases of Triton differ in what they assume.
+        grid = (triton.cdiv(x.numel(), share),)
+        kernel[grid](*operands, **constants, num_warps=WARPS, enable_fp_fusion=True)

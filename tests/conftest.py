@@ -1,0 +1,51 @@
+"""Kernels run here under Triton's interpreter, in a process of its own.
+
+Whether functions are compiled or interpreted is settled when Triton is imported, for everybody. So
+a test file with ``NEEDS_INTERPRETER = True`` has its tests run by another pytest, which sets
+TRITON_INTERPRET; of them only those that say ``without_the_interpreter`` run in this one, and
+``test_under_the_interpreter``, which starts the other and fails as it does.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = Path(__file__).parent
+
+# What tests share lies here, and pytest looks only beside the file that it runs.
+sys.path.append(str(HERE))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each process keeps its own share."""
+    elsewhere = []
+    for item in items:
+        if getattr(getattr(item, "module", None), "NEEDS_INTERPRETER", False):
+            stays = item.name.startswith("test_under") or "without_the_interpreter" in item.name
+            if stays is INTERPRETED:
+                elsewhere.append(item)
+    if elsewhere:
+        items[:] = [item for item in items if item not in elsewhere]
+        config.hook.pytest_deselected(items=elsewhere)
+
+
+@pytest.fixture
+def run_interpreted() -> Callable[[str], None]:
+    """Runs a file's other tests with TRITON_INTERPRET=1."""
+
+    def run(file: str) -> None:
+        pytest.importorskip("triton", reason="needs triton")
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTEST_ADDOPTS", None)
+        command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider"]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=HERE.parent
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+    return run

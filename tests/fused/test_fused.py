@@ -1,0 +1,194 @@
+"""Fused layers against the network as it is, in float64; under Triton's interpreter."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from twins import batch, differences, distance, learn, model, pair
+
+import softstair as ss
+
+NEEDS_INTERPRETER = True
+# numpy, which stands for the device, says so where e^x is ∞ and 1/(1 + ∞) is the answer.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+def test_under_the_interpreter(run_interpreted):
+    run_interpreted(__file__)
+
+
+@pytest.mark.parametrize("forward", ["mode", "expectation", "hard"])
+@pytest.mark.parametrize("noise", ss.noise.names())
+def test_values_gradients_and_statistics_are_the_networks(noise, forward):
+    """Every family and forward with ternary stairs; the mode with the paper's INT4."""
+    from softstair.fused import fused
+
+    # The interpreter is slow, and a line of thresholds is climbed alike by every forward.
+    for stairs in ("ternary", "INT4") if forward == "mode" else ("ternary",):
+        net, twin = pair(stairs, noise, forward)
+        x, y = batch(images=4)
+        run = fused(net)
+        assert len(run.layers) == 4
+        scores, wanted = learn(run, x, y), learn(twin, x.double(), y)
+        assert distance(scores, wanted) < 1e-4, stairs
+        worst = max(differences(net, twin).items(), key=lambda item: item[1])
+        # Expectations pass every rounding on; the network as it is, in float32, is no nearer.
+        assert worst[1] < (5e-3 if forward == "expectation" else 1e-3), (stairs, worst)
+        alive = [p.grad.count_nonzero() > 0 for n, p in net.named_parameters() if "weight" in n]
+        assert all(alive)
+
+
+@pytest.mark.parametrize("stairs", ["heaviside", "ternary weights"])
+def test_other_stairs(stairs):
+    from softstair.fused import fused
+
+    for std in (0.0, 0.9):  # none, and so wide that the ends win
+        net, twin = pair(stairs, "normal", "mode")
+        for part in (net, twin):
+            for _, stair in ss.nn.stair_modules(part):
+                stair.std.fill_(std)
+                stair.mean.fill_(-0.1)
+        x, y = batch()
+        scores, wanted = learn(fused(net), x, y), learn(twin, x.double(), y)
+        assert distance(scores, wanted) < 1e-4, std
+        assert max(differences(net, twin).values()) < 1e-3, std
+        assert (net[0].weight.grad.count_nonzero() == 0) == (std == 0)
+
+
+def test_a_mean_that_was_seen_makes_the_variance_as_exact_as_torch_does():
+    """Statistics are sums about the running mean; far from it, float32 loses some digits."""
+    from softstair.fused import fused
+
+    net, twin = pair("INT4", "triangular", "mode")
+    run, (x, y) = fused(net), batch()
+    for part in (net, twin):
+        for module in part.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.momentum = 1.0
+    with torch.no_grad():
+        run(x), twin(x.double())
+    learn(run, x, y), learn(twin, x.double(), y)
+    assert max(differences(net, twin).values()) < 1e-4
+
+
+def test_pictures_that_windows_do_not_tile():
+    """Seven pixels: the pooling that leaves some out is torch's own."""
+    from softstair.fused import fused
+
+    net, twin = pair("ternary", "uniform", "mode", side=7)
+    x, y = batch(side=7)
+    scores, wanted = learn(fused(net), x, y), learn(twin, x.double(), y)
+    assert distance(scores, wanted) < 1e-4
+    assert max(differences(net, twin).values()) < 2e-4
+
+
+def test_random_is_drawn_anew_from_the_generator_and_rightly():
+    """Reproducible, different from draw to draw, on the levels, and the expectation on average."""
+    from softstair.fused import fused
+
+    for noise in ss.noise.names():
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+        net = ss.quantise(layer, None, ss.Stair.ternary(), noise=noise, forward="random")
+        run, x = fused(net), torch.randn(64, 8)
+        torch.manual_seed(1)
+        first, second = run(x), run(x)
+        torch.manual_seed(1)
+        assert torch.equal(run(x), first)
+        assert not torch.equal(first, second)
+        assert set(first.unique().tolist()) == {-1.0, 0.0, 1.0}
+        inside = F.batch_norm(x @ net[0].weight.detach().t(), None, None, training=True)
+        mean = ss.regularise(inside.double(), ss.Stair.ternary(), noise, 0.0, float(net[2].std),
+                             "expectation")  # fmt: skip
+        draws = torch.stack([run(x) for _ in range(12)]).detach().double()
+        # 1,024 elements, twelve draws each of a variance below ¼: five standard errors.
+        gap = draws.mean(0) - mean
+        assert abs(float(gap.mean())) < 5 * 0.5 / (12 * 1024) ** 0.5
+        assert float(gap.square().mean()) < 0.25 / 12
+
+
+def test_the_backward_pass_ends_at_annealed_layers():
+    """Values as before, gradients as far as the last annealed layer, and none behind it."""
+    from softstair.fused import fused
+
+    for forward in ("mode", "expectation"):
+        net, twin = pair("ternary", "uniform", forward)
+        run = fused(net)
+        for part in (net, twin):
+            annealer = ss.Annealer(part, ss.Schedule.for_network(part, period=1), steps_per_unit=2)
+            for _ in range(5):
+                annealer.step()
+            assert annealer.annealed == (0, 1)
+        x, y = batch()
+        scores, wanted = learn(run, x, y), learn(twin, x.double(), y)
+        assert distance(scores, wanted) < 1e-4
+        behind = ("0.", "1.", "4.", "5.")
+        for name, parameter in net.named_parameters():
+            other = twin.get_parameter(name).grad
+            if name.startswith(behind):
+                assert parameter.grad is None
+                assert other.count_nonzero() == 0  # which the training step fills in
+            else:
+                assert distance(parameter.grad, other) < 2e-4, name
+
+
+def test_whole_numbers_are_summed_exactly():
+    """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
+    from softstair.kernels.triton import convolution
+
+    torch.manual_seed(0)
+    shapes = [(3, 16, 32, 8, 8, 3, 1), (2, 48, 20, 5, 7, 3, 1), (1, 32, 130, 9, 3, 1, 0),
+              (5, 16, 16, 12, 5, 3, 0), (1, 16, 16, 6, 6, 5, 2)]  # fmt: skip
+    for (images, inputs, outputs, height, width, taps, padding), (dtype, low, high) in zip(
+        shapes,
+        itertools.cycle([(torch.int16, -8, 8), (torch.int32, -128, 128)]),
+        strict=False,
+    ):
+        x = torch.randint(low, high, (images, inputs, height, width)).to(torch.int8)
+        w = torch.randint(low, high, (outputs, inputs, taps, taps)).to(torch.int8)
+        x, w = (one.contiguous(memory_format=torch.channels_last) for one in (x, w))
+        shift = torch.randn(outputs)
+        sums, partial = convolution.convolve(x, w, padding, dtype, shift)
+        wanted = F.conv2d(x.double(), w.double(), padding=padding)
+        assert sums.dtype == dtype
+        assert torch.equal(sums.double(), wanted)
+        moments = partial.double().sum(0)
+        beyond = wanted - shift.double()[:, None, None]
+        assert distance(moments[0], beyond.sum((0, 2, 3))) < 1e-5
+        assert distance(moments[1], beyond.square().sum((0, 2, 3))) < 1e-5
+
+
+def test_what_is_not_fused_runs_as_it_is():
+    """Biases, hooks, shared modules, other noise: left alone; nothing to fuse: None."""
+    from softstair.fused import fused
+
+    def layers(float_model: nn.Module, **settings) -> int:
+        net = ss.quantise(float_model, ss.Stair.ternary(), ss.Stair.ternary(), **settings)
+        found = fused(net)
+        return 0 if found is None else len(found.layers)
+
+    assert layers(model(), skip="15") == 4
+    biased = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    assert layers(biased) == 0
+    assert layers(nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU())) == 0
+    watched = model()
+    net = ss.quantise(watched, ss.Stair.ternary(), ss.Stair.ternary(), skip="15")
+    net[1].register_forward_hook(lambda *_: None)
+    assert len(fused(net).layers) == 3
+    bare = nn.Sequential(
+        nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4, track_running_stats=False), nn.ReLU()
+    )
+    assert layers(bare) == 0
+    uneven = ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3))
+    plain = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())
+    assert fused(ss.quantise(plain, None, uneven, forward="mode")) is None
+
+
+def test_exact_sums_of_evaluation_are_those_of_float32():
+    from softstair.kernels import exact
+
+    torch.manual_seed(0)
+    x, w = torch.randint(-1, 2, (2, 16, 5, 5)).float(), torch.randint(-1, 2, (8, 16, 3, 3)).float()
+    assert torch.equal(exact.convolve(x, w, (1, 1)), F.conv2d(x, w, padding=1))

@@ -1,0 +1,395 @@
+"""The Triton kernels, interpreted on the CPU, against the oracle of the operator's tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from scipy import stats
+
+import oracle
+import softstair as ss
+from softstair import kernels
+from softstair.kernels import triton as room
+from test_regularise import check_everything
+from test_transforms import check_slope
+
+triton = pytest.importorskip("triton", reason="needs triton, which is not installed")
+tl = importlib.import_module("triton.language")
+operator = importlib.import_module("softstair.kernels.triton.operator")
+shapes = importlib.import_module("softstair.kernels.triton.shapes")
+
+NEEDS_INTERPRETER = True
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+STAIRS = {
+    "heaviside": ss.Stair.heaviside(),
+    "ternary": ss.Stair.ternary(),
+    "INT4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
+    "INT8": ss.Stair.linear(8, signed=True),
+    "uneven": ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3)),
+    "many uneven": ss.Stair(
+        [k + 0.1 * (k % 3) for k in range(20)], [k - 0.2 * (k % 4) for k in range(1, 20)]
+    ),
+}
+MAIN = [name for name in STAIRS if name != "many uneven"]
+TERNARY, INT4 = STAIRS["ternary"], STAIRS["INT4"]
+CHANNELS = ss.Stair.linear(4, signed=True, quantum=(0.07, 1.0, 2.5), thresholds="midpoint", axis=1)
+
+
+def points(*arguments, full=oracle.points, **options) -> torch.Tensor:
+    """The oracle's points, fewer of them for many levels, and none too small for the interpreter,
+    which rounds bfloat16 of less than 1e-38 to 0."""
+    x = full(*arguments, **options)
+    x = torch.cat([x[: -50 : max(1, len(x) // 120)], x[-50:]])
+    return torch.where(x.abs() < 1e-38, 0.0, x) if x.dtype == BF16 else x
+
+
+@pytest.fixture(autouse=True)
+def _by_triton(monkeypatch):
+    """Every test is worked on by Triton; numpy, which interprets, need not warn of infinities."""
+    if not operator.IS_INTERPRETED:
+        yield
+        return
+    before = np.seterr(all="ignore")
+    monkeypatch.setattr(oracle, "points", points)
+    with kernels.use("triton"):
+        yield
+    np.seterr(**before)
+
+
+def brief(f):
+    """Of an x that is no leaf, so that a byte may be kept of it."""
+    return lambda x: f(x.view_as(x))
+
+
+def operator_of(*arguments):
+    return lambda x: ss.regularise(x, *arguments)
+
+
+def check(name, family, mean, std, dtype, **options):
+    """The operator of a stair against the oracle; mean and std in quanta."""
+    stair = STAIRS[name]
+    law = (family, mean * stair.quantum, std * stair.quantum)
+    check_everything((stair.levels, stair.thresholds), *law, dtype, through=brief, **options)
+
+
+@pytest.mark.slow
+def test_under_the_interpreter(run_interpreted):
+    run_interpreted(__file__)
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
+@pytest.mark.parametrize("name", MAIN)
+def test_values_and_gradients_are_the_sum_of_k_terms(name, dtype, family):
+    """All four forwards at the default std, at every threshold and extreme."""
+    check(name, family, 0.0, ss.noise.get(family).std_within(0.5), dtype)
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+@pytest.mark.parametrize("name", ["ternary", "INT4", "many uneven"])
+def test_wide_noise_with_a_mean(name, family):
+    """Ends that win the mode, and noise that reaches over many thresholds."""
+    check(name, family, -0.5, 3.0, F32, forwards=("expectation", "mode"))
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-38])
+@pytest.mark.parametrize("name", ["ternary", "INT4", "many uneven"])
+def test_a_dirac_is_the_shifted_stair_without_gradient(name, std):
+    """A std of 0, or too small for the dtype, read where it lies."""
+    stair, mean = STAIRS[name], torch.tensor(0.25)
+    x = torch.tensor([*stair.thresholds, *(t + 0.25 for t in stair.thresholds), 1e30, -3, 0.1])
+    x = torch.cat([x, torch.tensor([math.inf, -math.inf])])
+    for forward in oracle.FORWARDS:
+        f = operator_of(stair, "normal", mean, torch.tensor(std), forward)
+        y, g = oracle.value_and_gradient(f, x)
+        v = oracle.numpy(x if forward == "hard" else x - 0.25)
+        levels, thresholds = (oracle.rounded(r, F32) for r in (stair.levels, stair.thresholds))
+        np.testing.assert_array_equal(oracle.numpy(y), oracle.hard(v, levels, thresholds))
+        assert (g == 0).all()
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_channels_have_their_own_stair(family):
+    """In any layout, with noise a channel as a module makes it."""
+    quanta = torch.tensor([0.07, 1.0, 2.5])
+    x = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) * 3
+    layouts = (x, x.to(memory_format=torch.channels_last), x[:, :, ::2])
+    for laid, forward in zip(layouts, ("expectation", "mode", "hard"), strict=True):
+        noise = (n * quanta[:, None, None] for n in (-0.1, 0.6))
+        f = operator_of(CHANNELS, family, *noise, forward)
+        y, g = oracle.value_and_gradient(brief(f), laid)
+        for c, q in enumerate(CHANNELS.quantum):
+            levels, thresholds = (
+                [q * v for v in r] for r in (CHANNELS.levels, CHANNELS.thresholds)
+            )
+            shape = [oracle.rounded(r, F32) for r in (levels, thresholds)]
+            v, law = oracle.numpy(laid[:, c]), (family, -0.1 * q, 0.6 * q)
+            oracle.check_between(g[:, c], *oracle.gradient_bounds(v, *shape, *law, F32), v)
+            if forward == "expectation":
+                bounds = oracle.expectation_bounds(v, *shape, *law, F32)
+                oracle.check_between(y[:, c], *bounds, v)
+                continue
+            k = oracle.level_index(y[:, c], shape[0], v)
+            if forward == "mode":
+                oracle.check_mode(k.ravel(), v.ravel(), shape[1], *law, F32)
+            else:
+                np.testing.assert_array_equal(k, oracle.index(v, shape[1]))
+
+
+def test_noise_of_any_shape_that_broadcasts():
+    """One a channel of another dimension than the stair's, one an element; or a sentence."""
+    x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(1))
+    mean, std = torch.rand(5), torch.rand(4, 1, 5) + 0.1
+    f = lambda x: ss.regularise(x, TERNARY, "normal", mean, std, "expectation")
+    y, g = oracle.value_and_gradient(f, x)
+    with kernels.use("reference"):
+        wanted, slope = oracle.value_and_gradient(f, x)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(g, slope, rtol=0, atol=1e-6)
+    oracle.refuses(lambda: ss.regularise(x, TERNARY, "normal", torch.rand(2, 5), 0.1), "(2, 5)")
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_draws_have_the_probabilities(family, dtype):
+    """Chi-square for two stairs."""
+    for stair, at, std in ((TERNARY, 0.3, 0.5), (INT4, 0.1, 0.12)):
+        x, law = torch.full((8_000,), at, dtype=dtype), (stair, family, 0.0, std, "random")
+        y = ss.regularise(x, *law, torch.Generator().manual_seed(1))
+        levels, thresholds = (oracle.rounded(r, dtype) for r in (stair.levels, stair.thresholds))
+        count = np.bincount(oracle.level_index(y, levels, oracle.numpy(x)), minlength=len(levels))
+        p = oracle.probabilities(oracle.numpy(x[:1]), thresholds, family, 0.0, std)[:, 0]
+        assert (count[p < 1e-12] == 0).all()
+        often = p * len(x) >= 5
+        expected = p[often] * count[often].sum() / p[often].sum()
+        assert stats.chisquare(count[often], expected).pvalue > 1e-5
+
+
+def test_draws_depend_on_the_place_alone():
+    """And on the seed: so does the beginning of a longer tensor, or memory in another order."""
+    draw = lambda x, seed=3: ss.regularise(
+        x, INT4, "logistic", 0.0, 0.3, "random", torch.Generator().manual_seed(seed)
+    )
+    whole = draw(torch.zeros(10_000))
+    assert (draw(torch.zeros(10_000), seed=4) == whole).double().mean() < 0.5
+    assert torch.equal(draw(torch.zeros(10_000)), whole)
+    assert torch.equal(draw(torch.zeros(4500)), whole[:4500])
+    assert torch.equal(draw(torch.zeros(900)), whole[:900])
+    square = draw(torch.zeros(80, 125).T)
+    assert torch.equal(square.T.reshape(-1), whole)
+    run = whole.view(-1)[: 2 * 4096].view(8, 1024)
+    for first, second in itertools.combinations(run, 2):
+        assert (first == second).double().mean() < 0.5, "no two runs share their words"
+
+
+@triton.jit
+def evaluate(z, u, out, FAMILY: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, shapes.cdf(tl.load(z + at), FAMILY))
+    tl.store(out + SIZE + at, shapes.pdf(tl.load(z + at), FAMILY))
+    tl.store(out + 2 * SIZE + at, shapes.ppf(tl.load(u + at), FAMILY))
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_shapes_are_those_of_scipy(family):
+    """cdf and density to a few ulp of their largest; the inverse relatively, in both tails."""
+    for dtype, absolute, relative in ((F32, 4e-7, 1e-6), (F64, 1e-15, 2e-7)):
+        z = torch.linspace(-9, 9, 512, dtype=dtype)
+        tails = torch.logspace(-24 * math.log10(2), -0.31, 256, dtype=dtype)
+        u = torch.cat([tails, 1 - tails])
+        out = torch.empty(3, 512, dtype=dtype)
+        evaluate[(1,)](z, u, out, family, 512)
+        cdf, pdf, ppf = out.double().numpy()
+        law, z, u = oracle.FAMILIES[family], oracle.numpy(z), oracle.numpy(u)
+        np.testing.assert_allclose(cdf, law.cdf(z), 0, absolute)
+        np.testing.assert_allclose(pdf, law.pdf(z), 0, absolute)
+        np.testing.assert_allclose(ppf, law.ppf(u), relative, absolute)
+
+
+@triton.jit
+def numbers(word, out, wide, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, shapes.uniform(tl.load(word + at)))
+    tl.store(wide + at, shapes.uniform_double(tl.load(word + at), tl.load(word + at)))
+
+
+def test_uniform_numbers_lie_strictly_inside():
+    """Whatever the word: the smallest, the largest and the others."""
+    word = torch.tensor([0, 255, 256, -1, -256, 2**31 - 1, -(2**31), 12345], dtype=torch.int32)
+    out, wide = torch.empty(8), torch.empty(8, dtype=F64)
+    numbers[(1,)](word, out, wide, 8)
+    assert ((out > 0) & (out < 1) & (wide > 0) & (wide < 1)).all()
+    share = (word.double() % 2**32) / 2**32
+    torch.testing.assert_close(out.double(), share, rtol=0, atol=2**-24)
+    torch.testing.assert_close(wide, share, rtol=0, atol=2**-26)
+    assert out[3] == 1 - 2**-24
+
+
+def kept(x, stair, family) -> int:
+    """The bytes that autograd keeps for the operator's backward pass, beside the noise."""
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ss.regularise(x, stair, family, torch.zeros(()), torch.ones(()), "mode")
+    return sum(size for size in sizes if size > 8)
+
+
+def test_a_byte_is_kept_where_one_will_do():
+    """Under uniform noise one an element, else x itself; nothing where no gradient is needed."""
+    leaf = torch.zeros(1000, requires_grad=True)
+    x = leaf * 1
+    for name in ("heaviside", "ternary", "INT4", "INT8", "uneven"):
+        assert kept(x, STAIRS[name], "uniform") == 1000
+    assert kept(x, STAIRS["many uneven"], "uniform") == 4000
+    assert kept(x, TERNARY, "normal") == 4000
+    assert kept(leaf, TERNARY, "uniform") == 4000, "a leaf lives on anyway"
+    assert kept(x.detach(), TERNARY, "uniform") == 0
+    _, trace = room.climb(
+        x.detach(), TERNARY, ss.noise.Uniform(), 0.0, 1.0, "mode", None, traced=False
+    )
+    assert trace.numel() == 0
+
+
+@pytest.mark.parametrize("family", ["uniform", "normal"])
+def test_derivatives_of_every_kind(family):
+    """Forward mode, batches of gradients and second derivatives, of leaves and others."""
+    stair = ss.Stair((-2.0, -0.5, 0.25, 3.0), (-1.5, -0.4, 0.6))
+    x = torch.linspace(-2.9, 2.3, 23, dtype=F64)
+    f = lambda x: ss.regularise(x, stair, family, 0.1, 0.45, "mode")
+    with forward_ad.dual_level():
+        y = f(forward_ad.make_dual(x, torch.ones_like(x)) * 1)
+        check_slope(forward_ad.unpack_dual(y).tangent, family)
+    leaf = x.clone().requires_grad_()
+    y = f(leaf * 1)
+    (rows,) = torch.autograd.grad(y, leaf, torch.eye(23), is_grads_batched=True, retain_graph=True)
+    check_slope(rows.diagonal(), family)
+    # d/dx of (2x·s)², s the slope: what is upstream of the stair has its own second derivative.
+    (first,) = torch.autograd.grad(f(leaf.square() - 1).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf)
+    with kernels.use("reference"):
+        (first,) = torch.autograd.grad(f(leaf.square() - 1).sum(), leaf, create_graph=True)
+        (wanted,) = torch.autograd.grad(first.square().sum(), leaf)
+    torch.testing.assert_close(second, wanted)
+
+
+def test_a_module_trains_through_the_kernels():
+    """A layer with quanta a channel and an activation: gradients as by the reference."""
+    torch.manual_seed(0)
+    stair = ss.Stair.ternary((0.1, 0.2, 0.3, 0.4), axis=0)
+    weight = ss.nn.StairWeight(stair, "uniform")
+    layer = ss.nn.StairLinear(5, 4, weight_stair=weight)
+    net = torch.nn.Sequential(layer, ss.nn.StairActivation(INT4, "triangular", "expectation"))
+    x, gradients = torch.randn(8, 5), []
+    for choice in ("triton", "reference"):
+        net.zero_grad()
+        with kernels.use(choice):
+            net(x).square().sum().backward()
+        gradients.append(layer.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].count_nonzero() > 0
+    with kernels.use("reference"):
+        wanted = net.eval()(x)
+    assert torch.equal(net(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_operators_are_good_citizens_of_torch():
+    """Schema, fake tensors, autograd and tracing, as torch checks them."""
+    x = torch.randn(3, 4, requires_grad=True)
+    noise = (torch.zeros(()), torch.ones(()))
+    rows = room.table(TERNARY, F32, x.device)
+    seed = torch.tensor([7])
+    for family, forward, traced in (("uniform", "random", True), ("normal", "mode", False)):
+        operands = (x, rows, *noise, seed, family, forward, "even", -1, traced)
+        torch.library.opcheck(torch.ops.softstair.climb.default, operands)
+        trace = torch.ops.softstair.climb(*operands)[1] if traced else x.detach()
+        pulled = (torch.ones(3, 4), trace, rows, *noise, family, "even", -1)
+        torch.library.opcheck(torch.ops.softstair.descend.default, pulled)
+    y, _ = torch.ops.softstair.climb(x, rows, *noise, None, "normal", "hard", "even", -1, False)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    wanted = oracle.gradient(oracle.numpy(x), *(TERNARY.levels, TERNARY.thresholds), "normal", 0, 1)
+    np.testing.assert_allclose(slope.numpy(), wanted, 0, 1e-6)
+
+
+def test_own_families_are_refused_in_a_sentence():
+    class Mine(ss.noise.Uniform):
+        pass
+
+    with pytest.raises(RuntimeError, match=r"Mine\(\).*uniform, triangular, normal and logistic"):
+        ss.regularise(torch.zeros(3), TERNARY, Mine(), 0.0, 1.0)
+
+
+def test_what_triton_cannot_do_is_refused_without_the_interpreter(monkeypatch):
+    """A tensor on the CPU, no Triton, a choice that is none: a sentence, and no replacement."""
+    x = torch.zeros(3)
+    with kernels.use("triton"), pytest.raises(RuntimeError, match=r"tensor on cpu.*INTERPRET=1"):
+        TERNARY(x)
+    oracle.refuses(lambda: kernels.use("cuda").__enter__(), "cuda", *kernels.CHOICES)
+    monkeypatch.setenv("SOFTSTAIR_KERNELS", "fast")
+    oracle.refuses(lambda: TERNARY(x), "SOFTSTAIR_KERNELS", "fast", *kernels.CHOICES)
+    monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    room.lacking.cache_clear()
+    with pytest.raises(RuntimeError, match=r"not installed.*pip install triton"):
+        TERNARY(x)
+    room.lacking.cache_clear()
+    with kernels.use("reference"):
+        assert torch.equal(TERNARY(x), x)
+
+
+def test_softstair_imports_no_triton_without_the_interpreter():
+    code = "import sys, torch, softstair as s; s.Stair.ternary()(torch.zeros(3)); "
+    code += "sys.exit('triton' in sys.modules)"
+    environment = {k: v for k, v in os.environ.items() if k != "SOFTSTAIR_KERNELS"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+SPECIALISATIONS = [
+    (2, "uniform", "mode", "even", True, False, "bf16"),
+    (2, "normal", "random", "even", False, True, "fp32"),
+    (15, "logistic", "expectation", "line", False, False, "bf16"),
+    (19, "normal", "mode", "uneven", False, False, "fp64"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SPECIALISATIONS, ids=str)
+def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, monkeypatch):
+    """What the interpreter accepts the compiler may not; it needs no GPU to say so."""
+    compiler = pytest.importorskip("triton.backends.compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    count, family, forward, kind, traced, rows, dtype = case
+    how = "channel" if rows else "scalar"
+    constants = {
+        **{"COUNT": count, "FAMILY": family, "FORWARD": forward, "KIND": kind, "TRACED": traced},
+        **{"ROWS": rows, "MEAN": how, "STD": how, "WIDE": False, "SPAN": operator.SPAN, "RUNS": 4},
+        "WORKING": tl.float64 if dtype == "fp64" else tl.float32,
+    }
+    working = "*fp64" if dtype == "fp64" else "*fp32"
+    types = {"table": working, "mean": working, "std": working, "seed": "*i64"}
+    types |= {"size": "i32", "stride": "i32", "channels": "i32"}
+    for kernel in (operator.climbing_kernel, operator.descending_kernel):
+        own = {name: constants[name] for name in kernel.arg_names if name in constants}
+        signature = {
+            n: "constexpr" if n in own else types.get(n, "*" + dtype) for n in kernel.arg_names
+        }
+        if traced:
+            signature["trace"] = "*u8"
+        source = triton.compiler.ASTSource(kernel, signature, own)
+        target = compiler.GPUTarget("cuda", 90, 32)
+        built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
+        assert "st.global" in built.asm["ptx"]
