@@ -80,8 +80,8 @@ def test_without_json_it_says_how_to_keep_them(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--what speed", "--what must be one or more of operator, step, partition"),
-        ("--what ,", "--what must be one or more of operator, step, partition"),
+        ("--what speed", "--what must be one or more of operator, step, partition, exact"),
+        ("--what ,", "--what must be one or more of operator, step, partition, exact"),
         ("--model resnet", "--model must be one of auto, vgg8, dscnn, digits"),
         ("--batch 1", "--batch must be from 2 to 4096, but 1 was given"),
         ("--batch many", "--batch must be a whole number, but 'many' was given"),

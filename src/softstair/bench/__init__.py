@@ -6,6 +6,7 @@ here return plain records; ``softstair bench`` shows them.
 
 from softstair.bench.clock import Times, race
 from softstair.bench.effort import Effort
+from softstair.bench.exact import measure as measure_exact
 from softstair.bench.machine import about
 from softstair.bench.operator import measure as measure_operator
 from softstair.bench.partition import measure as measure_partition
@@ -15,6 +16,7 @@ __all__ = [
     "Effort",
     "Times",
     "about",
+    "measure_exact",
     "measure_operator",
     "measure_partition",
     "measure_step",

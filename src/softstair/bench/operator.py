@@ -24,7 +24,7 @@ from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 from softstair.train.stairs import named
 
-__all__ = ["STAIRS", "Row", "Target", "measure", "target"]
+__all__ = ["INNER", "STAIRS", "Row", "Target", "measure", "own_stream", "repeated", "target"]
 
 STAIRS = ("heaviside", "ternary", "int4")
 """Unless others are asked for."""
@@ -117,7 +117,7 @@ def measure(
         half = [torch.bfloat16] if device.type == "cuda" else []
         dtypes = [*half, torch.float32] if both or not half else half
     rows = []
-    with _own_stream(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with own_stream(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         for dtype in dtypes:
             leaf = torch.randn(effort.elements, device=device, dtype=dtype, requires_grad=True)
@@ -151,7 +151,7 @@ def _baseline(x: Tensor, gradient: Tensor) -> dict[str, Run]:
     """What every operator is measured beside."""
     source, target = x.detach(), torch.empty_like(x, requires_grad=False)
     forward, backward = _relu_passes(x, gradient)
-    copy = _repeated(lambda: target.copy_(source), x.device)
+    copy = repeated(lambda: target.copy_(source), x.device)
     return {"copy": copy, "relu forward": forward, "relu backward": backward}
 
 
@@ -231,7 +231,7 @@ def _relu_passes(x: Tensor, gradient: Tensor) -> tuple[Run, Run]:
     source = x.detach()
     y = torch.relu(source)
     back = lambda: torch.ops.aten.threshold_backward(gradient, y, 0)
-    return _repeated(lambda: torch.relu(source), x.device), _repeated(back, x.device)
+    return repeated(lambda: torch.relu(source), x.device), repeated(back, x.device)
 
 
 def _operator_passes(
@@ -244,10 +244,10 @@ def _operator_passes(
     climb = lambda: kernels.climb(source, stair, family, mean, std, how, brief=True)
     _, trace = climb()
     pull = lambda: kernels.pull(gradient, trace, stair, family, mean, std)
-    return _repeated(climb, x.device), _repeated(pull, x.device)
+    return repeated(climb, x.device), repeated(pull, x.device)
 
 
-def _repeated(run: Run, device: torch.device) -> Run:
+def repeated(run: Run, device: torch.device) -> Run:
     """The same a few times in one graph, as the passes are; on a CPU, itself."""
     if device.type != "cuda":
         return run
@@ -260,7 +260,7 @@ def _repeated(run: Run, device: torch.device) -> Run:
 
 
 @contextlib.contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
+def own_stream(device: torch.device) -> Iterator[None]:
     """On CUDA, a stream for everything: a backward pass runs where its forward pass ran, and what
     runs on torch's own stream cannot be captured."""
     if device.type != "cuda":

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from softstair.bench import operator, partition, step
+from softstair.bench import exact, operator, partition, step
 from softstair.bench.clock import Times
 from softstair.cli._console import Console
 
@@ -122,6 +122,27 @@ class Tables:
             f"{_number(report.images / report.static_seconds)}",
             soft_wrap=True,
         )
+
+    def exact(self, rows: list[exact.Row]) -> None:
+        """Convolutions from int8 beside those from bfloat16."""
+        if not rows:
+            self._console.print("exact: not measured (int8 convolutions need CUDA and triton)")
+            return
+        table = _table(
+            "convolutions of whole numbers, 3×3, moments included",
+            ("channels", "pixels"),
+            ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums"),
+        )
+        for row in rows:
+            table.add_row(
+                f"{row.inputs} → {row.outputs}",
+                f"{row.side}×{row.side}",
+                _spread(row.whole, 1e6),
+                _spread(row.half, 1e6),
+                f"{row.ratio:.2f}",
+                f"{row.wrong} of {row.sums:,}",
+            )
+        self._console.print(table)
 
     def farewell(self, path: Path | None) -> None:
         """Where the figures are."""

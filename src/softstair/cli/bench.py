@@ -14,7 +14,7 @@ from softstair.regularise import Forward
 
 __all__ = ["PARTS", "Command"]
 
-PARTS = ("operator", "step", "partition")
+PARTS = ("operator", "step", "partition", "exact")
 ELEMENTS = (1, 1 << 31)
 SMALL_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
 """On a CPU, where a batch of the paper's takes seconds."""
@@ -27,12 +27,13 @@ class Command:
     The operator: bandwidth as a share of a copy's, time as a multiple of ReLU's. The training step:
     images a second and peak memory of every forward, beside those of the float network, which is
     made as fast as can be, and of other ways to train a quantised one. Partition: what ending the
-    backward pass at annealed layers saves over a whole schedule.
+    backward pass at annealed layers saves over a whole schedule. Exact: convolutions of whole
+    numbers from int8 beside bfloat16 ones, on a GPU.
     Exit code 0: measured; 2: an error.
     """
 
-    what: str = "operator,step,partition"
-    """Which parts, separated by commas: operator, step, partition."""
+    what: str = "operator,step,partition,exact"
+    """Which parts, separated by commas: operator, step, partition, exact."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto: a GPU if there is one."""
     model: Literal["auto", "vgg8", "dscnn", "digits"] = "auto"
@@ -126,11 +127,18 @@ class Command:
         effort: Effort,
         tell: Callable[[str], None],
     ) -> Any:
-        from softstair.bench import measure_operator, measure_partition, measure_step
+        from softstair.bench import (
+            measure_exact,
+            measure_operator,
+            measure_partition,
+            measure_step,
+        )
 
         if part == "operator":
             stairs = None if self.stairs is None else _words(self.stairs)
             return measure_operator(device, effort, stairs, tell=tell)
+        if part == "exact":
+            return measure_exact(device, batch, effort, tell)
         common = (device, model, batch, self.precision, self.augment)
         if part == "step":
             return measure_step(*common, tune=self.tune, effort=effort, tell=tell)

@@ -114,9 +114,9 @@ class Crew:
                 worker.process.terminate()
         deadline = time.monotonic() + PATIENCE
         for worker in self._workers:
-            # One that never trained has nothing to keep, and may still be importing.
-            trained = worker.fold is not None
-            worker.end(max(0.0, deadline - time.monotonic()) if trained else 0.0)
+            # One that trains nothing has kept everything: torch would take a second to say goodbye.
+            left = deadline - time.monotonic()
+            worker.end(0.0 if worker.fold is None else max(0.0, left))
 
     def hand_out(self, settings: dict[str, Any]) -> bool:
         """Gives runs to processes that are free; whether there is still something to wait for."""

@@ -1,0 +1,52 @@
+"""The goals of speed on a GPU, beside what `softstair bench` measured there.
+
+    softstair bench --device cuda --json figures.json
+    python benchmarks/goals.py figures.json
+
+Prints a line a goal; exits with 1 if one is missed, or was not measured.
+"""
+
+import json
+import sys
+from typing import Any
+
+FORWARDS = ("expectation", "mode", "random", "hard")
+
+
+def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
+    """(what, at least, measured) for each; memory is given as the twin's over ours."""
+    found: list[tuple[str, float, float | None]] = []
+    steps = {row["name"]: row for row in (figures.get("step") or {}).get("rows", ())}
+    for forward in FORWARDS:
+        row = steps.get(forward, {})
+        found.append((f"step, {forward}: images/s of the float twin's", 0.95, row.get("ratio")))
+        memory = row.get("memory_ratio")
+        found.append(
+            (f"step, {forward}: the twin's peak memory over its", 1.0, memory and 1 / memory)
+        )
+    partition = figures.get("partition") or {}
+    found.append(("partition over static, 500 epochs", 1.5, partition.get("speed_up")))
+    rows = figures.get("operator") or []
+    for way in ("forward", "backward"):
+        for stair in ("heaviside", "ternary", "int4"):
+            shares = [row[f"{way}_share"] for row in rows if row["stair"] == stair]
+            least = min(shares, default=None)
+            found.append((f"operator, {stair}, {way}: least share of a copy", 0.8, least))
+    return found
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__)
+        return 2
+    with open(sys.argv[1], encoding="utf-8") as file:
+        lines = goals(json.load(file))
+    for what, least, measured in lines:
+        shown = "not measured" if measured is None else f"{measured:.2f}"
+        verdict = "met" if measured is not None and measured >= least else "MISSED"
+        print(f"{what:58} at least {least:.2f}  {shown:>12}  {verdict}")
+    return int(any(measured is None or measured < least for _, least, measured in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
