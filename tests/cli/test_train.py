@@ -484,6 +484,6 @@ def test_the_command_to_go_on_with_has_all_that_the_run_needs(
     assert (command.resume, command.tensorboard, command.device) == (True, True, "cpu")
     assert (command.out, command.data_dir) == (Path("my run"), Path("my data"))
     assert command.recipe.limit == 150
-    code, _, err = run(capsys, *FLAGS, "--every-fold", "--out", "all")
+    code, _, err = run(capsys, *FLAGS, "--every-fold", "--together", "1", "--out", "all")
     assert code == 143
     assert {"--every-fold", "all"} <= set(shlex.split(err[err.index("softstair train --resume") :]))

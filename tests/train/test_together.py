@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,14 +16,15 @@ import filelock
 import pytest
 import torch
 from short import is_sentence, metrics_of, summary_of, uninterrupted
-from warm import Warm
 
 from softstair import cli
 from softstair.cli._console import Console
 from softstair.cli._train_progress import Progress
+from softstair.cli.train import parse
 from softstair.train import train
 from softstair.train.run import read, recipe_of
 from softstair.train.together import at_once
+from softstair.train.worker import BEGIN
 
 OWN = """
 import torch
@@ -146,7 +148,7 @@ def test_stopped_by_a_signal_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "my folds"  # a name that must be quoted
-    words = ["train", *FLAGS, "--folds", "3", "--epochs", "14"]
+    words = ["train", *FLAGS, "--folds", "3", "--epochs", "10"]
     assert cli.main([*words, "--together", "1", "--out", "whole"]) == 0
     capsys.readouterr()
 
@@ -175,26 +177,37 @@ def test_stopped_by_a_signal_and_resumed(
         assert result(out / f"fold-{fold}") == result(tmp_path / "whole" / f"fold-{fold}")
 
 
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, start_new_session=True)
+child.stdin.write(sys.argv[1].encode() + b"\\n")
+child.stdin.flush()
+time.sleep(600)
+"""
+
+
 @pytest.mark.slow
-def test_a_killed_parent_leaves_no_children(warm: Warm, tmp_path: Path) -> None:
-    out, errors = tmp_path / "folds", tmp_path / "errors"
-    words = ["train", *FLAGS, "--folds", "2", "--epochs", "14"]
-    words += "--data digits --model auto --limit 200".split()  # its directory is another one
-    parent = warm.start([*words, "--together", "2", "--out", str(out)], errors)
-    wait_for(out / "fold-1")
-    os.kill(parent, signal.SIGKILL)
-    assert warm.wait() == -signal.SIGKILL
-    for fold in (0, 1):
-        # It is let go of soon; whoever trains holds it.
-        with filelock.FileLock(out / f"fold-{fold}" / "lock", timeout=30):
-            pass
-    assert read(out / "fold-1", "summary.json") is None  # stopped, not at its end
-    assert any((out / "fold-1" / "checkpoint").iterdir())
-    assert "Traceback" not in errors.read_text()
-    assert cli.main([*words, "--together", "1", "--resume", "--out", str(out)]) == 0
-    assert cli.main([*words, "--together", "1", "--out", "whole"]) == 0
-    for fold in (0, 1):
-        assert result(out / f"fold-{fold}") == result(tmp_path / "whole" / f"fold-{fold}")
+def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
+    """A parent that does nothing but start a process, as a Worker does, and be killed."""
+    recipe = parse([*FLAGS, "--epochs", "14"], "softstair train").recipe
+    out = tmp_path / "x"
+    task = {"recipe": recipe.to_json(), "out": str(out), "data_dir": "data", "device": "cpu"}
+    task |= {"resume": True, "threads": None, "tensorboard": False}
+    words = [json.dumps(task), sys.executable, "-P", "-c", BEGIN, json.dumps(sys.path), "1"]
+    with open("errors", "w") as errors:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *words], stdout=subprocess.DEVNULL, stderr=errors
+        )
+        wait_for(out)
+        parent.kill()
+        parent.wait()
+    # It is let go of soon; whoever trains holds it.
+    with filelock.FileLock(out / "lock", timeout=30):
+        assert read(out, "summary.json") is None  # stopped, not at its end
+        assert any((out / "checkpoint").iterdir())
+    assert "Traceback" not in Path("errors").read_text()
+    train(recipe, out, resume=True)
+    assert result(out) == uninterrupted(tmp_path / "whole", recipe)
 
 
 @pytest.mark.slow

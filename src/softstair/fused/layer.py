@@ -131,7 +131,13 @@ def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
         else:
             c = _sums(layer.sums, x, values)
             partial = moments.moments(c, seen)
-    statistics = moments.finish(partial, layer.norm, c.numel() // c.shape[1], unit)
+    rows = c.numel() // c.shape[1]
+    if rows < 2:
+        raise ValueError(
+            f"a batch must hold more than one value a channel for its normalisation to be trained, "
+            f"but features of shape {tuple(c.shape)} were given."
+        )
+    statistics = moments.finish(partial, layer.norm, rows, unit)
     stair, pool = layer.stair, layer.tiles(x)
     # Pooled elsewhere, they would not be those that the next layer takes.
     hands_on = layer.hands_on and _is_small(stair) and (pool or layer.pool is None)
@@ -156,13 +162,16 @@ class _Layer(torch.autograd.Function):
         made = climb(layer, x, weight)
         ctx.save_for_backward(weight, *made[1:-1])
         ctx.layer, ctx.unit, ctx.dtype = layer, made.unit, x.dtype
+        # The noise as it was: another forward pass may come before this one's way back.
+        ctx.steps = layer.steps
+        ctx.weight_steps = None if layer.weight_stair is None else layer.weight_steps
         return made.y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, values, c, place, statistics, squares = ctx.saved_tensors
         layer: FusedLayer = ctx.layer
-        steps, needed = layer.steps, ctx.needs_input_grad[:2]
+        steps, needed = ctx.steps, ctx.needs_input_grad[:2]
         gradient = gradient.contiguous(memory_format=normalised.format_of(c))
         for_x: Tensor | None = None
         for_values: Tensor | None
@@ -175,8 +184,8 @@ class _Layer(torch.autograd.Function):
             for_c = pulled.pull(gradient, c, statistics, steps, place, turned)
             for_x, for_values = _products(layer.sums, for_c, x, values, needed)
         for_weight = for_values
-        if for_values is not None and layer.weight_stair is not None:
-            for_weight = pulled.pull_plain(for_values, weight, layer.weight_steps)
+        if for_values is not None and ctx.weight_steps is not None:
+            for_weight = pulled.pull_plain(for_values, weight, ctx.weight_steps)
         if for_x is not None:
             for_x = for_x.to(ctx.dtype)
         return for_x, for_weight, turned[1], turned[0], None
