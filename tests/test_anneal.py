@@ -493,3 +493,21 @@ def test_an_estimator_keeps_its_own_noise():
     net = ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY, noise=ss.ste.clipped_relu())
     ss.Annealer(net, lambda layer, t: (0.0, 0.1)).step()
     assert all(stair.mean == 0.5 for _, stair in ss.nn.stair_modules(net))
+
+
+def test_gathered_noise_is_the_same_noise():
+    """One tensor for all layers: the stairs hold what they would hold without it."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    nets = [ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary()) for _ in range(2)]
+    annealers = [
+        ss.Annealer(net, ss.Schedule.for_network(net, period=3, static_mean=False)) for net in nets
+    ]
+    annealers[1].gather()
+    for _ in range(7):
+        for annealer in annealers:
+            annealer.step()
+        for (_, one), (_, other) in zip(*map(ss.nn.stair_modules, nets), strict=True):
+            assert torch.equal(one.mean, other.mean)
+            assert torch.equal(one.std, other.std)
+    nets[1].load_state_dict(nets[0].state_dict())
+    assert nets[1].state_dict().keys() == nets[0].state_dict().keys()

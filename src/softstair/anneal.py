@@ -127,7 +127,9 @@ class Annealer:
     def gather(self) -> None:
         """Puts the noise of all layers into one tensor, of which each stair's is a view from then
         on: one copy to the device moves all of it."""
-        device = next(stair.mean.device for stairs in self._stairs for stair in stairs)
+        device = next((stair.mean.device for stairs in self._stairs for stair in stairs), None)
+        if device is None:
+            return
         together = torch.zeros((self.layers, 2), dtype=torch.float32, device=device)
         for stairs, (mean, std) in zip(self._stairs, together, strict=True):
             for stair in stairs:

@@ -1,5 +1,6 @@
 """Fused layers against the network as it is, in float64; under Triton's interpreter."""
 
+import copy
 import itertools
 
 import pytest
@@ -184,6 +185,80 @@ def test_what_is_not_fused_runs_as_it_is():
     uneven = ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3))
     plain = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())
     assert fused(ss.quantise(plain, None, uneven, forward="mode")) is None
+
+
+def test_however_tensors_lie_in_memory():
+    """Pictures made of a flat batch, and weights that were transposed: copied, not misread."""
+    from softstair.fused import fused
+
+    torch.manual_seed(0)
+    pictures = nn.Sequential(
+        nn.Unflatten(1, (3, 4, 4)), nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 8, bias=False),
+        nn.BatchNorm1d(8), nn.ReLU(),
+    )  # fmt: skip
+    net = ss.quantise(pictures, ss.Stair.ternary(), ss.Stair.ternary())
+    with torch.no_grad():
+        net[5].weight.data = net[5].weight.t().contiguous().t()
+    run, x = fused(net), torch.randn(6, 48)
+    assert len(run.layers) == 2
+    wanted = net(x)
+    assert torch.equal(run(x).detach(), wanted.detach())
+
+
+def test_half_precision():
+    """bfloat16, as on a GPU: of whole numbers every sum is exact, and gradients are rounded alone."""
+    from softstair.fused import fused
+
+    whole, _ = pair("ternary", "uniform", "mode")
+    net = ss.quantise(model()[:11], ss.Stair.ternary(), ss.Stair.ternary())
+    net.load_state_dict({k: v for k, v in whole.state_dict().items() if k in net.state_dict()})
+    twin = copy.deepcopy(net).double()
+    x = torch.randint(-1, 2, (6, 3, 8, 8)).bfloat16()
+    y, wanted = fused(net)(x), twin(x.double())
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y.detach().double(), wanted.detach())
+    gradient = torch.randn_like(wanted)
+    wanted.backward(gradient)
+    y.backward(gradient.bfloat16())
+    for name, parameter in net.named_parameters():
+        other = twin.get_parameter(name).grad
+        gap = (parameter.grad.double() - other).norm() / other.norm()
+        assert float(gap) < 0.02, (name, float(gap))
+
+
+def test_modules_that_do_otherwise_are_left_to_themselves():
+    """A normalisation kept in eval(), features of three dimensions, pooling with holes, a quantum
+    that was loaded: each as without fusing."""
+    from softstair.fused import fused
+
+    net, _ = pair("ternary", "uniform", "mode")
+    run, (x, _) = fused(net), batch()
+    net[1].eval()
+    before = net[1].running_mean.clone()
+    other = copy.deepcopy(net)
+    assert distance(run(x), other(x).double()) < 1e-4
+    assert torch.equal(net[1].running_mean, before)
+
+    rows = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU())
+    flat = ss.quantise(rows, ss.Stair.ternary(), ss.Stair.ternary())
+    x = torch.randn(4, 5, 6)
+    assert torch.equal(fused(flat)(x).detach(), copy.deepcopy(flat)(x).detach())
+
+    holes = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.MaxPool2d(2, 2, dilation=2),
+    )  # fmt: skip
+    net = ss.quantise(holes, ss.Stair.ternary(), ss.Stair.ternary())
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(fused(net)(x).detach(), copy.deepcopy(net)(x).detach())
+
+    plain = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+    net = ss.quantise(plain, ss.Stair.ternary(0.5), ss.Stair.ternary())
+    run = fused(net)
+    net.load_state_dict(ss.quantise(plain, ss.Stair.ternary(0.1), ss.Stair.ternary()).state_dict())
+    x = torch.randn(5, 8)
+    assert torch.equal(run(x).detach(), copy.deepcopy(net)(x).detach())
 
 
 def test_exact_sums_of_evaluation_are_those_of_float32():

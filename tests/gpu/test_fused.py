@@ -71,7 +71,7 @@ def state(forward: str, precision: str = "bfloat16", **settings: object) -> tupl
     """A small network in training on 1,024 pictures."""
     recipe = Recipe(
         data="cifar10", forward=forward, precision=precision, batch=64, epochs=64, drop=None,
-        augment="crop-flip", **settings,
+        **{"augment": "crop-flip", **settings},
     )  # fmt: skip
     net, _ = pair("ternary", "uniform", forward, side=32)
     draw = torch.Generator().manual_seed(0)
@@ -97,19 +97,20 @@ def weights(state: State) -> Tensor:
 
 
 def test_captured_step_is_the_step() -> None:
-    """After three steps from the same start: nearly the same weights; the same loss."""
+    """One step from the same start: the same loss, and nearly every weight moves alike."""
     for forward in ("mode", "expectation"):
         found = []
         for kind in (Step, CapturedStep):
-            one, examples = state(forward, static_std=True)
+            one, examples = state(forward, static_std=True, augment="none")
             assert one.fuses
-            step = kind(one, examples)
-            go(one, step, 1)
-            found.append((float(one.loss), weights(one)))
-        (loss, before), (captured, after) = found
-        # The pictures are drawn by another counter in a graph: the losses are alike, not equal.
-        assert abs(loss - captured) < 0.2, (forward, loss, captured)
-        assert float((before - after).abs().max()) < 0.01, forward
+            before = weights(one)
+            go(one, kind(one, examples), 1)
+            found.append((float(one.loss), weights(one) - before))
+        (loss, moved), (captured, moved_too) = found
+        assert abs(loss - captured) < 1e-3 * loss, (forward, loss, captured)
+        # Adam's first step is the learning rate one way or the other, but for gradients of zero.
+        assert float((moved.abs() > 5e-4).double().mean()) > 0.3, forward
+        assert float(((moved - moved_too).abs() > 1e-4).double().mean()) < 0.02, forward
 
 
 def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:

@@ -101,6 +101,84 @@ def test_wide_noise_with_a_mean(name, family):
     check(name, family, -0.5, 3.0, F32, forwards=("expectation", "mode"))
 
 
+LINES = {
+    "INT4": INT4,
+    "UINT4": ss.Stair.linear(4, quantum=0.3),
+    "INT8": ss.Stair.linear(8, signed=True, quantum=0.03, thresholds="midpoint"),
+}
+
+
+def every(dtype: torch.dtype) -> torch.Tensor:
+    """Every number of 16 bits there is, NaN and infinities too, but those the interpreter loses."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    return torch.where(x.abs() < 1e-38, 0.0, x)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*LINES, "ternary", "uneven"])
+def test_every_number_of_16_bits_meets_its_level(name, dtype):
+    """By arithmetic on a line or by comparison, and in several blocks: to the bit."""
+    stair = (STAIRS | LINES)[name]
+    assert room.is_native(stair, dtype) is (name in LINES)
+    x = every(dtype)
+    levels, thresholds = (oracle.rounded(r, dtype) for r in (stair.levels, stair.thresholds))
+    wanted = oracle.hard(oracle.numpy(x), levels, thresholds)
+    np.testing.assert_array_equal(oracle.numpy(stair(x)), wanted)
+    y = ss.regularise(x, stair, "normal", 0.0, 1e-35, "expectation")
+    np.testing.assert_array_equal(oracle.numpy(y), wanted)
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16], ids=str)
+def test_lines_by_arithmetic(dtype, family):
+    """Narrow and wide noise on stairs that need no table: values, modes and gradients."""
+    stairs = [ss.Stair.linear(4, signed=True)] if dtype == F32 else LINES.values()
+    for stair, (mean, std) in itertools.product(stairs, [(0.0, 0.0625), (-0.5, 0.7), (0.25, 4.0)]):
+        assert room.is_native(stair, dtype)
+        shape = (stair.levels, stair.thresholds)
+        law = (family, mean * stair.quantum, std * stair.quantum)
+        x = points(*shape, *law[1:], dtype)
+        v, q, t = oracle.numpy(x), *(oracle.rounded(r, dtype) for r in shape)
+        known = ~np.isnan(v)
+        y, g = oracle.value_and_gradient(brief(operator_of(stair, *law, "expectation")), x)
+        oracle.check_between(y, *oracle.expectation_bounds(v, q, t, *law, dtype), v)
+        low, high = oracle.gradient_bounds(v[known], q, t, *law, dtype)
+        ulp = 2 * torch.finfo(dtype).eps * np.abs(oracle.numpy(g)[known])
+        oracle.check_between(g[torch.from_numpy(known)], low - ulp, high + ulp, v[known])
+        for forward, check_level in (
+            ("mode", oracle.check_mode),
+            ("random", oracle.check_possible),
+        ):
+            k = oracle.level_index(ss.regularise(x, stair, *law, forward), q, v)
+            check_level(k[known], v[known], t, *law, dtype)
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+@pytest.mark.parametrize("name", ["ternary", "INT4"])
+def test_modes_are_those_of_the_reference(name, family):
+    """The limits that all lanes search for are those that the reference finds in float64."""
+    stair, x = STAIRS[name], every(BF16)
+    for std in (0.1, 0.5, 1.0, 4.0):
+        f = operator_of(stair, family, 0.0, std * stair.quantum, "mode")
+        y = f(x)
+        with kernels.use("reference"):
+            wanted = f(x)
+        assert torch.equal(y.isnan(), x.isnan())
+        assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+def test_half_precision_is_blurred_by_less_than_it_rounds():
+    """The shorter forms for 16 bits against the float32 ones, before they are rounded."""
+    x = torch.linspace(-3, 3, 2001).to(torch.float16)
+    for family, stair in itertools.product(
+        oracle.NAMES, (TERNARY, ss.Stair.linear(4, signed=True))
+    ):
+        f = operator_of(stair, family, 0.1, 0.6, "expectation")
+        wide, short = f(x.float()).double(), f(x).double()
+        spread = 0.5001 * torch.finfo(torch.float16).eps * wide.abs().clamp(min=0.05)
+        assert ((wide - short).abs() <= spread + 1e-5).all()
+
+
 @pytest.mark.parametrize("std", [0.0, 1e-38])
 @pytest.mark.parametrize("name", ["ternary", "INT4", "many uneven"])
 def test_a_dirac_is_the_shifted_stair_without_gradient(name, std):

@@ -1,6 +1,27 @@
 """Training at the speed of the hardware: a network's layers, each in as few passes over memory as
-can be. For CUDA with Triton; elsewhere a network runs as it is."""
+can be. For CUDA with Triton; elsewhere there is nothing to fuse, and a network runs as it is."""
 
-from softstair.fused.rewrite import Fused, fused
+from typing import TYPE_CHECKING, Optional
 
-__all__ = ["Fused", "fused"]
+from torch import nn
+
+from softstair.kernels import triton
+
+if TYPE_CHECKING:
+    from softstair.fused.rewrite import Fused
+
+__all__ = ["fused"]
+
+
+def fused(net: nn.Module) -> Optional["Fused"]:
+    """The training forward pass of a network with its layers fused; None where none can be.
+
+    Its parameters and buffers are the network's, whose weights are laid out anew in memory. It is
+    for training alone, and hooks that come to the network later do not see it.
+    """
+    device = next((one.device for one in net.parameters()), None)
+    if device is None or triton.lacking(device) is not None:
+        return None
+    from softstair.fused import rewrite
+
+    return rewrite.fused(net)

@@ -61,12 +61,20 @@ class FusedLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self._runs(x):
+            y = self.stair(self.norm(self.sums(x)))
+            return y if self.pool is None else self.pool(y)
         if self.stair.annealed:
             with torch.no_grad():
                 y = climb(self, x, self.sums.weight).y
         else:
             y = _Layer.apply(x, self.sums.weight, self.norm.weight, self.norm.bias, self)
         return y if self.pool is None or self.tiles(x) else self.pool(y)
+
+    def _runs(self, x: Tensor) -> bool:
+        """Whether what is fused is what the modules would do: all in training, one row a sample."""
+        training = self.sums.training and self.norm.training and self.stair.training
+        return training and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
 
     def tiles(self, x: Tensor) -> bool:
         """Whether windows of pooling tile the picture that x becomes."""
@@ -117,6 +125,8 @@ def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
     """The forward pass, in the precision of autocast."""
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
+    # As the kernels read them; what lies so already is not touched.
+    x, weight = _laid(x), _laid(weight)
     whole = layer.taken()
     values, integers = _weights(layer, weight, x.dtype, whole is not None)
     unit, squares, seen = 1.0, None, layer.norm.running_mean
@@ -129,7 +139,7 @@ def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
         elif layer.is_narrow:
             c, partial, squares = narrow.convolve(x, values, seen)
         else:
-            c = _sums(layer.sums, x, values)
+            c = _laid(_sums(layer.sums, x, values))
             partial = moments.moments(c, seen)
     rows = c.numel() // c.shape[1]
     if rows < 2:
@@ -161,6 +171,8 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         made = climb(layer, x, weight)
         ctx.save_for_backward(weight, *made[1:-1])
+        stair = layer.weight_stair
+        ctx.teaches = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, made.unit, x.dtype
         # The noise as it was: another forward pass may come before this one's way back.
         ctx.steps = layer.steps
@@ -171,7 +183,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, values, c, place, statistics, squares = ctx.saved_tensors
         layer: FusedLayer = ctx.layer
-        steps, needed = ctx.steps, ctx.needs_input_grad[:2]
+        steps, needed = ctx.steps, (ctx.needs_input_grad[0], ctx.teaches)
         gradient = gradient.contiguous(memory_format=normalised.format_of(c))
         for_x: Tensor | None = None
         for_values: Tensor | None
@@ -185,17 +197,24 @@ class _Layer(torch.autograd.Function):
             for_x, for_values = _products(layer.sums, for_c, x, values, needed)
         for_weight = for_values
         if for_values is not None and ctx.weight_steps is not None:
-            for_weight = pulled.pull_plain(for_values, weight, ctx.weight_steps)
+            for_weight = pulled.pull_plain(for_values, _laid(weight), ctx.weight_steps)
+        if not ctx.teaches:
+            for_weight = None
         if for_x is not None:
             for_x = for_x.to(ctx.dtype)
         return for_x, for_weight, turned[1], turned[0], None
 
 
+def _laid(tensor: Tensor) -> Tensor:
+    """As rows of channels."""
+    return tensor.contiguous(memory_format=normalised.format_of(tensor))
+
+
 def _sums(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
-        # Whole numbers in bfloat16 are exact, and stay so in float32 sums.
-        narrow = x.dtype != torch.float32 and x.is_cuda
-        return torch.mm(x, weight.t(), out_dtype=torch.float32) if narrow else x @ weight.t()
+        # Whole numbers in bfloat16 (where the quantum is a power of two) stay so in float32 sums.
+        half = x.dtype in (torch.bfloat16, torch.float16) and x.is_cuda
+        return torch.mm(x, weight.t(), out_dtype=torch.float32) if half else x @ weight.t()
     return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 

@@ -1,5 +1,6 @@
 """Which modules of a network a fused layer stands for, found in its traced graph."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,15 +12,13 @@ from softstair.kernels.triton import FAMILIES
 from softstair.kernels.triton import kind as kind_of
 from softstair.kernels.triton import table as table_of
 from softstair.kernels.triton.normalised import Steps
-from softstair.kernels.triton.ready import make_ready
+from softstair.kernels.triton.ready import FEW, make_ready
 from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.noise import Noise
 from softstair.stair import Stair
+from softstair.truncate import Truncation
 
 __all__ = ["Fused", "fused"]
-
-FEW = 8
-"""Thresholds that the kernels compare one by one."""
 
 
 class Fused:
@@ -30,13 +29,12 @@ class Fused:
 
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer]) -> None:
         self.code, self.layers = code, layers
-        self._alike: dict[tuple[Stair, Noise], list[tuple[FusedLayer, str]]] = {}
-        for layer in layers:
-            for name in ("stair", "weight_stair"):
-                if (stair := getattr(layer, name)) is not None:
-                    self._alike.setdefault((stair.stair, stair.noise), []).append((layer, name))
 
     def __call__(self, x: Tensor) -> Tensor:
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
         if any(layer.draws for layer in self.layers):
             # One draw a step from torch's generator is the key of every layer's own numbers.
             seeds = torch.randint(2**63 - 1, (len(self.layers), 2), device=x.device)
@@ -52,7 +50,12 @@ class Fused:
     @torch.no_grad()
     def _make_ready(self) -> None:
         """Every stair for its present noise, those that are alike in one go."""
-        for (stair, noise), places in self._alike.items():
+        alike: dict[tuple[Stair, Noise], list[tuple[FusedLayer, str]]] = {}
+        for layer in self.layers:
+            for name in ("stair", "weight_stair"):
+                if (module := getattr(layer, name)) is not None:
+                    alike.setdefault((module.stair, module.noise), []).append((layer, name))
+        for (stair, noise), places in alike.items():
             modules = [getattr(layer, name) for layer, name in places]
             means = torch.stack([module.mean for module in modules])
             stds = torch.stack([module.std for module in modules])
@@ -67,10 +70,14 @@ class Fused:
 
 
 def fused(net: nn.Module) -> Fused | None:
-    """The network with its layers fused; None where none can be, or its code cannot be traced."""
+    """The network with its layers fused; None where none can be, or where its trace is not all that
+    it may compute."""
     try:
-        _, graph = trace(net)
+        known, graph = trace(net)
     except Exception:  # whatever tracing trips over, the network runs as it is
+        return None
+    others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
+    if not known.complete or others or net._forward_pre_hooks:
         return None
     modules = dict(net.named_modules())
     calls = [node.target for node in graph.nodes if node.op == "call_module"]
@@ -130,9 +137,10 @@ def _is_sum(module: Any) -> bool:
 
 
 def _is_norm(module: Any, sums: Any) -> bool:
-    kind = nn.BatchNorm2d if isinstance(sums, nn.Conv2d) else nn.BatchNorm1d
+    conv = isinstance(sums, nn.Conv2d)
     return (
-        isinstance(module, kind)
+        isinstance(module, nn.BatchNorm2d if conv else nn.BatchNorm1d)
+        and module.num_features == (sums.out_channels if conv else sums.out_features)
         and module.affine
         and module.track_running_stats
         and module.momentum is not None
@@ -144,7 +152,7 @@ def _is_stair(module: Any, kind: type[StairModule]) -> bool:
     if not isinstance(module, kind) or type(module.noise) not in FAMILIES:
         return False
     stair = module.stair
-    known = len(stair) <= FEW + 1 or kind_of(stair, torch.float32) == "line"
+    known = len(stair) <= FEW.value + 1 or kind_of(stair, torch.float32) == "line"
     return known and stair.spacing is not None and isinstance(stair.quantum, float)
 
 
@@ -152,9 +160,11 @@ def _is_pool(module: Any) -> bool:
     if not isinstance(module, nn.MaxPool2d) or module.return_indices or module.ceil_mode:
         return False
     pairs = (module.kernel_size, module.stride), (2, (2, 2))
-    return all(value in pairs[1] for value in pairs[0]) and module.padding in (0, (0, 0))
+    plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
+    return plain and all(value in pairs[1] for value in pairs[0])
 
 
 def _is_watched(module: nn.Module) -> bool:
     """Somebody's hook wants to see what the module computes."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)

@@ -84,18 +84,21 @@ class CapturedStep:
 @contextmanager
 def _undone(state: State, *others: Tensor) -> Iterator[None]:
     """Whatever the steps inside change is as it was before, where it was before."""
-    known = [*state.network.state_dict().values(), state.loss, state.right, *others]
-    fresh = not state.optimiser.state
+    network = state.network
+    known = [*network.parameters(), *network.buffers(), state.loss, state.right, *others]
     known += _tensors(state.optimiser)
     before = [tensor.clone() for tensor in known]
     random = torch.cuda.get_rng_state(state.device)
-    yield
-    for tensor, value in zip(known, before, strict=True):
-        tensor.detach().copy_(value)
-    if fresh:  # the optimiser made its state in these steps; all of it begins at zero
+    try:
+        yield
+    finally:
+        for tensor, value in zip(known, before, strict=True):
+            tensor.detach().copy_(value)
+        held = {id(tensor) for tensor in known}
         for tensor in _tensors(state.optimiser):
-            tensor.zero_()
-    torch.cuda.set_rng_state(random, state.device)
+            if id(tensor) not in held:  # made in these steps: it begins at zero
+                tensor.zero_()
+        torch.cuda.set_rng_state(random, state.device)
 
 
 def _tensors(optimiser: torch.optim.Optimizer) -> list[Tensor]:

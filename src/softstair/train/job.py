@@ -3,6 +3,7 @@
 import platform
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,15 @@ def train(
         dataset = load(recipe.data, data_dir, loading) if dataset is None else dataset
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
         refuse_absent_kernels(recipe, place)
-        with own_settings(recipe, place), kernels.use(recipe.kernels):
+        asked = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
+        with own_settings(recipe, place), asked:
             torch.manual_seed(recipe.seed)
             with enough_memory(recipe):
                 network = make_network(recipe, dataset, model)
                 threads = run.threads or threads or threads_for(network, recipe.batch)
                 torch.set_num_threads(threads)
-                return _train(recipe, run, dataset, network, place, Watchers(watchers))
+                own = model is not None
+                return _train(recipe, run, dataset, network, place, Watchers(watchers), own)
 
 
 def _train(
@@ -89,12 +92,13 @@ def _train(
     network: nn.Module,
     device: torch.device,
     watch: Watch,
+    own: bool,
 ) -> dict[str, Any]:
     parts = split(dataset, recipe.fold, recipe.folds)
     numbers = dataset.mean, dataset.std, device
     training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
-    state = State(recipe, network, len(training), device)
-    config = describe(recipe, dataset, device)
+    state = State(recipe, network, len(training), device, own)
+    config = {**describe(recipe, dataset, device), "step": state.treatment}
     run.begin(config, table(state.network))
     run.resume(state)
     loop.train(state, training, valid, run, watch)

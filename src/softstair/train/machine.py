@@ -76,7 +76,8 @@ def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
                 torch._C._set_mkldnn_enabled(False)
             # Batches have one shape: which of its kernels is fastest is found out once.
             torch.backends.cudnn.benchmark = True
-            yield
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                yield
         finally:
             torch.backends.cudnn.benchmark = measures
             torch.set_num_threads(threads)

@@ -127,6 +127,11 @@ class Recipe:
                 f"augment must be one of {', '.join(suited)} for {self.data}, but "
                 f"{self.augment!r} was given."
             )
+        if self.kernels == "triton" and self.compile == "always":
+            raise ValueError(
+                "kernels must be auto or reference with compile=always, since a compiler makes "
+                "kernels of its own, but 'triton' was given."
+            )
         if self.freeze and not self.truncate:
             raise ValueError("freeze goes with truncate, but truncate=False was given.")
         self.stair("weights"), self.stair("features"), self.schedule(1)

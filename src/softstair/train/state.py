@@ -31,9 +31,15 @@ class State:
     """
 
     def __init__(
-        self, recipe: Recipe, network: nn.Module, examples: int, device: torch.device
+        self,
+        recipe: Recipe,
+        network: nn.Module,
+        examples: int,
+        device: torch.device,
+        own: bool = False,
     ) -> None:
         self.recipe, self.device, self.examples = recipe, device, examples
+        self._own = own or ":" in recipe.model
         self.steps = examples // recipe.batch
         if not self.steps:
             raise ValueError(
@@ -42,8 +48,10 @@ class State:
             )
         self.network = network.to(device)
         if device.type == "cuda":
-            # As the tensor cores take them; torch's annotations do not know this form of `to`.
-            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for parameter in self.network.parameters():
+                if parameter.dim() == 4:  # as the tensor cores take them
+                    last = torch.channels_last
+                    parameter.data = parameter.data.contiguous(memory_format=last)
         self.optimiser = _optimiser(self.network, recipe, device)
         # A model's own buffers may hold an infinity by design, as masks of attention do.
         values = self.network.state_dict().items()
@@ -82,11 +90,13 @@ class State:
         return Compiled(self.network) if self._compiles() else self.network
 
     def _fuses(self) -> bool:
-        wanted = self.recipe.compile != "always" and self.annealer is not None
+        # Code of one's own may compute what no trace of it shows.
+        allowed = not self._own or self.recipe.kernels == "triton"
+        wanted = allowed and self.recipe.compile != "always" and self.annealer is not None
         return wanted and exact.has_fused(self.device)
 
     def _compiles(self) -> bool:
-        if self.recipe.compile != "auto":
+        if self.recipe.compile != "auto" or self.recipe.kernels == "triton":
             return self.recipe.compile == "always"
         compilations = 1
         if self.annealer is not None and self.recipe.truncate and not self.recipe.static_std:
@@ -144,8 +154,17 @@ class State:
         """Whether the steps run as one captured graph."""
         if self.device.type != "cuda":
             return False
-        own = ":" in self.recipe.model
-        return self.recipe.capture == "always" or (self.recipe.capture == "auto" and not own)
+        return self.recipe.capture == "always" or (self.recipe.capture == "auto" and not self._own)
+
+    @property
+    def treatment(self) -> dict[str, Any]:
+        """How the steps run."""
+        return {
+            "precision": self.precision,
+            "fused": self.fuses,
+            "compiled": isinstance(self.forward, Compiled),
+            "captured": self.captures,
+        }
 
     @property
     def annealed(self) -> tuple[int, ...]:
@@ -257,6 +276,15 @@ class State:
                 if whole and value.shape != parameters[number].shape:
                     raise ValueError("its optimiser is of other parameters")
         self.optimiser.load_state_dict(state)
+        # How it steps is a matter of this device, not of the one that the state comes from.
+        for group in self.optimiser.param_groups:
+            for name in ("fused", "capturable"):
+                if name in self.optimiser.defaults:
+                    group[name] = self.optimiser.defaults[name]
+        if self.device.type == "cuda":
+            for held in self.optimiser.state.values():
+                if isinstance(held.get("step"), Tensor):
+                    held["step"] = held["step"].to(self.device)
 
     def _generators(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"

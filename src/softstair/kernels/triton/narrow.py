@@ -272,7 +272,8 @@ def pull_weights(
     long = weight[0].numel()
     rows_of_weights = weight.permute(2, 3, 1, 0).reshape(long, outputs).float()
     pulled = share * products.sum(0)[:long]
-    pulled += by_sums * (squares[:long, :long] @ rows_of_weights)
+    with torch.autocast(x.device.type, enabled=False):
+        pulled += by_sums * (squares[:long, :long] @ rows_of_weights)
     pulled += constant * squares[:long, long, None]
     laid = pulled.t().contiguous().reshape(outputs, taps, taps, inputs)
     return turned, laid.permute(0, 3, 1, 2)
