@@ -16,7 +16,10 @@ FORWARDS = ("expectation", "mode", "random", "hard")
 def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     """(what, at least, measured) for each; memory is given as the twin's over ours."""
     found: list[tuple[str, float, float | None]] = []
-    steps = {row["name"]: row for row in (figures.get("step") or {}).get("rows", ())}
+    rows = (figures.get("step") or {}).get("rows", ())
+    steps = {row["name"]: row for row in rows}
+    if not rows or "compiled" not in rows[0]["treatment"]:
+        steps = {}  # a twin that was not compiled is not as fast as can be
     for forward in FORWARDS:
         row = steps.get(forward, {})
         found.append((f"step, {forward}: images/s of the float twin's", 0.95, row.get("ratio")))
@@ -26,10 +29,10 @@ def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
         )
     partition = figures.get("partition") or {}
     found.append(("partition over static, 500 epochs", 1.5, partition.get("speed_up")))
-    rows = figures.get("operator") or []
+    operators = figures.get("operator") or []
     for way in ("forward", "backward"):
         for stair in ("heaviside", "ternary", "int4"):
-            shares = [row[f"{way}_share"] for row in rows if row["stair"] == stair]
+            shares = [row[f"{way}_share"] for row in operators if row["stair"] == stair]
             least = min(shares, default=None)
             found.append((f"operator, {stair}, {way}: least share of a copy", 0.8, least))
     return found

@@ -85,6 +85,12 @@ def test_none_where_it_means_something(name: str) -> None:
     assert getattr(Recipe(**{name: None}), name) is None
 
 
+def test_a_compiler_makes_kernels_of_its_own() -> None:
+    with pytest.raises(ValueError, match="kernels must be auto or reference with compile=always"):
+        Recipe(kernels="triton", compile="always")
+    assert Recipe(kernels="triton").kernels == "triton"
+
+
 def test_a_refusal_is_short_however_long_the_value() -> None:
     for name in ("noise", "epochs", "period", "data", "skip", "static_mean", "drop", "limit"):
         for value in (["x" * 10**6, 1], {"x": "y" * 10**6}, ["x"] * 10**5 + [1]):
@@ -162,7 +168,7 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 2**63 - 1),
     "precision": st.sampled_from(["auto", "float32", "bfloat16"]),
     "compile": st.sampled_from(["auto", "always", "never"]),
-    "kernels": st.sampled_from(["auto", "triton", "reference"]),
+    "kernels": st.sampled_from(["auto", "reference"]),
     "capture": st.sampled_from(["auto", "always", "never"]),
 }
 recipes = st.fixed_dictionaries({}, optional=GOOD).map(lambda given: {"folds": 7, **given})
