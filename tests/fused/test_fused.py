@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from twins import batch, differences, distance, learn, model, pair
+from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 import softstair as ss
+from softstair.models import build
 
 NEEDS_INTERPRETER = True
 # numpy, which stands for the device, says so where e^x is ∞ and 1/(1 + ∞) is the answer.
@@ -260,6 +261,21 @@ def test_modules_that_do_otherwise_are_left_to_themselves():
     net.load_state_dict(ss.quantise(plain, ss.Stair.ternary(0.1), ss.Stair.ternary()).state_dict())
     x = torch.randn(5, 8)
     assert torch.equal(run(x).detach(), copy.deepcopy(net)(x).detach())
+
+
+@pytest.mark.slow
+def test_the_network_for_speech():
+    """DSCNN: strides, a convolution for each channel, sixteen levels, and int8 between."""
+    from softstair.fused import fused
+
+    torch.manual_seed(0)
+    net = ss.quantise(build("dscnn", 12, (1, 49, 10)), *STAIRS["INT4"])
+    twin = copy.deepcopy(net).double()
+    run = fused(net)
+    assert [layer.hands_on for layer in run.layers] == [False, True] * 4 + [False]
+    x, y = torch.randn(2, 1, 49, 10), torch.randint(12, (2,))
+    assert distance(learn(run, x, y), learn(twin, x.double(), y)) < 1e-4
+    assert max(differences(net, twin).values()) < 1e-4
 
 
 def test_exact_sums_of_evaluation_are_those_of_float32():

@@ -17,7 +17,7 @@ from softstair.data.examples import Examples
 from softstair.train.state import State
 from softstair.train.step import compute
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "undone"]
 
 WARM_UP = 2
 """Steps that are run, and undone, before a capture: kernels are compiled and chosen in them."""
@@ -66,7 +66,7 @@ class CapturedStep:
         # The old graph's memory goes first: two of them at once would be twice the peak.
         self._graph = None
         self.state.optimiser.zero_grad()
-        with _undone(self.state, self._at):
+        with undone(self.state, self._at):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -82,23 +82,22 @@ class CapturedStep:
 
 
 @contextmanager
-def _undone(state: State, *others: Tensor) -> Iterator[None]:
+def undone(state: State, *others: Tensor) -> Iterator[None]:
     """Whatever the steps inside change is as it was before, where it was before."""
-    network = state.network
-    known = [*network.parameters(), *network.buffers(), state.loss, state.right, *others]
-    known += _tensors(state.optimiser)
+    network = (*state.network.parameters(), *state.network.buffers(), state.loss, state.right)
+    known = [*(tensor.detach() for tensor in (*network, *others)), *_tensors(state.optimiser)]
     before = [tensor.clone() for tensor in known]
-    random = torch.cuda.get_rng_state(state.device)
+    generators = state.generators()
     try:
         yield
     finally:
         for tensor, value in zip(known, before, strict=True):
-            tensor.detach().copy_(value)
+            tensor.copy_(value)
         held = {id(tensor) for tensor in known}
         for tensor in _tensors(state.optimiser):
             if id(tensor) not in held:  # made in these steps: it begins at zero
                 tensor.zero_()
-        torch.cuda.set_rng_state(random, state.device)
+        state.set_generators(generators)
 
 
 def _tensors(optimiser: torch.optim.Optimizer) -> list[Tensor]:

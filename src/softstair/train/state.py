@@ -215,7 +215,7 @@ class State:
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "annealer": None if self.annealer is None else self.annealer.state_dict(),
-            "generators": self._generators(),
+            "generators": self.generators(),
             "threads": torch.get_num_threads(),
             "epoch": self.epoch,
             "step": self.step,
@@ -266,7 +266,7 @@ class State:
         self.right.copy_(state["sums"]["right"])
         self.history = list(state["history"])
         torch.set_num_threads(threads)
-        self._set_generators(state["generators"])
+        self.set_generators(state["generators"])
 
     def _load_optimiser(self, state: dict[str, Any]) -> None:
         parameters = [one for group in self.optimiser.param_groups for one in group["params"]]
@@ -286,7 +286,8 @@ class State:
                 if isinstance(held.get("step"), Tensor):
                     held["step"] = held["step"].to(self.device)
 
-    def _generators(self) -> dict[str, Any]:
+    def generators(self) -> dict[str, Any]:
+        """The state of every source of random numbers."""
         cuda = self.device.type == "cuda"
         return {
             "order": self.generator.get_state(),
@@ -294,7 +295,8 @@ class State:
             "cuda": torch.cuda.get_rng_state(self.device) if cuda else None,
         }
 
-    def _set_generators(self, states: dict[str, Any]) -> None:
+    def set_generators(self, states: dict[str, Any]) -> None:
+        """Takes them back to where :meth:`generators` was called."""
         self.generator.set_state(states["order"])
         torch.set_rng_state(states["cpu"])
         if self.device.type == "cuda" and states["cuda"] is not None:

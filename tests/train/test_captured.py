@@ -1,0 +1,75 @@
+"""What a capture does besides capturing, for which no GPU is needed."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from short import recipe
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from softstair.data.digits import load
+from softstair.data.examples import Examples
+from softstair.train.captured import undone
+from softstair.train.network import make_network
+from softstair.train.state import State
+from softstair.train.step import Step
+
+
+def begun(**changes: Any) -> tuple[State, Step]:
+    torch.manual_seed(0)
+    data = load().sample(200)
+    chosen = recipe(**changes)
+    state = State(chosen, make_network(chosen, data), 200, torch.device("cpu"))
+    state.begin_epoch()
+    return state, Step(state, Examples(data.x, data.y, data.mean, data.std))
+
+
+def tensors(state: State) -> list[Tensor]:
+    held = state.state_dict()
+    held.pop("step")
+    return [one.clone() for one in tree_leaves(held) if isinstance(one, Tensor)]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> None:
+    """Weights, statistics, noise, momentum, sums and random numbers; and the next step is the one
+    that would have come."""
+    states = [begun(optimiser=optimiser, forward="random", weight_decay=0.1) for _ in range(2)]
+    for _, step in states:
+        torch.manual_seed(1)  # both draw from torch's one generator
+        for _ in range(before):
+            step()
+    (state, step), (_, other) = states
+    kept = tensors(state)
+    clock = state.step, copy.copy(state.annealer.steps)
+    with undone(state):
+        for _ in range(2):
+            step()
+        assert not all(map(torch.equal, kept, tensors(state)))
+    state.step, state.annealer.steps = clock
+    if before:
+        assert all(map(torch.equal, kept, tensors(state)))
+    else:  # the optimiser has made its state meanwhile: all zeros, as it begins
+        found = [one for held in state.optimiser.state.values() for one in held.values()]
+        assert all(one.count_nonzero() == 0 for one in found if isinstance(one, Tensor))
+    for one in (step, other):
+        torch.manual_seed(2)
+        one()
+    assert all(map(torch.equal, tensors(states[0][0]), tensors(states[1][0])))
+
+
+def test_steps_are_undone_when_one_fails() -> None:
+    state, step = begun()
+    kept = tensors(state)
+
+    def fail() -> None:
+        with undone(state):
+            step()
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+    assert torch.equal(tensors(state)[0], kept[0])
