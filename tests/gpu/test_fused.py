@@ -102,7 +102,7 @@ def test_captured_step_is_the_step() -> None:
         found = []
         for kind in (Step, CapturedStep):
             one, examples = state(forward, static_std=True, augment="none")
-            assert one.fuses
+            assert one.treatment.fused
             before = weights(one)
             go(one, kind(one, examples), 1)
             found.append((float(one.loss), weights(one) - before))

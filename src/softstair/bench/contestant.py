@@ -96,15 +96,15 @@ class Contestant:
     def treatment(self) -> str:
         """How its steps run."""
         state, words = self.state, []
-        if state.fuses:
+        if state.treatment.fused:
             words.append("fused")
         elif isinstance(state.forward, Compiled | _ChannelsLast):
             words.append("tuned" if self._tuned else "compiled")
-        words += ["captured"] if state.captures else []
+        words += ["captured"] if state.treatment.captured else []
         return ", ".join(words) or "eager"
 
     def _new_step(self) -> Step | CapturedStep:
-        return (CapturedStep if self.state.captures else Step)(self.state, self.examples)
+        return (CapturedStep if self.state.treatment.captured else Step)(self.state, self.examples)
 
 
 class _ChannelsLast:

@@ -188,7 +188,7 @@ def measure(
             preset=one.preset,
             forward=forward,
             batch=batch,
-            precision=made["static"].state.precision,
+            precision=made["static"].state.treatment.precision,
             augment=augment,
             treatment=made["partition"].treatment,
             threads=torch.get_num_threads(),
@@ -202,4 +202,4 @@ def measure(
 
 def _beyond(first: float, times: Times, contestant: Contestant) -> float:
     """What a capture cost beyond the step that it began with; nothing where there is none."""
-    return max(0.0, first - times.median) if contestant.state.captures else 0.0
+    return max(0.0, first - times.median) if contestant.state.treatment.captured else 0.0

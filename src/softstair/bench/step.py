@@ -118,7 +118,7 @@ def measure(
         report = Report(
             model=model,
             batch=batch,
-            precision=twin.state.precision,
+            precision=twin.state.treatment.precision,
             augment=augment,
             threads=torch.get_num_threads(),
             rows=rows,

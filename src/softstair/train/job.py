@@ -98,7 +98,7 @@ def _train(
     numbers = dataset.mean, dataset.std, device
     training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
     state = State(recipe, network, len(training), device, own)
-    config = {**describe(recipe, dataset, device), "step": state.treatment}
+    config = {**describe(recipe, dataset, device), "step": state.treatment.to_json()}
     run.begin(config, table(state.network))
     run.resume(state)
     loop.train(state, training, valid, run, watch)

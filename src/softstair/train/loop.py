@@ -33,7 +33,7 @@ class Watch(Protocol):
 def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch) -> None:
     """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
     recipe = state.recipe
-    step = (CapturedStep if state.captures else Step)(state, train)
+    step = (CapturedStep if state.treatment.captured else Step)(state, train)
     with StopRequest() as stop:
         watch.begin(state)
         while state.epoch < recipe.epochs:

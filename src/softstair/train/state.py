@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,17 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from softstair.anneal import Annealer
-from softstair.kernels import exact
 from softstair.nn import layer_count
 from softstair.train.checkpoint import CheckpointError, is_like
-from softstair.train.compiled import Compiled
 from softstair.train.recipe import Recipe
+from softstair.train.treatment import treat
 
 __all__ = ["State", "is_history"]
-
-WORTH_COMPILING = 1500
-"""Steps that save as much time as a compilation takes; there is one for each annealed layer too,
-since the backward pass then ends elsewhere."""
 
 
 class State:
@@ -39,7 +33,6 @@ class State:
         own: bool = False,
     ) -> None:
         self.recipe, self.device, self.examples = recipe, device, examples
-        self._own = own or ":" in recipe.model
         self.steps = examples // recipe.batch
         if not self.steps:
             raise ValueError(
@@ -68,8 +61,9 @@ class State:
             )
             if device.type == "cuda":
                 self.annealer.gather()
-        self.fuses = False
-        self.forward = self._forward()
+        own = own or ":" in recipe.model
+        self.treatment = treat(recipe, self.network, self.annealer, device, self.steps, own)
+        self.forward = self.treatment.forward
         self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
@@ -78,31 +72,6 @@ class State:
         self.right = torch.zeros((), dtype=torch.int64, device=device)
         self.seconds, self._since = 0.0, 0.0
         self.history: list[dict[str, Any]] = []
-
-    def _forward(self) -> Callable[[Tensor], Tensor]:
-        """The network as its training steps run it."""
-        if self._fuses():
-            from softstair.fused import fused  # which needs Triton
-
-            if (fast := fused(self.network)) is not None:
-                self.fuses = True
-                return fast
-        return Compiled(self.network) if self._compiles() else self.network
-
-    def _fuses(self) -> bool:
-        # Code of one's own may compute what no trace of it shows.
-        allowed = not self._own or self.recipe.kernels == "triton"
-        wanted = allowed and self.recipe.compile != "always" and self.annealer is not None
-        return wanted and exact.has_fused(self.device)
-
-    def _compiles(self) -> bool:
-        if self.recipe.compile != "auto" or self.recipe.kernels == "triton":
-            return self.recipe.compile == "always"
-        compilations = 1
-        if self.annealer is not None and self.recipe.truncate and not self.recipe.static_std:
-            compilations += self.annealer.layers
-        worth = self.recipe.epochs * self.steps >= WORTH_COMPILING * compilations
-        return self.device.type == "cuda" and worth
 
     def begin_epoch(self) -> None:
         """Draws the order of the examples, unless it is drawn."""
@@ -137,34 +106,9 @@ class State:
         return torch.autocast(
             self.device.type,
             torch.bfloat16,
-            enabled=self.precision == "bfloat16",
+            enabled=self.treatment.precision == "bfloat16",
             cache_enabled=self.device.type == "cpu",
         )
-
-    @property
-    def precision(self) -> str:
-        """That of the training steps."""
-        if self.recipe.precision != "auto":
-            return self.recipe.precision
-        half = self.device.type == "cuda" and torch.cuda.is_bf16_supported(False)
-        return "bfloat16" if half else "float32"
-
-    @property
-    def captures(self) -> bool:
-        """Whether the steps run as one captured graph."""
-        if self.device.type != "cuda":
-            return False
-        return self.recipe.capture == "always" or (self.recipe.capture == "auto" and not self._own)
-
-    @property
-    def treatment(self) -> dict[str, Any]:
-        """How the steps run."""
-        return {
-            "precision": self.precision,
-            "fused": self.fuses,
-            "compiled": isinstance(self.forward, Compiled),
-            "captured": self.captures,
-        }
 
     @property
     def annealed(self) -> tuple[int, ...]:
@@ -176,7 +120,7 @@ class State:
     def fill_gradients(self) -> None:
         """Parameters behind annealed layers, which the backward pass did not come to, have
         gradients of zero: momentum goes on as it would have."""
-        if self.annealer is None or not self.fuses:
+        if self.annealer is None or not self.treatment.fused:
             return
         for parameter in self.annealer.tied:
             if parameter.grad is None:

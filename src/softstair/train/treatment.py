@@ -1,0 +1,71 @@
+"""How the training steps of a recipe run: fused, compiled, captured, and in which precision."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair.anneal import Annealer
+from softstair.kernels import exact
+from softstair.train.compiled import Compiled
+from softstair.train.recipe import Recipe
+
+__all__ = ["Treatment", "treat"]
+
+WORTH_COMPILING = 1500
+"""Steps that save as much time as a compilation takes; there is one for each annealed layer too,
+since the backward pass then ends elsewhere."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """``forward`` is the network as its training steps run it."""
+
+    forward: Callable[[Tensor], Tensor]
+    precision: str
+    fused: bool
+    compiled: bool
+    captured: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for config.json."""
+        names = ("precision", "fused", "compiled", "captured")
+        return {name: getattr(self, name) for name in names}
+
+
+def treat(
+    recipe: Recipe,
+    network: nn.Module,
+    annealer: Annealer | None,
+    device: torch.device,
+    steps: int,
+    own: bool,
+) -> Treatment:
+    """What is fastest, of what the recipe allows; ``steps`` are those of an epoch, and ``own`` says
+    that the model is the user's: its code may compute what no trace or capture of it shows."""
+    cuda = device.type == "cuda"
+    precision = recipe.precision
+    if precision == "auto":
+        precision = "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
+    captured = cuda and (recipe.capture == "always" or (recipe.capture == "auto" and not own))
+    known = recipe.kernels == "triton" or not own
+    if known and recipe.compile != "always" and annealer is not None and exact.has_fused(device):
+        from softstair.fused import fused  # which needs Triton
+
+        if (fast := fused(network)) is not None:
+            return Treatment(fast, precision, True, False, captured)
+    if _compiles(recipe, annealer, device, steps):
+        return Treatment(Compiled(network), precision, False, True, captured)
+    return Treatment(network, precision, False, False, captured)
+
+
+def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:
+    if recipe.compile != "auto" or recipe.kernels == "triton":
+        return recipe.compile == "always"
+    compilations = 1
+    if annealer is not None and recipe.truncate and not recipe.static_std:
+        compilations += annealer.layers
+    worth = recipe.epochs * steps >= WORTH_COMPILING * compilations
+    return device.type == "cuda" and worth
