@@ -1,6 +1,6 @@
 """Fused layers and captured steps on CUDA, against the float64 network on the CPU.
 
-Runs by itself where there is no pytest: ``PYTHONPATH=src python tests/gpu/test_fused.py``.
+Runs by itself where there is no pytest: ``PYTHONPATH=src python tests/gpu/test_layers.py``.
 """
 
 import itertools
