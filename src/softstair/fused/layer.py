@@ -61,6 +61,7 @@ class FusedLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        self.whole = None
         if not self._runs(x):
             y = self.stair(self.norm(self.sums(x)))
             return y if self.pool is None else self.pool(y)

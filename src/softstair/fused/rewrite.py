@@ -24,7 +24,8 @@ __all__ = ["Fused", "fused"]
 class Fused:
     """The training forward pass of a network, some of whose layers run fused.
 
-    It shares the network's parameters and buffers; the network itself is left as it is.
+    It shares the network's parameters and buffers; of the network itself only the layout of its
+    convolutions' weights in memory changes.
     """
 
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer]) -> None:

@@ -75,8 +75,17 @@ class CapturedStep:
             torch.cuda.current_stream().wait_stream(stream)
         self.state.optimiser.zero_grad()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run()
+        try:
+            with torch.cuda.graph(graph):
+                self._run()
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise ValueError(
+                f"a training step of this model cannot be captured as a CUDA graph ({reason}): "
+                "train it with --capture never."
+            ) from None
         self._graph = graph
         self.captures += 1
 
