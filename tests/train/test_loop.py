@@ -496,3 +496,18 @@ def test_devices() -> None:
         with pytest.raises(ValueError, match="device must be ") as caught:
             device_named(name)
         assert is_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize("asked", ["nonsense", "triton"])
+def test_kernels_that_are_not_there_are_refused_before_a_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """By the environment or by the recipe: one sentence, and nothing is left behind."""
+    monkeypatch.setenv("SOFTSTAIR_KERNELS", asked)
+    with pytest.raises(ValueError, match=r"must be (one of auto|auto or reference)") as caught:
+        train(RECIPE, tmp_path / "run", device="cpu")
+    assert is_sentence(str(caught.value))
+    monkeypatch.delenv("SOFTSTAIR_KERNELS")
+    with pytest.raises(ValueError, match="kernels must be auto or reference"):
+        train(recipe(kernels="triton"), tmp_path / "run", device="cpu")
+    train(RECIPE, tmp_path / "run", device="cpu")  # a fresh run: nothing was in its way

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from softstair import kernels
 from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError
@@ -44,8 +45,9 @@ def device_named(name: str) -> torch.device:
 
 
 def refuse_absent_kernels(recipe: Recipe, device: torch.device) -> None:
-    """Refuses kernels in Triton that were asked for where they cannot run."""
-    if recipe.kernels == "triton" and (reason := triton.lacking(device)) is not None:
+    """Refuses kernels in Triton where they cannot run, whether recipe or environment asks."""
+    asked = kernels.asked() if recipe.kernels == "auto" else recipe.kernels
+    if asked == "triton" and (reason := triton.lacking(device)) is not None:
         raise ValueError(reason)
 
 
