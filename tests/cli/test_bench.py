@@ -143,3 +143,14 @@ def test_each_precision_and_stair_has_its_table(capsys: pytest.CaptureFixture[st
         assert out.count(title) == 1
     assert out.count("100.0%") == 4
     assert out.count("50.0%") == 4
+
+
+def test_absent_kernels_are_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for by the environment, which every verb has."""
+    monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
+    code, _, err = run(capsys, *TINY, "--what", "operator", "--device", "cpu")
+    assert code == 2
+    assert err.startswith("softstair bench: kernels must be auto or reference for a tensor on cpu")
+    assert err.count("\n") == 1

@@ -23,6 +23,7 @@ from softstair.stair import DTYPES, Stair
 
 __all__ = [
     "CHOICES",
+    "AbsentError",
     "asked",
     "channel_quanta",
     "check_tensor",
@@ -38,6 +39,10 @@ __all__ = [
 
 CHOICES = ("auto", "triton", "reference")
 _asked: str | None = None
+
+
+class AbsentError(ValueError, RuntimeError):
+    """A backend was asked for that is not there: a wrong request, and a matter of the machine."""
 
 
 @contextmanager
@@ -172,7 +177,7 @@ def _backend(x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar) -
         if missing is None:
             return "triton"
         if choice == "triton":
-            raise RuntimeError(missing)
+            raise AbsentError(missing)
     plain = x.device.type == "cpu" and all(_is_scalar(s) for s in (mean, std))
     return "cpu" if plain and rungs.quanta is None else "reference"
 
