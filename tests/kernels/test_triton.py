@@ -362,6 +362,7 @@ SPECIALISATIONS = [
     (2, "uniform", "mode", "even", True, False, "bf16"),
     (2, "normal", "random", "even", False, True, "fp32"),
     (15, "logistic", "expectation", "line", False, False, "bf16"),
+    (15, "uniform", "mode", "native", True, False, "bf16"),
     (19, "normal", "mode", "uneven", False, False, "fp64"),
 ]
 
@@ -383,6 +384,8 @@ def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, mon
     types = {"table": working, "mean": working, "std": working, "seed": "*i64"}
     types |= {"size": "i32", "stride": "i32", "channels": "i32"}
     for kernel in (operator.climbing_kernel, operator.descending_kernel):
+        if kernel is operator.descending_kernel and kind == "native":
+            constants["KIND"] = "line"  # as it is told
         own = {name: constants[name] for name in kernel.arg_names if name in constants}
         signature = {
             n: "constexpr" if n in own else types.get(n, "*" + dtype) for n in kernel.arg_names

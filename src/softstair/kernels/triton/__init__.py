@@ -108,6 +108,27 @@ def kind(stair: Stair, dtype: torch.dtype) -> str:
 
 
 @lru_cache(maxsize=4096)
+def is_native(stair: Stair, dtype: torch.dtype) -> bool:
+    """Whether arithmetic as :mod:`softstair.kernels.triton.alike` does it gives a line's every
+    threshold and level to the bit, and finds the threshold next to any x."""
+    if kind(stair, dtype) != "line" or dtype == torch.float64 or stair.axis is not None:
+        return False
+    row, count = table(stair, dtype, torch.device("cpu"))[0], len(stair) - 1
+    thresholds, levels = row[:count], row[count : 2 * count + 1]
+    unit, rise = row[-1], row[2 * count + 1]
+    first, lowest = (
+        torch.floor(2 * (v / u) + 0.5) * 0.5 for v, u in ((row[0], unit), (levels[0], rise))
+    )
+    product = (torch.arange(count) + first) * unit
+    last = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}.get(dtype, 1)
+    product = (product.view(torch.int32) + last // 2 & -last).view(torch.float32)
+    value = ((torch.arange(count + 1) + lowest) * rise).to(dtype)
+    place = thresholds.double() / unit - (torch.arange(count) + first)
+    exact = torch.equal(product, thresholds) and torch.equal(value.to(levels.dtype), levels)
+    return exact and bool(place.abs().max() < 0.45)
+
+
+@lru_cache(maxsize=4096)
 def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The stair for tensors of the dtype: a row a channel, in the working dtype, on the device."""
     quanta = stair.quantum if isinstance(stair.quantum, tuple) else (1.0,)
@@ -131,7 +152,8 @@ def _operands(
     working = working_dtype(dtype)
     alpha, beta = (_number(value, working, x.device) for value in (mean, std))
     rows, axis = table(stair, dtype, x.device), -1 if stair.axis is None else stair.axis
-    return rows, alpha, beta, FAMILIES[type(noise)], kind(stair, dtype), axis
+    which = "native" if is_native(stair, dtype) else kind(stair, dtype)
+    return rows, alpha, beta, FAMILIES[type(noise)], which, axis
 
 
 def _number(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -247,7 +247,9 @@ def _expectation(x, table, row, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, 
     lowest, highest = tl.load(table + row + COUNT), tl.load(table + row + 2 * COUNT)
     if KIND == "line":
         rise = tl.load(table + row + 2 * COUNT + 1)
-        total = lowest + rise * window.above(x, table, row, std, scale, COUNT, FAMILY)
+        number, distance, spacing = window.below(x, table, row, COUNT)
+        above = window.above(number, distance, spacing, std, scale, COUNT, FAMILY)
+        total = lowest + rise * above
     elif COUNT <= FEW:
         total = tl.zeros_like(x) + lowest
         for k in tl.static_range(COUNT):

@@ -1,9 +1,10 @@
 """The operator's two kernels, and the operators of torch that launch them.
 
 A kernel walks through memory as it lies, whatever the order of the dimensions: the channel of the
-element at place p is (p // stride) % channels. One program takes four runs of ``SPAN`` elements, or
-the one that there is; element i of run j takes word j of the i-th random quadruple, so that draws
-depend on the seed and the place alone and not on how a kernel is launched.
+element at place p is (p // stride) % channels. A block is four runs of ``SPAN`` elements, or the
+one that there is, and a program takes one block after another; element i of run j takes word j of
+the i-th random quadruple, so that draws depend on the seed and the place alone and not on how a
+kernel is launched.
 
 ``softstair::climb`` gives the values and what the backward pass needs of x, ``softstair::descend``
 is that backward pass. Both take the stair as the table of :func:`softstair.kernels.triton.table`
@@ -11,6 +12,7 @@ and the noise as tensors on the device, so nothing is read back from it and noth
 """
 
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,10 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.triton import climbing, shapes
+from softstair.kernels.triton import alike, climbing, shapes
 
 SPAN = 1024
 WARPS = 4
+SHARES = 8
+"""Programs that a multiprocessor is given: each settles what is alike for all once, and goes on.
+So many must have room in its registers at once, or the last of them would begin when the others
+end; where there may be too few registers, every block is a program."""
+FEW_RESIDENT = 3
 
 
 @triton.jit
@@ -50,45 +57,60 @@ def climbing_kernel(
     RUNS: tl.constexpr,
 ):
     """y = the value of x, and trace = a byte of its support under uniform noise, if asked for."""
-    number = tl.program_id(0).to(tl.int64) * SPAN
-    first, lane = number * 4, tl.arange(0, SPAN)
-    left = size - first
-    a = read(x + first, lane, left, WORKING)
-    b, c, d = a, a, a
-    if RUNS > 1:
-        # All four are on their way before the first is worked on.
-        b = read(x + first, lane + SPAN, left, WORKING)
-        c = read(x + first, lane + 2 * SPAN, left, WORKING)
-        d = read(x + first, lane + 3 * SPAN, left, WORKING)
-    runs = (a, b, c, d)
-    draws = runs
-    if FORWARD == "random":
-        key = tl.load(seed)
-        p, q, r, s = shapes.words(key, number, lane, 0)
-        if a.dtype == tl.float64:
-            e, f, g, h = shapes.words(key, number, lane, 1)
-            draws = (
-                shapes.uniform_double(p, e),
-                shapes.uniform_double(q, f),
-                shapes.uniform_double(r, g),
-                shapes.uniform_double(s, h),
-            )
-        else:
-            draws = (shapes.uniform(p), shapes.uniform(q), shapes.uniform(r), shapes.uniform(s))
-    for run in tl.static_range(RUNS):
-        at = lane + run * SPAN
-        inside = at < left
-        channel = channel_of(first, at, stride, channels, WIDE)
-        row = channel * (3 * COUNT + 2) if ROWS else 0
-        alpha = noise(mean, first, at, left, channel, MEAN)
-        beta = noise(std, first, at, left, channel, STD)
-        result = climbing.value(
-            runs[run], table, row, alpha, beta, draws[run], COUNT, FAMILY, FORWARD, KIND
-        )
-        tl.store(y + first + at, result.to(y.dtype.element_ty), mask=inside)
-        if TRACED:
-            bits = climbing.support(runs[run], table, row, alpha, beta, COUNT, KIND)
-            tl.store(trace + first + at, bits.to(tl.uint8), mask=inside)
+    DOUBLE: tl.constexpr = mean.dtype.element_ty == tl.float64
+    ONE: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not ROWS
+    MOVED: tl.constexpr = FORWARD != "mode" or KIND != "uneven" or COUNT == 1
+    ALIKE: tl.constexpr = ONE and (KIND == "native" or (COUNT <= climbing.FEW and MOVED))
+    HALF: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16
+    LAST: tl.constexpr = (65536 if x.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
+    LINE: tl.constexpr = "line" if KIND == "native" else KIND
+    lane, nought = tl.arange(0, SPAN), tl.full((), 0, tl.int64)
+    key = tl.load(seed) if FORWARD == "random" else 0
+    settled = (0,)
+    if ALIKE:
+        settled = alike.settle(table, tl.load(mean), tl.load(std), COUNT, FAMILY, FORWARD, HALF)
+    for block in range(tl.program_id(0), tl.cdiv(size, 4 * SPAN), tl.num_programs(0)):
+        number = (nought + block) * SPAN
+        first = number * 4
+        left = size - first
+        a = read(x + first, lane, left, WORKING)
+        b, c, d = a, a, a
+        if RUNS > 1:
+            # All four are on their way before the first is worked on.
+            b = read(x + first, lane + SPAN, left, WORKING)
+            c = read(x + first, lane + 2 * SPAN, left, WORKING)
+            d = read(x + first, lane + 3 * SPAN, left, WORKING)
+        runs = (a, b, c, d)
+        words, more = runs, runs
+        if FORWARD == "random":
+            words = shapes.words(key, number, lane, 0)
+            if DOUBLE:
+                more = shapes.words(key, number, lane, 1)
+        for run in tl.static_range(RUNS):
+            at = lane + run * SPAN
+            inside = at < left
+            if ALIKE:
+                result = alike.value(
+                    runs[run], settled, words[run], COUNT, FAMILY, FORWARD, HALF, LAST
+                )
+            else:
+                channel = channel_of(first, at, stride, channels, WIDE)
+                row = channel * (3 * COUNT + 2) if ROWS else 0
+                alpha = noise(mean, first, at, left, channel, MEAN)
+                beta = noise(std, first, at, left, channel, STD)
+                u = words[run]
+                if FORWARD == "random":
+                    u = shapes.uniform_double(u, more[run]) if DOUBLE else shapes.uniform(u)
+                result = climbing.value(
+                    runs[run], table, row, alpha, beta, u, COUNT, FAMILY, FORWARD, LINE
+                )
+            tl.store(y + first + at, result.to(y.dtype.element_ty), mask=inside)
+            if TRACED:
+                if ALIKE:
+                    bits = alike.support(runs[run], settled, COUNT, LAST)
+                else:
+                    bits = climbing.support(runs[run], table, row, alpha, beta, COUNT, LINE)
+                tl.store(trace + first + at, bits.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -182,7 +204,12 @@ def climb(
     operands = (x, y, trace, table, *pointers, seed, x.numel(), *settings.pop("channels"))
     constants = {"FAMILY": family, "FORWARD": forward, "TRACED": traced, "SPAN": SPAN}
     constants["RUNS"] = 1 if x.numel() <= SPAN else 4
-    _launch(climbing_kernel, x, 4 * SPAN, operands, {**constants, **settings})
+    programs = triton.cdiv(x.numel(), 4 * SPAN)
+    is_light = forward != "random" and settings["COUNT"] <= FEW_RESIDENT
+    if (is_light or forward == "mode") and settings["STD"] == "scalar" and not settings["ROWS"]:
+        shares = SHARES if is_light or x.element_size() == 2 else SHARES // 2
+        programs = min(programs, shares * _multiprocessors(x.device))
+    _launch(climbing_kernel, x, programs, operands, {**constants, **settings})
     return y, trace
 
 
@@ -203,7 +230,9 @@ def descend(
     settings, pointers = _settings(trace, table, mean, std, kind, axis)
     operands = (grad, trace, out, table, *pointers, trace.numel(), *settings.pop("channels"))
     constants = {"FAMILY": family, "TRACED": traced, "SPAN": SPAN}
-    _launch(descending_kernel, trace, SPAN, operands, {**constants, **settings})
+    settings["KIND"] = "line" if kind == "native" else kind
+    programs = triton.cdiv(trace.numel(), SPAN)
+    _launch(descending_kernel, trace, programs, operands, {**constants, **settings})
     return out
 
 
@@ -294,12 +323,19 @@ def _spread(noise: Tensor, x: Tensor, along: int | None) -> tuple[Tensor, str]:
     return torch.empty_like(x, dtype=noise.dtype).copy_(noise.expand_as(x)), "element"
 
 
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    # The interpreter has one program after another, and may as well have several of its blocks.
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def _launch(
-    kernel: Any, x: Tensor, share: int, operands: tuple[Any, ...], constants: dict[str, Any]
+    kernel: Any, x: Tensor, programs: int, operands: tuple[Any, ...], constants: dict[str, Any]
 ) -> None:
     if x.numel() == 0:
         return
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         # Fused multiply-adds are asked for by name: releases of Triton differ in what they assume.
-        grid = (triton.cdiv(x.numel(), share),)
-        kernel[grid](*operands, **constants, num_warps=WARPS, enable_fp_fusion=True)
+        kernel[(programs,)](*operands, **constants, num_warps=WARPS, enable_fp_fusion=True)

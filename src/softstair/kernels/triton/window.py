@@ -11,28 +11,42 @@ The logistic tails e/(1 + e) fall by one factor from step to step, and a pair ne
 import triton
 import triton.language as tl
 
-from softstair.kernels.triton.shapes import RATE, SQRT3, SQRT6, pdf, tail
+from softstair.kernels.triton.shapes import LOG2_E, RATE, SQRT3, SQRT6, pdf, tail
 
 
 @triton.jit
-def above(x, table, row, std, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Σₖ F((x − θₖ)/β), scale being 1/β."""
-    number, distance, spacing = below(x, table, row, COUNT)
+def above(
+    number,
+    distance,
+    spacing,
+    std,
+    scale,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    HALF: tl.constexpr = False,
+):
+    """Σₖ F((x − θₖ)/β), scale being 1/β, from what :func:`below` says of x."""
     total = number + 1.0
     if FAMILY == "logistic":
-        low = tl.exp(distance * scale * -RATE)
-        high = tl.exp((spacing - distance) * scale * -RATE)
-        ratio = tl.exp(spacing * scale * -RATE)
-        for step in range(reach(std, spacing, COUNT, FAMILY)):
+        rate = scale * -(RATE * LOG2_E)
+        low = tl.exp2(distance * rate)
+        high = tl.exp2((spacing - distance) * rate)
+        ratio = tl.exp2(spacing * rate)
+        for step in range(reach(std, spacing, COUNT, FAMILY, HALF)):
             under = tl.where(number >= step, low, 0.0)
             over = tl.where(number + step < COUNT - 1.0, high, 0.0)
-            total += (over - under) / ((1.0 + under) * (1.0 + over))
+            both = (1.0 + under) * (1.0 + over)
+            if both.dtype == tl.float64:
+                total += (over - under) / both
+            else:
+                root = tl.rsqrt(both)
+                total += (over - under) * root * root
             low *= ratio
             high *= ratio
     else:
-        for step in range(reach(std, spacing, COUNT, FAMILY)):
-            under = tail((distance + step * spacing) * scale, FAMILY)
-            over = tail((spacing - distance + step * spacing) * scale, FAMILY)
+        for step in range(reach(std, spacing, COUNT, FAMILY, HALF)):
+            under = tail((distance + step * spacing) * scale, FAMILY, HALF)
+            over = tail((spacing - distance + step * spacing) * scale, FAMILY, HALF)
             total += tl.where(number + step < COUNT - 1.0, over, 0.0)
             total -= tl.where(number >= step, under, 0.0)
     return total
@@ -79,9 +93,16 @@ def below(x, table, row, COUNT: tl.constexpr):
     """The number of the last threshold not above x (−1 where there is none), how far x lies above
     it, and their spacing. The distance to the nearest threshold is exact, as narrow noise needs."""
     number, distance, spacing = nearest(x, table, row, COUNT)
+    number, distance = settle(number, distance, spacing)
+    return number, distance, spacing
+
+
+@triton.jit
+def settle(number, distance, spacing):
+    """From the nearest threshold to the last one not above x."""
     is_above = distance < 0
     number = tl.where(is_above, number - 1.0, number)
-    return number, tl.where(is_above, distance + spacing, distance), spacing
+    return number, tl.where(is_above, distance + spacing, distance)
 
 
 @triton.jit
@@ -92,19 +113,20 @@ def clip(number, HIGHEST: tl.constexpr):
 
 
 @triton.jit
-def reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+def reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
     """How many thresholds on either side of x the noise reaches: one number for a whole block.
 
-    Unbounded noise ends where what is left rounds away beside the nearest threshold's share.
+    Unbounded noise ends where what is left rounds away beside the nearest threshold's share (of
+    16 bits: where it is less than 10⁻⁵).
     """
     if FAMILY == "uniform":
         far = SQRT3
     elif FAMILY == "triangular":
         far = SQRT6
     elif FAMILY == "normal":
-        far = 9.0 if std.dtype == tl.float64 else 6.5
+        far = 9.0 if std.dtype == tl.float64 else 4.5 if HALF else 6.5
     else:
-        far = 21.0 if std.dtype == tl.float64 else 10.5
+        far = 21.0 if std.dtype == tl.float64 else 6.5 if HALF else 10.5
     steps = tl.ceil(std * far / spacing)
     if len(steps.shape) > 0:
         steps = tl.max(steps)
