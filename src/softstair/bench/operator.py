@@ -256,7 +256,17 @@ def repeated(run: Run, device: torch.device) -> Run:
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(INNER):
             run()
-    return graph.replay
+    # A graph knows addresses alone: with the function, the tensors that it works on stay where
+    # they are.
+    return _Replay(graph, run)
+
+
+class _Replay(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    run: Run
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 @contextlib.contextmanager
