@@ -225,10 +225,13 @@ class State:
             for name in ("fused", "capturable"):
                 if name in self.optimiser.defaults:
                     group[name] = self.optimiser.defaults[name]
-        if self.device.type == "cuda":
-            for held in self.optimiser.state.values():
-                if isinstance(held.get("step"), Tensor):
-                    held["step"] = held["step"].to(self.device)
+        for parameter, held in self.optimiser.state.items():
+            for name, value in held.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    # Laid out as its parameter is, which a fused optimiser asks for.
+                    held[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            if self.device.type == "cuda" and isinstance(held.get("step"), Tensor):
+                held["step"] = held["step"].to(self.device)
 
     def generators(self) -> dict[str, Any]:
         """The state of every source of random numbers."""
