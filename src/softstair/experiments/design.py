@@ -1,0 +1,238 @@
+"""Designs: which configurations are trained, and on which folds. A grid as data.
+
+The paper's three are :data:`DESIGNS`; :func:`softstair.experiments.files.read` makes one of a TOML
+file. A configuration is a recipe with a name; on a fold it is a unit, which has a run directory.
+
+>>> {name: len(design.configurations) for name, design in DESIGNS.items()}
+{'paper-cifar10': 264, 'paper-svhn': 32, 'paper-speech': 32}
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from softstair import noise as noises
+from softstair.schedule import INTERVALS, POWERS
+from softstair.train.presets import preset
+from softstair.train.recipe import Recipe
+
+__all__ = ["DESIGNS", "FREEDOMS", "Configuration", "Design", "Unit", "design", "value_of"]
+
+FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power")
+"""The paper's degrees of freedom, as a recipe names them."""
+FORWARDS = ("expectation", "mode", "random")
+FIELDS = tuple(field.name for field in fields(Recipe))
+NONE = "none"
+"""The interval and the power law of noise that stays as it is: they do not matter."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A recipe with a name, which is the name of its directory; its folds are units."""
+
+    name: str
+    recipe: Recipe
+
+    def unit(self, fold: int) -> "Unit":
+        """This configuration on a fold."""
+        return Unit(self.name, replace(self.recipe, fold=fold))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training: a configuration on one fold."""
+
+    configuration: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """Such as uniform-mode-static/fold-0."""
+        return f"{self.configuration}/fold-{self.recipe.fold}"
+
+    def path(self, folder: Path) -> Path:
+        """Its run directory, in the grid's."""
+        return folder / self.configuration / f"fold-{self.recipe.fold}"
+
+
+@dataclass(frozen=True)
+class Design:
+    """Configurations, and the folds on which each is trained.
+
+    >>> few = DESIGNS["paper-svhn"].where({"interval": ["partition"], "power": ["progressive"]})
+    >>> len(few), next(few.units()).name
+    (15, 'uniform-expectation-std-partition-progressive/fold-0')
+    """
+
+    name: str
+    configurations: tuple[Configuration, ...]
+    folds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.configurations]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(
+                f"each configuration must have a name of its own, but {twice!r} was given to two."
+            )
+        if not names:
+            raise ValueError("a design must have a configuration at least, but none was given.")
+        least = min(one.recipe.folds for one in self.configurations)
+        good = all(type(fold) is int and 0 <= fold < least for fold in self.folds)
+        if not self.folds or not good or len(set(self.folds)) != len(self.folds):
+            raise ValueError(
+                f"folds must be different whole numbers from 0 to {least - 1}, but "
+                f"{list(self.folds)} was given."
+            )
+
+    def __len__(self) -> int:
+        """The number of units."""
+        return len(self.configurations) * len(self.folds)
+
+    def units(self) -> Iterator[Unit]:
+        """Every configuration on every fold; the folds of one configuration lie together."""
+        for configuration in self.configurations:
+            for fold in self.folds:
+                yield configuration.unit(fold)
+
+    def where(self, wanted: Mapping[str, Sequence[str]]) -> "Design":
+        """The configurations in which each of these fields has one of these values."""
+        left = self.configurations
+        for name, allowed in wanted.items():
+            refuse_unknown(name)
+            values = list(dict.fromkeys(value_of(one.recipe, name) for one in self.configurations))
+            for value in allowed:
+                if value not in values:
+                    raise ValueError(
+                        f"{name} must be {_or(values)} in {self.name}, but {value!r} was given."
+                    )
+            left = tuple(one for one in left if value_of(one.recipe, name) in allowed)
+        if not left:
+            asked = " ".join(f"{name}={','.join(values)}" for name, values in wanted.items())
+            raise ValueError(
+                f"{self.name} has no configuration with {asked}: leave one of them out."
+            )
+        return replace(self, configurations=left)
+
+    def rescaled(self, epochs: int) -> "Design":
+        """The same over another number of epochs; periods and drops follow in proportion."""
+        return self.each(lambda recipe: recipe.rescaled(epochs))
+
+    def each(self, change: Callable[[Recipe], Recipe]) -> "Design":
+        """The same with another recipe for each."""
+        changed = [replace(one, recipe=change(one.recipe)) for one in self.configurations]
+        return replace(self, configurations=tuple(changed))
+
+    def varied(self) -> tuple[str, ...]:
+        """The fields in which its configurations differ."""
+        recipes = [one.recipe for one in self.configurations]
+        return tuple(name for name in FIELDS if len({value_of(one, name) for one in recipes}) > 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for :func:`json.dumps`."""
+        units = [{"name": one.name, **one.recipe.to_json()} for one in self.configurations]
+        return {"name": self.name, "folds": list(self.folds), "configurations": units}
+
+
+def value_of(recipe: Recipe, name: str) -> str:
+    """A field of a recipe in words, as ``--where`` names it; ``none`` where it does not matter.
+
+    >>> value_of(Recipe(static_std=True), "interval"), value_of(Recipe(), "static_std")
+    ('none', 'false')
+    """
+    if name in ("interval", "power") and (
+        recipe.is_float or (recipe.static_mean and recipe.static_std)
+    ):
+        return NONE
+    value = getattr(recipe, name)
+    if isinstance(value, tuple):
+        return ",".join(value) or NONE
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def refuse_unknown(name: str) -> None:
+    """Refuses what is no field of a recipe."""
+    if name in FIELDS:
+        return
+    near = difflib.get_close_matches(name, FIELDS, n=1)
+    hint = f", perhaps {near[0]}" if near else ""
+    raise ValueError(
+        f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
+        f"recipe{hint}, but {name!r} was given."
+    )
+
+
+def configuration(recipe: Recipe) -> Configuration:
+    """A recipe under the name that the paper's degrees of freedom give it."""
+    words: list[str] = [recipe.noise, recipe.forward]
+    moving = [what for what in ("mean", "std") if not getattr(recipe, f"static_{what}")]
+    words += ["_".join(moving), recipe.interval, recipe.power] if moving else ["static"]
+    return Configuration("-".join(words), replace(recipe, fold=0))
+
+
+def _full(base: Recipe) -> Iterator[Recipe]:
+    """CIFAR-10: every combination that differs from the others. Under static variance the
+    expectation would never become a stair, and is left out; without movement neither interval nor
+    power law matters."""
+    still = (True, False)
+    for noise, mean, std, interval, power, forward in product(
+        noises.names(), still, still, INTERVALS, POWERS, FORWARDS
+    ):
+        if std and forward == "expectation":
+            continue
+        if mean and std and (interval, power) != (base.interval, base.power):
+            continue
+        values: tuple[Any, ...] = (noise, forward, mean, std, interval, power)
+        yield replace(base, **dict(zip(FREEDOMS, values, strict=True)))
+
+
+def _small(base: Recipe) -> Iterator[Recipe]:
+    """SVHN and Speech Commands: static noise of every family, and uniform noise whose variance
+    alone is annealed."""
+    for recipe in _full(base):
+        moves = not recipe.static_std
+        if recipe.static_mean and (not moves or recipe.noise == "uniform"):
+            yield recipe
+
+
+def _designed(name: str, recipes: Iterable[Recipe]) -> Design:
+    return Design(name, tuple(map(configuration, recipes)), folds=(0, 1, 2, 3, 4))
+
+
+DESIGNS: dict[str, Design] = {
+    "paper-cifar10": _designed("paper-cifar10", _full(preset("paper-cifar10"))),
+    "paper-svhn": _designed("paper-svhn", _small(preset("paper-svhn"))),
+    "paper-speech": _designed("paper-speech", _small(preset("paper-speech"))),
+}
+
+
+def design(name: str) -> Design:
+    """The paper's design of that name."""
+    if name in DESIGNS:
+        return DESIGNS[name]
+    raise ValueError(
+        f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {name!r} was given."
+    )
+
+
+def conditions(words: Sequence[str]) -> dict[str, list[str]]:
+    """What ``--where`` was given: field=value,value for each field.
+
+    >>> conditions(["interval=partition,same_end", "forward=mode"])
+    {'interval': ['partition', 'same_end'], 'forward': ['mode']}
+    """
+    found: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not values or not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"--where must be given as field=value,value, but {word!r} was given.")
+        found.setdefault(name.replace("-", "_"), []).extend(values.split(","))
+    return found
+
+
+def _or(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"

@@ -1,0 +1,253 @@
+"""What came of a grid: read from its run directories, which are the store, or from a table.
+
+The tidy table has a row for every epoch of every unit: what was trained (:data:`SETTINGS`, and
+every other field of a recipe in which the units differ), what the epoch gave, and what the unit
+gave in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from softstair.experiments.design import FIELDS, value_of
+from softstair.extras import needed
+from softstair.train.files import replacing
+from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
+
+__all__ = ["Epoch", "Training", "collect", "find", "load", "rows", "write"]
+
+SETTINGS = (
+    "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
+    "epochs", "precision", "seed", "fold",
+)  # fmt: skip
+"""The fields of a recipe that the table always has, in words as ``--where`` has them."""
+LARGEST = 1 << 30
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A line of metrics."""
+
+    epoch: int
+    learning_rate: float
+    train_loss: float
+    train_accuracy: float
+    valid_loss: float
+    valid_accuracy: float
+
+
+OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
+METRICS = tuple(field.name for field in fields(Epoch))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A unit and what came of it so far.
+
+    configuration    its name, which its folds share
+    settings         what was trained, in words: {"noise": "uniform", "interval": "none", …}
+    curve            its epochs, in order
+    test_accuracy, best_valid_accuracy, seconds, images_per_second   once it is done; the first is
+                     None where there is no test set
+    path             its run directory, if it was read from one
+    """
+
+    configuration: str
+    settings: Mapping[str, str]
+    curve: tuple[Epoch, ...]
+    best_valid_accuracy: float | None = None
+    test_accuracy: float | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    path: Path | None = None
+
+    @property
+    def fold(self) -> int:
+        """Which fold it was validated on."""
+        return int(self.settings["fold"])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it came to its last epoch."""
+        return self.seconds is not None
+
+    @property
+    def valid_accuracy(self) -> float:
+        """That of its last epoch so far."""
+        return self.curve[-1].valid_accuracy
+
+
+def find(folder: Path) -> list[Path]:
+    """The run directories in a folder, and in its folders, in order."""
+    if (folder / "config.json").is_file():
+        return [folder]
+    found = sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*/config.json"))
+    return sorted((path.parent for path in found), key=_order)
+
+
+def collect(folder: Path | str) -> list[Training]:
+    """Every unit in a folder that has an epoch to show, done or not."""
+    folder = Path(folder)
+    found = [training for path in find(folder) if (training := _read(path, folder)) is not None]
+    if not found:
+        raise RunError(
+            f"{str(folder)!r} must hold run directories, as softstair grid and softstair train "
+            "make them, or be a table of them, but there is none with an epoch done."
+        )
+    return found
+
+
+def load(path: Path | str) -> list[Training]:
+    """What came of a grid: of a folder of run directories, or of a table in CSV or Parquet."""
+    path = Path(path)
+    if path.suffix == ".csv" and path.is_file():
+        return _from_rows(path, _csv_rows(path))
+    if path.suffix == ".parquet" and path.is_file():
+        return _from_rows(path, _parquet_rows(path))
+    return collect(path)
+
+
+def rows(trainings: Iterable[Training]) -> Iterator[dict[str, str | float | None]]:
+    """The tidy table: a row for every epoch of every unit."""
+    trainings = list(trainings)
+    settings = _columns(trainings)
+    for one in trainings:
+        same = {"configuration": one.configuration}
+        same |= {name: one.settings.get(name, "") for name in settings}
+        outcome = {name: getattr(one, name) for name in OUTCOME}
+        for epoch in one.curve:
+            yield {**same, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
+
+
+def write(trainings: Sequence[Training], path: Path) -> None:
+    """Writes the tidy table, as CSV or Parquet by the name of the file."""
+    table = list(rows(trainings))
+    if path.suffix == ".parquet":
+        arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+        columns = {name: [row[name] for row in table] for name in table[0]}
+        with replacing(path) as partial:
+            parquet.write_table(arrow.table(columns), partial)
+        return
+    if path.suffix != ".csv":
+        raise ValueError(f"a table must end in .csv or .parquet, but {str(path)!r} was given.")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _short(value) for name, value in row.items()} for row in table)
+    with replacing(path) as partial:
+        partial.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _order(path: Path) -> tuple[str, int]:
+    """Folds by number, the tenth after the ninth."""
+    number = path.name.removeprefix("fold-")
+    return str(path.parent), int(number) if number.isdecimal() else -1
+
+
+def _read(path: Path, folder: Path) -> Training | None:
+    recipe = recipe_of(path)
+    if recipe is None or not _has_epochs(path):
+        return None
+    summary = summary_of(path) or {}
+    lines = [{name: line[name] for name in METRICS} for line in metrics_of(path)]
+    name = path.parent if path.name.startswith("fold-") else path
+    relative = name.relative_to(folder) if name != folder and folder in name.parents else name
+    return Training(
+        configuration=str(relative) if str(relative) != "." else name.resolve().name,
+        settings={name: value_of(recipe, name) for name in FIELDS},
+        curve=tuple(Epoch(**line) for line in lines),
+        path=path,
+        **{name: summary.get(name) for name in OUTCOME},
+    )
+
+
+def _has_epochs(path: Path) -> bool:
+    file = path / "metrics.jsonl"
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _columns(trainings: Sequence[Training]) -> list[str]:
+    """The settings that a table shows."""
+    known = {name for one in trainings for name in one.settings}
+    differ = [
+        name
+        for name in FIELDS
+        if name in known and len({one.settings.get(name) for one in trainings}) > 1
+    ]
+    return [*SETTINGS, *(name for name in differ if name not in SETTINGS)]
+
+
+def _short(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError("it is too long to be one")
+        with open(path, encoding="utf-8", newline="") as file:
+            return [dict(row) for row in csv.DictReader(file, strict=True)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise _no_table(path, error) from None
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    parquet = needed("pyarrow.parquet")
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise _no_table(path, error) from None
+
+
+def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
+    """The units that a table tells of; the rows of one lie together."""
+    try:
+        units: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in table:
+            settings = [name for name in row if name in FIELDS]
+            key = tuple(str(row[name]) for name in ("configuration", *settings))
+            units.setdefault(key, []).append(row)
+        found = [_from_curve(curve) for curve in units.values()]
+        if not found:
+            raise ValueError("it has no row")
+    except (LookupError, TypeError, ValueError) as error:
+        raise _no_table(path, error) from None
+    return found
+
+
+def _from_curve(curve: list[dict[str, Any]]) -> Training:
+    first = curve[0]
+    epochs = [
+        Epoch(int(row["epoch"]), *(_number(row[name]) for name in METRICS[1:])) for row in curve
+    ]
+    if [one.epoch for one in epochs] != list(range(len(epochs))):
+        raise ValueError(f"the epochs of {first['configuration']!r} are not 0, 1, 2, …")
+    settings = {name: str(first[name]) for name in first if name in FIELDS}
+    missing = [name for name in SETTINGS if name not in settings]
+    if missing:
+        raise ValueError(f"it has no column {missing[0]}")
+    outcome: dict[str, Any] = {
+        name: None if first[name] in ("", None) else _number(first[name]) for name in OUTCOME
+    }
+    return Training(str(first["configuration"]), settings, tuple(epochs), **outcome)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no number")
+    return number
+
+
+def _no_table(path: Path, error: Exception) -> RunError:
+    reason = " ".join(str(error).split())[:200]
+    return RunError(
+        f"{str(path)!r} is no table of softstair grid --table, or was damaged ({reason}): write it "
+        "again from the run directories."
+    )
