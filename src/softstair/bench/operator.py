@@ -261,7 +261,8 @@ def repeated(run: Run, device: torch.device) -> Run:
     return _Replay(graph, run)
 
 
-class _Replay(NamedTuple):
+@dataclass(frozen=True)
+class _Replay:
     graph: torch.cuda.CUDAGraph
     run: Run
 
