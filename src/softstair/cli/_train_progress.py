@@ -20,8 +20,11 @@ class Progress:
     """A line that moves for every run: epoch, examples a second, loss, accuracy, time left,
     annealed layers. :meth:`told` hears what a run tells, see ``softstair.train.news``."""
 
-    def __init__(self, resuming: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self, resuming: bool = False, console: Console | None = None, verb: str = "train"
+    ) -> None:
         self._console = console or Console()
+        self._verb = verb
         self._resuming = resuming
         self._wide = self._console.width >= WIDE
         self._warned: set[str] = set()
@@ -114,7 +117,7 @@ class Progress:
             self._say(f"warning: {sentence}")
 
     def _say(self, sentence: str) -> None:
-        print(f"softstair train: {sentence}", file=sys.stderr)
+        print(f"softstair {self._verb}: {sentence}", file=sys.stderr)
 
     def _noise(self, noise: News | None) -> str:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""

@@ -147,7 +147,7 @@ class Command:
         return train_together(
             runs,
             number,
-            lambda fold, news: progress.told(f"fold {fold}", news),
+            progress.told,
             lambda threads: at_once(self.together, self.device, number, threads),
             data_dir=str(self.data_dir),
             device=self.device,

@@ -1,5 +1,6 @@
 """Experiments: designs of many trainings, engines that run them, and what comes of them."""
 
-from softstair.experiments.design import DESIGNS, Configuration, Design, Unit, design
+from softstair.experiments.design import DESIGNS, Configuration, Design, Unit
+from softstair.experiments.results import Training, load
 
-__all__ = ["DESIGNS", "Configuration", "Design", "Unit", "design"]
+__all__ = ["DESIGNS", "Configuration", "Design", "Training", "Unit", "load"]

@@ -9,7 +9,7 @@ file. A configuration is a recipe with a name; on a fold it is a unit, which has
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from softstair.schedule import INTERVALS, POWERS
 from softstair.train.presets import preset
 from softstair.train.recipe import Recipe
 
-__all__ = ["DESIGNS", "FREEDOMS", "Configuration", "Design", "Unit", "design", "value_of"]
+__all__ = ["DESIGNS", "FREEDOMS", "Configuration", "Design", "Unit", "named", "value_of"]
 
 FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power")
 """The paper's degrees of freedom, as a recipe names them."""
@@ -171,46 +171,48 @@ def configuration(recipe: Recipe) -> Configuration:
     words: list[str] = [recipe.noise, recipe.forward]
     moving = [what for what in ("mean", "std") if not getattr(recipe, f"static_{what}")]
     words += ["_".join(moving), recipe.interval, recipe.power] if moving else ["static"]
-    return Configuration("-".join(words), replace(recipe, fold=0))
+    return Configuration("-".join(words), recipe)
 
 
-def _full(base: Recipe) -> Iterator[Recipe]:
+def _full(base: Recipe) -> Iterator[dict[str, Any]]:
     """CIFAR-10: every combination that differs from the others. Under static variance the
     expectation would never become a stair, and is left out; without movement neither interval nor
     power law matters."""
     still = (True, False)
-    for noise, mean, std, interval, power, forward in product(
-        noises.names(), still, still, INTERVALS, POWERS, FORWARDS
-    ):
-        if std and forward == "expectation":
+    lists = (noises.names(), FORWARDS, still, still, INTERVALS, POWERS)
+    for values in product(*lists):
+        one = dict(zip(FREEDOMS, values, strict=True))
+        if one["static_std"] and one["forward"] == "expectation":
             continue
-        if mean and std and (interval, power) != (base.interval, base.power):
-            continue
-        values: tuple[Any, ...] = (noise, forward, mean, std, interval, power)
-        yield replace(base, **dict(zip(FREEDOMS, values, strict=True)))
+        same = (one["interval"], one["power"]) == (base.interval, base.power)
+        if not (one["static_mean"] and one["static_std"]) or same:
+            yield one
 
 
-def _small(base: Recipe) -> Iterator[Recipe]:
+def _small(base: Recipe) -> Iterator[dict[str, Any]]:
     """SVHN and Speech Commands: static noise of every family, and uniform noise whose variance
     alone is annealed."""
-    for recipe in _full(base):
-        moves = not recipe.static_std
-        if recipe.static_mean and (not moves or recipe.noise == "uniform"):
-            yield recipe
+    for one in _full(base):
+        if one["static_mean"] and (one["static_std"] or one["noise"] == "uniform"):
+            yield one
 
 
-def _designed(name: str, recipes: Iterable[Recipe]) -> Design:
-    return Design(name, tuple(map(configuration, recipes)), folds=(0, 1, 2, 3, 4))
+def _designed(
+    name: str, grid: Callable[[Recipe], Iterator[dict[str, Any]]], folds: int = 5
+) -> Design:
+    base = preset(name)
+    made = tuple(configuration(replace(base, **one)) for one in grid(base))
+    return Design(name, made, tuple(range(folds)))
 
 
 DESIGNS: dict[str, Design] = {
-    "paper-cifar10": _designed("paper-cifar10", _full(preset("paper-cifar10"))),
-    "paper-svhn": _designed("paper-svhn", _small(preset("paper-svhn"))),
-    "paper-speech": _designed("paper-speech", _small(preset("paper-speech"))),
+    "paper-cifar10": _designed("paper-cifar10", _full),
+    "paper-svhn": _designed("paper-svhn", _small),
+    "paper-speech": _designed("paper-speech", _small),
 }
 
 
-def design(name: str) -> Design:
+def named(name: str) -> Design:
     """The paper's design of that name."""
     if name in DESIGNS:
         return DESIGNS[name]
@@ -219,17 +221,17 @@ def design(name: str) -> Design:
     )
 
 
-def conditions(words: Sequence[str]) -> dict[str, list[str]]:
-    """What ``--where`` was given: field=value,value for each field.
+def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
+    """What a flag such as ``--where`` was given: field=value,value for each field.
 
-    >>> conditions(["interval=partition,same_end", "forward=mode"])
+    >>> conditions(["interval=partition,same_end", "forward=mode"], "--where")
     {'interval': ['partition', 'same_end'], 'forward': ['mode']}
     """
     found: dict[str, list[str]] = {}
     for word in words:
         name, equals, values = word.partition("=")
         if not equals or not values or not re.fullmatch(r"[\w-]+", name):
-            raise ValueError(f"--where must be given as field=value,value, but {word!r} was given.")
+            raise ValueError(f"{flag} must be given as field=value,value, but {word!r} was given.")
         found.setdefault(name.replace("-", "_"), []).extend(values.split(","))
     return found
 

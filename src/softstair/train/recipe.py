@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -110,7 +111,7 @@ class Recipe:
     """Run a training step on a GPU as one captured graph; auto: unless the model is your own."""
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
+        for name, kind in _kinds().items():
             object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
         for name, (low, high, allowed) in RANGES.items():
             value = getattr(self, name)
@@ -214,6 +215,11 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "folds": (2, 10**9, "a whole number from 2 to 10^9"),
     "seed": (0, 2**63 - 1, "a whole number from 0 to 2^63 - 1"),
 }
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(Recipe)
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:

@@ -1,5 +1,6 @@
 """Stairs by name, as recipes and flags give them: ``ternary``, ``int4``, ``uint4``, …"""
 
+from functools import lru_cache
 from typing import Literal, get_args
 
 from softstair.stair import Stair
@@ -27,6 +28,7 @@ StairName = Literal[
 ]
 
 
+@lru_cache(maxsize=64)  # frozen data, and rounding it to every dtype takes milliseconds
 def named(
     name: str, quantum: float = 1.0, thresholds: Literal["floor", "midpoint"] = "midpoint"
 ) -> Stair:

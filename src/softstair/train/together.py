@@ -50,26 +50,37 @@ def at_once(together: Literal["auto"] | int, device: str, runs: int, threads: in
 
 def train_together(
     runs: Iterable[tuple[Recipe, Path]],
-    number: int,
-    tell: Callable[[int, News], None],
+    number: int | Callable[[], int],
+    tell: Callable[[Any, News], None],
     limit: Callable[[int], int] | None = None,
+    name: Callable[[Recipe, Path], Any] = lambda recipe, path: f"fold {recipe.fold}",
+    again: str = "go on with --resume",
     **settings: Any,
 ) -> int:
     """Trains runs, recipes with their directories, so many at a time; returns how many failed.
 
-    ``tell(fold, news)`` hears what each run has to say, see :mod:`softstair.train.news`. The first
-    goes ahead of the others: what refuses it before it begins would refuse them all, and is raised;
-    data that must be computed are computed once; and ``limit(threads)`` may lower the number once
-    it is known how many threads a run has. A run that fails later, or whose process is killed, is
-    told of, and the others go on to their end. SIGINT and SIGTERM are passed on to the processes,
-    and raise :class:`Interrupted <softstair.train.Interrupted>` once each has kept its run.
+    ``number`` may be a function, which is asked again and again: more are begun, or fewer after the
+    next is done, as it says. ``tell(name, news)`` hears what each run has to say, see
+    :mod:`softstair.train.news`; ``name`` says what a run is called there, its fold unless told
+    otherwise, and ``again`` how to go on with one that was lost.
+
+    The first goes ahead of the others: what refuses it before it begins would refuse them all, and
+    is raised; data that must be computed are computed once; and ``limit(threads)`` may lower the
+    number once it is known how many threads a run has. A run that fails later, or whose process is
+    killed, is told of, and the others go on to their end. SIGINT and SIGTERM are passed on to the
+    processes, and raise :class:`Interrupted <softstair.train.Interrupted>` once each has kept its
+    run.
 
     ``settings`` are what else :func:`softstair.train.train` is given: data_dir, device, resume and
     threads; and tensorboard, whether to write events.
     """
-    with StopRequest() as stop, Crew(runs, number, tell, limit or (lambda _: number)) as crew:
+    first = number if isinstance(number, int) else number()
+    limit = limit or (lambda _: first)
+    with StopRequest() as stop, Crew(runs, first, tell, limit, name, again) as crew:
         told = False
         while crew.hand_out(settings):
+            if not isinstance(number, int):
+                crew.number = number()
             if stop.number is not None and not told:
                 crew.stop()
                 told = True
@@ -87,19 +98,22 @@ class Crew:
         self,
         runs: Iterable[tuple[Recipe, Path]],
         number: int,
-        tell: Callable[[int, News], None],
+        tell: Callable[[Any, News], None],
         limit: Callable[[int], int],
+        name: Callable[[Recipe, Path], Any],
+        again: str,
     ) -> None:
         self.said: queue.SimpleQueue[tuple[Worker, News | None]] = queue.SimpleQueue()
         self.failed = 0
         self._waiting, self._tell, self._limit = iter(runs), tell, limit
-        self._number = number
+        self._name, self._again = name, again
+        self.number = number
         self._open, self._begun = True, False
         self._workers: list[Worker] = []
 
     def __enter__(self) -> "Crew":
         # All at once: they import what they need while the first one goes ahead.
-        self._workers += [Worker(self.said) for _ in range(self._number)]
+        self._workers += [Worker(self.said) for _ in range(self.number)]
         return self
 
     def __exit__(
@@ -110,18 +124,18 @@ class Crew:
     ) -> None:
         for worker in self._workers:
             worker.dismiss()
-            if worker.fold is not None:
+            if worker.run is not None:
                 worker.process.terminate()
         deadline = time.monotonic() + PATIENCE
         for worker in self._workers:
             # One that trains nothing has kept everything: torch would take a second to say goodbye.
             left = deadline - time.monotonic()
-            worker.end(0.0 if worker.fold is None else max(0.0, left))
+            worker.end(0.0 if worker.run is None else max(0.0, left))
 
     def hand_out(self, settings: dict[str, Any]) -> bool:
         """Gives runs to processes that are free; whether there is still something to wait for."""
-        busy = [worker for worker in self._workers if worker.fold is not None]
-        most = self._number if self._begun else 1
+        busy = [worker for worker in self._workers if worker.run is not None]
+        most = self.number if self._begun else 1
         while self._open and len(busy) < most:
             if (run := next(self._waiting, None)) is None:
                 self._open = False
@@ -129,11 +143,12 @@ class Crew:
             worker = next((one for one in self._workers if one.is_free), None)
             if worker is None:
                 self._workers.append(worker := Worker(self.said))
-            worker.give(*run, settings)
+            name = self._name(*run)
+            worker.give(name, *run, settings)
             busy.append(worker)
-            self._tell(run[0].fold, {"said": "start"})
+            self._tell(name, {"said": "start"})
         spare = [worker for worker in self._workers if worker.is_free]
-        wanted = max(0, self._number - len(busy)) if self._open else 0
+        wanted = max(0, self.number - len(busy)) if self._open else 0
         for worker in spare[wanted:]:
             worker.dismiss()
         return bool(busy)
@@ -143,46 +158,47 @@ class Crew:
         if heard is None:
             self._workers.remove(worker)
             worker.end(PATIENCE)
-        if (fold := worker.fold) is None:
+        if (name := worker.run) is None:
             return
         news: News = {"said": "stopped"} if heard is None else heard
         said = news["said"]
         if said == "begin":
             worker.has_begun = True
             if not self._begun:
-                self._begun, self._number = True, self._limit(news["threads"])
+                self._begun, self.number = True, self._limit(news["threads"])
         if said in ("done", "stopped", "failed"):
-            worker.fold, worker.is_free = None, said == "done"
+            worker.run, worker.is_free = None, said == "done"
         if said == "stopped":
             # A scheduler strikes every process of a job, and perhaps this one last.
             if stop.number is None:
                 time.sleep(0.5)
             if stop.number is None:
-                self._fail(worker, fold, _loss(worker.process.poll()), f"fold {fold}: ")
+                why = _loss(worker.process.poll(), self._again)
+                self._fail(worker, name, why, f"{name}: ")
         elif said == "failed":
-            self._fail(worker, fold, news["why"])
+            self._fail(worker, name, news["why"])
         else:
-            self._tell(fold, news)
+            self._tell(name, news)
 
     def stop(self) -> None:
         """Each keeps its run, and ends."""
         self._open = False
         for worker in self._workers:
-            if worker.fold is not None:
+            if worker.run is not None:
                 worker.process.terminate()
 
-    def _fail(self, worker: Worker, fold: int, why: str, before: str = "") -> None:
+    def _fail(self, worker: Worker, name: Any, why: str, before: str = "") -> None:
         if not self._begun:
             raise RunError(before + why)
         if not worker.has_begun:
             self._open = False  # what refuses a run before it begins is seldom its own affair
         self.failed += 1
-        self._tell(fold, {"said": "failed", "why": why})
+        self._tell(name, {"said": "failed", "why": why})
 
 
-def _loss(code: int | None) -> str:
+def _loss(code: int | None, again: str) -> str:
     """Why a process that nobody here asked to end did so; its exit code is None if it says why."""
-    whole = "its last checkpoint, if there is one, is whole: go on with --resume"
+    whole = f"its last checkpoint, if there is one, is whole: {again}"
     if not code:
         return f"its process was told to stop, and {whole}."
     if code == -9:

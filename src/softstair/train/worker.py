@@ -30,12 +30,12 @@ module is not taken for it (-P), unless the parent would take it."""
 class Worker:
     """A process that trains what it is given; what it says is put into ``said``, at last None.
 
-    ``fold`` is what it trains, ``has_begun`` whether its first step is behind it, and ``is_free``
-    whether it may be given something.
+    ``run`` is the name of what it trains, ``has_begun`` whether its first step is behind it, and
+    ``is_free`` whether it may be given something.
     """
 
     def __init__(self, said: "queue.SimpleQueue[tuple[Worker, News | None]]") -> None:
-        self.fold: int | None = None
+        self.run: Any = None
         self.has_begun, self.is_free = False, True
         # Torch takes as many threads in it as here, for networks that are not small.
         given = [json.dumps(sys.path), str(torch.get_num_threads())]
@@ -56,10 +56,10 @@ class Worker:
                 said.put((self, json.loads(line)))
         said.put((self, None))
 
-    def give(self, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
-        """Lets it train a run."""
+    def give(self, name: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
+        """Lets it train a run, and calls it by a name."""
         assert self.process.stdin is not None
-        self.fold, self.has_begun, self.is_free = recipe.fold, False, False
+        self.run, self.has_begun, self.is_free = name, False, False
         task = {"recipe": recipe.to_json(), "out": str(out), **settings}
         with contextlib.suppress(OSError):  # it is dead, and its end will be heard
             self.process.stdin.write(json.dumps(task).encode() + b"\n")

@@ -1,0 +1,99 @@
+"""A design, and what came of it, as tables."""
+
+import statistics
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from softstair.cli._console import Console
+from softstair.experiments.design import Design, value_of
+from softstair.experiments.estimate import Estimate
+from softstair.experiments.results import Training
+
+__all__ = ["design", "duration", "estimate", "outcome", "say"]
+
+FEW = 40
+"""Configurations that are listed one by one."""
+
+
+def design(asked: Design) -> None:
+    """Prints what varies, over which values, and how many units that makes."""
+    table = Table(title=asked.name)
+    table.add_column("degree of freedom")
+    table.add_column("values")
+    recipes = [one.recipe for one in asked.configurations]
+    for field in asked.varied():
+        values = dict.fromkeys(value_of(recipe, field) for recipe in recipes)
+        table.add_row(field, ", ".join(values))
+    console = Console(markup=False)
+    if asked.varied():
+        console.print(table)
+    if len(recipes) <= FEW:
+        console.print("\n".join(one.name for one in asked.configurations), soft_wrap=True)
+    epochs = sorted({recipe.epochs for recipe in recipes})
+    count, folds = len(recipes), len(asked.folds)
+    say(
+        f"{count} configuration{_s(count)} × {folds} fold{_s(folds)} = {len(asked)} units of "
+        f"{', '.join(map(str, epochs))} epochs"
+    )
+
+
+def estimate(asked: Design, found: Estimate) -> None:
+    """Prints how long it would take here, one unit after the other."""
+    first = asked.configurations[0]
+    recipes = [one.recipe for one in asked.configurations]
+    scale = sum(recipe.epochs for recipe in recipes) / (first.recipe.epochs * len(recipes))
+    whole = found.unit * len(asked) * scale
+    say(
+        f"a step of {first.name} takes {1000 * found.step:.3g} ms on {found.device}, and an "
+        f"evaluation {found.evaluation:.2g} s: about {duration(found.unit)} a unit, and "
+        f"{duration(whole)} for all, one after another; truncation and units side by side take less"
+    )
+
+
+def outcome(found: Iterable[Training]) -> None:
+    """Prints the accuracy of every configuration over its folds."""
+    grouped: dict[str, list[Training]] = {}
+    for one in found:
+        grouped.setdefault(one.configuration, []).append(one)
+    table = Table(title="accuracy of the network without noise")
+    table.add_column("configuration", overflow="fold")
+    for name in ("folds", "validation", "test", "seconds a unit"):
+        table.add_column(name, justify="right")
+    for name, folds in grouped.items():
+        tests = [one.test_accuracy for one in folds if one.test_accuracy is not None]
+        table.add_row(
+            name,
+            str(len(folds)),
+            _spread([one.valid_accuracy for one in folds]),
+            _spread(tests) if tests else "none",
+            f"{statistics.mean(one.seconds or 0.0 for one in folds):.1f}",
+        )
+    Console(markup=False).print(table)
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence as it is."""
+    Console(markup=False).print(sentence, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(40.0), duration(5400.0), duration(400000.0)
+    ('40 s', '1.5 hours', '4.6 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size or (unit == "hours" and seconds >= size):
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.2%}"
+    return f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,208 @@
+"""``softstair grid``: train a design, resumable, on this machine or on a cluster."""
+
+import json
+import shlex
+import signal
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
+from softstair.experiments.files import changed, read
+from softstair.train.interrupt import Interrupted
+from softstair.train.news import News
+
+__all__ = ["Command", "parse"]
+
+Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE...")]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Trains every unit of a design: each of its configurations on each of its folds.
+
+    A unit is a run directory, DIR/<configuration>/fold-<k>, as `softstair train` makes it. The same
+    command given again goes on: units that are done are not trained again, others go on from their
+    checkpoint. Exit code 0: all units are done; 2: an error, or some failed; 130, 143: stopped, and
+    kept.
+    """
+
+    design: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DESIGN")] = ""
+    """paper-cifar10, paper-svhn, paper-speech, or a TOML file with a design of your own."""
+    out: Path | None = None
+    """Folder of the run directories; None: runs/ and the design's name."""
+    where: Words = ()
+    """Only configurations with one of these values, as in interval=partition,same_end."""
+    set: Words = ()
+    """Another value for a field of every recipe, as in precision=float32."""
+    epochs: int | None = None
+    """Over so many epochs; period and drop of the recipes follow in proportion."""
+    folds: str | None = None
+    """Which folds, separated by commas, counting from 0; None: those of the design."""
+    engine: Literal["local", "ray"] = "local"
+    """This machine alone, or a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster, host:port, or auto for the one that this machine is in; None: one is
+    started here for the time being."""
+    together: int | Literal["auto"] = "auto"
+    """Units that share a GPU, or this machine's cores; auto: as many as measure fastest."""
+    data_dir: Path = Path("data")
+    """Folder of the data sets."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
+    threads: int | None = None
+    """Threads of each unit on a CPU; None: as many as suit its network."""
+    dry_run: bool = False
+    """Train nothing: show the design, the number of units, and an estimate of the time."""
+    json: bool = False
+    """With --dry-run: print every configuration as JSON, and nothing else."""
+    status: bool = False
+    """Train nothing: show how far each configuration is; on a terminal, until all are done."""
+    table: Path | None = None
+    """Write the table of all epochs there, as CSV or Parquet by its ending; None: table.csv in the
+    folder of the run directories."""
+
+    def __post_init__(self) -> None:
+        if not self.design:
+            raise ValueError(
+                f"DESIGN must be one of {', '.join(DESIGNS)}, or a TOML file, but none was given."
+            )
+        if self.json and not self.dry_run:
+            raise ValueError("--json goes with --dry-run, which was not given.")
+        if self.dry_run and self.status:
+            raise ValueError("--dry-run and --status exclude each other, but both were given.")
+        if self.address is not None and self.engine != "ray":
+            raise ValueError(
+                f"--address goes with --engine ray, but {self.address!r} was given without it."
+            )
+        if self.table is not None and self.table.suffix not in (".csv", ".parquet"):
+            raise ValueError(
+                f"--table must end in .csv or .parquet, but {str(self.table)!r} was given."
+            )
+
+    def run(self) -> int:
+        asked = self.asked()
+        if self.dry_run:
+            return self._show(asked)
+        folder = self.out or Path("runs") / asked.name
+        if self.status:
+            from softstair.cli import _grid_status
+
+            return _grid_status.show(asked, folder)
+        return self._train(asked, folder)
+
+    def asked(self) -> Design:
+        """The design that the flags describe."""
+        file = self.design.endswith(".toml") or "/" in self.design
+        found = read(Path(self.design)) if file else named(self.design)
+        found = found.where(conditions(self.where, "--where"))
+        if self.epochs is not None:
+            found = found.rescaled(self.epochs)
+        if self.set:
+            values = {name: _value(words) for name, words in _settings(self.set).items()}
+            found = found.each(lambda recipe: changed(recipe, values))
+        if self.folds is not None:
+            found = replace(found, folds=_folds(self.folds))
+        return found
+
+    def _show(self, asked: Design) -> int:
+        if self.json:
+            print(json.dumps(asked.to_json(), indent=1))
+            return 0
+        from softstair.cli import _grid_tables
+        from softstair.experiments.estimate import estimate
+
+        _grid_tables.design(asked)
+        first = asked.configurations[0].recipe
+        try:
+            found = estimate(first, str(self.data_dir), self.device, self.threads)
+        except ValueError as error:
+            _grid_tables.say(f"no estimate of the time: {error}")
+            return 0
+        _grid_tables.estimate(asked, found)
+        return 0
+
+    def _train(self, asked: Design, folder: Path) -> int:
+        from softstair.cli import _grid_tables
+        from softstair.cli._train_progress import Progress
+        from softstair.experiments import results
+
+        units = list(asked.units())
+        numbers = {unit.name: number for number, unit in enumerate(units, start=1)}
+        try:
+            with Progress(verb="grid") as progress:
+
+                def tell(unit: Unit, news: News) -> None:
+                    label = f"{numbers[unit.name]}/{len(units)} {unit.name}"
+                    progress.told(label, news)
+
+                failed = self._engine(units, folder, tell)
+        except (Interrupted, KeyboardInterrupt) as stop:
+            number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+            raise SystemExit(self._farewell(number)) from None
+        if failed:
+            raise ValueError(
+                f"{failed} of {len(units)} units failed, as told above: once that is mended, give "
+                "the same command again."
+            )
+        mine = {unit.path(folder) for unit in units}
+        found = [one for one in results.collect(folder) if one.path in mine]
+        table = self.table or folder / "table.csv"
+        results.write(found, table)
+        _grid_tables.outcome(found)
+        _grid_tables.say(f"table: {table}\nruns: {folder}")
+        return 0
+
+    def _engine(self, units: list[Unit], folder: Path, tell: Any) -> int:
+        settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
+        settings |= {"threads": self.threads, "together": self.together}
+        if self.engine == "ray":
+            from softstair.experiments.engines import ray
+
+            return ray.run(units, folder, tell, address=self.address, **settings)
+        from softstair.experiments.engines import local
+
+        return local.run(units, folder, tell, **settings)
+
+    def _farewell(self, number: int) -> int:
+        stop = signal.Signals(number).name
+        again = shlex.join(["softstair", *sys.argv[1:]]) if sys.argv[1:2] == ["grid"] else ""
+        how = f"go on with {again}" if again else "give the same command again to go on"
+        print(f"softstair grid: stopped by {stop}, and kept: {how}", file=sys.stderr)
+        return 128 + number
+
+
+def parse(words: Sequence[str], prog: str) -> Command:
+    """The command that the words describe."""
+    from softstair.cli._arguments import given
+    from softstair.cli._arguments import parse as parse_flags
+    from softstair.cli.train import refuse_no_number
+
+    refuse_no_number(given("--together", words))
+    return parse_flags(Command, words, prog)
+
+
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    return {name: ",".join(values) for name, values in conditions(words, "--set").items()}
+
+
+def _value(words: str) -> Any:
+    """A value as TOML has it, and otherwise a word."""
+    try:
+        return tomllib.loads(f"value = {words}")["value"]
+    except tomllib.TOMLDecodeError:
+        return words
+
+
+def _folds(words: str) -> tuple[int, ...]:
+    parts = words.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
+        raise ValueError(
+            f"--folds must be whole numbers separated by commas, but {words!r} was given."
+        )
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,39 @@
+"""Engines: what trains the units of a design, here or on a cluster.
+
+An engine is a function ``run(units, folder, tell, …)`` that returns how many units failed. It
+trains each in its run directory, which is all that it leaves behind: a unit that is done there is
+never trained again, one that was begun goes on. ``tell(unit, news)`` hears how they go.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from softstair.experiments.design import Unit
+from softstair.train.news import News
+from softstair.train.run import RunError, recipe_of, summary_of
+
+__all__ = ["Tell", "has_begun", "unfinished"]
+
+Tell = Callable[[Unit, News], None]
+
+
+def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
+    """The units that are not done yet."""
+    for unit in units:
+        if not has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
+            yield unit
+
+
+def has_begun(unit: Unit, folder: Path) -> bool:
+    """Whether a unit has a run directory; one in which another recipe was begun is refused."""
+    path = unit.path(folder)
+    if (begun := recipe_of(path)) is None:
+        return False
+    if names := begun.differences(unit.recipe):
+        # Epochs take period and drop with them: they are what was given.
+        name = "epochs" if "epochs" in names else names[0]
+        raise RunError(
+            f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, and not "
+            f"{getattr(unit.recipe, name)!r}: give what the grid was begun with, or another --out."
+        )
+    return True

@@ -1,0 +1,103 @@
+"""How long a unit takes here, from a short measurement: a few steps, and one evaluation."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from softstair.data import Dataset, load
+from softstair.data.examples import Examples
+from softstair.data.folds import split
+from softstair.train.captured import CapturedStep
+from softstair.train.evaluate import evaluate
+from softstair.train.machine import device_named, own_settings, threads_for
+from softstair.train.network import make_network
+from softstair.train.recipe import Recipe
+from softstair.train.state import State
+from softstair.train.step import Step
+
+__all__ = ["Estimate", "estimate"]
+
+PATIENCE = 3.0
+"""Seconds of steps that are enough."""
+FEWEST, MOST = 2, 200
+EVALUATED = 500
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What was measured, in seconds.
+
+    step        one step of training, with all its noise
+    evaluation  of the validation fold
+    unit        a whole unit: its steps and evaluations; truncation makes it faster, others beside
+                it on the same machine slower
+    """
+
+    step: float
+    evaluation: float
+    unit: float
+    device: str
+
+
+def estimate(
+    recipe: Recipe,
+    data_dir: str = "data",
+    device: str = "auto",
+    threads: int | None = None,
+    dataset: Dataset | None = None,
+) -> Estimate:
+    """Trains a few steps by a recipe, keeps nothing, and multiplies.
+
+    >>> found = estimate(Recipe(limit=200, epochs=10, batch=32), device="cpu")
+    >>> 0 < found.step < found.unit
+    True
+    """
+    place = device_named(device)
+    dataset = load(recipe.data, data_dir) if dataset is None else dataset
+    dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+    with own_settings(recipe, place):
+        torch.manual_seed(recipe.seed)
+        network = make_network(recipe, dataset)
+        torch.set_num_threads(threads or threads_for(network, recipe.batch))
+        parts = split(dataset, recipe.fold, recipe.folds)
+        numbers = dataset.mean, dataset.std, place
+        training, valid = (Examples(dataset.x[one], dataset.y[one], *numbers) for one in parts)
+        # Compiling takes longer than what is measured, and pays in a whole unit alone.
+        state = State(replace(recipe, compile="never"), network, len(training), place)
+        step = _step(state, training)
+        evaluation = _evaluation(state, valid)
+    unit = recipe.epochs * (state.steps * step + evaluation)
+    return Estimate(step, evaluation, unit, str(place))
+
+
+def _step(state: State, training: Examples) -> float:
+    """Seconds of a step."""
+    step = (CapturedStep if state.treatment.captured else Step)(state, training)
+    state.begin_epoch()
+    step()  # what is slow but once
+    _wait(state)
+    begun, done = time.perf_counter(), 0
+    while done < FEWEST or (time.perf_counter() - begun < PATIENCE and done < MOST):
+        if state.step >= state.steps:
+            state.step, state.order = 0, None
+            state.begin_epoch()
+        step()
+        done += 1
+        _wait(state)
+    return (time.perf_counter() - begun) / done
+
+
+def _evaluation(state: State, valid: Examples) -> float:
+    """Seconds of an evaluation, from a part of it."""
+    few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], valid.mean, valid.std, state.device)
+    evaluate(state.network, few)
+    begun = time.perf_counter()
+    evaluate(state.network, few)
+    _wait(state)
+    return (time.perf_counter() - begun) * len(valid) / len(few)
+
+
+def _wait(state: State) -> None:
+    if state.device.type == "cuda":
+        torch.cuda.synchronize(state.device)
