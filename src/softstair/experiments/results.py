@@ -127,7 +127,7 @@ def write(trainings: Sequence[Training], path: Path) -> None:
     """Writes the tidy table, as CSV or Parquet by the name of the file."""
     table = list(rows(trainings))
     if path.suffix == ".parquet":
-        arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+        arrow, parquet = needed("pyarrow", "tables"), needed("pyarrow.parquet", "tables")
         columns = {name: [row[name] for row in table] for name in table[0]}
         with replacing(path) as partial:
             parquet.write_table(arrow.table(columns), partial)
@@ -198,7 +198,7 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    parquet = needed("pyarrow.parquet")
+    parquet = needed("pyarrow.parquet", "tables")
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
