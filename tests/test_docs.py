@@ -189,7 +189,7 @@ def parse_command(line: str) -> None:
     _, verb, *words = shlex.split(line)
     assert verb in VERBS, line
     module = importlib.import_module(f"softstair.cli.{verb}")
-    if verb == "data" and words in (["fetch"], ["status"]):
+    if (verb == "data" and words in (["fetch"], ["status"])) or (verb == "grid" and not words):
         return  # a mention of it
     try:
         if hasattr(module, "parse"):
@@ -217,6 +217,18 @@ def test_every_flag_has_its_row_and_default() -> None:
     del wanted["recipe"]
     wanted["skip"] = "none"
     rows = re.findall(r"^\| `--([\w-]+)` \| `?([^`|]+?)`? \|", text_of(DOCS / "runs.md"), re.M)
+    found = {flag.replace("-", "_"): default for flag, default in rows}
+    assert found == {name: str(value) for name, value in wanted.items()}
+
+
+def test_every_flag_of_grid_has_its_row_and_default() -> None:
+    from softstair.cli.grid import Command
+
+    wanted = {one.name: one.default for one in fields(Command)}
+    del wanted["design"]
+    wanted |= {"where": "none", "set": "none"}
+    text = text_of(DOCS / "experiments.md")
+    rows = re.findall(r"^\| `--([\w-]+)` \| `?([^`|]+?)`? \|", text, re.M)
     found = {flag.replace("-", "_"): default for flag, default in rows}
     assert found == {name: str(value) for name, value in wanted.items()}
 

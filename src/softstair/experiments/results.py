@@ -42,6 +42,8 @@ class Epoch:
 
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
 METRICS = tuple(field.name for field in fields(Epoch))
+KNOWN = tuple(name for name in FIELDS if name not in METRICS)
+"""The fields of a recipe that are columns; the learning rate has one for every epoch."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _columns(trainings: Sequence[Training]) -> list[str]:
     known = {name for one in trainings for name in one.settings}
     differ = [
         name
-        for name in FIELDS
+        for name in KNOWN
         if name in known and len({one.settings.get(name) for one in trainings}) > 1
     ]
     return [*SETTINGS, *(name for name in differ if name not in SETTINGS)]
@@ -210,7 +212,7 @@ def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
     try:
         units: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in table:
-            settings = [name for name in row if name in FIELDS]
+            settings = [name for name in row if name in KNOWN]
             key = tuple(str(row[name]) for name in ("configuration", *settings))
             units.setdefault(key, []).append(row)
         found = [_from_curve(curve) for curve in units.values()]
@@ -228,7 +230,7 @@ def _from_curve(curve: list[dict[str, Any]]) -> Training:
     ]
     if [one.epoch for one in epochs] != list(range(len(epochs))):
         raise ValueError(f"the epochs of {first['configuration']!r} are not 0, 1, 2, …")
-    settings = {name: str(first[name]) for name in first if name in FIELDS}
+    settings = {name: str(first[name]) for name in first if name in KNOWN}
     missing = [name for name in SETTINGS if name not in settings]
     if missing:
         raise ValueError(f"it has no column {missing[0]}")
