@@ -3,11 +3,13 @@
     softstair bench --device cuda --json figures.json
     python benchmarks/goals.py figures.json
 
-Prints a line a goal; exits with 1 if one is missed, or was not measured.
+Prints a line a goal; exits with 1 if one is missed, or was not measured. Parts that were measured
+by several commands may be given as several files.
 """
 
 import json
 import sys
+from itertools import product
 from typing import Any
 
 FORWARDS = ("expectation", "mode", "random", "hard")
@@ -30,20 +32,23 @@ def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     partition = figures.get("partition") or {}
     found.append(("partition over static, 500 epochs", 1.5, partition.get("speed_up")))
     operators = figures.get("operator") or []
-    for way in ("forward", "backward"):
-        for stair in ("heaviside", "ternary", "int4"):
-            shares = [row[f"{way}_share"] for row in operators if row["stair"] == stair]
-            least = min(shares, default=None)
-            found.append((f"operator, {stair}, {way}: least share of a copy", 0.8, least))
+    kinds = sorted({(row["dtype"], row["stair"]) for row in operators}) or [("any", "any")]
+    for way, (dtype, stair) in product(("forward", "backward"), kinds):
+        mine = [row for row in operators if (row["dtype"], row["stair"]) == (dtype, stair)]
+        least = min((row[f"{way}_share"] for row in mine), default=None)
+        found.append((f"operator, {dtype}, {stair}, {way}: least share of a copy", 0.8, least))
     return found
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         print(__doc__)
         return 2
-    with open(sys.argv[1], encoding="utf-8") as file:
-        lines = goals(json.load(file))
+    figures: dict[str, Any] = {}
+    for name in sys.argv[1:]:
+        with open(name, encoding="utf-8") as file:
+            figures |= json.load(file)
+    lines = goals(figures)
     for what, least, measured in lines:
         shown = "not measured" if measured is None else f"{measured:.2f}"
         verdict = "met" if measured is not None and measured >= least else "MISSED"
