@@ -230,15 +230,20 @@ class StairLayer(nn.Module):
         weight = self.weight_stair.integers(self.weight)
         if weight is None:
             return self._sum(input, self.weight_stair(self.weight), self.bias)
-        scale = self.weight_stair.scale(self.weight, self.sum_dimensions)
         if self.input_quantum is None:
             total = self._sum(input, weight, None)
         else:
             total = self._integer_sum(input, weight)
+        return self.rescale(total).to(input.dtype)
+
+    def rescale(self, total: Tensor) -> Tensor:
+        """What ``eval()`` makes of a sum over whole weights: the quanta multiply it once, and the
+        bias is added."""
+        scale = self.weight_stair.scale(self.weight, self.sum_dimensions)
+        if self.input_quantum is not None:
             scale = scale * self.input_quantum
         if isinstance(scale, Tensor) or scale != 1.0:
             total = total * scale
-        total = total.to(input.dtype)
         if self.bias is not None:
             total = total + self.bias.reshape(-1, *[1] * self.sum_dimensions)
         return total

@@ -1,0 +1,480 @@
+"""From a trained stair network to one that computes with whole numbers alone.
+
+The network is walked through in the order in which it runs. A value is *whole* (a node gives it, in
+units of some quantum) or *pending*: a whole sum that has still to pass what the float network does
+before the next stair. When it comes to that stair, both become thresholds
+(:mod:`softstair.deploy.thresholds`); a pooling in between changes places with the stair, which is
+monotone. What cannot be exact is refused, by the name of its layer.
+"""
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from softstair.deploy import nodes
+from softstair.deploy.network import IntegerNetwork
+from softstair.deploy.thresholds import Crossing, search
+from softstair.graph import trace
+from softstair.nn import StairActivation, StairLayer
+
+__all__ = ["ExportError", "integerise"]
+
+SUMS = 2**31
+MOST_BESIDE = 256
+"""Values of a shortcut, each of which has thresholds of its own."""
+SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+Shape = tuple[int, ...]
+
+
+class ExportError(ValueError):
+    """What cannot be computed exactly in whole numbers, in one sentence that names the layer."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A node's result: whole numbers, each worth ``unit``; ``values`` are the floats that the
+    network has for them, from ``low`` on, where each has one."""
+
+    node: str
+    unit: float
+    low: int
+    high: int
+    values: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A whole sum, what the float network makes of it, and poolings that wait for the stair."""
+
+    source: str
+    chain: tuple[Callable[[Tensor], Tensor], ...]
+    layer: StairLayer | None = None
+    """Whose sum it is, as long as nothing else has happened to it."""
+    pools: tuple[nodes.MaxPool, ...] = ()
+    beside: Whole | None = None
+    after: tuple[Callable[[Tensor], Tensor], ...] = ()
+    """What comes after the shortcut ``beside`` was added."""
+
+
+Value = Whole | Pending
+
+
+def integerise(
+    net: nn.Module, shape: Sequence[int], zero: int = 0, scale: float = 1.0
+) -> IntegerNetwork:
+    """The integer network of a trained one, which takes bytes of that (C, H, W).
+
+    The float network sees (byte − zero)/scale: ``scale`` must be a power of two, so that sums over
+    the input are exact too, and ``zero`` a whole number, so that padding is one.
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3),
+    ...                       nn.ReLU(), nn.Linear(3, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
+    >>> integer = integerise(net, shape=(1, 2, 2), zero=128, scale=64.0)
+    >>> x = torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
+    >>> torch.equal(integer(x), net((x.float() - 128) / 64))
+    True
+    """
+    _check_input(zero, scale)
+    net = copy.deepcopy(net).cpu().float().eval()
+    try:
+        _, traced = trace(net, training=False)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ExportError(
+            f"net must be traceable by torch.fx to be exported, but it is not ({reason})."
+        ) from None
+    with torch.no_grad():
+        return _Walk(net, tuple(shape), zero, float(scale)).through(traced)
+
+
+def _check_input(zero: Any, scale: Any) -> None:
+    if isinstance(zero, bool) or not isinstance(zero, int) or not 0 <= zero <= 255:
+        raise ExportError(
+            f"zero must be a whole number from 0 to 255, so that padding is one, but {zero!r} was "
+            "given: train with --integer-input."
+        )
+    if not isinstance(scale, int | float) or scale <= 0 or math.frexp(scale)[0] != 0.5:
+        raise ExportError(
+            f"scale must be a power of two, so that sums over the input are exact, but {scale!r} "
+            "was given: train with --integer-input."
+        )
+
+
+class _Walk:
+    """One pass through a traced network."""
+
+    def __init__(self, net: nn.Module, shape: Shape, zero: int, scale: float) -> None:
+        self.net = net
+        self.made: dict[str, nodes.Node] = {}
+        self.sizes: dict[str, Shape] = {}
+        low, high = -zero, 255 - zero
+        self._add(nodes.Input("input", (), low, high, shape=shape, zero=zero, scale=scale))
+        values = tuple(number / scale for number in range(low, high + 1))
+        self.input = Whole("input", 1 / scale, low, high, values)
+
+    def through(self, traced: fx.Graph) -> IntegerNetwork:
+        values: dict[fx.Node, Any] = {}
+        for node in traced.nodes:
+            if node.op == "placeholder":
+                values[node] = None if values else self.input
+            elif node.op == "output":
+                (result,) = node.args
+                last = values.get(result) if isinstance(result, fx.Node) else None
+                if isinstance(last, Pending):
+                    last = self._rescaled(last)
+                if not isinstance(last, str):
+                    raise _no_scores()
+                return IntegerNetwork(tuple(self.made.values()), self.sizes)
+            else:
+                values[node] = self._step(node, values)
+        raise AssertionError("a traced network has an output")
+
+    def _step(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        name = str(node.target) if node.op == "call_module" else node.name
+        taken = [values[one] for one in node.all_input_nodes]
+        if any(isinstance(one, str) for one in taken):
+            raise ExportError(
+                f"{name} comes after the scores of the network, which integers do not follow: "
+                "leave it out of the network that is exported."
+            )
+        if node.op == "call_module":
+            module = self.net.get_submodule(name)
+            if len(taken) != 1:
+                raise self._refusal(name, type(module).__name__)
+            return self._module(name, module, taken[0])
+        if node.op in ("call_function", "call_method"):
+            return self._function(node, name, taken)
+        raise self._refusal(name, node.op)
+
+    def _module(self, name: str, module: nn.Module, x: Value) -> Any:
+        if isinstance(module, SILENT):
+            return x
+        if isinstance(module, StairLayer):
+            return self._layer(name, module, self._whole(name, x))
+        if isinstance(module, nn.Linear):
+            return self._scores(name, module, self._whole(name, x))
+        if isinstance(module, StairActivation):
+            return self._stair(name, module, x)
+        if isinstance(module, NORMS):
+            return self._chained(name, x, module)
+        if isinstance(module, nn.ReLU):
+            return self._chained(name, x, module)
+        if isinstance(module, nn.Flatten):
+            return self._flat(name, self._whole(name, x), module.start_dim, module.end_dim)
+        if isinstance(module, nn.MaxPool2d):
+            return self._max_pool(name, module, x)
+        if isinstance(module, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
+            return self._average(name, module, self._whole(name, x))
+        if isinstance(module, nn.ZeroPad2d):
+            raise ExportError(
+                f"{name} pads by itself, which is not exported: give the convolution after it that "
+                "padding."
+            )
+        raise self._refusal(name, type(module).__name__)
+
+    def _function(self, node: fx.Node, name: str, taken: list[Value]) -> Any:
+        function = node.target
+        word = str(function) if node.op == "call_method" else getattr(function, "__name__", "")
+        plain = len(node.args) == 2 and all(isinstance(one, fx.Node) for one in node.args)
+        if function in (operator.add, operator.iadd, torch.add) and plain and not node.kwargs:
+            return self._sum_of(name, taken[0], taken[-1])
+        if word == "flatten" and len(taken) == 1:
+            start, end = (*node.args[1:], *([1, -1][len(node.args) - 1 :]))[:2]
+            start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
+            return self._flat(name, self._whole(name, taken[0]), start, end)
+        if word in ("relu", "relu_") and len(taken) == 1:
+            return self._chained(name, taken[0], F.relu)
+        if word in ("contiguous", "dropout") and len(taken) == 1:
+            return taken[0]
+        raise self._refusal(name, word or str(function))
+
+    def _layer(self, name: str, layer: StairLayer, x: Whole) -> Pending:
+        weight = layer.weight_stair.integers(layer.weight)
+        if weight is None:
+            raise ExportError(
+                f"the weights of {name} have levels that are no whole multiples of a quantum: "
+                "choose a stair whose levels are."
+            )
+        factor = self._factor(name, layer, x)
+        total = self._add(_total(name, layer, weight.long(), x))
+        return Pending(total.name, (lambda sums: layer.rescale(sums.float() * factor),), layer)
+
+    def _factor(self, name: str, layer: StairLayer, x: Whole) -> float:
+        """What a whole sum is multiplied by before the layer's own scale."""
+        if layer.input_quantum is not None:
+            return 1.0
+        if math.frexp(x.unit)[0] == 0.5:
+            return x.unit  # a power of two: the float sum is exact as well
+        raise ExportError(
+            f"the features that {name} takes are not known to be whole multiples of one quantum: "
+            "give every activation before it a stair with the same quantum."
+        )
+
+    def _stair(self, name: str, activation: StairActivation, x: Value) -> Whole:
+        """The thresholds of a stair, and the poolings that waited for it."""
+        stair = activation.stair
+        if stair.integers is None or isinstance(stair.quantum, tuple):
+            raise ExportError(
+                f"the levels of {name} are no whole multiples of one quantum: choose a stair whose "
+                "levels are."
+            )
+        if isinstance(x, Whole):
+            x = self._as_pending(name, x)
+        levels = stair.integers
+        steps = self._thresholds(name, activation, x)
+        self._add(replace(steps, levels=levels, low=levels[0], high=levels[-1]))
+        last = steps.name
+        for number, pool in enumerate(x.pools):
+            last = f"{name}.pool{number}" if len(x.pools) > 1 else f"{name}.pool"
+            before = steps.name if number == 0 else list(self.made)[-1]
+            self._add(replace(pool, name=last, inputs=(before,), low=levels[0], high=levels[-1]))
+        floats = stair.rounded(torch.float32).levels
+        return Whole(last, stair.quantum, levels[0], levels[-1], _spread(levels, floats))
+
+    def _thresholds(self, name: str, activation: StairActivation, x: Pending) -> nodes.Steps:
+        source = self.made[x.source]
+        assert isinstance(source, nodes.Sum)
+        count = len(activation.stair.levels)
+        flat = source.weight.dim() == 2
+        rows = []
+        beside = (None,) if x.beside is None else x.beside.values or ()
+        for value in beside:
+
+            def probe(sums: Tensor, value: float | None = value) -> Tensor:
+                y = sums if flat else sums[:, :, None, None]
+                for one in x.chain:
+                    y = one(y)
+                if value is not None:
+                    y = y + torch.full_like(y, value)
+                for one in x.after:
+                    y = one(y)
+                return activation.stair.index(y).reshape(sums.shape)
+
+            rows.append(search(probe, source.least, source.greatest, count))
+        turned = rows[0].turned
+        for row in rows[1:]:
+            turned = turned | row.turned
+        if any(not torch.equal(row.turned, turned) for row in rows):
+            # A channel that never changes for one value of the shortcut has no order of its own.
+            rows = [_turned(row, turned, source) for row in rows]
+        if bool(turned.any()):
+            self.made[source.name] = _negated(source, turned)
+        table = (
+            rows[0].thresholds
+            if x.beside is None
+            else torch.stack([row.thresholds for row in rows], dim=1)
+        )
+        inputs = (x.source,) if x.beside is None else (x.source, x.beside.node)
+        first = 0 if x.beside is None else x.beside.low
+        return nodes.Steps(name, inputs, 0, 0, thresholds=table, first=first)
+
+    def _as_pending(self, name: str, x: Whole) -> Pending:
+        """Features that meet a stair again: each is a sum of itself."""
+        raise ExportError(
+            f"{name} is a stair on features that are quantised already, with no weights in "
+            "between: leave one of the two stairs out."
+        )
+
+    def _chained(self, name: str, x: Value, module: Any) -> Pending:
+        if isinstance(x, Whole):
+            raise ExportError(
+                f"{name} works on quantised features before any weights do, which integers do not "
+                "follow: put it behind the weights."
+            )
+        if x.pools and isinstance(module, NORMS) and bool((module.weight < 0).any()):
+            raise ExportError(
+                f"{name} normalises after a pooling, and turns the order of some channels round: "
+                "put the pooling behind the stair."
+            )
+        if x.beside is None:
+            return replace(x, chain=(*x.chain, module), layer=None)
+        return replace(x, after=(*x.after, module))
+
+    def _sum_of(self, name: str, a: Value, b: Value) -> Value:
+        if isinstance(a, Whole) and isinstance(b, Whole):
+            if a.unit != b.unit:
+                raise ExportError(
+                    f"{name} adds features of the quanta {a.unit} and {b.unit}: give both stairs "
+                    "one quantum."
+                )
+            node = nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high)
+            return Whole(self._add(node).name, a.unit, node.low, node.high)
+        if isinstance(a, Pending) and isinstance(b, Pending):
+            raise ExportError(
+                f"{name} adds two sums that no stair has quantised: put a stair behind one of them."
+            )
+        pending, whole = (a, b) if isinstance(a, Pending) else (b, a)
+        assert isinstance(pending, Pending)
+        assert isinstance(whole, Whole)
+        if pending.beside is not None or pending.pools:
+            raise ExportError(f"{name} adds a second shortcut before a stair: put a stair between.")
+        if whole.values is None or len(whole.values) > MOST_BESIDE:
+            raise ExportError(
+                f"the shortcut that {name} adds has more than {MOST_BESIDE} values, or values that "
+                "were added up: put a stair before it."
+            )
+        return replace(pending, beside=whole, layer=None)
+
+    def _max_pool(self, name: str, module: nn.MaxPool2d, x: Value) -> Value:
+        if module.return_indices or module.ceil_mode or _pair(module.dilation) != (1, 1):
+            raise ExportError(
+                f"{name} pools with indices, dilation or ceil_mode, which is not exported: pool "
+                "without."
+            )
+        kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+        pool = nodes.MaxPool(name, (), 0, 0, kernel, stride, _pair(module.padding))
+        if isinstance(x, Pending):
+            return replace(x, pools=(*x.pools, pool), layer=None)
+        made = self._add(replace(pool, inputs=(x.node,), low=x.low, high=x.high))
+        return replace(x, node=made.name)
+
+    def _average(self, name: str, module: nn.Module, x: Whole) -> Whole:
+        shape = self.sizes[x.node]
+        if isinstance(module, nn.AvgPool2d):
+            kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+            plain = not module.ceil_mode and module.divisor_override is None
+            good = plain and _pair(module.padding) == (0, 0)
+        else:
+            size = getattr(module, "output_size", None)
+            kernel = stride = (shape[1], shape[2])
+            good = size in (1, (1, 1))
+        if not good:
+            raise ExportError(
+                f"{name} averages with padding or to several places, which is not exported: use "
+                "AvgPool2d without padding, or AdaptiveAvgPool2d(1)."
+            )
+        area = kernel[0] * kernel[1]
+        low, high = area * x.low, area * x.high
+        node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride))
+        return Whole(node.name, x.unit / area, low, high)
+
+    def _flat(self, name: str, x: Whole, start: Any, end: Any) -> Whole:
+        if (start, end) != (1, -1):
+            raise self._refusal(name, f"flatten from {start} to {end}")
+        node = self._add(nodes.Flatten(name, (x.node,), x.low, x.high))
+        return replace(x, node=node.name)
+
+    def _scores(self, name: str, module: nn.Linear, x: Whole) -> str:
+        if len(self.sizes[x.node]) != 1:
+            raise self._refusal(name, "a linear layer over places")
+        bias = None if module.bias is None else module.bias.detach().clone()
+        weight = module.weight.detach().clone()
+        return self._add(nodes.Scores(name, (x.node,), 0, 0, weight, bias, x.unit)).name
+
+    def _rescaled(self, x: Pending) -> str:
+        """The scores of a last layer whose weights are whole too."""
+        layer = x.layer
+        if layer is None:
+            raise _no_scores()
+        zeros = torch.zeros(1, layer.weight.shape[0])
+        bias = x.chain[0](zeros)[0]
+        scale = x.chain[0](zeros + 1)[0] - bias if layer.bias is None else None
+        if scale is None:
+            plain = copy.copy(layer)
+            plain.bias = None
+            scale = plain.rescale(zeros + 1)[0]
+        return self._add(nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias)).name
+
+    def _whole(self, name: str, x: Value) -> Whole:
+        if isinstance(x, Pending):
+            raise ExportError(
+                f"{name} takes sums that no stair has quantised: put a stair before it, or leave "
+                "fewer layers in float."
+            )
+        return x
+
+    def _add(self, node: Any) -> Any:
+        """Takes a node in, and notes the shape of what it gives."""
+        if node.name in self.made:
+            raise ExportError(
+                f"{node.name} runs more than once, which is not exported: give each use a module "
+                "of its own."
+            )
+        if max(abs(node.low), abs(node.high)) >= SUMS:
+            raise ExportError(f"the sums of {node.name} do not fit into 32 bits.")
+        self.made[node.name] = node
+        if isinstance(node, nodes.Input):
+            self.sizes[node.name] = node.shape
+        else:
+            examples = [torch.zeros(1, *self.sizes[one], dtype=torch.int64) for one in node.inputs]
+            if isinstance(node, nodes.Steps) and len(examples) == 2:
+                examples[1] += node.first
+            self.sizes[node.name] = tuple(node.run(*examples).shape[1:])
+        return node
+
+    def _refusal(self, name: str, what: str) -> ExportError:
+        return ExportError(
+            f"{name} ({what}) has no exact form in whole numbers: leave it out of the network that "
+            "is exported, or replace it."
+        )
+
+
+def _total(name: str, layer: StairLayer, weight: Tensor, x: Whole) -> nodes.Sum:
+    """The sum of a layer, with the least and the greatest that each channel can have."""
+    flat = weight.flatten(1)
+    ends = torch.stack([flat * x.low, flat * x.high])
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise ExportError(
+                f"{name} pads with {layer.padding_mode!r} ({layer.padding!r}), which is not "
+                "exported: pad with zeros, by numbers."
+            )
+        how = [_pair(getattr(layer, one)) for one in ("stride", "padding", "dilation")]
+        if any(how[1]):
+            ends = torch.cat([ends, torch.zeros_like(ends[:1])])
+        groups = layer.groups
+    elif isinstance(layer, nn.Linear):
+        how, groups = [(1, 1), (0, 0), (1, 1)], 1
+    else:
+        raise ExportError(f"{name} is a convolution over one dimension, which is not exported.")
+    least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
+    low, high = int(least.min()), int(greatest.max())
+    stride, padding, dilation = how
+    return nodes.Sum(
+        name, (x.node,), low, high, weight, stride, padding, dilation, groups, least, greatest
+    )
+
+
+def _negated(source: nodes.Sum, turned: Tensor) -> nodes.Sum:
+    """The same sum, of the other sign in some channels."""
+    sign = torch.where(turned, -1, 1)
+    weight = source.weight * sign.reshape(-1, *[1] * (source.weight.dim() - 1))
+    least = torch.where(turned, -source.greatest, source.least)
+    greatest = torch.where(turned, -source.least, source.greatest)
+    low, high = int(least.min()), int(greatest.max())
+    return replace(source, weight=weight, least=least, greatest=greatest, low=low, high=high)
+
+
+def _turned(row: Crossing, turned: Tensor, source: nodes.Sum) -> Crossing:
+    """The thresholds of channels that one level holds throughout, where the order is turned."""
+    always, never = -source.greatest[:, None], 1 - source.least[:, None]
+    flipped = torch.where(row.thresholds == source.least[:, None], always, never)
+    still = (turned & ~row.turned)[:, None]
+    return Crossing(torch.where(still, flipped, row.thresholds), turned)
+
+
+def _spread(levels: tuple[int, ...], floats: Sequence[float]) -> tuple[float, ...]:
+    """The float of every whole number from the lowest level on; what is no level is never asked."""
+    known = dict(zip(levels, floats, strict=True))
+    return tuple(known.get(one, math.nan) for one in range(levels[0], levels[-1] + 1))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _no_scores() -> ExportError:
+    return ExportError(
+        "the network must end in a linear layer that gives scores, but it ends in something else: "
+        "keep its last layer in float, or as a stair."
+    )
