@@ -233,6 +233,16 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
     assert found == {name: str(value) for name, value in wanted.items()}
 
 
+def test_the_reproduction_is_what_its_tables_say() -> None:
+    spec = importlib.util.spec_from_file_location("verdicts", DOCS / "verdicts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = text_of(DOCS / "reproduction.md")
+    assert module.rewritten(page) == page
+
+
 # Pictures
 
 

@@ -1,0 +1,294 @@
+"""How much of the variance of final accuracy each degree of freedom explains, on balanced blocks.
+
+A block is a factorial design: every combination of some levels, each on the same folds. There the
+sums of squares of main effects, two-way interactions and folds are orthogonal, whatever their
+order, and with those of the rest they add up to the total:
+
+    η²(term) = SS/SS_total        ω²(term) = (SS − df·MS_rest)/(SS_total + MS_rest), at least 0
+    F(term) = (SS/df)/MS_rest     where the rest holds three-way interactions too
+
+ω² estimates the share of the variance that a term has in truth; η² lies above it by what chance
+adds. Its 95 % interval inverts the distributions of the sums of squares, given normal errors:
+SS/σ² of a term is χ² with df degrees of freedom and a non-centrality λ, that of the folds (σ² +
+cells·σ_folds²)/σ² times a χ², that of the rest a χ². Draws of them (seeded) give draws of σ², λ and
+the shares, whose 2.5 and 97.5 % points are the interval (a generalised confidence interval). It was
+preferred to a bootstrap over five folds, which covered the truth in 83 to 97 % of simulated blocks
+where this does in 90 to 97 %; and it has an answer where there is one fold.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softstair import noise as noises
+from softstair.experiments.design import FORWARDS
+from softstair.experiments.results import Training
+from softstair.experiments.statistics import CONFIDENCE
+from softstair.experiments.studies import DYNAMIC, STATIC, select
+from softstair.extras import needed
+from softstair.schedule import INTERVALS, POWERS
+
+__all__ = [
+    "BLOCKS",
+    "FOLDS",
+    "REST",
+    "Block",
+    "Share",
+    "Table",
+    "Variance",
+    "explained",
+    "shares",
+    "tabled",
+]
+
+Numbers = NDArray[np.float64]
+FOLDS, REST = "folds", "rest"
+DRAWS, SEED = 4_000, 0
+NEGLIGIBLE = 1e-12
+"""A rest below this share of the total is rounding."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the grid: which settings vary in it, over which levels, and which are fixed.
+
+    must    the settings without which it would be a part of another block
+    """
+
+    name: str
+    about: str
+    factors: Mapping[str, tuple[str, ...]]
+    fixed: Mapping[str, str]
+    must: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Final validation accuracies: (levels of each factor …, folds)."""
+
+    factors: Mapping[str, tuple[str, ...]]
+    folds: tuple[int, ...]
+    values: Numbers
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one term explains; what takes an error to say is None where there is no rest.
+
+    term         names of factors; or folds; or rest
+    eta, omega   η² and ω²
+    low, high    95 % interval of the share that ω² estimates
+    """
+
+    term: tuple[str, ...]
+    freedom: int
+    eta: float
+    omega: float | None = None
+    f: float | None = None
+    p: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as forward × interval."""
+        return " × ".join(self.term)
+
+    def __str__(self) -> str:
+        """Such as 94.2 % (87.5 to 95.6)."""
+        if self.omega is None or self.low is None or self.high is None:
+            return f"{100 * self.eta:.1f} %"
+        return f"{100 * self.omega:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+@dataclass(frozen=True)
+class Variance:
+    """The shares of a block: main effects, two-way interactions, folds, rest."""
+
+    block: Block
+    table: Table
+    shares: tuple[Share, ...]
+
+    def __getitem__(self, name: str) -> Share:
+        """The share of that name, such as forward × interval."""
+        return next(one for one in self.shares if one.name == name)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of what is explained."""
+        return float(self.table.values.std())
+
+
+BLOCKS: dict[str, Block] = {
+    block.name: block
+    for block in (
+        Block(
+            "static",
+            "static noise",
+            {"noise": tuple(noises.names()), "forward": ("mode", "random")},
+            STATIC,
+        ),
+        Block(
+            "dynamic",
+            "uniform noise, static mean, dynamic std",
+            {"forward": FORWARDS, "interval": INTERVALS, "power": POWERS},
+            {"noise": "uniform", **DYNAMIC},
+        ),
+        Block(
+            "dynamic-expectation",
+            "expectation, static mean, dynamic std",
+            {"noise": tuple(noises.names()), "interval": INTERVALS, "power": POWERS},
+            {"forward": "expectation", **DYNAMIC},
+            must=("noise",),
+        ),
+    )
+}
+"""Those of the paper's figures."""
+
+
+def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, str]:
+    """The table of a block, and a sentence that says what is in it; or None, and why there is none.
+
+    Levels are those of which a unit is done; each combination of them must be there, on a fold that
+    it shares with all others. Factors of one level explain nothing, and are left out.
+    """
+    done = [one for one in select(trainings, block.fixed) if one.is_done]
+    there = {name: _levels(block, name, done) for name in block.factors}
+    cells: dict[tuple[str, ...], dict[int, float]] = {key: {} for key in product(*there.values())}
+    for one in done:
+        if (key := tuple(one.settings[name] for name in there)) in cells:
+            cells[key][one.fold] = one.valid_accuracy
+    absent = [key for key, folds in cells.items() if not folds]
+    varied = {name: levels for name, levels in there.items() if len(levels) > 1}
+    what = f"{' × '.join(block.factors)} ({block.about})"
+    if not done or not varied:
+        return None, f"{what}: no two configurations of it are done."
+    if any(name not in varied for name in block.must):
+        return None, f"{what}: of {' and '.join(block.must)}, one alone is done."
+    if absent:
+        of = f"{len(absent)} of {len(cells)} combinations are not done"
+        return None, f"{what}: {of}, such as {', '.join(absent[0])}."
+    folds = sorted(set.intersection(*(set(one) for one in cells.values())))
+    if not folds:
+        return None, f"{what}: no fold is done in each of the {len(cells)} combinations."
+    shape = [len(levels) for levels in varied.values()]
+    values = np.array([[cell[fold] for fold in folds] for cell in cells.values()], np.float64)
+    fewer = [
+        f"; {name} {' and '.join(levels)} alone"
+        for name, levels in there.items()
+        if len(levels) < len(block.factors[name])
+    ]
+    count = f"{len(folds)} fold{'s' if len(folds) > 1 else ''}"
+    said = f"{what}: {len(cells)} combinations on {count}{''.join(fewer)}."
+    return Table(varied, tuple(folds), values.reshape(*shape, len(folds))), said
+
+
+def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | None, str]:
+    """The shares of a block, and a sentence as :func:`tabled` has it."""
+    table, said = tabled(block, trainings)
+    if table is None:
+        return None, said
+    if np.ptp(table.values) == 0:
+        return None, f"{said[:-1]}, which all have the same accuracy."
+    return Variance(block, table, tuple(shares(table.values, list(table.factors)))), said
+
+
+def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
+    """The analysis of variance of (levels of each factor …, folds).
+
+    >>> table = np.array([[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, 0.7]]])
+    >>> [(one.name, round(one.eta, 3)) for one in shares(table, ["forward", "power"])]
+    [('forward', 0.762), ('power', 0.19), ('forward × power', 0.0), ('folds', 0.048), ('rest', 0.0)]
+    """
+    squares, freedoms = _squares(values)
+    total = float(((values - values.mean()) ** 2).sum())
+    rest, left = total - sum(squares.values()), values.size - 1 - sum(freedoms.values())
+    rest = rest if rest > NEGLIGIBLE * total else 0.0
+    names = [*factors, FOLDS]
+    error = rest / left if left else None
+    spans = _intervals(squares, freedoms, rest, left, values)
+    found = []
+    for term, square in squares.items():
+        freedom = freedoms[term]
+        name = tuple(names[axis] for axis in term)
+        if error is None:
+            found.append(Share(name, freedom, square / total))
+            continue
+        # Nothing is left: what there is, is there for certain; and what is rounding, is not.
+        sure = inf if square > NEGLIGIBLE * total else 0.0
+        f = square / freedom / error if error else sure
+        found.append(
+            Share(
+                term=name,
+                freedom=freedom,
+                eta=square / total,
+                omega=max(0.0, (square - freedom * error) / (total + error)),
+                f=f,
+                p=float(needed("scipy.special").fdtrc(freedom, left, f)),
+                low=spans[term][0],
+                high=spans[term][1],
+            )
+        )
+    return [*found, Share((REST,), left, rest / total)]
+
+
+def _levels(block: Block, name: str, done: Sequence[Training]) -> tuple[str, ...]:
+    found = {one.settings[name] for one in done}
+    return tuple(level for level in block.factors[name] if level in found)
+
+
+def _squares(values: Numbers) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], int]]:
+    """Sums of squares and degrees of freedom of each axis and each pair of factors."""
+    last = values.ndim - 1
+    terms: list[tuple[int, ...]] = [(axis,) for axis in range(last)]
+    terms += combinations(range(last), 2)
+    terms += [(last,)] if values.shape[last] > 1 else []
+    effects: dict[tuple[int, ...], Numbers] = {(): values.mean(keepdims=True)}
+    for term in sorted(terms, key=len):
+        others = tuple(axis for axis in range(values.ndim) if axis not in term)
+        within = [smaller for n in range(len(term)) for smaller in combinations(term, n)]
+        effects[term] = values.mean(others, keepdims=True) - sum(effects[one] for one in within)
+    squares = {t: float((effects[t] ** 2).sum() * values.size / effects[t].size) for t in terms}
+    return squares, {term: prod(values.shape[axis] - 1 for axis in term) for term in terms}
+
+
+def _intervals(
+    squares: Mapping[tuple[int, ...], float],
+    freedoms: Mapping[tuple[int, ...], int],
+    rest: float,
+    left: int,
+    values: Numbers,
+) -> dict[tuple[int, ...], tuple[float, float]]:
+    """The interval of each term's share: see the head of this file."""
+    total = sum(squares.values()) + rest
+    if not rest:
+        return {term: (square / total, square / total) for term, square in squares.items()}
+    folds = (values.ndim - 1,)
+    random = np.random.default_rng(SEED)
+    error = rest / random.chisquare(left, DRAWS)
+    parts: dict[tuple[int, ...], Numbers] = {}
+    for term, square in squares.items():
+        if term == folds:
+            spread = square / random.chisquare(freedoms[term], DRAWS) - error
+            parts[term] = np.maximum(spread, 0) * values.shape[-1] / values.size
+        else:
+            chance = random.uniform(size=DRAWS)
+            parts[term] = error * _centrality(square / error, freedoms[term], chance) / values.size
+    whole = error + sum(parts.values())
+    ends = [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)]
+    found = {term: np.percentile(part / whole, ends) for term, part in parts.items()}
+    return {term: (float(low), float(high)) for term, (low, high) in found.items()}
+
+
+def _centrality(square: Numbers, freedom: int, chance: Numbers) -> Numbers:
+    """The λ for which a χ² with that non-centrality lies below ``square`` with that chance."""
+    special = needed("scipy.special")
+    # Far out, where the series are long, √χ² is normal around √(λ + df − 1) to 3 figures.
+    far = square > 1000
+    near = special.chndtrinc(np.where(far, 1.0, square), freedom, chance)
+    root = np.sqrt(square) - special.ndtri(chance)
+    return np.where(far, np.maximum(root**2 - (freedom - 1), 0.0), near)

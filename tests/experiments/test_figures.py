@@ -1,0 +1,264 @@
+"""Figures: what is drawn, from which numbers, in the captions' colours; and what cannot be."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from made import made
+from matplotlib.colors import to_hex, to_rgb
+
+from softstair.experiments import figures
+from softstair.experiments.figures.style import COLOURS, blank, spread
+from softstair.experiments.results import Training
+from softstair.experiments.statistics import mean_of
+from softstair.experiments.variance import BLOCKS, explained
+from softstair.schedule import Schedule
+
+INTERVALS = {
+    "none": 0.1,
+    "partition": 0.05,
+    "same_start": 0.04,
+    "overlapped": 0.0,
+    "same_end": -0.2,
+}
+CHANCE = (0.01, -0.02, 0.0, 0.02, -0.01)
+BLUE, GREEN, RED, YELLOW = "#1f6fb4", "#2b8a45", "#c9302c", "#b98a00"
+
+
+def level(settings: Mapping[str, str], fold: int) -> float:
+    """A level for each interval and forward, with some difference between folds."""
+    forward = {"mode": 0.05, "random": 0.02, "expectation": 0.0}[settings["forward"]]
+    power = 0.006 if settings["power"] == "homogeneous" else 0.0
+    return 0.7 + INTERVALS[settings["interval"]] + forward + power + CHANCE[fold]
+
+
+def low_before(settings: Mapping[str, str], fold: int) -> float:
+    """Before the learning rate drops."""
+    return level(settings, fold) - 0.1
+
+
+@pytest.fixture(scope="module")
+def svhn() -> list[Training]:
+    """The whole of a small design."""
+    return made("paper-svhn", level, 20, before=low_before)
+
+
+def curves_of(figure: Any) -> list[Any]:
+    """The lines of a panel that are curves."""
+    return [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+
+
+def test_the_papers_panels_by_name(svhn: list[Training]) -> None:
+    """In its order: CIFAR-10's eight, and five of SVHN and of Speech."""
+    cifar10 = made("paper-cifar10", level, 10, (0, 1), {"static_mean": ["true"]})
+    names = list(figures.figures([*svhn, *cifar10]))
+    paper = [
+        "static-random", "static-mode", "dynamic-expectation-uniform",
+        "dynamic-expectation-triangular", "dynamic-expectation-normal",
+        "dynamic-expectation-logistic", "dynamic-random-uniform", "dynamic-mode-uniform",
+    ]  # fmt: skip
+    assert names[:8] == [f"cifar10-{name}" for name in paper]
+    small = [name for name in paper if "dynamic-expectation" not in name or "uniform" in name]
+    rest = [f"svhn-{name}" for name in (*small, "final-accuracy", "variance")]
+    assert names[-len(rest) - 1 :] == [*rest, "schedules"]
+    assert "cifar10-dynamic-random-normal" in names
+    assert figures.missing([*svhn, *cifar10]) == [
+        "Speech Commands: there is no training of it, and no panel."
+    ]
+
+
+def test_what_is_missing_is_said(svhn: list[Training]) -> None:
+    """A sentence for each data set, and for each block that is not whole."""
+    few = [one for one in svhn if one.settings["forward"] == "mode"]
+    few = [one for one in few if one.configuration != "uniform-mode-std-same_end-progressive"]
+    assert list(figures.figures(few)) == [
+        "svhn-static-mode",
+        "svhn-dynamic-mode-uniform",
+        "svhn-final-accuracy",
+        "svhn-variance",
+        "schedules",
+    ]
+    said = figures.missing(few)
+    assert said[0] == "CIFAR-10: there is no training of it, and no panel."
+    assert said[1].startswith("SVHN, 20 epochs: there is no training for static-random, dynamic-")
+    assert said[3].startswith("SVHN, 20 epochs, variance of forward × interval × power (uniform")
+    assert said[3].endswith(
+        "1 of 8 combinations are not done, such as mode, same_end, progressive."
+    )
+
+
+def test_a_static_panel_is_in_the_captions_colours(svhn: list[Training]) -> None:
+    """A line for each noise type; the mean in per cent, and its interval around it."""
+    figure = figures.figures(svhn)["svhn-static-random"]()
+    lines = curves_of(figure)
+    assert [to_hex(line.get_color()) for line in lines] == [BLUE, GREEN, RED, YELLOW]
+    assert [line.get_linestyle() for line in lines] == ["-"] * 4
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert {"uniform", "triangular", "normal", "logistic", "learning rate × 0.1"} <= set(texts)
+    expected = mean_of(0.82 + one for one in CHANCE)
+    for line in lines:
+        assert line.get_ydata()[-1] == pytest.approx(100 * expected.value)
+        assert line.get_ydata()[0] == pytest.approx(100 * expected.value - 10)
+        assert list(line.get_xdata()) == list(range(1, 21))
+    bands = [band.get_paths()[0].vertices for band in figure.axes[0].collections]
+    assert len(bands) == 4
+    assert expected.low is not None
+    assert expected.high is not None
+    for band in bands:
+        ends = band[np.isclose(band[:, 0], 20), 1]
+        assert (ends.min(), ends.max()) == pytest.approx((100 * expected.low, 100 * expected.high))
+
+
+def test_a_dynamic_panel_has_colours_styles_and_a_baseline(svhn: list[Training]) -> None:
+    """Same start green, same end red, partition yellow, overlapped blue; progressive is dotted."""
+    figure = figures.figures(svhn)["svhn-dynamic-expectation-uniform"]()
+    baseline, *lines = curves_of(figure)
+    assert [to_hex(one.get_color()) for one in lines[::2]] == [GREEN, RED, YELLOW, BLUE]
+    assert [one.get_linestyle() for one in lines] == ["-", "--"] * 4  # dots are dashes of length 1
+    dots = lines[1]._unscaled_dash_pattern[1]
+    assert max(dots) < 1.5
+    assert baseline.get_linewidth() < 1 < lines[0].get_linewidth()
+    assert baseline.get_ydata()[-1] == pytest.approx(85.0)
+    ends = [one.get_ydata()[-1] for one in lines]
+    assert ends == pytest.approx([74.6, 74.0, 50.6, 50.0, 75.6, 75.0, 70.6, 70.0])
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts.count("static mode") == texts.count("same end") == 1
+    key = figure.axes[0].get_legend()
+    assert [text.get_text() for text in key.get_texts()] == ["homogeneous", "progressive"]
+    low, high = figure.axes[0].get_ylim()
+    assert low < min(ends)
+    assert high > 85
+
+
+def test_dynamic_means_that_the_std_moves_alone() -> None:
+    """A moving mean is in the design, and in no panel."""
+    only = {"noise": ["uniform"], "forward": ["mode"], "interval": ["none", "partition"]}
+    units = made("paper-cifar10", level, 10, (0,), only)
+    moving = [one for one in units if one.settings["static_mean"] == "false"]
+    assert moving
+    assert list(figures.figures(moving)) == ["schedules"]
+    worse = [replace(one, curve=one.curve[:3]) for one in moving]
+    still = [one for one in units if one not in moving]
+    lines = curves_of(figures.figures([*worse, *still])["cifar10-dynamic-mode-uniform"]())
+    assert [len(line.get_xdata()) for line in lines] == [10, 10, 10]
+
+
+def test_one_fold_and_unfinished_folds(svhn: list[Training]) -> None:
+    """One fold has no band; two have one as far as both have come."""
+    alone = [one for one in svhn if one.fold == 0]
+    figure = figures.figures(alone)["svhn-static-mode"]()
+    assert len(figure.axes[0].collections) == 0
+    assert any("one fold" in text.get_text() for text in figure.axes[0].texts)
+    begun = [replace(one, curve=one.curve[:7], seconds=None) for one in svhn if one.fold == 1]
+    figure = figures.figures([*alone, *begun])["svhn-static-mode"]()
+    assert [len(line.get_xdata()) for line in curves_of(figure)] == [7] * 4
+    assert len(figure.axes[0].collections) == 4
+    first = [replace(one, curve=one.curve[:1], seconds=None) for one in alone]
+    drawn = figures.figures(first)
+    assert "svhn-final-accuracy" not in drawn
+    assert "svhn-variance" not in drawn
+    drawn["svhn-dynamic-mode-uniform"]().draw_without_rendering()
+
+
+def test_final_accuracies_are_means_of_a_balanced_block(svhn: list[Training]) -> None:
+    """Large points; where a combination is missing, there are small ones alone."""
+    figure = figures.figures(svhn)["svhn-final-accuracy"]()
+    names = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert names[:6] == ["mode", "random", "uniform", "triangular", "normal", "logistic"]
+    interval = figure.axes[3]
+    large = [one for one in interval.collections if one.get_sizes()[0] > 40]
+    rows = [label.get_text().replace(" ", "_") for label in interval.get_yticklabels()]
+    for row, (name, points) in enumerate(zip(rows, large, strict=True)):
+        # On the mean over three forwards (0.07/3) and two laws (0.006/2).
+        expected = 100 * (0.7 + INTERVALS[name] + 0.07 / 3 + 0.003)
+        assert list(points.get_offsets()[0]) == pytest.approx([expected, row])
+    holed = [one for one in svhn if one.configuration != "uniform-mode-std-overlapped-progressive"]
+    figure = figures.figures(holed)["svhn-final-accuracy"]()
+    assert not [one for one in figure.axes[3].collections if one.get_sizes()[0] > 40]
+    assert any("there are no means" in text.get_text() for text in figure.axes[3].texts)
+
+
+def test_bars_are_the_shares_of_the_variance(svhn: list[Training]) -> None:
+    """The largest first, each with its interval."""
+    figure = figures.figures(svhn)["svhn-variance"]()
+    assert len(figure.axes) == 2  # SVHN has no noise types in its dynamic part
+    found, _ = explained(BLOCKS["dynamic"], svhn)
+    assert found is not None
+    bars = [bar.get_width() for bar in figure.axes[1].patches]
+    assert bars == sorted(bars, reverse=True)
+    assert figure.axes[1].get_yticklabels()[0].get_text() == "decay interval"
+    assert bars[0] == pytest.approx(100 * (found["interval"].omega or 0.0))
+    assert str(found["interval"]) in [text.get_text() for text in figure.axes[1].texts]
+    span = figure.axes[1].lines[0].get_xdata()
+    assert list(span) == pytest.approx(
+        [100 * (found["interval"].low or 0.0), 100 * (found["interval"].high or 0.0)]
+    )
+
+
+def test_schedules_are_those_of_the_network(svhn: list[Training]) -> None:
+    """Seven layers of VGG8, nine of DSCNN; each line is what Schedule says."""
+    drawn = figures.figures([*svhn, *made("paper-speech", level, 10, (0,))])
+    assert "schedules-9-layers" in drawn
+    axes = drawn["schedules"]().axes
+    assert len(axes) == 8
+    assert [len(one.lines) for one in axes] == [7] * 8
+    schedule = Schedule(7, 1, interval="same_end", power="progressive", std0=1.0)
+    for layer, line in enumerate(axes[7].lines):
+        expected = [schedule(layer, t)[1] for t in line.get_xdata()]
+        assert list(line.get_ydata()) == pytest.approx(expected)
+
+
+def test_the_yellow_can_be_read_on_white() -> None:
+    """Every colour has a contrast of 3 to 1 at least, as large signs must have."""
+    for colours in COLOURS.values():
+        for colour in colours.values():
+            linear = [
+                one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4
+                for one in to_rgb(colour)
+            ]
+            assert 1.05 / (np.dot(linear, (0.2126, 0.7152, 0.0722)) + 0.05) >= 3
+
+
+def test_files_are_written_whole_and_the_same_twice(
+    svhn: list[Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SVG that is XML, PNG and PDF that begin as such; in a folder that is made."""
+    monkeypatch.setattr(figures, "schedules", lambda layers: blank(1, 1))
+    few = [one for one in svhn if one.settings["interval"] == "none" and one.fold < 2]
+    few = [one for one in few if one.configuration == "normal-mode-static"]
+    few = [replace(one, settings={**one.settings, "data": "own.module:load"}) for one in few]
+    written = figures.draw(few, tmp_path / "a" / "b", ("svg", "png", "pdf"))
+    names = ["own.module-load-static-mode", "schedules"]
+    endings = (".svg", ".png", ".pdf")
+    assert [one.name for one in written] == [n + ending for n in names for ending in endings]
+    assert sorted((tmp_path / "a" / "b").iterdir()) == sorted(written)
+    assert ElementTree.fromstring(written[0].read_text()).tag.endswith("svg")
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    assert written[2].read_bytes().startswith(b"%PDF")
+    again = figures.drawings(few)
+    assert again[names[0]] == written[0].read_text()
+    with pytest.raises(ValueError, match="formats must be of svg, png, pdf, but 'gif' was given"):
+        figures.draw(few, tmp_path / "c", ("gif",))
+    assert not (tmp_path / "c").exists()
+
+
+def test_figures_are_not_pyplots(svhn: list[Training]) -> None:
+    """No window system is asked for."""
+    figure = figures.figures(svhn)["svhn-static-mode"]()
+    assert figure.canvas.manager is None
+
+
+def test_labels_leave_each_other_room() -> None:
+    """And stay near what they label."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        heights = list(random.uniform(0, 1, 6))
+        found = spread(heights, 0.08)
+        assert np.diff(np.sort(found)).min() >= 0.08 - 1e-12
+        assert list(np.argsort(found)) == list(np.argsort(heights))
+        assert np.mean(found) == pytest.approx(np.mean(heights))
+    assert spread([0.1, 0.5, 0.9], 0.2) == pytest.approx([0.1, 0.5, 0.9])

@@ -1,0 +1,130 @@
+"""Means, intervals and curves against scipy, and what becomes of folds that are not all there."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made import curve, made
+from scipy import stats
+
+from softstair.experiments.results import Training
+from softstair.experiments.statistics import curve_of, curves, drop_of, final_of, mean_of
+from softstair.experiments.studies import studies
+
+VALUES = [0.81, 0.84, 0.79, 0.83, 0.86]
+
+
+def folds(values: list[float], epochs: int = 10) -> list[Training]:
+    """The folds of one configuration with these accuracies in the end."""
+    only = {"noise": ["uniform"], "forward": ["mode"], "interval": ["none"]}
+    count = tuple(range(len(values)))
+    return made("paper-svhn", lambda settings, fold: values[fold], epochs, count, only)
+
+
+def test_the_interval_is_students() -> None:
+    """As scipy computes it."""
+    found = mean_of(VALUES)
+    expected = stats.t.interval(0.95, 4, np.mean(VALUES), stats.sem(VALUES))
+    assert (found.low, found.high) == pytest.approx(expected)
+    assert found.value == pytest.approx(np.mean(VALUES))
+    assert found.folds == 5
+    assert str(found) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
+
+
+def test_one_fold_has_no_interval() -> None:
+    """And is shown without."""
+    found = mean_of([0.8512])
+    assert (found.low, found.high, found.margin, found.folds) == (None, None, None, 1)
+    assert str(found) == "85.1 %"
+    assert found.in_hundredths(sign=True) == "+85.1"
+    assert mean_of([-0.0301]).in_hundredths() == "−3.0"
+    assert mean_of([-0.0001]).in_hundredths() == "0.0"
+    with pytest.raises(ValueError, match="none was given"):
+        mean_of([])
+
+
+def test_a_curve_is_the_same_at_every_epoch() -> None:
+    """As the mean of that epoch's values is."""
+    random = np.random.default_rng(0)
+    ends, starts = random.uniform(0.7, 0.9, 5), random.uniform(0.2, 0.6, 5)
+    units = [
+        replace(one, curve=curve(ends[one.fold], 10, 8, starts[one.fold])) for one in folds(VALUES)
+    ]
+    found = curve_of(units)
+    assert list(found.epochs) == list(range(1, 11))
+    assert found.folds == (0, 1, 2, 3, 4)
+    assert "fold" not in found.settings
+    assert found.low is not None
+    assert found.high is not None
+    for place, values in ((0, starts), (7, starts), (8, ends), (9, ends)):
+        expected = mean_of(values)
+        got = (found.mean[place], found.low[place], found.high[place])
+        assert got == pytest.approx((expected.value, expected.low, expected.high))
+    losses = curve_of(units, "valid_loss")
+    assert losses.mean == pytest.approx(1 - found.mean)
+    with pytest.raises(ValueError, match="valid_accuracy, but 'accuracy' was given"):
+        curve_of(units, "accuracy")
+
+
+def test_a_curve_ends_where_the_shortest_fold_does() -> None:
+    """A fold that is not done has its epochs counted, and no final accuracy."""
+    units = folds(VALUES)
+    units[2] = replace(units[2], curve=units[2].curve[:4], seconds=None)
+    assert list(curve_of(units).epochs) == [1, 2, 3, 4]
+    assert curve_of(units).folds == (0, 1, 2, 3, 4)
+    assert final_of(units) == mean_of([0.81, 0.84, 0.83, 0.86])
+    assert final_of(units[2:3]) is None
+    alone = curve_of(units[:1])
+    assert alone.low is None
+    assert alone.high is None
+
+
+def test_curves_are_grouped_by_configuration() -> None:
+    """In the order in which they come."""
+    units = made("paper-svhn", lambda settings, fold: 0.5, 10)
+    found = curves(units)
+    assert list(found) == list(dict.fromkeys(one.configuration for one in units))
+    assert len(found) == 32
+    assert all(len(one.folds) == 5 for one in found.values())
+
+
+def test_the_drop_is_found_in_the_curve() -> None:
+    """A table has no column for it."""
+    units = folds(VALUES, epochs=20)
+    assert drop_of(units[0]) == 16
+    assert drop_of(replace(units[0], curve=units[0].curve[:16])) is None
+
+
+def test_studies_do_not_mix() -> None:
+    """Other data, another length or another setting make another study; folds do not."""
+    long = made("paper-svhn", lambda settings, fold: 0.5, 20)
+    short = made("paper-svhn", lambda settings, fold: 0.4, 10)
+    other = made("paper-cifar10", lambda settings, fold: 0.3, 10, (0,), {"forward": ["mode"]})
+    found = studies([*short, *long, *other])
+    assert [one.name for one in found] == ["cifar10", "svhn-epochs-20", "svhn-epochs-10"]
+    assert [one.epochs for one in found] == [10, 20, 10]
+    assert [len(one.trainings) for one in found] == [len(other), 160, 160]
+    assert found[1].title == "SVHN, 20 epochs"
+    seeds = [replace(one, settings={**one.settings, "seed": "1"}) for one in short]
+    assert [one.name for one in studies([*short, *seeds])] == ["svhn-seed-0", "svhn-seed-1"]
+    how = [replace(one, settings={**one.settings, "compile": "never"}) for one in short[:5]]
+    assert [one.name for one in studies([*how, *short[5:]])] == ["svhn"]
+
+
+def test_twice_the_same_training_counts_once() -> None:
+    """The one that is done, under whatever name."""
+    units = folds(VALUES)
+    half = [replace(one, configuration="half", curve=one.curve[:3], seconds=None) for one in units]
+    (found,) = studies([*half, *units])
+    assert [one.configuration for one in found.trainings] == [one.configuration for one in units]
+
+
+def test_float_twins_are_in_no_study() -> None:
+    """No degree of freedom touches them."""
+    units = folds(VALUES)
+    twins = [
+        replace(one, settings={**one.settings, "weights": "float", "features": "float"})
+        for one in units
+    ]
+    assert studies(twins) == []
+    assert len(studies([*twins, *units])) == 1

@@ -1,0 +1,195 @@
+"""The analysis of variance against scipy, least squares, numbers by hand and a simulation."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from made import made
+from scipy import stats
+
+from softstair.experiments import variance
+from softstair.experiments.variance import BLOCKS, explained, shares, tabled
+
+LEVELS = {"partition": 0.05, "same_start": 0.04, "overlapped": 0.0, "same_end": -0.09}
+
+
+def additive(settings: Mapping[str, str], fold: int) -> float:
+    """Effects that sum up to nought each: of interval, of power, of fold."""
+    power = 0.01 if settings["power"] == "homogeneous" else -0.01
+    return 0.6 + LEVELS[settings["interval"]] + power + 0.002 * (fold - 2)
+
+
+def test_two_by_two_by_hand() -> None:
+    """Two folds alike: 8 values, cell means 1, 3, 5, 11 and ±1 about each.
+
+    Means: all 5; rows 2 and 8; columns 3 and 7. SS: rows 8·3² = 72, columns 8·2² = 32, both
+    8·1² = 8, folds 8·1² = 8, of 120 in all: nothing is left.
+    """
+    cells = np.array([[1.0, 3.0], [5.0, 11.0]])
+    table = np.stack([cells - 1, cells + 1], axis=-1)
+    found = {one.name: one for one in shares(table, ["a", "b"])}
+    assert [round(120 * one.eta, 9) for one in found.values()] == [72, 32, 8, 8, 0]
+    assert [one.freedom for one in found.values()] == [1, 1, 1, 1, 3]
+    assert found["a"].p == 0.0
+    assert (found["a"].low, found["a"].high) == pytest.approx((0.6, 0.6))
+
+
+def test_two_by_two_by_hand_with_a_rest() -> None:
+    """The same with one value up by 4: 0, 2; 2, 4; 4, 6; 10, 16, whose mean is 5.5.
+
+    SS: total 190, rows 8·3.5² = 98, columns 8·2.5² = 50, both 8·1.5² = 18, folds 8·1.5² = 18, and 6
+    are left on 3 degrees of freedom. ω² of the rows: (98 − 2)/(190 + 2) = 1/2; F = 98/2.
+    """
+    table = np.array([[[0.0, 2.0], [2.0, 4.0]], [[4.0, 6.0], [10.0, 16.0]]])
+    found = {one.name: one for one in shares(table, ["a", "b"])}
+    assert [190 * one.eta for one in found.values()] == pytest.approx([98, 50, 18, 18, 6])
+    rows = found["a"]
+    assert rows.omega == pytest.approx(0.5)
+    assert rows.f == pytest.approx(49)
+    assert rows.p == pytest.approx(stats.f.sf(49, 1, 3))
+    assert rows.low is not None
+    assert rows.high is not None
+    assert 0 <= rows.low < 0.5 < rows.high <= 1
+
+
+def test_one_factor_as_scipy_has_it() -> None:
+    """Folds and rest together are the error of f_oneway; folds apart make it a paired t test."""
+    random = np.random.default_rng(3)
+    table = random.normal(size=(4, 6)) + np.arange(4)[:, None] + random.normal(size=6)
+    factor, folds, rest = shares(table, ["noise"])
+    error = (folds.eta + rest.eta) / (folds.freedom + rest.freedom)
+    assert factor.eta / factor.freedom / error == pytest.approx(stats.f_oneway(*table).statistic)
+    pair = shares(table[:2], ["noise"])[0]
+    expected = stats.ttest_rel(*table[:2])
+    assert pair.f == pytest.approx(expected.statistic**2)
+    assert pair.p == pytest.approx(expected.pvalue)
+
+
+def test_three_factors_as_least_squares_has_them() -> None:
+    """What each term adds to a regression, one after the other, in both orders."""
+    random = np.random.default_rng(4)
+    table = random.normal(size=(3, 4, 2, 5)) + np.arange(4)[:, None, None]
+    places = np.indices(table.shape).reshape(4, -1)
+    dummies = [np.eye(size)[place][:, 1:] for size, place in zip(table.shape, places, strict=True)]
+    terms = [(0,), (1,), (2,), (3,), *combinations(range(3), 2)]
+    for order in (terms, [*reversed(terms[:4]), *reversed(terms[4:])]):
+        columns, left = np.ones((table.size, 1)), {}
+        explained_so_far = 0.0
+        centred = table.ravel() - table.mean()
+        for term in order:
+            products = dummies[term[0]]
+            for axis in term[1:]:
+                products = np.einsum("ni,nj->nij", products, dummies[axis]).reshape(table.size, -1)
+            columns = np.hstack([columns, products])
+            fitted = columns @ np.linalg.lstsq(columns, centred, rcond=None)[0]
+            left[term] = (fitted**2).sum() - explained_so_far
+            explained_so_far += left[term]
+        names = ["a", "b", "c", "folds"]
+        found = {one.name: one.eta for one in shares(table, names[:3])}
+        for term, square in left.items():
+            name = " × ".join(names[axis] for axis in term)
+            assert found[name] == pytest.approx(square / (centred**2).sum(), abs=1e-9)
+
+
+def test_an_additive_block_has_the_shares_that_were_put_in() -> None:
+    """Variances of the effects: of interval 30.5e-4, of power 1e-4, of folds 0.08e-4."""
+    units = made("paper-svhn", additive, where={"static_std": ["false"]})
+    found, said = explained(BLOCKS["dynamic"], units)
+    assert found is not None
+    parts = {"interval": np.var(list(LEVELS.values())), "power": 1e-4, "folds": 8e-6}
+    whole = sum(parts.values())
+    for one in found.shares:
+        share = parts.get(one.name, 0.0) / whole
+        assert one.eta == pytest.approx(share, abs=1e-9)
+        if one.term != ("rest",):
+            assert (one.low, one.high) == pytest.approx((share, share), abs=1e-9)
+    assert found["interval"].p == 0.0
+    assert found["forward × power"].p == 1.0
+    assert found.std == pytest.approx(whole**0.5)
+    assert said.endswith("24 combinations on 5 folds.")
+
+
+def test_the_folds_are_those_that_all_cells_share() -> None:
+    """And a fold that is not done is not there."""
+    units = made("paper-svhn", additive, where={"static_std": ["false"]})
+    units[7] = replace(units[7], seconds=None)
+    units = [one for place, one in enumerate(units) if place != 20]
+    table, said = tabled(BLOCKS["dynamic"], units)
+    assert table is not None
+    assert table.folds == (1, 3, 4)
+    assert table.values.shape == (3, 4, 2, 3)
+    assert said.endswith("24 combinations on 3 folds.")
+    assert table.factors["forward"] == ("expectation", "mode", "random")
+    same_end = table.factors["interval"].index("same_end")
+    assert table.values[1, same_end, 0, 2] == pytest.approx(0.6 - 0.09 + 0.01 + 0.004)
+
+
+def test_a_block_with_a_hole_is_refused() -> None:
+    """In a sentence that says what is missing."""
+    units = made("paper-svhn", additive, where={"static_std": ["false"]})
+    name = "uniform-random-std-overlapped-progressive"
+    holed = [one for one in units if one.configuration != name]
+    table, said = tabled(BLOCKS["dynamic"], holed)
+    assert table is None
+    assert "1 of 24 combinations are not done, such as random, overlapped, progressive." in said
+    assert explained(BLOCKS["dynamic"], holed) == (None, said)
+    split = [one for one in units if (one.fold == 0) == (one.configuration == name)]
+    assert "no fold is done in each of the 24" in tabled(BLOCKS["dynamic"], split)[1]
+    assert "no two configurations" in tabled(BLOCKS["static"], units)[1]
+    flat = made("paper-svhn", lambda settings, fold: 0.1, where={"static_std": ["false"]})
+    assert "which all have the same accuracy." in explained(BLOCKS["dynamic"], flat)[1]
+
+
+def test_fewer_levels_are_a_block_and_say_so() -> None:
+    """A factor of one level explains nothing."""
+    only = {"interval": ["partition", "same_end"], "power": ["homogeneous"]}
+    units = made("paper-svhn", lambda settings, fold: additive(settings, fold), where=only)
+    found, said = explained(BLOCKS["dynamic"], units)
+    assert found is not None
+    assert [one.name for one in found.shares][:3] == ["forward", "interval", "forward × interval"]
+    assert "interval same_end and partition alone; power homogeneous alone" in said
+
+
+def test_one_fold_leaves_the_interactions_of_three() -> None:
+    """Two factors on one fold leave nothing to test against; three do."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(3, 4, 2, 1))
+    found = shares(table, ["a", "b", "c"])
+    assert [one.name for one in found][-1] == "rest"
+    assert "folds" not in [one.name for one in found]
+    assert found[-1].freedom == 2 * 3 * 1
+    assert sum(one.eta for one in found) == pytest.approx(1)
+    assert found[0].p is not None
+    pair = shares(table[..., 0, :], ["a", "b"])
+    assert pair[-1].freedom == 0
+    assert (pair[0].omega, pair[0].p, pair[0].low) == (None, None, None)
+    assert sum(one.eta for one in pair) == pytest.approx(1)
+
+
+def test_far_non_centralities_are_those_of_scipy() -> None:
+    """Where the normal approximation takes over."""
+    chance = np.array([0.025, 0.5, 0.975])
+    for freedom in (1, 3, 6):
+        got = variance._centrality(np.full(3, 1100.0), freedom, chance)
+        assert stats.ncx2.cdf(1100.0, freedom, got) == pytest.approx(chance, abs=3e-4)
+        near = variance._centrality(np.full(3, 40.0), freedom, chance)
+        assert stats.ncx2.cdf(40.0, freedom, near) == pytest.approx(chance, abs=1e-6)
+
+
+def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In about 95 of 100 blocks: with errors, folds that differ, a strong and two weak terms."""
+    monkeypatch.setattr(variance, "DRAWS", 250)
+    random = np.random.default_rng(11)
+    truth = np.array([-1.0, 0.0, 1.0])[:, None, None] + np.array([-0.2, 0.2])[None, :, None]
+    whole = truth.var() + 0.5**2 + 0.3**2
+    put_in = {"a": 2 / 3 / whole, "b": 0.04 / whole, "a × b": 0.0}
+    rounds, covered = 200, dict.fromkeys(put_in, 0)
+    for _ in range(rounds):
+        errors = 0.5 * random.normal(size=(3, 2, 5)) + 0.3 * random.normal(size=5)
+        for one in shares(truth + errors, ["a", "b"]):
+            if one.name in put_in and one.low is not None and one.high is not None:
+                covered[one.name] += one.low - 1e-9 <= put_in[one.name] <= one.high
+    # Of 200 at 95 %, 190 ± 3: by chance they are hardly ever fewer than 180.
+    assert all(180 <= count <= 200 for count in covered.values()), covered
