@@ -1,0 +1,92 @@
+"""``softstair report``: what came of a grid, as one page that opens offline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from softstair.cli._arguments import parse as parse_flags
+from softstair.cli._files import reserved
+from softstair.experiments import report, results
+
+__all__ = ["Command", "parse"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Makes one HTML page of what came of a grid: claims, curves, tables, configurations.
+
+    DIR is a folder of run directories, as softstair grid and softstair train make them, or a table
+    of them in CSV or Parquet; several are shown together. The page is one file that opens offline,
+    in any browser, and asks nobody for anything. Units that are still being trained are shown as
+    far as they have come.
+    Exit code 0: written; 2: an error.
+    """
+
+    folders: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="DIR...", help_behavior_hint="(one or more)"),
+    ] = ()
+    """Folders of run directories, or tables."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """The page to write (.html)."""
+    figures: Path | None = None
+    """Folder to write the paper's figures to as well, as SVG; made if need be."""
+
+    def __post_init__(self) -> None:
+        if not self.folders:
+            raise ValueError(
+                "DIR must be a folder of run directories or a table of them, but none was given"
+            )
+
+    def run(self) -> int:
+        with reserved(self.out, "--out", (".html", ".htm")) as page:
+            assert page is not None
+            trainings = [one for folder in self.folders for one in _load(folder)]
+            report.write(trainings, page, _claims(trainings), _figures(trainings))
+            size = page.stat().st_size
+        if self.figures is not None:
+            from softstair.experiments import figures
+
+            figures.draw(trainings, self.figures)
+            for sentence in figures.missing(trainings):
+                print(sentence)
+        units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
+        print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
+        return 0
+
+
+def _load(folder: Path) -> list[results.Training]:
+    try:
+        return results.load(folder)
+    except ModuleNotFoundError as error:
+        # A table in Parquet needs a package that the command does without.
+        raise ValueError(str(error)) from None
+
+
+def _claims(trainings: Sequence[results.Training]) -> Sequence[report.Row]:
+    """The paper's claims about these data sets, each with what these trainings say of it."""
+    from softstair.experiments.claims import CLAIMS, judged
+
+    data = {one.settings["data"] for one in trainings}
+    mine = {claim.name for claim in CLAIMS if claim.data in data}
+    return [finding for finding in judged(trainings) if finding.name in mine]
+
+
+def _figures(trainings: Sequence[results.Training]) -> Mapping[str, str]:
+    """The paper's figures of these trainings, as SVG by their names."""
+    from softstair.experiments import figures
+
+    return figures.drawings(trainings)
+
+
+def parse(words: Sequence[str], prog: str) -> Command:
+    """The command that the words describe."""
+    try:
+        return parse_flags(Command, words, prog)
+    except ValueError as error:
+        # The folders are no flag; they stand before the flags.
+        told = str(error).replace("the flags are --folders,", "after DIR, the flags are")
+        raise ValueError(told) from None

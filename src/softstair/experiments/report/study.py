@@ -1,0 +1,116 @@
+"""What the page is about: trainings become configurations, each with the mean of its folds."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from softstair.experiments.design import FIELDS
+from softstair.experiments.results import Training
+from softstair.experiments.statistics import Mean, mean_of
+from softstair.train.run import RunError
+
+__all__ = ["Folds", "arranged", "telling", "values_of", "varied"]
+
+FREEDOMS = (
+    "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
+    "epochs", "precision",
+)  # fmt: skip
+"""The fields that are filters wherever they vary; others are where these do not tell them."""
+ORDER = {
+    "noise": ("uniform", "triangular", "normal", "logistic"),
+    "forward": ("expectation", "mode", "random"),
+    "interval": ("same_start", "same_end", "partition", "overlapped", "none"),
+    "power": ("homogeneous", "progressive", "none"),
+}
+"""The paper's order of the values."""
+
+
+@dataclass(frozen=True)
+class Folds:
+    """A configuration: the units that differ in their fold alone, by fold."""
+
+    name: str
+    settings: dict[str, str]
+    units: tuple[Training, ...]
+
+    @property
+    def done(self) -> list[Training]:
+        """Those that came to their last epoch."""
+        return [unit for unit in self.units if unit.is_done]
+
+    def outcome(self, name: str) -> Mean | None:
+        """The mean over the folds that are done; None where there is nothing to take it of."""
+        values = [getattr(unit, name) for unit in self.done]
+        known = [value for value in values if value is not None]
+        return mean_of(known) if known else None
+
+    @property
+    def shown(self) -> list[Training]:
+        """Those that its curve is of: the ones that are done, or all until one is."""
+        return self.done or list(self.units)
+
+
+def arranged(trainings: Sequence[Training]) -> list[Folds]:
+    """The configurations, in the order in which they come.
+
+    Grids of several data sets may have the same names, so what was trained tells them apart. Of
+    settings that only some of them know, for a table has fewer than a run directory, none is.
+    """
+    if not trainings:
+        raise ValueError("a report must have a training to tell of, but none was given.")
+    known = [name for name in FIELDS if name != "fold"]
+    known = [name for name in known if all(name in one.settings for one in trainings)]
+    found: dict[Hashable, dict[int, Training]] = {}
+    for one in trainings:
+        folds = found.setdefault((one.configuration, *(one.settings[n] for n in known)), {})
+        if one.fold in folds:
+            raise RunError(
+                f"each unit must be given once, but fold {one.fold} of {one.configuration!r} was "
+                "given twice: leave one of the two out."
+            )
+        folds[one.fold] = one
+    lines = []
+    for folds in found.values():
+        units = tuple(folds[fold] for fold in sorted(folds))
+        settings = {name: units[0].settings[name] for name in known}
+        lines.append(Folds(units[0].configuration, settings, units))
+    return lines
+
+
+def varied(lines: Sequence[Folds]) -> list[str]:
+    """The fields in which the configurations differ: of the first ones every one, of the others
+    those that no other settles."""
+    names = [name for name in (*FREEDOMS, *FIELDS) if name in lines[0].settings]
+    found: list[str] = []
+    for name in dict.fromkeys(names):
+        if len(values_of(lines, name)) == 1:
+            continue
+        if name in FREEDOMS or not any(_settles(lines, other, name) for other in found):
+            found.append(name)
+    return found
+
+
+def telling(lines: Sequence[Folds]) -> list[str]:
+    """Those of the fields that differ which no other one settles."""
+    left = varied(lines)
+    for name in reversed(left[:]):
+        if any(_settles(lines, other, name) for other in left if other != name):
+            left.remove(name)
+    return left
+
+
+def values_of(lines: Sequence[Folds], name: str) -> list[str]:
+    """The values of a field, in the paper's order, or by size, or as they come."""
+    values = list(dict.fromkeys(one.settings[name] for one in lines))
+    if name in ORDER:
+        known = ORDER[name]
+        return sorted(values, key=lambda one: known.index(one) if one in known else len(known))
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return values
+
+
+def _settles(lines: Sequence[Folds], one: str, other: str) -> bool:
+    """Whether each value of the first field comes with one value of the other."""
+    pairs = {(line.settings[one], line.settings[other]) for line in lines}
+    return len(pairs) == len(values_of(lines, one))

@@ -1,0 +1,61 @@
+"""Pieces of HTML: what comes from outside passes through :func:`text`.
+
+>>> element("td", text("<b>"), {"class": "name", "title": 'a "b"', "hidden": None})
+'<td class="name" title="a &quot;b&quot;">&lt;b&gt;</td>'
+"""
+
+import html
+from collections.abc import Iterable, Mapping
+
+from softstair.experiments.report.embed import clean
+from softstair.experiments.statistics import Mean
+
+__all__ = ["duration", "element", "listed", "percent", "text"]
+
+
+def element(name: str, inside: str | Iterable[str], attributes: Mapping[str, object] = {}) -> str:
+    """An element; what is inside is HTML already, and an attribute of None is left out."""
+    given = [f' {key}="{text(str(one))}"' for key, one in attributes.items() if one is not None]
+    inner = inside if isinstance(inside, str) else "".join(inside)
+    return f"<{name}{''.join(given)}>{inner}</{name}>"
+
+
+def text(words: str) -> str:
+    """Words as HTML."""
+    return html.escape(clean(words))
+
+
+def percent(of: Mean | float) -> str:
+    """An accuracy in percent, with half of its interval.
+
+    >>> percent(Mean(0.8571, 0.8529, 0.8613, folds=5)), percent(0.5)
+    ('85.71 ± 0.42', '50.00')
+    """
+    if not isinstance(of, Mean):
+        return f"{100 * of:.2f}"
+    margin = "" if of.margin is None else f" ± {100 * of.margin:.2f}"
+    return f"{100 * of.value:.2f}{margin}"
+
+
+def duration(seconds: float) -> str:
+    """A time that can be read at a glance.
+
+    >>> duration(7.31), duration(125), duration(7500)
+    ('7.3 s', '2 min 05 s', '2 h 05 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def listed(words: Iterable[object]) -> str:
+    """Words with commas, and the last after an "and".
+
+    >>> listed(["CIFAR-10", "SVHN", "digits"])
+    'CIFAR-10, SVHN and digits'
+    """
+    known = [str(word) for word in words]
+    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)

@@ -1,0 +1,159 @@
+"""``softstair report``: a page of run directories or of a table, and errors of one sentence."""
+
+import json
+import os
+import re
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.browser import made_up
+from softstair import cli
+from softstair.experiments import results
+from softstair.train.recipe import Recipe
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.csv"
+    results.write(made_up(most=2, epochs=10), path)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = cli.main(["report", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The sentence on stderr: one line, exit code 2, nothing on stdout, no traceback."""
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("softstair report: ")
+    assert err.count("\n") == 1
+    assert err.endswith(".\n")
+    assert "Traceback" not in err
+    return err
+
+
+def data_of(page: Path) -> dict[str, list[dict[str, object]]]:
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_a_page_of_a_table(capsys, tmp_path: Path, table: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, table)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"report\.html: 4 units, \d\.\d\d MB; open it in a browser\.\n", out)
+    assert [line["epochs"] for line in data_of(tmp_path / "report.html")["lines"]] == [10, 10]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "report.html"]
+
+
+def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
+    path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
+    page = tmp_path / "pages" / "mine.html"
+    page.parent.mkdir()
+    page.write_text("an older one")
+    assert run(capsys, tmp_path / "runs", "-o", page)[0] == 0
+    data = data_of(page)
+    unit = data["units"][0]
+    assert unit["path"] == "../runs/a/fold-1/config.json"
+    assert (page.parent / str(unit["href"])).resolve() == path / "config.json"
+    recorded = "\n".join(data["texts"][at] for at in unit["lines"])
+    assert json.loads(recorded) == json.loads((path / "config.json").read_text())
+    assert str(tmp_path) not in page.read_text(encoding="utf-8")
+    assert [one.name for one in page.parent.iterdir()] == ["mine.html"]
+
+
+def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
+    other = tmp_path / "speech.csv"
+    results.write(made_up("paper-speech", most=2, epochs=12), other)
+    page = tmp_path / "both.html"
+    assert run(capsys, table, other, "--out", page)[0] == 0
+    data = data_of(page)
+    assert [line["epochs"] for line in data["lines"]] == [10, 10, 12, 12]
+    assert data["fields"][0]["values"] == ["svhn", "speech"]
+    assert "SVHN and Speech Commands" in page.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    assert "DIR must be a folder" in refused(capsys, "-o", page)
+    assert "'nowhere' must hold run directories" in refused(capsys, "nowhere", "-o", page)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "must hold run directories" in refused(capsys, empty, "-o", page)
+    bad = tmp_path / "bad.csv"
+    bad.write_text("configuration,epoch\na,0\n")
+    assert "is no table of softstair grid" in refused(capsys, bad, "-o", page)
+    run_directory = empty / "a" / "fold-0"
+    run_directory.mkdir(parents=True)
+    (run_directory / "config.json").write_text('{"recipe": {"data": "digits"}}')
+    assert "no recipe that can be followed" in refused(capsys, empty, "-o", page)
+    assert "was given twice" in refused(capsys, table, table, "-o", page)
+    assert not page.exists()
+
+
+def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
+    assert "does not end in .html" in refused(capsys, table, "-o", tmp_path / "page.txt")
+    assert "is a folder" in refused(capsys, table, "-o", _folder(tmp_path / "page.html"))
+    assert "does not exist" in refused(capsys, table, "-o", tmp_path / "no" / "page.html")
+    assert "--out needs a value" in refused(capsys, table, "-o")
+    assert "after DIR, the flags are --out, but '--json'" in refused(capsys, table, "--json")
+
+
+def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    refused(capsys, tmp_path / "nowhere", "-o", page)
+    assert page.read_text() == "before"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "page.html"]
+
+
+def test_units_still_in_training_are_shown(capsys, tmp_path: Path) -> None:
+    done, begun = made_up(most=1, epochs=10)
+    begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
+    table = tmp_path / "grid.csv"
+    results.write([done, begun], table)
+    page = tmp_path / "page.html"
+    assert run(capsys, table, "-o", page)[0] == 0
+    assert "1 of 2 done" in page.read_text(encoding="utf-8")
+    assert "3 of 10" in page.read_text(encoding="utf-8")
+
+
+def test_everybody_may_read_it_whom_the_system_lets(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    before = os.umask(0o022)
+    try:
+        assert run(capsys, table, "-o", page)[0] == 0
+    finally:
+        os.umask(before)
+    if os.name == "posix":
+        assert stat.S_IMODE(page.stat().st_mode) == 0o644
+
+
+def _run_directory(path: Path) -> Path:
+    """Such as softstair train leaves, as far as it is read."""
+    recipe = Recipe(fold=1, epochs=2)
+    config = {"recipe": recipe.to_json(), "data": {"name": "digits"}, "device": "cpu"}
+    lines = [vars(epoch) for epoch in made_up(most=1, epochs=2)[0].curve]
+    accuracy = max(line["valid_accuracy"] for line in lines)
+    summary = {
+        "valid_accuracy": lines[-1]["valid_accuracy"], "best_valid_accuracy": accuracy,
+        "test_accuracy": None, "epochs": 2, "images_per_second": 9.0, "seconds": 2.5,
+        "config": config,
+    }  # fmt: skip
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -1,0 +1,129 @@
+"""What tests of the report share: made-up trainings, and a browser to look at the page with."""
+
+import contextlib
+import math
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softstair.experiments.design import DESIGNS, FIELDS, value_of
+from softstair.experiments.results import Epoch, Training
+from softstair.train.recipe import Recipe
+
+HOSTILE = '</script><img src=x onerror="window.hurt=1">\u2028&amp;<!--\u202e\udcff'
+DRAWING = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><style>*{fill:red}</style></svg>'
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim of the paper, and what was measured."""
+
+    claim: str
+    says: str
+    verdict: str
+    measured: str
+
+
+CLAIMS = [
+    Row("Mode beats random", "By four points.", "holds", "By 2.1 points."),
+    Row("Same end is worst", "By far.", "holds in part", "Not under mode."),
+    Row("Random with partition", "Gains four.", "does not hold", "Gains one."),
+    Row("Speech", "Partition is level.", "not tested", "No run was given."),
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+LEVELS = {"expectation": 0.88, "mode": 0.94, "random": 0.92}
+LOSSES = {"partition": 0.0, "same_start": 0.01, "overlapped": 0.04, "same_end": 0.15}
+
+
+def made_up(
+    design: str = "paper-svhn",
+    folds: int = 2,
+    epochs: int = 50,
+    most: int | None = None,
+    seed: int = 0,
+) -> list[Training]:
+    """Trainings such as a design of the paper may have: curves that rise, jump where the learning
+    rate drops, and end where the forward and the interval put them."""
+    luck = random.Random(seed)
+    whole = DESIGNS[design].rescaled(epochs)
+    return [
+        _training(configuration.name, configuration.unit(fold).recipe, luck)
+        for configuration in whole.configurations[:most]
+        for fold in range(folds)
+    ]
+
+
+def _training(name: str, recipe: Recipe, luck: random.Random) -> Training:
+    settings = {field: value_of(recipe, field) for field in FIELDS}
+    level = LEVELS[recipe.forward] - LOSSES.get(settings["interval"], -0.01) + luck.gauss(0, 0.003)
+    drop = recipe.drop or math.inf
+    curve = []
+    for epoch in range(recipe.epochs):
+        rise = 1 - math.exp(-5 * (epoch + 1) / recipe.epochs)
+        valid = 0.1 + (level - 0.1) * rise * (0.97 + 0.03 * (epoch >= drop)) + luck.gauss(0, 0.004)
+        train = min(valid * 1.03, 0.999)
+        rate = recipe.learning_rate * (recipe.drop_factor if epoch >= drop else 1.0)
+        losses = (-math.log(max(train, 0.05)), -1.1 * math.log(max(valid, 0.05)))
+        curve.append(Epoch(epoch, rate, losses[0], train, losses[1], valid))
+    best = max(epoch.valid_accuracy for epoch in curve)
+    seconds = 6.0 * recipe.epochs * (0.9 + 0.2 * luck.random())
+    return Training(
+        configuration=name,
+        settings=settings,
+        curve=tuple(curve),
+        best_valid_accuracy=best,
+        test_accuracy=curve[-1].valid_accuracy - 0.004,
+        seconds=seconds,
+        images_per_second=58_000 * recipe.epochs / seconds,
+    )
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """The system's own browser, by playwright; skips where either is not there."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"needs a browser: none of {', '.join(BROWSERS)} is installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A page that is open, and everything that it complained of or asked for.
+
+    ``with Visit(browser, file, width=390) as visit: visit.page.click(…)``
+    """
+
+    def __init__(self, browser: Any, file: Path, width: int = 1280, **settings: Any) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.address = file.resolve().as_uri()
+        size = {"width": width, "height": 900}
+        self.context = browser.new_context(viewport=size, **settings)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"pageerror: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(self.address)
+
+    def __enter__(self) -> "Visit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than the window."""
+        return self.page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
