@@ -36,21 +36,29 @@ class Warm:
     def start(self, words: list[str], errors: Path, **settings: Any) -> int:
         """The id of a child that runs ``softstair`` with these words.
 
-        errors   where its stderr goes
-        begun    a file that is there once the training itself begins
-        every    save a checkpoint at every so-many-th step, not once a second
-        at       strike itself with SIGKILL at the so-many-th opening, renaming or removal of a file
-        fsize    no file may become longer than that
+        errors        where its stderr goes
+        begun         a file that is there once the training itself begins
+        every         save a checkpoint at every so-many-th step, not once a second
+        at            strike itself with SIGKILL at the so-many-th opening, renaming or removal of a
+                      file
+        fsize         no file may become longer than that
+        environment   variables that it has besides
         """
-        request = {"words": words, "errors": str(errors), **settings}
+        return self.start_together([{"words": words, "errors": str(errors), **settings}])[0]
+
+    def start_together(self, requests: list[dict[str, Any]]) -> list[int]:
+        """Several children at once; a request has what :meth:`start` is given."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.write(json.dumps(requests) + "\n")
         self._process.stdin.flush()
-        return int(self._read())
+        return [int(word) for word in self._read().split()]
 
     def wait(self) -> int:
         """Its exit code; minus the signal's number if one killed it."""
-        return int(self._read())
+        return self.wait_together()[0]
+
+    def wait_together(self) -> list[int]:
+        return [int(word) for word in self._read().split()]
 
     def run(self, words: list[str], errors: Path, **settings: Any) -> int:
         self.start(words, errors, **settings)
@@ -79,12 +87,13 @@ def serve() -> None:
 
     print("ready", flush=True)
     for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            _obey(json.loads(line))
-        print(child, flush=True)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, flush=True)
+        children = []
+        for request in json.loads(line):
+            children.append(os.fork())
+            if not children[-1]:
+                _obey(request)
+        print(*children, flush=True)
+        print(*(os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in children), flush=True)
 
 
 def _obey(request: dict[str, Any]) -> None:
@@ -106,6 +115,7 @@ def _obey(request: dict[str, Any]) -> None:
 
 
 def _prepare(request: dict[str, Any]) -> None:
+    os.environ.update(request.get("environment", {}))
     if "begun" in request:
         _tell(Path(request["begun"]))
     if "every" in request:

@@ -14,6 +14,7 @@ import tyro
 
 from softstair.cli._arguments import given
 from softstair.cli._arguments import parse as parse_flags
+from softstair.train import parallel
 from softstair.train.interrupt import Interrupted
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
@@ -34,6 +35,7 @@ class Command:
     after a --preset shows that preset's values. Leaves a run directory with config.json,
     metrics.jsonl (a line an epoch), checkpoint/, picture.png and summary.json.
     Exit code 0: done; 2: an error; 130 or 143: stopped by a signal, and kept for --resume.
+    Under torchrun, its processes train one run together, each its part of --batch.
     """
 
     preset: PresetName = "digits"
@@ -58,6 +60,24 @@ class Command:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
 
     def run(self) -> int:
+        with parallel.one_voice():
+            self._refuse()
+        with parallel.joined(self.device) as team:
+            if not team.is_first:
+                return self._follow(team)
+            out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
+            self._lead(out, team)
+        from softstair.cli import _train_picture, _train_tables
+
+        runs = [path for _, path in self._runs(out)]
+        summaries = [summary for path in runs if (summary := summary_of(path)) is not None]
+        title = _train_tables.conclusion(summaries)
+        picture = _train_picture.draw(runs, title, out / "picture.png")
+        _train_tables.show(runs, summaries, picture)
+        return 0
+
+    def _refuse(self) -> None:
+        """Flags that do not go together, or not with what is there."""
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise ValueError(f"--threads must be from 1 to 1024, but {self.threads} was given.")
         if self.resume and self.out is None:
@@ -66,6 +86,12 @@ class Command:
             raise ValueError(
                 f"--every-fold trains them all, but --fold {self.recipe.fold} was given: leave out "
                 "one of the two."
+            )
+        if self.every_fold and parallel.place()[1] > 1:
+            raise ValueError(
+                f"--every-fold trains each fold in one process, but torchrun started "
+                f"{parallel.place()[1]}, which train one run together: leave out torchrun, or "
+                "name one --fold."
             )
         if self.every_fold and not self.resume and self.out and _is_taken(self.out):
             raise ValueError(
@@ -82,9 +108,11 @@ class Command:
                 f"--together is for the folds of --every-fold, but {self.together} was given "
                 "without it: leave it out, or give both."
             )
-        out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
+
+    def _lead(self, out: Path, team: parallel.Team) -> None:
+        """Trains, and says how to go on if that is not all."""
         try:
-            failed = self._train_all(out)
+            failed = self._train_all(out, team)
         except ValueError:
             if self.out is None:
                 with contextlib.suppress(OSError):
@@ -97,13 +125,17 @@ class Command:
         if failed:
             which = f"{failed} of {self.recipe.folds} folds failed, as told above"
             raise ValueError(f"{which}: once that is mended, go on with {self._again(out)}")
-        from softstair.cli import _train_picture, _train_tables
 
-        runs = [path for _, path in self._runs(out)]
-        summaries = [summary for path in runs if (summary := summary_of(path)) is not None]
-        title = _train_tables.conclusion(summaries)
-        picture = _train_picture.draw(runs, title, out / "picture.png")
-        _train_tables.show(runs, summaries, picture)
+    def _follow(self, team: parallel.Team) -> int:
+        """Trains along with the first process of the team, which says all that there is to say."""
+        try:
+            runs: list[tuple[Recipe, Path]] = team.share(list)
+            for recipe, path in runs:
+                self._train(recipe, path, team)
+        except parallel.Elsewhere:
+            return 2
+        except (Interrupted, KeyboardInterrupt) as stop:
+            return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
         return 0
 
     def _runs(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
@@ -113,19 +145,19 @@ class Command:
         for fold in range(self.recipe.folds):
             yield replace(self.recipe, fold=fold), out / f"fold-{fold}"
 
-    def _train_all(self, out: Path) -> int:
+    def _train_all(self, out: Path, team: parallel.Team) -> int:
         """Trains what is not done yet; returns how many folds failed, each of which was told of."""
         from softstair.cli._train_progress import Progress
         from softstair.train.together import at_once
 
         number = at_once(self.together, self.device, self.recipe.folds, self.threads or 1)
         left = self._unfinished(out)
-        first = list(islice(left, number if self.every_fold else 1))
+        first = team.share(lambda: list(islice(left, number if self.every_fold else 1)))
         with Progress(self.resume) as progress:
             if len(first) > 1:
                 return self._train_together(chain(first, left), len(first), progress)
             for recipe, path in chain(first, left):
-                self._train(recipe, path, progress)
+                self._watch(recipe, path, progress, team)
         return 0
 
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
@@ -156,9 +188,8 @@ class Command:
             tensorboard=self.tensorboard,
         )
 
-    def _train(self, recipe: Recipe, out: Path, progress: "Progress") -> None:
+    def _watch(self, recipe: Recipe, out: Path, progress: "Progress", team: parallel.Team) -> None:
         from softstair.train.events import Events
-        from softstair.train.job import train
         from softstair.train.news import Telling
 
         label = f"fold {recipe.fold}" if self.every_fold else ""
@@ -168,17 +199,22 @@ class Command:
             watchers: list[Any] = [telling]
             if self.tensorboard:
                 watchers.append(watching.enter_context(Events(out / "events")))
-            train(
-                recipe,
-                out,
-                data_dir=self.data_dir,
-                device=self.device,
-                resume=self.resume,
-                watchers=watchers,
-                threads=self.threads,
-                loading=telling.loading,
-            )
+            self._train(recipe, out, team, watchers=watchers, loading=telling.loading)
         progress.told(label, {"said": "done"})
+
+    def _train(self, recipe: Recipe, out: Path, team: parallel.Team, **watching: Any) -> None:
+        from softstair.train.job import train
+
+        train(
+            recipe,
+            out,
+            data_dir=self.data_dir,
+            device=self.device,
+            resume=self.resume,
+            threads=self.threads,
+            team=team,
+            **watching,
+        )
 
     def _farewell(self, number: int, out: Path) -> int:
         """Says how to go on after a signal; returns the exit code."""
@@ -193,7 +229,7 @@ class Command:
 
     def _again(self, out: Path) -> str:
         """The command that goes on with what is there."""
-        words = ["softstair", "train", "--resume", "--out"]
+        words = [*parallel.launcher(), "softstair", "train", "--resume", "--out"]
         words += [str(out), "--every-fold"] if self.every_fold else [str(out)]
         # A run directory does not decide which code runs: the user says it again.
         own = (("--model", self.recipe.model), ("--data", self.recipe.data))
@@ -213,6 +249,11 @@ def parse(words: Sequence[str], prog: str) -> Command:
     A run that goes on is told apart from one that was asked for anew when it is opened: a recipe
     that differs is refused there.
     """
+    with parallel.one_voice():
+        return _parse(words, prog)
+
+
+def _parse(words: Sequence[str], prog: str) -> Command:
     base = Command()
     refuse_no_number(given("--together", words))
     if (name := given("--preset", words)) is not None:

@@ -1,6 +1,8 @@
 """How good the hard network is: evaluation with the noise removed, in float32."""
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator
 
 import torch
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from softstair.data.examples import Examples
+from softstair.train.parallel import ALONE, Team
 
 __all__ = ["evaluate"]
 
@@ -16,25 +19,34 @@ CHUNK = 500
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, examples: Examples, between: Callable[[], None] = lambda: None
+    network: nn.Module,
+    examples: Examples,
+    between: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
 ) -> tuple[float, float]:
     """(mean loss, accuracy) of the network in ``eval()``, in which no noise is left.
 
-    ``between`` is called after every chunk of examples: a long evaluation can be stopped there.
+    ``between`` is called after every chunk of examples: a long evaluation can be stopped there. A
+    team takes a chunk each, and each of it has the result that one alone would have.
     """
     was_training = network.training
     network.eval()
-    # Added up where the examples are: nobody waits for a device before the end.
-    loss = torch.zeros((), dtype=torch.float64, device=examples.y.device)
-    right = torch.zeros((), dtype=torch.int64, device=examples.y.device)
+    chunks = -(-len(examples) // CHUNK)
+    # Kept where the examples are: nobody waits for a device before the end.
+    sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)
     with _float32():
-        for x, y in examples.chunks(CHUNK):
-            scores = network(x).float()
-            loss += F.cross_entropy(scores, y, reduction="sum")
-            right += (scores.argmax(1) == y).sum()
-            between()
+        for number, (x, y) in enumerate(examples.chunks(CHUNK)):
+            if number % team.size == team.rank:
+                scores = network(x).float()
+                sums[number, 0] = F.cross_entropy(scores, y, reduction="sum")
+                sums[number, 1] = (scores.argmax(1) == y).sum()
+            if (number + 1) % team.size == 0 or number + 1 == chunks:
+                between()
     network.train(was_training)
-    return float(loss) / len(examples), float(right) / len(examples)
+    team.add(sums)
+    # One after the other, whoever computed them: another order would round otherwise.
+    loss, right = (functools.reduce(operator.add, column) for column in sums.T.tolist())
+    return loss / len(examples), right / len(examples)
 
 
 @contextlib.contextmanager

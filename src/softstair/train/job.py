@@ -26,6 +26,7 @@ from softstair.train.machine import (
     threads_for,
 )
 from softstair.train.network import make_network, table
+from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
 from softstair.train.run import Run, RunError
 from softstair.train.state import State
@@ -44,6 +45,7 @@ def train(
     loading: Loading | None = None,
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
+    team: Team = ALONE,
 ) -> dict[str, Any]:
     """Trains by a recipe in a run directory; returns the summary. SIGINT and SIGTERM raise
     :class:`Interrupted <softstair.train.Interrupted>` once everything is kept.
@@ -51,7 +53,9 @@ def train(
     ``resume`` goes on with the run that is there, if there is one; without it, a run that is there
     is refused. ``threads`` is for the CPU; None leaves the choice to :func:`threads_for`, and a run
     that goes on keeps those it was begun with. ``dataset`` and ``model`` stand in for what the
-    recipe names, for those who have them at hand; to resume, give the same ones again.
+    recipe names, for those who have them at hand; to resume, give the same ones again. ``team`` are
+    the processes that train it together, each of which calls this, see
+    :func:`joined <softstair.train.parallel.joined>`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as out:
@@ -59,30 +63,49 @@ def train(
     >>> summary["epochs"], 0 < summary["valid_accuracy"] <= 1
     (1, True)
     """
-    with Run.hold(Path(out)) as run:
-        begun = run.recipe
-        if begun is not None and not resume:
-            raise RunError(
-                f"the run directory {str(out)!r} holds a run already: go on with it by --resume, "
-                "or give another --out."
-            )
-        if begun is not None:
-            refuse_other_recipe(recipe, begun, Path(out))
-        if begun is not None and (summary := run.summary) is not None:
+    with Run.hold(Path(out), team) as run:
+        # What the first process was asked for: the others may not see the run that it goes on with.
+        recipe, begun, summary = team.share(lambda: _opened(run, recipe, resume))
+        if summary is not None:
             return summary
-        place = device_named(device)
-        dataset = load(recipe.data, data_dir, loading) if dataset is None else dataset
-        dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
-        refuse_absent_kernels(recipe, place)
+        with team.agreed():
+            place = device_named(device, team.local)
+            refuse_absent_kernels(recipe, place)
+        if (found := dataset) is None:
+            found = team.in_turn(lambda: load(recipe.data, data_dir, loading))
         asked = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
         with own_settings(recipe, place), asked:
             torch.manual_seed(recipe.seed)
             with enough_memory(recipe):
-                network = make_network(recipe, dataset, model)
-                threads = run.threads or threads or threads_for(network, recipe.batch)
-                torch.set_num_threads(threads)
+                with team.agreed():
+                    found = found if recipe.limit is None else found.sample(recipe.limit)
+                    network = make_network(recipe, found, model)
+                part = recipe.batch // team.size
+                torch.set_num_threads(begun or threads or threads_for(network, part))
                 own = model is not None
-                return _train(recipe, run, dataset, network, place, Watchers(watchers), own)
+                return _train(recipe, run, found, network, place, Watchers(watchers), own)
+
+
+def _opened(
+    run: Run, recipe: Recipe, resume: bool
+) -> tuple[Recipe, int | None, dict[str, Any] | None]:
+    """The recipe to follow, the threads of the run if it was begun, and its summary if it is done;
+    refuses what cannot be."""
+    begun, processes = run.recipe, run.team.size
+    summary = None if begun is None else run.summary
+    if begun is not None and not resume:
+        raise RunError(
+            f"the run directory {str(run.path)!r} holds a run already: go on with it by --resume, "
+            "or give another --out."
+        )
+    if begun is not None:
+        refuse_other_recipe(recipe, begun, run.path)
+    if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
+        raise ValueError(
+            f"batch must be a multiple of the number of processes, {processes}, with two examples "
+            f"or more for each, but {recipe.batch} was given."
+        )
+    return recipe, run.threads, summary
 
 
 def _train(
@@ -94,18 +117,25 @@ def _train(
     watch: Watch,
     own: bool,
 ) -> dict[str, Any]:
-    parts = split(dataset, recipe.fold, recipe.folds)
-    numbers = dataset.mean, dataset.std, device
-    training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
-    state = State(recipe, network, len(training), device, own)
-    config = {**describe(recipe, dataset, device), "step": state.treatment.to_json()}
+    team, numbers = run.team, (dataset.mean, dataset.std, device)
+    if team.size > 1:
+        # A model of one's own may draw its first weights from elsewhere than torch.
+        network.load_state_dict(team.share(network.state_dict))
+    with team.agreed():
+        parts = split(dataset, recipe.fold, recipe.folds)
+        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+        state = State(recipe, network, len(training), device, own, team)
+    if not team.is_first:
+        torch.manual_seed(team.seed(recipe.seed))
+    described = describe(recipe, dataset, device)
+    config = {**described, "processes": team.size, "step": state.treatment.to_json()}
     run.begin(config, table(state.network))
     run.resume(state)
     loop.train(state, training, valid, run, watch)
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
         test = Examples(dataset.test_x, dataset.test_y, *numbers)
-        test_accuracy = evaluate(state.network, test)[1]
+        test_accuracy = evaluate(state.network, test, team=team)[1]
     accuracies = [line["valid_accuracy"] for line in state.history]
     images = recipe.epochs * state.steps * recipe.batch
     summary = {

@@ -6,7 +6,6 @@ from softstair.data.examples import Examples
 from softstair.train.captured import CapturedStep
 from softstair.train.diagnostics import examine
 from softstair.train.evaluate import evaluate
-from softstair.train.interrupt import StopRequest
 from softstair.train.run import Run, refuse_nonfinite
 from softstair.train.state import State
 from softstair.train.step import Step
@@ -34,7 +33,7 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
     """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
     recipe = state.recipe
     step = (CapturedStep if state.treatment.captured else Step)(state, train)
-    with StopRequest() as stop:
+    with state.team.stop_request() as stop:
         watch.begin(state)
         while state.epoch < recipe.epochs:
             state.begin_epoch()
@@ -55,7 +54,7 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
 
 def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
     """The line of metrics of the epoch that the state has just come to the end of."""
-    valid_loss, valid_accuracy = evaluate(state.network, valid, between)
+    valid_loss, valid_accuracy = evaluate(state.network, valid, between, state.team)
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
         "learning_rate": state.learning_rate,

@@ -23,8 +23,11 @@ SMALL = 1 << 25
 """Products in a forward pass of linear layers."""
 
 
-def device_named(name: str) -> torch.device:
-    """A device that is there; auto: a GPU if there is one."""
+def device_named(name: str, local: int | None = None) -> torch.device:
+    """A device that is there; auto: a GPU if there is one. ``local`` is given where torchrun has
+    started several processes: this one's number on its machine, and that of its GPU."""
+    if local is not None and name != "cpu":
+        name = _own_gpu(name, local)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -42,6 +45,21 @@ def device_named(name: str) -> torch.device:
             f"device must be auto, cpu, cuda or cuda:N, and be there, but {name!r} was given."
         ) from None
     return device
+
+
+def _own_gpu(name: str, local: int) -> str:
+    if name not in ("auto", "cuda"):
+        raise ValueError(
+            "device must be auto, cpu or cuda under torchrun, which gives each process a GPU of "
+            f"its own, but {name!r} was given."
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if 0 < gpus <= local:
+        raise ValueError(
+            f"torchrun must start no more processes than there are GPUs, but torch sees {gpus} "
+            "here: lower --nproc-per-node, or give --device cpu."
+        )
+    return f"cuda:{local}" if gpus else name
 
 
 def refuse_absent_kernels(recipe: Recipe, device: torch.device) -> None:

@@ -24,6 +24,7 @@ from softstair.extras import needed
 from softstair.train import checkpoint
 from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
 from softstair.train.state import State, is_history
 
@@ -38,7 +39,10 @@ class RunError(ValueError):
 
 
 class Run:
-    """A run directory that this process holds; see :meth:`hold`."""
+    """A run directory that this process holds; see :meth:`hold`. Of a team the first one holds it,
+    reads and writes; the others hear what it read."""
+
+    team: Team = ALONE
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,40 +51,16 @@ class Run:
 
     @classmethod
     @contextlib.contextmanager
-    def hold(cls, path: Path) -> Iterator["Run"]:
+    def hold(cls, path: Path, team: Team = ALONE) -> Iterator["Run"]:
         """The directory, made if need be, for this process alone; a killed one lets go of it."""
-        filelock = needed("filelock")
-        try:
-            was_there = path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(path / "lock", timeout=0)
-            lock.acquire()
-        except filelock.Timeout:
-            raise RunError(
-                f"the run directory {str(path)!r} is in use by another process: wait for it, or "
-                "give another --out."
-            ) from None
-        except (FileExistsError, NotADirectoryError):
-            raise RunError(
-                f"--out must be a directory, but {str(path)!r} is a file, or lies in one: give "
-                "another --out."
-            ) from None
-        except OSError as error:
-            raise RunError(
-                f"--out must be a directory that can be written, but {str(path)!r} cannot be "
-                f"({error.strerror}): give another --out."
-            ) from None
-        try:
+        with contextlib.ExitStack() as held:
+            with team.agreed():
+                if team.is_first:
+                    held.enter_context(_locked(path))
             with _disk(path):
-                yield cls(path)
-        finally:
-            # Whatever was refused before the run began leaves no trace.
-            if not (path / "config.json").exists():
-                (path / "lock").unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    if not was_there:
-                        path.rmdir()
-            lock.release()
+                run = cls(path)
+                run.team = team
+                yield run
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -105,7 +85,17 @@ class Run:
 
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Writes config.json, and the table of the network; refuses a directory that holds
-        something else than a run, and a run of other data or on another kind of device."""
+        something else than a run, and a run of other data, on another kind of device or in another
+        number of processes."""
+        first = self.team.share(lambda: self._begin(config, network))
+        with self.team.agreed():
+            if config["data"] != first["data"]:
+                raise RunError(
+                    f"every process must read the same data, but there are {first['data']} and "
+                    f"{config['data']}: give all machines the same --data-dir."
+                )
+
+    def _begin(self, config: dict[str, Any], network: str) -> dict[str, Any]:
         if (begun := self.config) is not None:
             if begun.get("data") != config["data"]:
                 raise RunError(
@@ -119,9 +109,16 @@ class Run:
                     f"the run in {str(self.path)!r} was begun on {was}, and would not be the same "
                     f"on {now}: give --device {was}, or another --out."
                 )
+            many = begun.get("processes", 1)  # runs of older versions do not say it
+            if many != config["processes"]:
+                how = "without torchrun" if many == 1 else f"with torchrun in {many} processes"
+                raise RunError(
+                    f"the run in {str(self.path)!r} was begun {how}, and would not be the same in "
+                    f"{config['processes']}: go on with it as it was begun, or give another --out."
+                )
             if not (self.path / "network.txt").exists():
                 write(self.path / "network.txt", network + "\n")
-            return
+            return config
         names = [one.name for one in self.path.iterdir() if one.name != "lock"]
         # A process that was killed while it wrote config.json leaves a part of it.
         if "fold-0" in names:
@@ -137,33 +134,39 @@ class Run:
             )
         write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
         write(self.path / "network.txt", network + "\n")
+        return config
 
     def resume(self, state: State) -> None:
         """Takes the state to the newest checkpoint, if there is one, and the metrics with it; what
         was measured after it will be measured again."""
-        loaded = checkpoint.load(self.path / "checkpoint")
+        loaded = self.team.share(lambda: checkpoint.load(self.path / "checkpoint"))
         if loaded is not None:
-            state.load_state_dict(loaded)
+            with self.team.agreed():
+                state.load_state_dict(loaded)
             self._saved = (state.epoch, state.step)
-        write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
+        if self.team.is_first:
+            write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
 
     def log(self, metrics: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
+        if not self.team.is_first:
+            return
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(_line(metrics))
 
     def keep(self, state: State, stop: StopRequest) -> None:
         """Saves a checkpoint if it is time to, or if somebody asked to stop; then it stops.
 
-        Time to: saving takes a twentieth of the time at most, and is not done twice a second.
+        Time to: saving takes a twentieth of the time at most, and is not done twice a second. Of a
+        team, the first one's clock decides, and whoever was asked to stop stops all.
         """
-        if stop.number is None:
-            waited = time.monotonic() - self._saved_at
-            if waited < max(1.0, 20 * self._cost):
-                return
-        self.save(state)
-        if stop.number is not None:
-            raise Interrupted(stop.number)
+        waited = time.monotonic() - self._saved_at
+        due = self.team.is_first and waited >= max(1.0, 20 * self._cost)
+        number, due = self.team.agree(stop.number, due)
+        if number is not None or due:
+            self.save(state)
+        if number is not None:
+            raise Interrupted(number)
 
     def save(self, state: State) -> None:
         """Saves a checkpoint, unless the newest is of this very step."""
@@ -171,14 +174,18 @@ class Run:
             return
         begun = time.monotonic()
         refuse_nonfinite(state)
-        checkpoint.save(self.path / "checkpoint", state.state_dict())
+        kept = state.state_dict()
+        if self.team.is_first:
+            checkpoint.save(self.path / "checkpoint", kept)
         self._saved = (state.epoch, state.step)
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begun
 
     def finish(self, summary: dict[str, Any]) -> None:
         """The run is done: writes summary.json."""
-        write(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        if self.team.is_first:
+            text = json.dumps(summary, indent=2, allow_nan=False)
+            write(self.path / "summary.json", text + "\n")
 
 
 def recipe_of(path: Path) -> Recipe | None:
@@ -257,11 +264,12 @@ def read(path: Path, name: str) -> dict[str, Any] | None:
 
 def refuse_nonfinite(state: State, valid_loss: float = 0.0) -> None:
     """Refuses to go on with numbers that are none any more; the checkpoint before stays."""
-    for name, loss in (("training", state.mean_loss()), ("validation", valid_loss)):
-        if not math.isfinite(loss):
-            raise _lost(f"the {name} loss became {loss}", state)
-    if not state.is_finite():
-        raise _lost("the weights became nan or infinite", state)
+    with state.team.agreed():
+        for name, loss in (("training", state.mean_loss()), ("validation", valid_loss)):
+            if not math.isfinite(loss):
+                raise _lost(f"the {name} loss became {loss}", state)
+        if not state.is_finite():
+            raise _lost("the weights became nan or infinite", state)
 
 
 def _lost(what: str, state: State) -> RunError:
@@ -269,6 +277,42 @@ def _lost(what: str, state: State) -> RunError:
         f"{what} in epoch {state.epoch + 1}, and nothing since the last checkpoint was kept: train "
         "anew with a lower --learning-rate, or look at the data and the model."
     )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The directory is made, and held by a lock."""
+    filelock = needed("filelock")
+    try:
+        was_there = path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path / "lock", timeout=0)
+        lock.acquire()
+    except filelock.Timeout:
+        raise RunError(
+            f"the run directory {str(path)!r} is in use by another process: wait for it, or give "
+            "another --out."
+        ) from None
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(
+            f"--out must be a directory, but {str(path)!r} is a file, or lies in one: give another "
+            "--out."
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"--out must be a directory that can be written, but {str(path)!r} cannot be "
+            f"({error.strerror}): give another --out."
+        ) from None
+    try:
+        yield
+    finally:
+        # Whatever was refused before the run began leaves no trace.
+        if not (path / "config.json").exists():
+            (path / "lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if not was_there:
+                    path.rmdir()
+        lock.release()
 
 
 @contextlib.contextmanager

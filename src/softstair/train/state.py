@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from softstair.anneal import Annealer
 from softstair.nn import layer_count
 from softstair.train.checkpoint import CheckpointError, is_like
+from softstair.train.parallel import ALONE, Team, TeamError
 from softstair.train.recipe import Recipe
 from softstair.train.treatment import treat
 
@@ -21,7 +22,8 @@ class State:
     """A network in training: its optimiser, its annealer, its generators, and where it stands.
 
     ``epoch`` and ``step`` count what is done; ``order`` is the order of the present epoch's
-    examples; the sums over the present epoch stay on the device until somebody asks.
+    examples; the sums over the present epoch stay on the device until somebody asks. The processes
+    of a ``team`` have the same of all this after each step, but for their random numbers.
     """
 
     def __init__(
@@ -31,8 +33,9 @@ class State:
         examples: int,
         device: torch.device,
         own: bool = False,
+        team: Team = ALONE,
     ) -> None:
-        self.recipe, self.device, self.examples = recipe, device, examples
+        self.recipe, self.device, self.examples, self.team = recipe, device, examples, team
         self.steps = examples // recipe.batch
         if not self.steps:
             raise ValueError(
@@ -62,9 +65,12 @@ class State:
             if device.type == "cuda":
                 self.annealer.gather()
         own = own or ":" in recipe.model
-        self.treatment = treat(recipe, self.network, self.annealer, device, self.steps, own)
+        self.treatment = treat(
+            recipe, self.network, self.annealer, device, self.steps, own, team.size
+        )
         self.forward = self.treatment.forward
         self._zeros: dict[Tensor, Tensor] = {}
+        self._compared: tuple[int, ...] | None = None
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
         self.order: Tensor | None = None
@@ -129,6 +135,23 @@ class State:
                     zero = self._zeros[parameter] = torch.zeros_like(parameter)
                 parameter.grad = zero
 
+    def average(self, loss: Tensor, right: Tensor) -> None:
+        """Makes one step of those of a team: gradients, running statistics and losses become their
+        means, and the examples that were classified rightly are added up."""
+        named = self.network.named_parameters()
+        gradients = {name: one.grad for name, one in named if one.grad is not None}
+        if self._compared != self.annealed:  # now the backward pass ends elsewhere, for all alike
+            first = self.team.share(lambda: list(gradients))
+            with self.team.agreed():
+                if other := set(first) ^ set(gradients):
+                    raise TeamError(
+                        f"every process must have the same gradients, but {min(other)!r} has one "
+                        "in some alone: a model that runs other layers for other examples trains "
+                        "without torchrun."
+                    )
+            self._compared = self.annealed
+        self.team.average([*gradients.values(), *_statistics(self.network), loss], right)
+
     def count(self) -> None:
         """A step is done; what it says was added up on the device, which nobody waits for."""
         self.step += 1
@@ -155,11 +178,13 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
+        first, *others = self.team.gather(self.generators())
         return {
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "annealer": None if self.annealer is None else self.annealer.state_dict(),
-            "generators": self.generators(),
+            "generators": first,
+            **({"others": others} if others else {}),
             "threads": torch.get_num_threads(),
             "epoch": self.epoch,
             "step": self.step,
@@ -204,13 +229,16 @@ class State:
         threads, seconds = state["threads"], float(state["seconds"])
         if type(threads) is not int or not 1 <= threads <= 1024 or not 0 <= seconds < math.inf:
             raise ValueError("its threads or seconds are none")
+        generators = [state["generators"], *state.get("others", [])]
+        if len(generators) != self.team.size:
+            raise ValueError(f"it is of {len(generators)} processes")
         self.epoch, self.step, self.seconds = epoch, step, seconds
         self.order = None if order is None else order.to(self.device)
         self.loss.copy_(state["sums"]["loss"])
         self.right.copy_(state["sums"]["right"])
         self.history = list(state["history"])
         torch.set_num_threads(threads)
-        self.set_generators(state["generators"])
+        self.set_generators(generators[self.team.rank])
 
     def _load_optimiser(self, state: dict[str, Any]) -> None:
         parameters = [one for group in self.optimiser.param_groups for one in group["params"]]
@@ -270,6 +298,15 @@ def _is_noise(pair: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _statistics(network: nn.Module) -> list[Tensor]:
+    """What batch normalisations find out about the examples that they see."""
+    found = []
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.training:
+            found += [module.running_mean, module.running_var]
+    return [one for one in found if one is not None]
 
 
 def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:

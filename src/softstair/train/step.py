@@ -24,7 +24,8 @@ class Step:
         if state.annealer is not None:
             state.annealer.step()
         state.set_learning_rate()
-        compute(state, self.examples, state.order[state.step * size : (state.step + 1) * size])
+        batch = state.order[state.step * size : (state.step + 1) * size]
+        compute(state, self.examples, state.team.part(batch))
         state.count()
 
 
@@ -37,7 +38,11 @@ def compute(state: State, examples: Examples, indices: Tensor) -> None:
     state.optimiser.zero_grad()
     loss.backward()
     state.fill_gradients()
+    with torch.no_grad():
+        right = (scores.argmax(1) == y).sum()
+        if state.team.size > 1:
+            state.average(loss, right)
     state.optimiser.step()
     with torch.no_grad():
         state.loss += loss
-        state.right += (scores.argmax(1) == y).sum()
+        state.right += right

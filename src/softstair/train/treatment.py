@@ -42,14 +42,22 @@ def treat(
     device: torch.device,
     steps: int,
     own: bool,
+    processes: int = 1,
 ) -> Treatment:
     """What is fastest, of what the recipe allows; ``steps`` are those of an epoch, and ``own`` says
-    that the model is the user's: its code may compute what no trace or capture of it shows."""
+    that the model is the user's: its code may compute what no trace or capture of it shows. The
+    steps of several processes meet in a sum, which is no part of a graph."""
     cuda = device.type == "cuda"
+    if processes > 1 and recipe.capture == "always":
+        raise ValueError(
+            "capture must be auto or never where several processes train a run, whose steps are "
+            "no graph, but 'always' was given."
+        )
     precision = recipe.precision
     if precision == "auto":
         precision = "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
-    captured = cuda and (recipe.capture == "always" or (recipe.capture == "auto" and not own))
+    captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
+    captured = captured and cuda and processes == 1
     known = recipe.kernels == "triton" or not own
     if known and recipe.compile != "always" and annealer is not None and exact.has_fused(device):
         from softstair.fused import fused  # which needs Triton
