@@ -4,7 +4,7 @@ A quantiser is a stair; noise added to its input makes it smooth in expectation,
 annealing the noise layer by layer turns the smooth network back into the stair network.
 """
 
-from softstair import nn, noise, ste
+from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
 from softstair.convert import quantise
 from softstair.noise import Noise
@@ -18,6 +18,7 @@ __all__ = [
     "Noise",
     "Schedule",
     "Stair",
+    "deploy",
     "nn",
     "noise",
     "quantise",

@@ -48,7 +48,8 @@ def measure(run: Path, data_dir: Path, schedule: Schedule, own_code: bool = Fals
     dataset = load(recipe.data, data_dir)
     dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
     chosen = split(dataset, recipe.fold, recipe.folds)[1][:INPUTS]
-    examples = Examples(dataset.x[chosen], dataset.y[chosen], dataset.mean, dataset.std)
+    numbers = dataset.numbers(recipe.integer_input)
+    examples = Examples(dataset.x[chosen], dataset.y[chosen], *numbers)
     inputs, _ = next(examples.chunks(INPUTS))
     times = [schedule.end * index / (POINTS - 1) for index in range(POINTS)]
     network = trained_network(run, dataset, own_code=own_code)

@@ -86,6 +86,13 @@ class Command:
             )
 
     def run(self) -> int:
+        from softstair.train.parallel import place
+
+        if (processes := place()[1]) > 1:
+            raise ValueError(
+                f"a grid is run by one process, which starts others, but torchrun has started "
+                f"{processes}: start it without torchrun."
+            )
         asked = self.asked()
         if self.dry_run:
             return self._show(asked)

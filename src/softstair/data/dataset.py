@@ -85,6 +85,18 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
+    def numbers(self, integer: bool = False) -> tuple[float, float]:
+        """(what becomes 0, what becomes 1): mean and std, or if ``integer`` the whole number next
+        to the mean and the power of two next to the std.
+
+        >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
+        >>> Dataset("blank", x, y, ("no", "yes"), mean=120.7, std=63.8).numbers(integer=True)
+        (121.0, 64.0)
+        """
+        if not integer:
+            return self.mean, self.std
+        return float(min(max(round(self.mean), 0), 255)), 2.0 ** round(math.log2(self.std))
+
     def sample(self, count: int, seed: int = 0) -> "Dataset":
         """So many examples, drawn at random, and as many of the test set; all, if there are fewer.
 

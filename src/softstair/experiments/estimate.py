@@ -61,7 +61,7 @@ def estimate(
         network = make_network(recipe, dataset)
         torch.set_num_threads(threads or threads_for(network, recipe.batch))
         parts = split(dataset, recipe.fold, recipe.folds)
-        numbers = dataset.mean, dataset.std, place
+        numbers = *dataset.numbers(recipe.integer_input), place
         training, valid = (Examples(dataset.x[one], dataset.y[one], *numbers) for one in parts)
         # Compiling takes longer than what is measured, and pays in a whole unit alone.
         state = State(replace(recipe, compile="never"), network, len(training), place)

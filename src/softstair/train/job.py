@@ -117,7 +117,7 @@ def _train(
     watch: Watch,
     own: bool,
 ) -> dict[str, Any]:
-    team, numbers = run.team, (dataset.mean, dataset.std, device)
+    team, numbers = run.team, (*dataset.numbers(recipe.integer_input), device)
     if team.size > 1:
         # A model of one's own may draw its first weights from elsewhere than torch.
         network.load_state_dict(team.share(network.state_dict))

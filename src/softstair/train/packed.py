@@ -69,13 +69,14 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
         raise RunError(f"{str(run)!r} holds no run that is done: train one with --out there.")
     network = trained_network(run, dataset)
     name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
+    mean, std = dataset.numbers(recipe.integer_input)
     words = {
         "format": FORMAT,
         "recipe": replace(recipe, model=name).to_json(),
         "shape": list(dataset.x.shape[1:]),
         "classes": list(dataset.classes),
-        "mean": dataset.mean,
-        "std": dataset.std,
+        "mean": mean,
+        "std": std,
         "valid_accuracy": summary["valid_accuracy"],
         "test_accuracy": summary["test_accuracy"],
         "versions": summary["config"].get("versions"),

@@ -33,6 +33,9 @@ class Recipe:
     augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
     """Pictures: random crops of the image padded by 4 black pixels, and random flips; speech:
     random shifts by up to a tenth of a second."""
+    integer_input: bool = False
+    """Let a whole number of the input's bytes be 0, and a power of two of them 1, instead of their
+    mean and std: a network that is to run in integers sees the input exactly."""
 
     weights: StairName | Literal["float"] = "ternary"
     """Stair of the weights."""

@@ -17,6 +17,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -193,13 +194,32 @@ def recipe_of(path: Path) -> Recipe | None:
     config = read(path, "config.json")
     if config is None:
         return None
+    recipe = config.get("recipe")
     try:
-        return Recipe.from_json(config.get("recipe"))
+        return Recipe.from_json(recipe)
     except ValueError as error:
+        _refuse_another_version(path, recipe, config.get("versions"))
         raise RunError(
             f"{str(path / 'config.json')!r} holds no recipe that can be followed "
             f"({str(error).rstrip('.')[:200]}): restore it, or give another --out."
         ) from None
+
+
+def _refuse_another_version(path: Path, recipe: Any, versions: Any) -> None:
+    """Refuses a recipe of other fields than ours, most of which it has."""
+    known = {field.name for field in fields(Recipe)}
+    given = set(recipe) if isinstance(recipe, dict) else set()
+    if given == known or len(given & known) < len(known) / 2:
+        return
+    lacks = [f"no {name}" for name in sorted(known - given)]
+    others = [f"{name[:40]!r}" for name in sorted(given - known)]
+    said = versions.get("softstair") if isinstance(versions, dict) else None
+    which = f"{said!r}, " if isinstance(said, str) and len(said) < 40 else ""
+    raise RunError(
+        f"the run in {str(path)!r} was made by another version of softstair ({which}whose recipe "
+        f"has {', '.join([*lacks, *others][:3])}): read it with that version, or give another "
+        "--out."
+    )
 
 
 def summary_of(path: Path) -> dict[str, Any] | None:
