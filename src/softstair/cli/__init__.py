@@ -18,6 +18,8 @@ VERBS: dict[str, str] = {
     "train": "train a quantised network; without flags, a ternary one on the embedded digits",
     "grid": "train a whole design, such as the paper's, on every fold; here or on a cluster",
     "report": "one page of what came of a grid: claims, curves, tables; it opens offline",
+    "export": "a trained network as ONNX, QONNX or C, in whole numbers alone",
+    "verify": "is what is deployed what was trained? Counts mismatches, layer by layer",
     "check": "does a schedule anneal its layers in order, and what does the theorem say of it?",
     "bench": "how fast is it here? The operator, the training step, and what truncation saves",
     "data": "fetch data sets from their official addresses, and see which are there",

@@ -1,8 +1,8 @@
 """Deployment: integer networks that give the answers of the trained ones."""
 
+from softstair.deploy.comparison import Comparison, verify
 from softstair.deploy.cost import Cost, costs
 from softstair.deploy.integer import ExportError, integerise
 from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.comparison import Comparison, verify
 
 __all__ = ["Comparison", "Cost", "ExportError", "IntegerNetwork", "costs", "integerise", "verify"]

@@ -1,0 +1,48 @@
+"""Exported networks as they are run elsewhere, for :func:`softstair.deploy.verify`."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from softstair.deploy.comparison import CLASS, Runner, layers
+from softstair.deploy.network import IntegerNetwork
+from softstair.extras import needed
+
+__all__ = ["by_c", "by_onnx"]
+
+
+def by_onnx(network: IntegerNetwork, folder: Path) -> Runner:
+    """ONNX Runtime, with its default options, on a file that shows its features as well."""
+    from softstair.deploy import onnx
+
+    runtime = needed("onnxruntime", "onnx")
+    file = onnx.write(network, folder / "network.onnx", features=True)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    outputs = onnx.feature_outputs(network)
+    names = {layer: outputs[layer] for layer in layers(network)}
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        asked = [*names.values(), "class"]
+        given = session.run(asked, {session.get_inputs()[0].name: x.numpy()})
+        whole = {layer: torch.from_numpy(v).long() for layer, v in zip(names, given, strict=False)}
+        return {**whole, CLASS: torch.from_numpy(given[-1]).long()}
+
+    return run
+
+
+def by_c(network: IntegerNetwork, folder: Path) -> Runner:
+    """The C program, compiled here; once more with its features shown."""
+    from softstair.deploy import c
+    from softstair.deploy.c import build
+
+    c.write(network, folder)
+    program, traced = build.build(folder), build.build(folder, trace=True)
+    names = layers(network)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        features = build.features(traced, network, x)
+        classes, _ = build.classes(program, x)
+        return {**{layer: features[layer] for layer in names}, CLASS: classes}
+
+    return run
