@@ -22,6 +22,7 @@ tensor(0.5000)
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -91,7 +92,7 @@ class Noise:
             raise ValueError(f"mass must lie strictly between 0 and 1, but {mass!r} was given.")
         if math.isfinite(self.support):
             return half / self.support
-        return half / bisect(lambda z: self._mass_within(z) < mass)
+        return half / _reach(self, mass)
 
     def _mass_within(self, z: float) -> float:
         ends = self.cdf(torch.tensor([-z, z], dtype=torch.float64))
@@ -201,6 +202,12 @@ def get(noise: str | Noise) -> Noise:
     raise ValueError(
         f"noise must be one of {allowed}, or a softstair.noise.Noise, but {noise!r} was given."
     )
+
+
+@lru_cache(maxsize=256)
+def _reach(family: Noise, mass: float) -> float:
+    """How many standard deviations to either side hold that mass."""
+    return bisect(lambda z: family._mass_within(z) < mass)
 
 
 def bisect(is_low: Callable[[float], bool], low: float = 0.0, high: float | None = None) -> float:

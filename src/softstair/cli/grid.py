@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from softstair.cli._files import reserved
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.files import changed, read
 from softstair.train.interrupt import Interrupted
@@ -19,6 +20,7 @@ from softstair.train.news import News
 
 __all__ = ["Command", "parse"]
 
+PYTHON = {"None": None, "True": True, "False": False}
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE...")]
 
 
@@ -110,12 +112,20 @@ class Command:
         found = found.where(conditions(self.where, "--where"))
         if self.epochs is not None:
             found = found.rescaled(self.epochs)
-        if self.set:
-            values = {name: _value(words) for name, words in _settings(self.set).items()}
-            found = found.each(lambda recipe: changed(recipe, values))
+        values = {name: _value(words) for name, words in _settings(self.set).items()}
+        for name in values:
+            if name in found.varied():
+                raise ValueError(
+                    f"--set must name a field that is the same in all of {found.name}, but {name} "
+                    "differs: choose some of them with --where."
+                )
+        made = [replace(one, recipe=changed(one.recipe, values)) for one in found.configurations]
+        folds = found.folds
         if self.folds is not None:
-            found = replace(found, folds=_folds(self.folds))
-        return found
+            folds = _folds(self.folds)
+        elif "folds" in values:
+            folds = tuple(range(made[0].recipe.folds))
+        return Design(found.name, tuple(made), folds)
 
     def _show(self, asked: Design) -> int:
         if self.json:
@@ -135,6 +145,17 @@ class Command:
         return 0
 
     def _train(self, asked: Design, folder: Path) -> int:
+        if (folder / "config.json").exists():
+            raise ValueError(
+                f"--out must be a folder for run directories, but {str(folder)!r} is one itself: "
+                "give another --out."
+            )
+        if self.table is not None and self.table.suffix == ".parquet":
+            _refuse_no_parquet()
+        with reserved(self.table, "--table") as table:
+            return self._train_all(asked, folder, table)
+
+    def _train_all(self, asked: Design, folder: Path, table: Path | None) -> int:
         from softstair.cli import _grid_tables
         from softstair.cli._train_progress import Progress
         from softstair.experiments import results
@@ -157,12 +178,10 @@ class Command:
                 f"{failed} of {len(units)} units failed, as told above: once that is mended, give "
                 "the same command again."
             )
-        mine = {unit.path(folder) for unit in units}
-        found = [one for one in results.collect(folder) if one.path in mine]
-        table = self.table or folder / "table.csv"
-        results.write(found, table)
+        found = results.collect(folder, [unit.path(folder) for unit in units])
+        results.write(found, table or folder / "table.csv")
         _grid_tables.outcome(found)
-        _grid_tables.say(f"table: {table}\nruns: {folder}")
+        _grid_tables.say(f"table: {self.table or folder / 'table.csv'}\nruns: {folder}")
         return 0
 
     def _engine(self, units: list[Unit], folder: Path, tell: Any) -> int:
@@ -191,7 +210,40 @@ def parse(words: Sequence[str], prog: str) -> Command:
     from softstair.cli.train import refuse_no_number
 
     refuse_no_number(given("--together", words))
+    for flag in ("--where", "--set"):
+        words = _once(flag, words)
     return parse_flags(Command, words, prog)
+
+
+def _once(flag: str, words: Sequence[str]) -> list[str]:
+    """The words with all that follows the flag behind its first: given twice, it means both.
+
+    >>> _once("--set", ["x", "--set", "a=1", "--json", "--set", "b=2", "c=3"])
+    ['x', '--json', '--set', 'a=1', 'b=2', 'c=3']
+    """
+    others: list[str] = []
+    mine: list[str] = []
+    taking = others
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == flag:
+            taking = mine
+            mine += [value] if equals else []
+        elif word.startswith("--"):
+            taking = others
+            others.append(word)
+        else:
+            taking.append(word)
+    return [*others, flag, *mine] if flag in {word.partition("=")[0] for word in words} else others
+
+
+def _refuse_no_parquet() -> None:
+    from softstair.extras import needed
+
+    try:
+        needed("pyarrow.parquet", "tables")
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from None
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
@@ -199,7 +251,9 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
 
 
 def _value(words: str) -> Any:
-    """A value as TOML has it, and otherwise a word."""
+    """A value as Python or TOML has it, and otherwise a word."""
+    if words in PYTHON:
+        return PYTHON[words]
     try:
         return tomllib.loads(f"value = {words}")["value"]
     except tomllib.TOMLDecodeError:

@@ -19,6 +19,7 @@
 """
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,11 @@ MOST = 10_000
 def read(path: Path) -> Design:
     """The design that a file describes; what is wrong with it is said in one sentence."""
     try:
-        if path.stat().st_size > LARGEST:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)  # a pipe has no length to ask for
+        if len(data) > LARGEST:
             raise ValueError("it is too long for a design")
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
+        return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]
@@ -65,7 +68,8 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
     name = _typed(table, "name", str, name)
     if not re.fullmatch(r"[\w][\w.-]{0,63}", name):
         raise ValueError(
-            f"name must be of letters, digits, '.', '-' and '_', but {name[:80]!r} was given"
+            f"name must be of letters, digits, '.', '-' and '_', but {name[:80]!r} was given: give "
+            "name = in the file"
         )
     base = changed(preset(_typed(table, "preset", str, "digits")), _table(table, "recipe"))
     folds = _typed(table, "folds", list, list(range(base.folds)))
@@ -76,7 +80,7 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
         for field in one:
             refuse_unknown(field)
     found = _configurations(base, _table(table, "vary"), without)
-    return Design(name, tuple(itertools.islice(found, MOST + 1)), tuple(folds))
+    return Design(name, tuple(found), tuple(folds))
 
 
 def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
@@ -84,6 +88,8 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     given too."""
     for name in fields:
         refuse_unknown(name)
+        if name == "fold":
+            raise ValueError("folds are chosen by folds = [0, 1] or --folds, but fold was given")
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
@@ -97,30 +103,53 @@ def _configurations(
 ) -> Iterator[Configuration]:
     for field, values in vary.items():
         refuse_unknown(field)
-        if field == "fold":
-            raise ValueError("folds are given by folds = [0, 1], but fold was given in vary")
+        if field in ("fold", "folds"):
+            raise ValueError(f"folds are given by folds = [0, 1], but {field} was given in vary")
         if not isinstance(values, list) or not values:
             raise ValueError(
                 f"{field} must vary over a list of values, but {str(values)[:80]!r} was given"
             )
-    for number, values in enumerate(itertools.product(*vary.values())):
-        if number >= MOST:
-            raise ValueError(f"a design must have at most {MOST:,} configurations, but has more")
-        chosen = dict(zip(vary, values, strict=True))
-        recipe = replace(changed(base, chosen), fold=0)
+    if math.prod(map(len, vary.values())) > MOST:
+        raise ValueError(f"a design must have at most {MOST:,} configurations, but has more")
+    chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    recipes = [replace(changed(base, one), fold=0) for one in chosen]
+    for field, value in ((field, value) for one in without for field, value in one.items()):
+        there = [getattr(recipe, field) for recipe in recipes]
+        if _plain(value) not in there:
+            raise ValueError(
+                f"{field} in without must be a value that a configuration has, but "
+                f"{str(value)[:80]!r} was given"
+            )
+    seen: dict[str, Recipe] = {}
+    for recipe in recipes:
         if any(_has_all(recipe, one) for one in without):
             continue
-        words = [f"{field}={value_of(recipe, field)}" for field in FIELDS if field in chosen]
-        yield Configuration(_file_name(",".join(words)) or "all", recipe)
+        words = [f"{field}={value_of(recipe, field)}" for field in FIELDS if field in vary]
+        name = _file_name(",".join(words)) or "all"
+        # Where nothing moves, interval and power do not matter: the first of them stands for all.
+        if name in seen and _is_same(recipe, seen[name]):
+            continue
+        seen[name] = recipe
+        yield Configuration(name, recipe)
 
 
 def _has_all(recipe: Recipe, wanted: Mapping[str, Any]) -> bool:
-    return all(getattr(recipe, field) == value for field, value in wanted.items())
+    return all(getattr(recipe, field) == _plain(value) for field, value in wanted.items())
+
+
+def _is_same(one: Recipe, other: Recipe) -> bool:
+    differ = one.differences(other)
+    return bool(differ) and all(value_of(one, name) == value_of(other, name) for name in differ)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _file_name(words: str) -> str:
     """The words as the name of a directory; what is no letter there becomes an underscore."""
-    return re.sub(r"[^\w.,=+-]", "_", words)[:200]
+    name = re.sub(r"[^\w.,=+-]", "_", words).encode()[:200]
+    return name.decode(errors="ignore")
 
 
 def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:

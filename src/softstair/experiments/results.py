@@ -91,10 +91,11 @@ def find(folder: Path) -> list[Path]:
     return sorted((path.parent for path in found), key=_order)
 
 
-def collect(folder: Path | str) -> list[Training]:
-    """Every unit in a folder that has an epoch to show, done or not."""
+def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Training]:
+    """Every unit in a folder that has an epoch to show, done or not; or those in these paths."""
     folder = Path(folder)
-    found = [training for path in find(folder) if (training := _read(path, folder)) is not None]
+    chosen = find(folder) if paths is None else paths
+    found = [training for path in chosen if (training := _read(path, folder)) is not None]
     if not found:
         raise RunError(
             f"{str(folder)!r} must hold run directories, as softstair grid and softstair train "
@@ -128,6 +129,8 @@ def rows(trainings: Iterable[Training]) -> Iterator[dict[str, str | float | None
 def write(trainings: Sequence[Training], path: Path) -> None:
     """Writes the tidy table, as CSV or Parquet by the name of the file."""
     table = list(rows(trainings))
+    if not table:
+        raise ValueError("a table must be of one unit at least, but none was given.")
     if path.suffix == ".parquet":
         arrow, parquet = needed("pyarrow", "tables"), needed("pyarrow.parquet", "tables")
         columns = {name: [row[name] for row in table] for name in table[0]}
@@ -157,9 +160,9 @@ def _read(path: Path, folder: Path) -> Training | None:
     summary = summary_of(path) or {}
     lines = [{name: line[name] for name in METRICS} for line in metrics_of(path)]
     name = path.parent if path.name.startswith("fold-") else path
-    relative = name.relative_to(folder) if name != folder and folder in name.parents else name
+    inside = name != folder and folder in name.parents
     return Training(
-        configuration=str(relative) if str(relative) != "." else name.resolve().name,
+        configuration=str(name.relative_to(folder)) if inside else name.resolve().name,
         settings={name: value_of(recipe, name) for name in FIELDS},
         curve=tuple(Epoch(**line) for line in lines),
         path=path,
@@ -218,7 +221,7 @@ def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
         found = [_from_curve(curve) for curve in units.values()]
         if not found:
             raise ValueError("it has no row")
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise _no_table(path, error) from None
     return found
 
@@ -234,6 +237,8 @@ def _from_curve(curve: list[dict[str, Any]]) -> Training:
     missing = [name for name in SETTINGS if name not in settings]
     if missing:
         raise ValueError(f"it has no column {missing[0]}")
+    if not (settings["fold"].isascii() and settings["fold"].isdecimal()):
+        raise ValueError(f"{settings['fold'][:40]!r} is no fold")
     outcome: dict[str, Any] = {
         name: None if first[name] in ("", None) else _number(first[name]) for name in OUTCOME
     }
@@ -248,7 +253,8 @@ def _number(value: Any) -> float:
 
 
 def _no_table(path: Path, error: Exception) -> RunError:
-    reason = " ".join(str(error).split())[:200]
+    said = "".join(one if one.isprintable() else " " for one in str(error))
+    reason = " ".join(said.partition(". ")[0].split()).rstrip(".")[:200]
     return RunError(
         f"{str(path)!r} is no table of softstair grid --table, or was damaged ({reason}): write it "
         "again from the run directories."

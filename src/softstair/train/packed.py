@@ -100,6 +100,8 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
             raise ValueError("its model is code of its own")
         recipe = Recipe(**deciding)
         shape, classes = tuple(map(int, words["shape"])), len(words["classes"])
+        if classes < 1 or len(shape) != 3 or not all(1 <= size <= 1 << 16 for size in shape):
+            raise ValueError(f"{classes} classes of examples of shape {shape} are none")
         with torch.random.fork_rng([]):
             model = build(recipe.model, classes, shape)
             network = stair_network(model, recipe, torch.zeros(2, *shape))
@@ -107,7 +109,14 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
         if not is_like(state, network.state_dict()):
             raise ValueError("its tensors are not those of the network that it names")
         network.load_state_dict(state)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise _damaged(file, error) from None
     return network.eval()
 
@@ -146,7 +155,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _damaged(file: Path, error: Exception) -> RunError:
-    reason = " ".join(str(error).split())[:200]
+    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    reason = " ".join(said.split()).rstrip(".")[:200]
     return RunError(
         f"{str(file)!r} is no packed network, or was damaged ({reason}): restore it, or pack the "
         "run again."

@@ -21,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import softstair
 from softstair.extras import needed
 from softstair.train import checkpoint
 from softstair.train.files import write
@@ -198,27 +199,34 @@ def recipe_of(path: Path) -> Recipe | None:
     try:
         return Recipe.from_json(recipe)
     except ValueError as error:
-        _refuse_another_version(path, recipe, config.get("versions"))
+        _refuse_another_version(path, recipe, config.get("versions"), error)
         raise RunError(
             f"{str(path / 'config.json')!r} holds no recipe that can be followed "
             f"({str(error).rstrip('.')[:200]}): restore it, or give another --out."
         ) from None
 
 
-def _refuse_another_version(path: Path, recipe: Any, versions: Any) -> None:
-    """Refuses a recipe of other fields than ours, most of which it has."""
+def _refuse_another_version(path: Path, recipe: Any, versions: Any, error: ValueError) -> None:
+    """Refuses a recipe that has most of our fields, but others besides, or that names another
+    version and is none of ours."""
     known = {field.name for field in fields(Recipe)}
     given = set(recipe) if isinstance(recipe, dict) else set()
-    if given == known or len(given & known) < len(known) / 2:
-        return
-    lacks = [f"no {name}" for name in sorted(known - given)]
-    others = [f"{name[:40]!r}" for name in sorted(given - known)]
     said = versions.get("softstair") if isinstance(versions, dict) else None
-    which = f"{said!r}, " if isinstance(said, str) and len(said) < 40 else ""
+    version = said if isinstance(said, str) and len(said) < 40 else None
+    if len(given & known) < len(known) / 2:
+        return
+    if given != known:
+        lacks = [f"no {name}" for name in sorted(known - given)]
+        others = [f"{name[:40]!r}" for name in sorted(given - known)]
+        why = f"its recipe has {', '.join([*lacks, *others][:3])}"
+    elif version not in (None, softstair.__version__):
+        why = str(error).rstrip(".")[:200]
+    else:
+        return
+    which = f"{version!r}: " if version else ""
     raise RunError(
-        f"the run in {str(path)!r} was made by another version of softstair ({which}whose recipe "
-        f"has {', '.join([*lacks, *others][:3])}): read it with that version, or give another "
-        "--out."
+        f"the run in {str(path)!r} was made by another version of softstair ({which}{why}): read "
+        "it with that version, or give another --out."
     )
 
 
@@ -249,8 +257,10 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, an epoch each."""
     try:
         text = (path / "metrics.jsonl").read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
         summary = read(path, "summary.json")
+        if summary is None:
+            text = text[: text.rfind("\n") + 1]  # somebody may be writing the last line
+        lines = [json.loads(line) for line in text.splitlines()]
         done = len(lines) if summary is None else summary.get("epochs")
         if not lines or not is_history(lines) or len(lines) != done:
             raise ValueError("its lines are not those of one epoch after the other")
@@ -304,7 +314,7 @@ def _locked(path: Path) -> Iterator[None]:
     """The directory is made, and held by a lock."""
     filelock = needed("filelock")
     try:
-        was_there = path.exists()
+        missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path / "lock", timeout=0)
         lock.acquire()
@@ -330,8 +340,8 @@ def _locked(path: Path) -> Iterator[None]:
         if not (path / "config.json").exists():
             (path / "lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                if not was_there:
-                    path.rmdir()
+                for folder in missing:
+                    folder.rmdir()
         lock.release()
 
 

@@ -55,6 +55,7 @@ def train_together(
     limit: Callable[[int], int] | None = None,
     name: Callable[[Recipe, Path], Any] = lambda recipe, path: f"fold {recipe.fold}",
     again: str = "go on with --resume",
+    alike: bool = True,
     **settings: Any,
 ) -> int:
     """Trains runs, recipes with their directories, so many at a time; returns how many failed.
@@ -65,7 +66,8 @@ def train_together(
     otherwise, and ``again`` how to go on with one that was lost.
 
     The first goes ahead of the others: what refuses it before it begins would refuse them all, and
-    is raised; data that must be computed are computed once; and ``limit(threads)`` may lower the
+    is raised (if they are not ``alike``, the first that is refused for the same reason as one
+    before it); data that must be computed are computed once; and ``limit(threads)`` may lower the
     number once it is known how many threads a run has. A run that fails later, or whose process is
     killed, is told of, and the others go on to their end. SIGINT and SIGTERM are passed on to the
     processes, and raise :class:`Interrupted <softstair.train.Interrupted>` once each has kept its
@@ -76,7 +78,7 @@ def train_together(
     """
     first = number if isinstance(number, int) else number()
     limit = limit or (lambda _: first)
-    with StopRequest() as stop, Crew(runs, first, tell, limit, name, again) as crew:
+    with StopRequest() as stop, Crew(runs, first, tell, limit, name, again, alike) as crew:
         told = False
         while crew.hand_out(settings):
             if not isinstance(number, int):
@@ -102,11 +104,13 @@ class Crew:
         limit: Callable[[int], int],
         name: Callable[[Recipe, Path], Any],
         again: str,
+        alike: bool,
     ) -> None:
         self.said: queue.SimpleQueue[tuple[Worker, News | None]] = queue.SimpleQueue()
         self.failed = 0
         self._waiting, self._tell, self._limit = iter(runs), tell, limit
-        self._name, self._again = name, again
+        self._name, self._again, self._alike = name, again, alike
+        self._refusals: set[str] = set()
         self.number = number
         self._open, self._begun = True, False
         self._workers: list[Worker] = []
@@ -188,9 +192,10 @@ class Crew:
                 worker.process.terminate()
 
     def _fail(self, worker: Worker, name: Any, why: str, before: str = "") -> None:
-        if not self._begun:
+        if not self._begun and (self._alike or why in self._refusals):
             raise RunError(before + why)
-        if not worker.has_begun:
+        self._refusals.add(why)
+        if self._alike and not worker.has_begun:
             self._open = False  # what refuses a run before it begins is seldom its own affair
         self.failed += 1
         self._tell(name, {"said": "failed", "why": why})

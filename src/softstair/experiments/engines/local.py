@@ -55,6 +55,7 @@ def run(
         limit,
         name=lambda recipe, path: path,
         again=AGAIN,
+        alike=False,
         data_dir=data_dir,
         device=device,
         resume=True,

@@ -36,6 +36,7 @@ class Pace:
         self._done: dict[Any, float] = {}
         self._steps = 0.0
         self._since: tuple[float, float] | None = None
+        self._asked: float | None = None
 
     def begin(self, number: int) -> None:
         """Starts from another number, before anything was measured."""
@@ -55,8 +56,11 @@ class Pace:
         if self._settled:
             return self._number
         now = self._clock()
+        self._asked = now if self._asked is None else self._asked
         if self._since is None:
-            if len(self._done) >= self._number:
+            # Short units may never all be at it: then the window opens after a while.
+            late = self._done and now - self._asked >= 2 * WINDOW
+            if len(self._done) >= self._number or late:
                 self._since = (now, self._steps)
         elif now - self._since[0] >= WINDOW:
             speed = (self._steps - self._since[1]) / (now - self._since[0])
@@ -64,7 +68,7 @@ class Pace:
         return self._number
 
     def _judge(self, speed: float) -> None:
-        self._since = None
+        self._since = self._asked = None
         if self._best is None or speed > GAIN * self._best[0]:
             self._best = (speed, self._number)
             self._settled = self._number >= self.most

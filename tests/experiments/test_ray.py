@@ -1,0 +1,517 @@
+"""The engine of Ray: struck as hard as can be, a grid is what it is without it."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import filelock
+import pytest
+import torch
+
+import softstair
+from softstair.experiments.design import Unit
+from softstair.experiments.engines import _ray_cluster, _ray_task
+from softstair.experiments.engines import ray as engine
+from softstair.experiments.engines._ray_share import Share
+from softstair.train import Recipe, train
+from softstair.train.run import Run, RunError
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed"
+)
+RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
+"""Three epochs of five steps on 160 digits: some tenths of a second."""
+OWN = """
+import torch
+from torch import nn
+from softstair.data import Dataset
+
+def load():
+    numbers = torch.Generator().manual_seed(1)
+    y = torch.randint(4, (240,), generator=numbers)
+    x = 20 * torch.randn(240, 1, 6, 6, generator=numbers) + 30 * y[:, None, None, None] + 50
+    return Dataset("own", x.clamp(0, 200).byte(), y, tuple("abcd"), mean=100.0, std=40.0)
+
+def build():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+                         nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(32, 4))
+"""
+
+
+def is_sentence(text: str) -> bool:
+    return text.isprintable() and text.endswith(".") and ". " not in text and len(text) < 700
+
+
+def metrics_of(out: Path) -> bytes:
+    return (out / "metrics.jsonl").read_bytes()
+
+
+# Whole grids, on a Ray of their own
+
+
+@pytest.fixture
+def survival(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark of survival; the data of its units leave nothing behind in this process."""
+    path = Path(__file__).parents[2] / "benchmarks" / "ray_survives.py"
+    spec = importlib.util.spec_from_file_location("ray_survives", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(Run, "finish", Run.finish)
+    monkeypatch.setitem(sys.modules, "marking", None)
+    monkeypatch.delitem(sys.modules, "marking")
+    return module
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_killed_worker_and_an_interrupted_driver(
+    survival: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = survival.survive(tmp_path / "ray", 5, kills=1, strikes=[signal.SIGINT])
+    assert counted["codes"] == [128 + signal.SIGINT, 0], counted
+    assert counted["errors"] == ""
+    assert counted["kills"] == 1
+    assert counted["resumed"] >= 1  # from a checkpoint, not from the beginning
+    units = survival.units(5)
+    assert counted["completions"] == Counter({unit.name: 1 for unit in units})
+    # The same one after another, in one process that nobody disturbs.
+    monkeypatch.chdir(tmp_path)
+    for unit in units:
+        train(unit.recipe, unit.path(tmp_path / "plain"), threads=1, device="cpu")
+        name = unit.path(Path())
+        assert metrics_of(tmp_path / "ray" / name) == metrics_of(tmp_path / "plain" / name)
+    assert survival.table(tmp_path / "ray") == survival.table(tmp_path / "plain")
+    left = {path.name for path in (tmp_path / "ray").iterdir() if not path.is_dir()}
+    assert left == {"completed"}
+
+
+@needs_ray
+@pytest.mark.slow
+def test_threads_and_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray gives a process one thread; a network with convolutions has as many as here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setitem(sys.modules, "own", None)
+    monkeypatch.delitem(sys.modules, "own")
+    recipe = replace(RECIPE, data="own:load", model="own:build", limit=None)
+    units = [Unit(name, recipe) for name in ("good", "full", "done")]
+    strange = tmp_path / "grid" / "full" / "fold-0" / "holiday.jpg"
+    strange.parent.mkdir(parents=True)
+    strange.touch()
+    train(recipe, units[2].path(tmp_path / "grid"), device="cpu", threads=1)
+    before = (tmp_path / "grid/done/fold-0/summary.json").stat().st_mtime_ns
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    heard: list[tuple[str, dict[str, Any]]] = []
+    try:
+        torch.set_num_threads(2)
+        failed = engine.run(
+            units,
+            tmp_path / "grid",
+            lambda unit, news: heard.append((unit.configuration, news)),
+            device="cpu",
+        )
+        train(recipe, tmp_path / "alone", device="cpu")
+    finally:
+        torch.set_num_threads(threads)
+    assert failed == 1
+    assert capfd.readouterr() == ("", "")
+    told = {
+        name: [news for unit, news in heard if unit == name] for name in ("good", "full", "done")
+    }
+    said = [news["said"] for news in told["good"]]
+    assert (said[0], said[1], said[-1]) == ("start", "begin", "done")
+    assert told["good"][1]["threads"] == 2
+    assert [news["said"] for news in told["full"]] == ["start", "failed"]
+    assert is_sentence(told["full"][1]["why"])
+    assert "holiday.jpg" in told["full"][1]["why"]
+    assert told["done"] == []
+    assert (tmp_path / "grid/done/fold-0/summary.json").stat().st_mtime_ns == before
+    grid, alone = tmp_path / "grid/good/fold-0", tmp_path / "alone"
+    assert metrics_of(grid) == metrics_of(alone)
+    configs = [json.loads((out / "config.json").read_text()) for out in (grid, alone)]
+    assert configs[0] == configs[1]
+    # Nothing of Ray's is left here.
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert dict(os.environ) == environment
+
+
+# A task, without Ray
+
+
+class Box:
+    """A mailbox that is here."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, dict[str, Any]]] = []
+        self.put = SimpleNamespace(remote=lambda name, news: self.news.append((name, news)))
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    token = tmp_path / "token"
+    token.touch()
+    return {
+        "name": "x/fold-0",
+        "recipe": RECIPE.to_json(),
+        "out": str(tmp_path / "x"),
+        "settings": {"data_dir": "data", "device": "cpu", "threads": 1},
+        "threads": 1,
+        "token": str(token),
+        "versions": {"softstair": softstair.__version__, "torch": str(torch.__version__)},
+        "path": list(sys.path),
+        "folder": str(tmp_path),
+        "environment": {},
+    }
+
+
+def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
+    box = Box()
+    assert _ray_task.train_unit(task, box) == {"said": "done", "threads": 1}
+    said = [news["said"] for _, news in box.news]
+    assert said[:2] == ["start", "begin"]
+    assert said.count("epoch") == 3
+    train(RECIPE, tmp_path / "alone", device="cpu")
+    assert metrics_of(tmp_path / "x") == metrics_of(tmp_path / "alone")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").rglob("*.json*")}
+    again = Box()
+    assert _ray_task.train_unit(task, again) == {"said": "done", "threads": None}
+    assert [news["said"] for _, news in again.news] == ["start"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"token": "/nowhere/at/all/.seen"}, ["'/nowhere/at/all'", "share"]),
+        ({"versions": {"softstair": "0.0.7"}}, ["0.0.7", softstair.__version__]),
+        ({"versions": {"torch": "1.13.1+cpu"}}, ["torch", "1.13.1+cpu"]),
+        ({"recipe": replace(RECIPE, data="cifar10").to_json()}, ["cifar"]),
+        ({"recipe": replace(RECIPE, batch=10_000).to_json()}, ["batch", "10000"]),
+    ],
+)
+def test_refused_in_a_sentence(
+    change: dict[str, Any], told: list[str], task: dict[str, Any], tmp_path: Path
+) -> None:
+    outcome = _ray_task.train_unit(task | change, Box())
+    assert (outcome["said"], outcome["threads"]) == ("failed", None)
+    assert is_sentence(outcome["why"])
+    assert all(word in outcome["why"] for word in told), outcome["why"]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_machine_without_softstair(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "softstair", None)
+    outcome = _ray_task.train_unit(task, Box())
+    assert is_sentence(outcome["why"])
+    assert "softstair is not installed" in outcome["why"]
+
+
+def test_a_directory_that_is_still_held_is_waited_for(
+    task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the task of a driver that was killed a moment ago."""
+    train(RECIPE, tmp_path / "x", device="cpu")
+    (tmp_path / "x" / "summary.json").unlink()
+    lock = filelock.FileLock(tmp_path / "x" / "lock", thread_local=False)
+    lock.acquire()
+    letting_go = threading.Timer(0.5, lock.release)
+    letting_go.start()
+    assert _ray_task.train_unit(task, Box())["said"] == "done"
+    letting_go.join()
+    # For some time, not for ever.
+    monkeypatch.setattr(_ray_task, "PATIENCE", 0.2)
+    with lock:
+        outcome = _ray_task.train_unit(task, Box())
+    assert "in use by another process" in outcome["why"]
+
+
+# The driver, with a Ray that is here
+
+
+class Lost(Exception):
+    pass
+
+
+class Cancelled(Lost):
+    pass
+
+
+class Memory(Lost):
+    pass
+
+
+class HereRay:
+    """As much of Ray as the driver uses: one task at a time comes to its end, the oldest first.
+
+    ``becomes`` says for a unit's name what is returned, or raised.
+    """
+
+    exceptions = SimpleNamespace(
+        RayError=Lost, TaskCancelledError=Cancelled, OutOfMemoryError=Memory
+    )
+    cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
+
+    def __init__(self, becomes: Callable[[str], Any], machines: list[dict[str, float]]) -> None:
+        self.becomes, self.machines = becomes, machines
+        self.flying: list[str] = []
+        self.most = 0
+        self.asked: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": machine} for machine in self.machines]
+
+    def remote(self, what: Any = None, **settings: Any) -> Any:
+        if what is _ray_task.Mailbox:
+            box = SimpleNamespace(take=SimpleNamespace(remote=lambda: "mail"))
+            return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: box))
+        if settings == {"max_retries": 0}:
+            warm = SimpleNamespace(remote=lambda given: None)
+            return lambda function: SimpleNamespace(options=lambda **_: warm)
+        return lambda function: SimpleNamespace(options=self.options)
+
+    def options(self, name: str, **resources: Any) -> Any:
+        def fly(task: dict[str, Any], mailbox: Any) -> str:
+            self.asked.append(resources)
+            self.flying.append(name)
+            self.most = max(self.most, len(self.flying))
+            return name
+
+        return SimpleNamespace(remote=fly)
+
+    def wait(self, tasks: list[str], **_: Any) -> tuple[list[str], list[str]]:
+        if tasks == ["mail"]:
+            return [], tasks
+        return tasks[:1], tasks[1:]
+
+    def get(self, name: str) -> Any:
+        self.flying.remove(name)
+        became = self.becomes(name)
+        if isinstance(became, Exception):
+            raise became
+        return became
+
+    def cancel(self, name: str, **_: Any) -> None:
+        self.cancelled.append(name)
+
+
+DONE = {"said": "done", "threads": 2}
+
+
+def driven(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    becomes: Callable[[str], Any],
+    number: int = 30,
+    machines: list[dict[str, float]] | None = None,
+    **settings: Any,
+) -> tuple[HereRay, int, list[tuple[str, dict[str, Any]]]]:
+    """What the driver made of so many units: the Ray it had, how many failed, what was told."""
+    here = HereRay(becomes, machines or [{"CPU": 4.0}, {"CPU": 2.0}])
+    monkeypatch.setitem(sys.modules, "ray", here)
+    here.is_initialized = lambda: True  # type: ignore[attr-defined]
+    units = [Unit(f"u{one}", RECIPE) for one in range(number)]
+    heard: list[tuple[str, dict[str, Any]]] = []
+    failed = engine.run(
+        units, folder, lambda unit, news: heard.append((unit.configuration, news)), **settings
+    )
+    return here, failed, heard
+
+
+def test_few_are_in_flight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here, failed, heard = driven(monkeypatch, tmp_path, lambda name: DONE, number=100)
+    assert failed == 0
+    # The first unit has two threads: (4 + 2) / 2 train at a time, and as many wait.
+    assert here.most == 6
+    assert [one["num_cpus"] for one in here.asked] == [1] + [2] * 99
+    assert {one["num_gpus"] for one in here.asked} == {0}
+    assert len(heard) == 200
+    here, _, _ = driven(monkeypatch, tmp_path, lambda name: DONE, together=3, threads=1)
+    assert here.most == 3
+
+
+def test_failures_are_told_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nan = {"said": "failed", "threads": 1, "why": "the loss became nan.", "trace": ""}
+    became = {"u3": Lost(), "u4": Memory(), "u5": nan, "u6": nan, "u7": nan, "u8": Lost()}
+    names = lambda name: became.get(name.partition("/")[0], DONE)
+    _, failed, heard = driven(monkeypatch, tmp_path, names)
+    assert failed == 6
+    why = {name: news["why"] for name, news in heard if news["said"] == "failed"}
+    assert sorted(why) == sorted(became)
+    assert all(map(is_sentence, why.values()))
+    assert "lost 4 times" in why["u3"]
+    assert "memory" in why["u4"]
+    assert sum(news["said"] == "done" for _, news in heard) == 24
+
+
+def test_what_refuses_all_is_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = {"said": "failed", "threads": None, "why": "there are no data.", "trace": ""}
+    with pytest.raises(RunError, match=r"^there are no data\.$"):
+        driven(monkeypatch, tmp_path, lambda name: refused)
+    with pytest.raises(RunError, match=r"^u0/fold-0: its process was lost"):
+        driven(monkeypatch, tmp_path, lambda name: Lost())
+    later = lambda name: DONE if name == "u0/fold-0" else refused
+    here, failed, _ = driven(monkeypatch, tmp_path, later)
+    assert failed <= 8  # what was in flight already
+    assert len(here.asked) <= 9
+
+
+def test_a_listener_that_fails_leaves_nobody_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    heres: list[HereRay] = []
+
+    def becomes(name: str) -> dict[str, Any]:
+        if name == "u1/fold-0":
+            heres.append(sys.modules["ray"])  # type: ignore[arg-type]
+            raise OSError("nobody reads")
+        return DONE
+
+    with pytest.raises(OSError, match="nobody reads"):
+        driven(monkeypatch, tmp_path, becomes)
+    assert heres[0].cancelled == heres[0].flying
+    assert len(heres[0].flying) > 1
+    assert not list(tmp_path.glob(".seen-*"))
+
+
+@pytest.mark.parametrize(
+    ("machines", "settings", "wanted"),
+    [
+        # device, cpus, gpus, in flight
+        ([{"CPU": 8.0}], {}, ("cpu", 1, 0.0, 16)),
+        ([{"CPU": 8.0}], {"threads": 4}, ("cpu", 4, 0.0, 4)),
+        ([{"CPU": 2.0}], {"threads": 4}, ("cpu", 2, 0.0, 2)),
+        ([{"CPU": 8.0}], {"threads": 8, "together": 4}, ("cpu", 2, 0.0, 4)),
+        ([{"CPU": 8.0}], {"cpus": 0.5}, ("cpu", 0.5, 0.0, 32)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {}, ("cuda", 1, 0.2, 20)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"together": 3}, ("cuda", 1, 0.3333, 12)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 1.0}, ("cuda", 1, 1.0, 4)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 0.0}, ("cpu", 1, 0.0, 64)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"device": "cpu"}, ("cpu", 1, 0.0, 64)),
+        ([{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}], {"device": "cuda"}, ("cuda", 1, 0.5, 4)),
+    ],
+)
+def test_shares(
+    machines: list[dict[str, float]], settings: dict[str, Any], wanted: tuple[Any, ...]
+) -> None:
+    nothing = {"device": "auto", "threads": None, "together": "auto", "cpus": None, "gpus": None}
+    share = Share(**(nothing | settings))
+    share.settle(machines)
+    assert (share.device, share.cpus, share.gpus, share.at_once(machines)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"device": "cuda"}, ["'cuda'", "no GPU"]),
+        ({"device": "cuda:1"}, ["'cuda:1'", "auto, cpu or cuda"]),
+        ({"cpus": 16}, ["16 CPUs", "none has"]),
+        ({"cpus": 0}, ["cpus", "0"]),
+        ({"gpus": 2}, ["gpus", "2"]),
+        ({"together": 0}, ["together", "0"]),
+    ],
+)
+def test_no_such_share(
+    settings: dict[str, Any], told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"\.$") as refused:
+        driven(monkeypatch, tmp_path, lambda name: DONE, **settings)
+    assert is_sentence(str(refused.value))
+    assert all(word in str(refused.value) for word in told)
+
+
+# Addresses
+
+
+def closed_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", ["closed", "client", "no host", "variable"])
+def test_nobody_answers(
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    if kind == "variable":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    given = {"closed": address, "client": f"ray://{address}", "no host": "no.such.host.invalid:1"}
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="ray start --head") as refused:
+        engine.run([Unit("u", RECIPE)], tmp_path, lambda *_: None, address=given.get(kind, "auto"))
+    assert time.monotonic() - begun < 20
+    assert is_sentence(str(refused.value))
+    assert given.get(kind, address) in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_ray
+@pytest.mark.slow
+def test_somebody_else_answers(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_ray_cluster, "PATIENCE", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ValueError, match="no cluster answered within 2 seconds"):
+            _ray_cluster.refuse_unreachable(address)
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_ray
+def test_auto_without_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    # Ray looks for the processes of a cluster, of which another test may have one.
+    blind = "import functools, ray._private.services as services\n"
+    blind += "services._cached_find_gcs_addresses = functools.cache(set)\n"
+    monkeypatch.setattr(_ray_cluster, "TRY", blind + _ray_cluster.TRY)
+    with pytest.raises(ValueError, match="none runs on this machine") as refused:
+        _ray_cluster.refuse_unreachable("auto")
+    assert is_sentence(str(refused.value))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("address", ["rubbish", "http://there:80", "there:many", "there:70000"])
+def test_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="auto, host:port or ray://host:port") as refused:
+        _ray_cluster.refuse_unreachable(address)
+    assert is_sentence(str(refused.value))
+    assert repr(address) in str(refused.value)
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r"softstair\[ray\]"):
+        engine.run([Unit("u", RECIPE)], tmp_path, lambda *_: None)

@@ -1,0 +1,546 @@
+"""What came of a grid: run directories to tables and back, and files that are no such thing."""
+
+import csv
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data.mutations import mutations
+from softstair.data import load as load_data
+from softstair.experiments import Training, load
+from softstair.experiments.results import collect, find, rows, write
+from softstair.train import Recipe, RunError, train
+from train.short import is_sentence, recipe
+
+METRICS = ("learning_rate", "train_loss", "train_accuracy", "valid_loss", "valid_accuracy")
+OUTCOME = ("best_valid_accuracy", "test_accuracy", "seconds", "images_per_second")
+ODD = 'forward=random, "é"'
+"""A name that a table must quote."""
+
+
+class Halt(Exception):
+    """The end of a run before its time."""
+
+
+class After:
+    """A watcher that ends the run after an epoch."""
+
+    def begin(self, state: Any) -> None: ...
+    def step(self, state: Any) -> None: ...
+    def epoch(self, state: Any, metrics: Any) -> None:
+        if state.epoch == 2:
+            raise Halt
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two configurations on two folds, one of which has a test set and one of which is not done;
+    and a run that has begun, and no more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("store")
+    digits = load_data("digits")
+    tested = replace(digits, test_x=digits.x[:50], test_y=digits.y[:50])
+    train(recipe(), folder / "forward=mode" / "fold-0", dataset=tested)
+    train(recipe(fold=10, folds=11), folder / "forward=mode" / "fold-10")
+    random = recipe(forward="random", weight_quantum=0.5, static_std=True)
+    train(random, folder / ODD / "fold-0")
+    with pytest.raises(Halt):
+        train(replace(random, fold=2), folder / ODD / "fold-2", watchers=[After()])
+    begun = shutil.copytree(folder / ODD / "fold-0", folder / ODD / "fold-3")
+    for path in begun.iterdir():
+        if path.is_file() and path.name != "config.json":
+            path.unlink()
+    torch.set_num_threads(before)
+    return folder
+
+
+@pytest.fixture
+def mine(store: Path, tmp_path: Path) -> Path:
+    """A store to spoil."""
+    return shutil.copytree(store, tmp_path / "store")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=5.1e-7)
+
+
+# ---- From run directories
+
+
+def test_every_unit_with_an_epoch_is_found_in_order(store: Path) -> None:
+    found = load(store)
+    assert [(one.configuration, one.fold, len(one.curve), one.is_done) for one in found] == [
+        ("forward=mode", 0, 3, True),
+        ("forward=mode", 10, 3, True),
+        (ODD, 0, 3, True),
+        (ODD, 2, 2, False),
+    ]
+    assert len(find(store)) == 5
+
+
+def test_a_unit_is_what_its_files_say(store: Path) -> None:
+    for one in load(store):
+        assert one.path is not None
+        config = json.loads((one.path / "config.json").read_text())["recipe"]
+        metrics = lines(one.path)
+        assert [epoch.epoch for epoch in one.curve] == list(range(len(metrics)))
+        for epoch, line in zip(one.curve, metrics, strict=True):
+            assert [getattr(epoch, name) for name in METRICS] == [line[name] for name in METRICS]
+        assert one.valid_accuracy == metrics[-1]["valid_accuracy"]
+        summary: dict[str, Any] = {}
+        if one.is_done:
+            summary = json.loads((one.path / "summary.json").read_text())
+            assert summary["best_valid_accuracy"] == max(line["valid_accuracy"] for line in metrics)
+        assert [getattr(one, name) for name in OUTCOME] == [summary.get(name) for name in OUTCOME]
+        assert set(one.settings) == set(config)
+        still = config["static_mean"] and config["static_std"]
+        for name, value in config.items():
+            wanted = str(value).lower() if isinstance(value, bool) else str(value)
+            if name == "skip" or (still and name in ("interval", "power")):
+                wanted = "none"
+            assert one.settings[name] == wanted, name
+
+
+def test_a_test_accuracy_is_there_where_there_is_a_test_set(store: Path) -> None:
+    accuracies = [one.test_accuracy for one in load(store)]
+    assert accuracies[0] is not None
+    assert 0 < accuracies[0] <= 1
+    assert accuracies[1:] == [None, None, None]
+
+
+@pytest.mark.parametrize("where", ["", "forward=mode", "forward=mode/fold-0"])
+def test_a_part_of_a_store_is_a_store(where: str, store: Path) -> None:
+    whole = {one.path: one for one in load(store)}
+    part = load(store / where)
+    assert part
+    for one in part:
+        assert replace(one, configuration="") == replace(whole[one.path], configuration="")
+
+
+@pytest.mark.parametrize("where", ["forward=mode", "forward=mode/fold-0"])
+def test_a_configuration_has_one_name_however_it_was_found(where: str, store: Path) -> None:
+    assert {one.configuration for one in load(store / where)} == {"forward=mode"}
+
+
+# ---- To tables and back
+
+
+def test_the_table_has_a_row_for_every_epoch(store: Path, tmp_path: Path) -> None:
+    found = load(store)
+    write(found, tmp_path / "table.csv")
+    with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 3 + 3 + 3 + 2 == len(list(rows(found)))
+    # What differs between the units has a column, besides what always has; the rest has none.
+    assert {"weight_quantum", "folds", "static_std"} <= set(table[0])
+    assert not {"batch", "learning_rate0", "optimiser"} & set(table[0])
+    # An epoch is of one unit, and a row says which and what.
+    number = 0
+    for one in found:
+        assert one.path is not None
+        for epoch, line in enumerate(lines(one.path)):
+            row = table[number]
+            assert (row["configuration"], row["fold"]) == (one.configuration, str(one.fold))
+            assert row["epoch"] == str(epoch)
+            assert row["weight_quantum"] == one.settings["weight_quantum"]
+            for name in METRICS:
+                assert close(float(row[name]), line[name])
+            for name in OUTCOME:
+                value = getattr(one, name)
+                assert row[name] == "" if value is None else close(float(row[name]), value)
+            number += 1
+    assert [row["interval"] for row in table] == ["partition"] * 6 + ["none"] * 5
+
+
+def test_csv_and_back_is_the_same_to_seven_digits(store: Path, tmp_path: Path) -> None:
+    found = load(store)
+    write(found, tmp_path / "table.csv")
+    again = load(tmp_path / "table.csv")
+    assert len(again) == len(found)
+    for before, after in zip(found, again, strict=True):
+        assert after.configuration == before.configuration
+        assert after.path is None
+        assert (after.fold, after.is_done) == (before.fold, before.is_done)
+        assert after.settings == {name: before.settings[name] for name in after.settings}
+        for one, other in zip(before.curve, after.curve, strict=True):
+            assert one.epoch == other.epoch
+            assert all(close(getattr(one, name), getattr(other, name)) for name in METRICS)
+        assert all(close(getattr(before, name), getattr(after, name)) for name in OUTCOME)
+    # What was rounded once stays as it is.
+    write(again, tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+
+
+def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    found = load(store)
+    write(found, tmp_path / "table.parquet")
+    again = load(tmp_path / "table.parquet")
+    for before, after in zip(found, again, strict=True):
+        assert after.settings == {name: before.settings[name] for name in after.settings}
+        assert replace(after, settings={}) == replace(before, settings={}, path=None)
+    write(load(tmp_path / "table.parquet"), tmp_path / "one.csv")
+    write(found, tmp_path / "other.csv")
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
+
+
+def test_a_table_takes_the_place_of_the_one_before(store: Path, tmp_path: Path) -> None:
+    found = load(store)
+    for name in ("table.csv", "table.parquet"):
+        (tmp_path / name).write_text("before")
+        write(found, tmp_path / name)
+        assert len(load(tmp_path / name)) == 4
+        write(found[:1], tmp_path / name)
+        assert len(load(tmp_path / name)) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.parquet"]
+
+
+@pytest.mark.parametrize("name", ["table", "table.txt", "table.csv.gz", "table.xlsx"])
+def test_another_kind_of_table_is_refused(name: str, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.csv or \.parquet") as caught:
+        write(load(store), tmp_path / name)
+    assert name in str(caught.value)
+    assert is_sentence(str(caught.value))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for act in (
+        lambda: write(load(store), tmp_path / "new.parquet"),
+        lambda: load(tmp_path / "table.parquet"),
+    ):
+        with pytest.raises(ImportError, match=r"pip install 'softstair\[tables\]'"):
+            act()
+    assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+
+
+def test_no_units_make_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none|at least|no "):
+        write([], tmp_path / "table.csv")
+
+
+# ---- Damaged and foreign tables
+
+
+def spoiled(store: Path, file: Path, change: Callable[[list[list[str]]], Any]) -> Path:
+    """The table of a store as CSV, with a change to its cells."""
+    write(load(store), file)
+    with open(file, newline="", encoding="utf-8") as opened:
+        cells = list(csv.reader(opened))
+    change(cells)
+    with open(file, "w", newline="", encoding="utf-8") as opened:
+        csv.writer(opened).writerows(cells)
+    return file
+
+
+def no_table(file: Path) -> str:
+    with pytest.raises(RunError) as caught:
+        load(file)
+    said = str(caught.value)
+    assert is_sentence(said), said
+    assert str(file) in said
+    assert "again from the run directories" in said
+    return said
+
+
+def put(cells: list[list[str]], row: int, column: str, value: str) -> None:
+    cells[row][cells[0].index(column)] = value
+
+
+CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
+    "no rows": (lambda cells: cells.__delitem__(slice(1, None)), "no row"),
+    "nothing": (lambda cells: cells.clear(), "no row"),
+    "no configuration": (lambda cells: put(cells, 0, "configuration", "x"), "configuration"),
+    "no noise": (lambda cells: put(cells, 0, "noise", "sound"), "no column noise"),
+    "no epoch": (lambda cells: put(cells, 0, "epoch", "step"), "epoch"),
+    "no loss": (lambda cells: put(cells, 0, "valid_loss", "x"), "valid_loss"),
+    "no seconds": (lambda cells: put(cells, 0, "seconds", "x"), "seconds"),
+    "a word for a number": (lambda cells: put(cells, 2, "valid_loss", "good"), "good"),
+    "nan": (lambda cells: put(cells, 2, "valid_loss", "nan"), "nan"),
+    "inf": (lambda cells: put(cells, 2, "train_loss", "-inf"), "-inf"),
+    "too large": (lambda cells: put(cells, 2, "train_loss", "1e999"), "1e999"),
+    "no accuracy": (lambda cells: put(cells, 2, "valid_accuracy", ""), ""),
+    "half an epoch": (lambda cells: put(cells, 2, "epoch", "1.5"), "1.5"),
+    "an epoch below": (lambda cells: put(cells, 1, "epoch", "-1"), "0, 1, 2"),
+    "an epoch missing": (lambda cells: cells.pop(2), "0, 1, 2"),
+    "an epoch twice": (lambda cells: cells.insert(2, cells[2]), "0, 1, 2"),
+    "backwards": (lambda cells: cells.__setitem__(slice(1, 4), cells[3:0:-1]), "0, 1, 2"),
+    "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), ""),
+    "an odd outcome": (lambda cells: put(cells, 1, "seconds", "long"), "long"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_spoiled_table_is_one_sentence(kind: str, store: Path, tmp_path: Path) -> None:
+    change, word = CHANGES[kind]
+    assert word in no_table(spoiled(store, tmp_path / "table.csv", change))
+
+
+def test_columns_of_others_do_no_harm(store: Path, tmp_path: Path) -> None:
+    def add(cells: list[list[str]]) -> None:
+        for number, row in enumerate(cells):
+            row.append("remark" if number == 0 else "a, b")
+
+    assert load(spoiled(store, tmp_path / "table.csv", add)) == load(
+        spoiled(store, tmp_path / "plain.csv", lambda cells: None)
+    )
+
+
+def outcome(file: Path) -> str:
+    """read, refused, or what is wrong with the refusal."""
+    try:
+        found = load(file)
+    except RunError as error:
+        said = str(error)
+        return "refused" if len(said) < 900 and said.isprintable() else repr(said)
+    assert all(one.curve and isinstance(one.is_done, bool) for one in found)
+    assert all(math.isfinite(epoch.valid_loss) for one in found for epoch in one.curve)
+    return "read"
+
+
+JUNK = [
+    b"",
+    b"\n\n\n",
+    b"\xff\xfe\x00",
+    bytes(1000),
+    b"PAR1" + bytes(100) + b"PAR1",
+    b"a,b\n1,2\n",
+    b'configuration,"noise\n1,2',
+    b"{}",
+    b"x" * 300_000 + b"\n1",
+]
+
+
+@pytest.mark.parametrize("content", JUNK, ids=lambda content: repr(content[:12]))
+def test_what_is_no_csv_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes(content)
+    no_table(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("content", JUNK, ids=lambda content: repr(content[:12]))
+def test_what_is_no_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    (tmp_path / "table.parquet").write_bytes(content)
+    assert outcome(tmp_path / "table.parquet") == "refused"
+
+
+def test_what_is_no_parquet_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    (tmp_path / "table.parquet").write_bytes(bytes(1000))
+    no_table(tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize("fold", ["", "first", "-1", "1.5"])
+def test_a_fold_that_is_no_number_is_refused(fold: str, store: Path, tmp_path: Path) -> None:
+    change = lambda cells: [put(cells, row, "fold", fold) for row in (1, 2, 3)]
+    no_table(spoiled(store, tmp_path / "table.csv", change))
+
+
+def test_csv_after_a_bad_disc(store: Path, tmp_path: Path) -> None:
+    write(load(store), tmp_path / "table.csv")
+    data = (tmp_path / "table.csv").read_bytes()
+    found = []
+    for mutation in mutations(data, 150, seed=5):
+        (tmp_path / "table.csv").write_bytes(mutation)
+        found.append(outcome(tmp_path / "table.csv"))
+    assert set(found) == {"read", "refused"}
+
+
+def test_parquet_after_a_bad_disc(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    write(load(store), tmp_path / "table.parquet")
+    data = (tmp_path / "table.parquet").read_bytes()
+    found = []
+    for mutation in mutations(data, 100, seed=5):
+        (tmp_path / "table.parquet").write_bytes(mutation)
+        found.append(outcome(tmp_path / "table.parquet"))
+    assert {"refused"} <= set(found) <= {"read", "refused"}
+
+
+@pytest.mark.parametrize("kind", ["strings", "lists", "nothing", "dates", "bytes"])
+def test_parquet_of_other_kinds(kind: str, store: Path, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = list(rows(load(store)[:1]))
+    columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
+    columns["valid_loss"] = {
+        "strings": ["a", "b", "c"],
+        "lists": [[1.0], [2.0], [3.0]],
+        "nothing": [None, None, None],
+        "dates": arrow.array([1, 2, 3], arrow.date32()),
+        "bytes": [b"a", b"b", b"c"],
+    }[kind]
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    no_table(tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        [0.0, math.inf, 2.0],
+        [0.0, math.nan, 2.0],
+        ["0", "x", "2"],
+        [0, 2, 1],
+    ],
+    ids=str,
+)
+def test_parquet_of_other_epochs(epochs: list[Any], store: Path, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = list(rows(load(store)[:1]))
+    columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
+    columns["epoch"] = epochs
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    no_table(tmp_path / "table.parquet")
+
+
+# ---- Damaged and foreign run directories
+
+
+@pytest.mark.parametrize("kind", ["nowhere", "empty", "foreign", "file", "begun", "table.csv"])
+def test_a_folder_without_runs_is_one_sentence(kind: str, mine: Path, tmp_path: Path) -> None:
+    path = tmp_path / kind
+    if kind in ("empty", "foreign", "table.csv"):
+        path.mkdir()
+    if kind == "foreign":
+        (path / "notes").mkdir()
+        (path / "notes" / "metrics.jsonl").write_text("{}")
+    if kind == "file":
+        path.write_text("not a folder")
+    if kind == "begun":
+        shutil.copytree(mine / ODD / "fold-3", path / "x" / "fold-3")
+    with pytest.raises(RunError, match="must hold run directories") as caught:
+        load(path)
+    assert is_sentence(str(caught.value))
+    assert repr(str(path)) in str(caught.value)
+
+
+RUN = Path("forward=mode/fold-0")
+
+
+def edited(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def no_run(mine: Path, name: str) -> str:
+    with pytest.raises(RunError) as caught:
+        collect(mine)
+    said = str(caught.value)
+    assert is_sentence(said), said
+    assert str(mine / RUN / name) in said
+    return said
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"3", b"{}", b'{"recipe": 3}'])
+def test_a_damaged_config_is_one_sentence(content: bytes, mine: Path) -> None:
+    (mine / RUN / "config.json").write_bytes(content)
+    no_run(mine, "config.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"{}", b'{"seconds": 1}'])
+def test_a_damaged_summary_is_one_sentence(content: bytes, mine: Path) -> None:
+    (mine / RUN / "summary.json").write_bytes(content)
+    no_run(mine, "summary.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-1][: text.index("\n") + 9],
+        lambda text: text[: text.index("\n") + 1],
+        lambda text: text + text,
+        lambda text: text.replace('"epoch": 1', '"epoch": 7'),
+        lambda text: text.replace('"valid_accuracy"', '"accuracy"'),
+        lambda text: "[]\n" * 3,
+        lambda text: "\x00" * 50,
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"valid_loss": ', '"valid_loss": NaN, "x": '),
+    ],
+)
+def test_damaged_metrics_are_one_sentence(change: Callable[[str], str], mine: Path) -> None:
+    file = mine / RUN / "metrics.jsonl"
+    text = file.read_text()
+    assert change(text) != text
+    file.write_text(change(text))
+    no_run(mine, "metrics.jsonl")
+
+
+def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:
+    """Whoever looks at a grid that trains, or that was killed, may see half a line."""
+    file = mine / ODD / "fold-2" / "metrics.jsonl"
+    text = file.read_text()
+    file.write_text(text + text.splitlines()[1].replace('"epoch": 1', '"epoch": 2')[:100])
+    (unfinished,) = (one for one in load(mine) if not one.is_done)
+    assert len(unfinished.curve) == 2
+
+
+def test_links_and_strange_files_beside_the_runs_do_no_harm(mine: Path) -> None:
+    before = load(mine)
+    (mine / "table.csv").write_text("anything")
+    (mine / ".hidden").mkdir()
+    (mine / "notes").mkdir()
+    (mine / "notes" / "readme").write_text("anything")
+    (mine / "loop").symlink_to(mine)
+    assert load(mine) == before
+
+
+VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a field less": lambda recipe: recipe.pop("capture"),
+    "some fields less": lambda recipe: [recipe.pop(name) for name in ("capture", "kernels")],
+    "a field more": lambda recipe: recipe.update(wings=2),
+    "another field": lambda recipe: recipe.update(wings=recipe.pop("capture")),
+    "another choice": lambda recipe: recipe.update(noise="cauchy"),
+}
+
+
+def of_another_version(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """As if softstair 0.7.3, which has other recipes, had made it."""
+    for name in ("config.json", "summary.json"):
+        config = (lambda data: data) if name == "config.json" else (lambda data: data["config"])
+        edited(run / name, lambda data, of=config: change(of(data)["recipe"]))
+        edited(run / name, lambda data, of=config: of(data)["versions"].update(softstair="0.7.3"))
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_run_of_another_version_is_said_to_be_one(kind: str, mine: Path) -> None:
+    of_another_version(mine / RUN, VERSIONS[kind])
+    said = no_run(mine, "").replace(str(mine), "")
+    assert "version" in said
+    assert "0.7.3" in said
+    assert "restore" not in said, "there is nothing to restore: it is as it was made"
+
+
+def test_a_recipe_is_read_as_it_was_written(store: Path) -> None:
+    """Should a later version add a field, this says that old stores must still be thought of."""
+    for path in find(store):
+        config = json.loads((path / "config.json").read_text())
+        assert Recipe.from_json(config["recipe"]).to_json() == config["recipe"]
+
+
+def test_training_is_plain_data(store: Path) -> None:
+    one = load(store)[0]
+    assert isinstance(one, Training)
+    with pytest.raises(AttributeError):
+        one.curve = ()  # type: ignore[misc]
