@@ -116,6 +116,7 @@ class _Walk:
     def __init__(self, net: nn.Module, shape: Shape, zero: int, scale: float) -> None:
         self.net = net
         self.made: dict[str, nodes.Node] = {}
+        self.taken: set[str] = set()
         self.sizes: dict[str, Shape] = {}
         low, high = -zero, 255 - zero
         self._add(nodes.Input("input", (), low, high, shape=shape, zero=zero, scale=scale))
@@ -244,6 +245,12 @@ class _Walk:
     def _thresholds(self, name: str, activation: StairActivation, x: Pending) -> nodes.Steps:
         source = self.made[x.source]
         assert isinstance(source, nodes.Sum)
+        if x.source in self.taken:
+            raise ExportError(
+                f"{name} takes the sum of {x.source}, which another stair takes too: give each "
+                "stair weights of its own."
+            )
+        self.taken.add(x.source)
         count = len(activation.stair.levels)
         flat = source.weight.dim() == 2
         rows = []

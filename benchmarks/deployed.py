@@ -1,0 +1,171 @@
+"""VGG8 with ternary weights and features as C, beside ONNX Runtime on its float twin.
+
+    python benchmarks/deployed.py [--repeats 200] [--json figures.json]
+
+One image at a time, one thread, both on one core in turns; the median of each, by the clock and by
+the time that the thread had a processor. Needs a C compiler, onnx and onnxruntime.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import softstair as ss
+from softstair.deploy import integerise
+from softstair.deploy.c import Plan, write
+from softstair.models import last_layer, vgg8
+
+SHAPE = (3, 32, 32)
+FLAGS = ("-std=c99", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns")
+
+
+def float_graph(model: nn.Module) -> bytes:
+    """A chain of float modules in eval mode, as plain ONNX."""
+    nodes, weights, last = [], [], "input"
+
+    def constant(name: str, value: torch.Tensor) -> str:
+        weights.append(numpy_helper.from_array(value.detach().numpy(), name))
+        return name
+
+    leaves = [(name, one) for name, one in model.named_modules() if not [*one.children()]]
+    for name, module in leaves:
+        taken, more = [last], {}
+        if isinstance(module, nn.Conv2d):
+            kind, more = "Conv", {"pads": [*module.padding, *module.padding]}
+            taken.append(constant(f"{name}.weight", module.weight))
+        elif isinstance(module, nn.Linear):
+            kind, more = "Gemm", {"transB": 1}
+            taken.append(constant(f"{name}.weight", module.weight))
+            if module.bias is not None:
+                taken.append(constant(f"{name}.bias", module.bias))
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            kind, more = "BatchNormalization", {"epsilon": module.eps}
+            parts = (module.weight, module.bias, module.running_mean, module.running_var)
+            taken += [constant(f"{name}.{i}", part) for i, part in enumerate(parts)]
+        elif isinstance(module, nn.MaxPool2d):
+            size = module.kernel_size
+            kind, more = "MaxPool", {"kernel_shape": [size, size], "strides": [size, size]}
+        else:
+            kind = {nn.ReLU: "Relu", nn.Flatten: "Flatten"}[type(module)]
+        last = name
+        nodes.append(helper.make_node(kind, taken, [last], **more))
+    value = lambda name, *shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    graph = helper.make_graph(
+        nodes, "float", [value("input", 1, *SHAPE)], [value(last, 1, 10)], weights
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 8
+    onnx.checker.check_model(made)
+    return made.SerializeToString()
+
+
+def runtime(model: nn.Module) -> Callable[[], Any]:
+    """ONNX Runtime on the float network, one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        float_graph(model), options, providers=["CPUExecutionProvider"]
+    )
+    x = torch.randn(1, *SHAPE)
+    (scores,) = session.run(None, {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), model(x).detach(), rtol=1e-3, atol=1e-3)
+    given = {"input": x.numpy()}
+    return lambda: session.run(None, given)
+
+
+def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], Plan]:
+    """The same network with ternary weights and features, as C."""
+    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip=last_layer(model)).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            # So that all three levels occur.
+            module.running_var = torch.full_like(module.running_var, 400.0)
+            module.bias.data.normal_()
+    network = integerise(net, SHAPE, zero=121, scale=64.0)
+    plan = write(network, folder)
+    command = ["cc", *FLAGS, "-shared", "-fPIC", "-o", "network.so", "network.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "network.so"))
+    image = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    scores = np.zeros(10, dtype=np.float32)
+    places = (ctypes.c_void_p(image.ctypes.data), ctypes.c_void_p(scores.ctypes.data))
+    library.network_run(*places)
+    expected = network(torch.from_numpy(image)[None])[0]
+    torch.testing.assert_close(torch.from_numpy(scores), expected, rtol=1e-4, atol=1e-4)
+    return lambda: library.network_run(*places), plan
+
+
+def measure(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each, in turns."""
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in contestants}
+    for turn in range(repeats + 5):
+        for name, run in contestants.items():
+            before = time.perf_counter_ns(), time.thread_time_ns()
+            run()
+            after = time.perf_counter_ns(), time.thread_time_ns()
+            if turn >= 5:
+                found[name].append((after[0] - before[0], after[1] - before[1]))
+    return {
+        name: {
+            "clock_ms": statistics.median(one for one, _ in times) / 1e6,
+            "thread_ms": statistics.median(one for _, one in times) / 1e6,
+        }
+        for name, times in found.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    model = vgg8().eval()
+    with tempfile.TemporaryDirectory() as folder:
+        run, plan = compiled(model, Path(folder))
+        float_name = f"float, ONNX Runtime {onnxruntime.__version__}"
+        figures = measure({float_name: runtime(model), "ternary, C": run}, arguments.repeats)
+    ternary = [row for row in plan.rows if row.weights and row.how != "floats"]
+    bits = 8 * plan.flash / sum(row.weights for row in ternary)
+    print(f"{'VGG8, one image, one core':36} {'ms by the clock':>16} {'ms of the thread':>17}")
+    for name, times in figures.items():
+        print(f"{name:36} {times['clock_ms']:16.2f} {times['thread_ms']:17.2f}")
+    slow, fast = figures.values()
+    ratios = {one: slow[one] / fast[one] for one in slow}
+    print(f"{'times as fast':36} {ratios['clock_ms']:16.2f} {ratios['thread_ms']:17.2f}")
+    print(f"{bits:.3f} bits of constants for each ternary weight, {plan.ram:,} bytes of memory")
+    if arguments.json:
+        machine = {"processor": platform.machine(), "system": platform.system()}
+        told = {
+            "machine": machine,
+            "figures": figures,
+            "ratios": ratios,
+            "repeats": arguments.repeats,
+        }
+        told |= {"bits_per_weight": bits, "flash": plan.flash, "ram": plan.ram}
+        arguments.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return 0 if ratios["clock_ms"] >= 2.0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+/* Reads the file that the command line names, @NAME@_INPUTS bytes an example, and prints the class
+ * of each and the bits of its scores, as ./@name@ --bits does; then how long the last one took.
+ * Compiled with -DSOFTSTAIR_TRACE it prints the words that a traced build gives before. */
+#include "@name@.h"
+#include "board.h"
+
+static uint8_t input[@NAME@_INPUTS];
+static float scores[@NAME@_CLASSES];
+
+static void write_number(uint32_t number, uint32_t base, int32_t digits) {
+    char text[12];
+    char *at = text + 11;
+    *at = 0;
+    do {
+        *--at = "0123456789abcdef"[number % base];
+        number /= base;
+        digits--;
+    } while (number != 0 || digits > 0);
+    board_write(at);
+}
+
+#ifdef SOFTSTAIR_TRACE
+void softstair_trace(int32_t value);
+
+void softstair_trace(int32_t value) {
+    write_number((uint32_t)value, 16, 8);
+    board_write("\n");
+}
+#endif
+
+int32_t board_main(void) {
+    static char name[256];
+    uint32_t size, ticks = 0;
+    const int32_t file = board_command_line(name, sizeof name) < 0 ? -1 : board_open(name);
+    if (file < 0) {
+        board_write("the command line must name a file of examples.\n");
+        return 2;
+    }
+    while ((size = board_read(file, input, sizeof input)) == sizeof input) {
+        board_start_timer();
+        const int32_t class = @name@_run(input, scores);
+        ticks = board_ticks();
+        write_number((uint32_t)class, 10, 1);
+        for (int32_t i = 0; i < @NAME@_CLASSES; i++) {
+            union {
+                float number;
+                uint32_t bits;
+            } score;
+            score.number = scores[i];
+            board_write(" ");
+            write_number(score.bits, 16, 8);
+        }
+        board_write("\n");
+    }
+    board_write("ticks ");
+    write_number(ticks, 10, 1);
+    board_write("\n");
+    return size == 0 ? 0 : 2;
+}

@@ -1,0 +1,173 @@
+/* NEON of 64-bit ARM, with its dot products where there are any: see softstair_vector.h. */
+#ifndef SOFTSTAIR_NEON_H
+#define SOFTSTAIR_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "softstair_plain.h"
+
+#define SS_HAS_COPY
+static inline void ss_copy(uint8_t *to, const uint8_t *from, int32_t count) {
+    int32_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        vst1q_u8(to + i, vld1q_u8(from + i));
+    }
+    for (; i < count; i++) {
+        to[i] = from[i];
+    }
+}
+#define ss_fill ss_fill_plain
+
+static inline uint8x16_t ss_load(const uint32_t *words) {
+    return vreinterpretq_u8_u32(vld1q_u32(words));
+}
+
+/* Adds the sixteen bytes to four sums. */
+static inline uint32x4_t ss_add_bytes(uint32x4_t sums, uint8x16_t bytes) {
+#ifdef __ARM_FEATURE_DOTPROD
+    return vdotq_u32(sums, bytes, vdupq_n_u8(1));
+#else
+    return vpadalq_u16(sums, vpaddlq_u8(bytes));
+#endif
+}
+
+#define SS_HAS_ONES_ROW
+static inline int32_t ss_ones_row(const uint32_t *row, int32_t words) {
+    uint32x4_t sums = vdupq_n_u32(0);
+    int32_t i = 0;
+    for (; i + 4 <= words; i += 4) {
+        sums = ss_add_bytes(sums, vcntq_u8(ss_load(row + i)));
+    }
+    int32_t count = (int32_t)vaddvq_u32(sums);
+    for (; i < words; i++) {
+        count += ss_ones(row[i]);
+    }
+    return count;
+}
+
+/* Selection, count and addition are one instruction each, so that 128 products of ternary numbers
+ * take six. Each weight is used once after it was loaded: the selection overwrites it. */
+static inline __attribute__((always_inline)) void ss_count_eight_of(
+    const uint32_t *positive, const uint32_t *negative, int32_t chunks, const uint32_t *weights,
+    int planes, int32_t *counts) {
+    uint32x4_t s0 = vdupq_n_u32(0), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    for (int32_t i = 0; i < chunks; i++) {
+        const uint8x16_t p = ss_load(positive), n = ss_load(negative);
+        for (int plane = 0; plane < planes; plane++) {
+            s0 = ss_add_bytes(s0, vcntq_u8(vbslq_u8(ss_load(weights), p, n)));
+            s1 = ss_add_bytes(s1, vcntq_u8(vbslq_u8(ss_load(weights + 4), p, n)));
+            s2 = ss_add_bytes(s2, vcntq_u8(vbslq_u8(ss_load(weights + 8), p, n)));
+            s3 = ss_add_bytes(s3, vcntq_u8(vbslq_u8(ss_load(weights + 12), p, n)));
+            s4 = ss_add_bytes(s4, vcntq_u8(vbslq_u8(ss_load(weights + 16), p, n)));
+            s5 = ss_add_bytes(s5, vcntq_u8(vbslq_u8(ss_load(weights + 20), p, n)));
+            s6 = ss_add_bytes(s6, vcntq_u8(vbslq_u8(ss_load(weights + 24), p, n)));
+            s7 = ss_add_bytes(s7, vcntq_u8(vbslq_u8(ss_load(weights + 28), p, n)));
+            weights += 32;
+        }
+        positive += 4, negative += 4;
+    }
+    const uint32x4_t low = vpaddq_u32(vpaddq_u32(s0, s1), vpaddq_u32(s2, s3));
+    const uint32x4_t high = vpaddq_u32(vpaddq_u32(s4, s5), vpaddq_u32(s6, s7));
+    vst1q_s32(counts, vreinterpretq_s32_u32(low));
+    vst1q_s32(counts + 4, vreinterpretq_s32_u32(high));
+}
+
+#define SS_HAS_COUNT_EIGHT
+static inline void ss_count_eight(const uint32_t *positive, const uint32_t *negative,
+                                  int32_t chunks, const uint32_t *weights, int32_t planes,
+                                  int32_t *counts) {
+    if (planes == 2) {
+        ss_count_eight_of(positive, negative, chunks, weights, 2, counts);
+    } else {
+        ss_count_eight_of(positive, negative, chunks, weights, 1, counts);
+    }
+}
+
+#define SS_HAS_DOT
+#define SS_TILE_PLACES 4
+#define SS_TILE_CHANNELS 4
+
+static inline int32x4_t ss_add_products(int32x4_t sums, int8x16_t a, int8x16_t b) {
+#ifdef __ARM_FEATURE_DOTPROD
+    return vdotq_s32(sums, a, b);
+#else
+    sums = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    return vpadalq_s16(sums, vmull_high_s8(a, b));
+#endif
+}
+
+static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count) {
+    int32x4_t sums = vdupq_n_s32(0);
+    for (int32_t i = 0; i < count; i += 16) {
+        sums = ss_add_products(sums, vld1q_s8(a + i), vld1q_s8(b + i));
+    }
+    return vaddvq_s32(sums);
+}
+
+static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weights, int32_t row,
+                               int32_t *sums) {
+    int32x4_t s[4][4];
+    for (int p = 0; p < 4; p++) {
+        for (int c = 0; c < 4; c++) {
+            s[p][c] = vdupq_n_s32(0);
+        }
+    }
+    for (int32_t i = 0; i < row; i += 16) {
+        const int8_t *w = weights + i;
+        const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + row), w2 = vld1q_s8(w + 2 * row),
+                        w3 = vld1q_s8(w + 3 * row);
+        for (int p = 0; p < 4; p++) {
+            const int8x16_t x = vld1q_s8(windows[p] + i);
+            s[p][0] = ss_add_products(s[p][0], x, w0);
+            s[p][1] = ss_add_products(s[p][1], x, w1);
+            s[p][2] = ss_add_products(s[p][2], x, w2);
+            s[p][3] = ss_add_products(s[p][3], x, w3);
+        }
+    }
+    for (int p = 0; p < 4; p++) {
+        vst1q_s32(sums + p * SS_BLOCK,
+                  vpaddq_s32(vpaddq_s32(s[p][0], s[p][1]), vpaddq_s32(s[p][2], s[p][3])));
+    }
+}
+
+#define SS_HAS_EACH
+static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps,
+                           const int8_t *weights, int32_t stride, int32_t channels,
+                           int32_t *sums) {
+    int32_t c = 0;
+    for (; c + 8 <= channels; c += 8) {
+        int32x4_t low = vdupq_n_s32(0), high = low;
+        for (int32_t tap = 0; tap < taps; tap++) {
+            const int8x8_t x = vld1_s8(data + seen[tap] + c);
+            const int16x8_t product = vmull_s8(x, vld1_s8(weights + tap * stride + c));
+            low = vaddw_s16(low, vget_low_s16(product));
+            high = vaddw_high_s16(high, product);
+        }
+        vst1q_s32(sums + c, low);
+        vst1q_s32(sums + c + 4, high);
+    }
+    if (c < channels) {
+        /* What is left begins c channels further on. */
+        ss_each_plain(data + c, seen, taps, weights + c, stride, channels - c, sums + c);
+    }
+}
+
+#define SS_HAS_REACHED
+static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, int32_t count) {
+    static const uint32_t bit[4] = {1, 2, 4, 8};
+    uint32x4_t bits = vdupq_n_u32(0), next = vld1q_u32(bit);
+    int32_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        const uint32x4_t reached = vcgeq_s32(vld1q_s32(sums + i), vld1q_s32(limits + i));
+        bits = vorrq_u32(bits, vandq_u32(reached, next));
+        next = vshlq_n_u32(next, 4);
+    }
+    uint32_t all = vaddvq_u32(bits);
+    for (; i < count; i++) {
+        all |= (uint32_t)(sums[i] >= limits[i]) << i;
+    }
+    return all;
+}
+
+#endif

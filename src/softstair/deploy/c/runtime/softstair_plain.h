@@ -1,0 +1,136 @@
+/* Plain C for everything that softstair_vector.h names; only bits are counted by an instruction where
+ * there is one. */
+#ifndef SOFTSTAIR_PLAIN_H
+#define SOFTSTAIR_PLAIN_H
+
+#include <stdint.h>
+
+static inline int32_t ss_least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static inline void ss_copy_plain(uint8_t *to, const uint8_t *from, int32_t count) {
+    int32_t i = 0;
+    /* Whatever is copied lies in an array of words, so that words of it may be. */
+    if ((((uintptr_t)to | (uintptr_t)from) & 3U) == 0U) {
+        for (; i + 4 <= count; i += 4) {
+            *(uint32_t *)(void *)(to + i) = *(const uint32_t *)(const void *)(from + i);
+        }
+    }
+    for (; i < count; i++) {
+        to[i] = from[i];
+    }
+}
+
+static inline void ss_fill_plain(uint8_t *to, uint8_t value, int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+        to[i] = value;
+    }
+}
+
+#if defined(__POPCNT__) && !defined(SOFTSTAIR_PORTABLE)
+static inline int32_t ss_ones(uint32_t a) { return (int32_t)__builtin_popcount(a); }
+
+static inline int32_t ss_ones_four(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint64_t low = ((uint64_t)b << 32) | a, high = ((uint64_t)d << 32) | c;
+    return (int32_t)(__builtin_popcountll(low) + __builtin_popcountll(high));
+}
+#else
+/* In each four bits, how many of them are set. */
+static inline uint32_t ss_in_fours(uint32_t a) {
+    a -= (a >> 1) & 0x55555555U;
+    return (a & 0x33333333U) + ((a >> 2) & 0x33333333U);
+}
+
+/* In each byte, the sum of its two numbers of four bits. */
+static inline uint32_t ss_in_bytes(uint32_t a) {
+    return (a & 0x0f0f0f0fU) + ((a >> 4) & 0x0f0f0f0fU);
+}
+
+static inline int32_t ss_ones(uint32_t a) {
+    return (int32_t)((ss_in_bytes(ss_in_fours(a)) * 0x01010101U) >> 24);
+}
+
+static inline int32_t ss_ones_four(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    /* Two words make at most 8 in four bits, and four at most 32 in a byte: 128 in all. */
+    const uint32_t bytes = ss_in_bytes(ss_in_fours(a) + ss_in_fours(b)) +
+                           ss_in_bytes(ss_in_fours(c) + ss_in_fours(d));
+    return (int32_t)((bytes * 0x01010101U) >> 24);
+}
+#endif
+
+static inline int32_t ss_ones_row_plain(const uint32_t *row, int32_t words) {
+    int32_t count = 0, i = 0;
+    for (; i + 4 <= words; i += 4) {
+        count += ss_ones_four(row[i], row[i + 1], row[i + 2], row[i + 3]);
+    }
+    for (; i < words; i++) {
+        count += ss_ones(row[i]);
+    }
+    return count;
+}
+
+/* The bits of `positive` where those of the weights are set, and of `negative` where not. */
+static inline uint32_t ss_chosen(uint32_t weights, uint32_t positive, uint32_t negative) {
+    return (weights & (positive ^ negative)) ^ negative;
+}
+
+/* Weights of `channels` channels, four words of the one after four of the other. */
+static inline void ss_count_some(const uint32_t *positive, const uint32_t *negative,
+                                 int32_t chunks, const uint32_t *weights, int32_t planes,
+                                 int32_t channels, int32_t *counts) {
+    for (int32_t c = 0; c < channels; c++) {
+        int32_t count = 0;
+        for (int32_t plane = 0; plane < planes; plane++) {
+            const uint32_t *w = weights + 4 * (plane * channels + c);
+            const uint32_t *p = positive, *n = negative;
+            for (int32_t i = 0; i < chunks; i++) {
+                count += ss_ones_four(ss_chosen(w[0], p[0], n[0]), ss_chosen(w[1], p[1], n[1]),
+                                      ss_chosen(w[2], p[2], n[2]), ss_chosen(w[3], p[3], n[3]));
+                p += 4, n += 4, w += 4 * planes * channels;
+            }
+        }
+        counts[c] = count;
+    }
+}
+
+static inline void ss_count_eight_plain(const uint32_t *positive, const uint32_t *negative,
+                                        int32_t chunks, const uint32_t *weights, int32_t planes,
+                                        int32_t *counts) {
+    ss_count_some(positive, negative, chunks, weights, planes, 8, counts);
+}
+
+static inline int32_t ss_dot_one_plain(const int8_t *a, const int8_t *b, int32_t count) {
+    int32_t sum = 0;
+    for (int32_t i = 0; i < count; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+static inline void ss_dot_tile_plain(const int8_t *const *windows, const int8_t *weights,
+                                     int32_t row, int32_t *sums) {
+    sums[0] = ss_dot_one_plain(windows[0], weights, row);
+}
+
+/* `seen` tells where the channels of each tap begin, as seen from `data`. */
+static inline void ss_each_plain(const int8_t *data, const int32_t *seen, int32_t taps,
+                                 const int8_t *weights, int32_t stride, int32_t channels,
+                                 int32_t *sums) {
+    for (int32_t c = 0; c < channels; c++) {
+        int32_t sum = 0;
+        for (int32_t tap = 0; tap < taps; tap++) {
+            sum += data[seen[tap] + c] * weights[tap * stride + c];
+        }
+        sums[c] = sum;
+    }
+}
+
+static inline uint32_t ss_reached_plain(const int32_t *sums, const int32_t *limits,
+                                        int32_t count) {
+    uint32_t bits = 0;
+    for (int32_t i = 0; i < count; i++) {
+        bits |= (uint32_t)(sums[i] >= limits[i]) << i;
+    }
+    return bits;
+}
+
+#endif

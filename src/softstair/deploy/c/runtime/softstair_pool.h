@@ -1,0 +1,100 @@
+/* Poolings, additions, flattening, and the bytes of the input. */
+#ifndef SOFTSTAIR_POOL_H
+#define SOFTSTAIR_POOL_H
+
+#include <stdint.h>
+
+#include "softstair_features.h"
+#include "softstair_window.h"
+
+/* Bytes, channel after channel, become bytes with their channels together: 128 less than before. */
+static inline void ss_input(const uint8_t *input, const ss_features *out) {
+    int8_t *to = (int8_t *)out->data;
+    for (int32_t channel = 0; channel < out->channels; channel++) {
+        for (int32_t place = 0; place < out->places; place++) {
+            to[place * out->channels + channel] = (int8_t)((int32_t)*input++ - 128);
+        }
+    }
+}
+
+/* The largest that each window sees, which is something: positive where one is, negative where all
+ * are. */
+static inline void ss_max_pool_planes(const ss_window *window, const ss_features *in,
+                                      const ss_features *out) {
+    const int32_t words = ss_words(in);
+    const int planes = in->kind == SS_TERNARY ? 2 : 1;
+    for (int plane = 0; plane < planes; plane++) {
+        for (int32_t place = 0; place < out->places; place++) {
+            uint32_t *to = ss_plane(out, plane) + place * words;
+            for (int32_t i = 0; i < words; i++) {
+                to[i] = plane == 0 ? 0U : ~(uint32_t)0;
+            }
+            int32_t y = ss_top(window, place);
+            for (int32_t v = 0; v < window->kernel_y; v++, y++) {
+                int32_t x = ss_left(window, place);
+                for (int32_t u = 0; u < window->kernel_x; u++, x++) {
+                    const int32_t seen = ss_inside(window, y, x) ? words : 0;
+                    const uint32_t *from = ss_plane(in, plane) + (y * window->width + x) * seen;
+                    for (int32_t i = 0; i < seen; i++) {
+                        to[i] = plane == 0 ? to[i] | from[i] : to[i] & from[i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+static inline void ss_max_pool(const ss_window *window, const ss_features *in,
+                               const ss_features *out) {
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t top = ss_top(window, place), left = ss_left(window, place);
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            int32_t largest = INT32_MIN;
+            for (int32_t y = top; y < top + window->kernel_y; y++) {
+                for (int32_t x = left; x < left + window->kernel_x; x++) {
+                    const int inside = ss_inside(window, y, x);
+                    const int32_t seen = inside ? y * window->width + x : 0;
+                    const int32_t value = inside ? ss_at(in, seen, channel) : INT32_MIN;
+                    largest = value > largest ? value : largest;
+                }
+            }
+            ss_put(out, place, channel, largest);
+        }
+    }
+}
+
+/* Nothing is padded here. */
+static inline void ss_sum_pool(const ss_window *window, const ss_features *in,
+                               const ss_features *out) {
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t top = ss_top(window, place), left = ss_left(window, place);
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            int32_t sum = 0;
+            for (int32_t y = top; y < top + window->kernel_y; y++) {
+                for (int32_t x = left; x < left + window->kernel_x; x++) {
+                    sum += ss_at(in, y * window->width + x, channel);
+                }
+            }
+            ss_put(out, place, channel, sum);
+        }
+    }
+}
+
+static inline void ss_add(const ss_features *a, const ss_features *b, const ss_features *out) {
+    for (int32_t place = 0; place < out->places; place++) {
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            ss_put(out, place, channel, ss_at(a, place, channel) + ss_at(b, place, channel));
+        }
+    }
+}
+
+/* The places of a channel together, as channels of one place. */
+static inline void ss_flatten(const ss_features *in, const ss_features *out) {
+    for (int32_t channel = 0; channel < in->channels; channel++) {
+        for (int32_t place = 0; place < in->places; place++) {
+            ss_put(out, 0, channel * in->places + place, ss_at(in, place, channel));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* The last layer, whose weights are floats, and the class.
+ *
+ * Products of two floats are exact in double, so that neither the order of instructions nor fused
+ * ones change a bit of the result, on any machine; one rounding leads back to float.
+ */
+#ifndef SOFTSTAIR_SCORES_H
+#define SOFTSTAIR_SCORES_H
+
+#include <stdint.h>
+
+#include "softstair_features.h"
+
+typedef struct {
+    int32_t classes;
+    float unit;           /* what a 1 of the features is worth */
+    const float *weights; /* place after place, channel after channel, class after class */
+    const float *bias;    /* or 0 */
+    double *totals;       /* room for one of each class */
+    const ss_features *in;
+} ss_last;
+
+static inline void ss_scores(const ss_last *last, float *scores) {
+    const ss_features *in = last->in;
+    const float *weights = last->weights;
+    for (int32_t i = 0; i < last->classes; i++) {
+        last->totals[i] = 0.0;
+    }
+    for (int32_t place = 0; place < in->places; place++) {
+        for (int32_t channel = 0; channel < in->channels; channel++) {
+            const float value = (float)ss_at(in, place, channel) * last->unit;
+            /* Ternary features are most often one of these, and doubles may be slow. */
+            if (value == 1.0F) {
+                for (int32_t i = 0; i < last->classes; i++) {
+                    last->totals[i] += (double)weights[i];
+                }
+            } else if (value == -1.0F) {
+                for (int32_t i = 0; i < last->classes; i++) {
+                    last->totals[i] -= (double)weights[i];
+                }
+            } else if (value != 0.0F) {
+                for (int32_t i = 0; i < last->classes; i++) {
+                    last->totals[i] += (double)value * (double)weights[i];
+                }
+            }
+            weights += last->classes;
+        }
+    }
+    for (int32_t i = 0; i < last->classes; i++) {
+        scores[i] = (float)(last->totals[i] + (last->bias ? (double)last->bias[i] : 0.0));
+    }
+}
+
+/* Whole sums times a scale, and a bias: two roundings, as the network that was trained has them. */
+static inline void ss_rescale(const ss_features *in, const float *scale, const float *bias,
+                              float *scores) {
+    for (int32_t i = 0; i < in->channels; i++) {
+        const float product = (float)((double)(float)ss_at(in, 0, i) * (double)scale[i]);
+        scores[i] = product + bias[i];
+    }
+}
+
+/* The first of the greatest. */
+static inline int32_t ss_class(const float *scores, int32_t classes) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < classes; i++) {
+        best = scores[i] > scores[best] ? i : best;
+    }
+    return best;
+}
+
+#ifdef SOFTSTAIR_TRACE
+/* The bits of the scores. */
+static inline void ss_trace_scores(int32_t node, const float *scores, int32_t classes) {
+    softstair_trace(node);
+    softstair_trace(classes);
+    for (int32_t i = 0; i < classes; i++) {
+        union {
+            float number;
+            int32_t bits;
+        } score;
+        score.number = scores[i];
+        softstair_trace(score.bits);
+    }
+}
+#else
+#define ss_trace_scores(node, scores, classes) ((void)0)
+#endif
+
+#endif

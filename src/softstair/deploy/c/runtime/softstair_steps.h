@@ -1,0 +1,176 @@
+/* Sums become levels: each channel has thresholds, and a sum gets the level that belongs to the
+ * number of them that it has reached. A sink is where the sums of a layer go. */
+#ifndef SOFTSTAIR_STEPS_H
+#define SOFTSTAIR_STEPS_H
+
+#include <stdint.h>
+
+#include "softstair_features.h"
+#include "softstair_vector.h"
+
+typedef struct ss_sink ss_sink;
+
+/* Takes sums of `places` places from `place` on, SS_BLOCK apart, and of `count` channels of each. */
+typedef void ss_keep(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
+                     int32_t count, const int32_t *sums);
+
+struct ss_sink {
+    ss_keep *keep;
+    const ss_features *out;
+    const ss_features *sums; /* where a traced build keeps the sums themselves */
+    const void *thresholds;  /* those of a channel together, or for planes those of a step */
+    int32_t width;           /* bytes of a threshold */
+    int32_t steps;           /* thresholds of a channel */
+    const int32_t *levels;   /* one more than steps, as they are stored */
+    const ss_features *beside; /* features whose value chooses among the thresholds of a channel: */
+    int32_t first, values;     /* which has some for each value from first on */
+};
+
+static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
+    if (sink->width == 1) {
+        return ((const int8_t *)sink->thresholds)[at];
+    }
+    if (sink->width == 2) {
+        return ((const int16_t *)sink->thresholds)[at];
+    }
+    return ((const int32_t *)sink->thresholds)[at];
+}
+
+/* How many of a channel's thresholds, which do not decrease, a sum has reached. There are one less
+ * than a power of two of them, so that each comparison halves what is left. */
+#define SS_SEARCH(name, type)                                                            \
+    static inline int32_t name(const type *thresholds, int32_t steps, int32_t sum) {     \
+        int32_t reached = 0;                                                             \
+        if (steps == 15) { /* as are those of four bits */                               \
+            reached += sum >= thresholds[7] ? 8 : 0;                                     \
+            reached += sum >= thresholds[reached + 3] ? 4 : 0;                           \
+            reached += sum >= thresholds[reached + 1] ? 2 : 0;                           \
+            return reached + (sum >= thresholds[reached] ? 1 : 0);                       \
+        }                                                                                \
+        for (int32_t half = (steps + 1) / 2; half > 0; half /= 2) {                      \
+            reached += sum >= thresholds[reached + half - 1] ? half : 0;                 \
+        }                                                                                \
+        return reached;                                                                  \
+    }                                                                                    \
+    static inline void name##_all(const type *thresholds, int32_t steps, int32_t count,  \
+                                  const int32_t *sums, int32_t *reached) {               \
+        for (int32_t i = 0; i < count; i++) {                                            \
+            reached[i] = name(thresholds + i * steps, steps, sums[i]);                   \
+        }                                                                                \
+    }
+SS_SEARCH(ss_search_bytes, int8_t)
+SS_SEARCH(ss_search_halves, int16_t)
+SS_SEARCH(ss_search_words, int32_t)
+
+/* The steps that the sums of some channels have reached; the thresholds of a channel lie together,
+ * from `at` on. */
+static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, const int32_t *sums,
+                               int32_t *reached) {
+    const void *all = sink->thresholds;
+    if (sink->width == 1) {
+        ss_search_bytes_all((const int8_t *)all + at, sink->steps, count, sums, reached);
+    } else if (sink->width == 2) {
+        ss_search_halves_all((const int16_t *)all + at, sink->steps, count, sums, reached);
+    } else {
+        ss_search_words_all((const int32_t *)all + at, sink->steps, count, sums, reached);
+    }
+}
+
+/* As they are. */
+static inline void ss_keep_sums(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
+                                int32_t count, const int32_t *sums) {
+    for (int32_t p = 0; p < places; p++) {
+        for (int32_t c = 0; c < count; c++) {
+            ss_put(sink->out, place + p, channel + c, sums[p * SS_BLOCK + c]);
+        }
+    }
+}
+
+/* As planes of bits: the levels are two or three of -1, 0 and 1. */
+static inline void ss_keep_planes(const ss_sink *sink, int32_t place, int32_t places,
+                                  int32_t channel, int32_t count, const int32_t *sums) {
+    const ss_features *out = sink->out;
+    const int32_t words = ss_words(out);
+    for (int32_t c = 0, some; c < count; c += some) {
+        const int32_t shift = (channel + c) % 32;
+        int32_t limits[2][32];
+        some = ss_least(32 - shift, count - c);
+        for (int32_t step = 0; step < sink->steps; step++) {
+            for (int32_t i = 0; i < some; i++) {
+                limits[step][i] = ss_threshold(sink, step * out->channels + channel + c + i);
+            }
+        }
+        const uint32_t all = ~(uint32_t)0 >> (32 - some);
+        for (int32_t p = 0; p < places; p++) {
+            const int32_t *from = sums + p * SS_BLOCK + c;
+            const int32_t word = (place + p) * words + (channel + c) / 32;
+            const uint32_t low = ss_reached(from, limits[0], some);
+            uint32_t positive = low;
+            if (out->kind == SS_TERNARY) {
+                positive = sink->steps == 2 ? ss_reached(from, limits[1], some) : 0U;
+                ss_plane(out, 1)[word] |= (~low & all) << shift;
+            }
+            out->data[word] |= positive << shift;
+        }
+    }
+}
+
+/* As bytes or words. */
+static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t places,
+                                  int32_t channel, int32_t count, const int32_t *sums) {
+    int32_t reached[SS_BLOCK];
+    for (int32_t p = 0; p < places; p++) {
+        const int32_t first = (place + p) * sink->out->channels + channel;
+        ss_steps_of(sink, channel * sink->steps, count, sums + p * SS_BLOCK, reached);
+        if (sink->out->kind == SS_BYTES) {
+            int8_t *to = (int8_t *)sink->out->data + first;
+            for (int32_t c = 0; c < count; c++) {
+                to[c] = (int8_t)sink->levels[reached[c]];
+            }
+        } else {
+            int32_t *to = (int32_t *)sink->out->data + first;
+            for (int32_t c = 0; c < count; c++) {
+                to[c] = sink->levels[reached[c]];
+            }
+        }
+    }
+}
+
+/* With thresholds that other features choose. */
+static inline void ss_keep_beside(const ss_sink *sink, int32_t place, int32_t places,
+                                  int32_t channel, int32_t count, const int32_t *sums) {
+    for (int32_t p = 0; p < places; p++) {
+        for (int32_t c = 0; c < count; c++) {
+            const int32_t value = ss_at(sink->beside, place + p, channel + c) - sink->first;
+            const int32_t row = ((channel + c) * sink->values + value) * sink->steps;
+            int32_t reached;
+            ss_steps_of(sink, row, 1, sums + p * SS_BLOCK + c, &reached);
+            ss_put(sink->out, place + p, channel + c, sink->levels[reached] + sink->out->bias);
+        }
+    }
+}
+
+static inline void ss_hand_over(const ss_sink *sink, int32_t place, int32_t places,
+                                int32_t channel, int32_t count, const int32_t *sums) {
+#ifdef SOFTSTAIR_TRACE
+    for (int32_t p = 0; sink->sums && p < places; p++) {
+        for (int32_t c = 0; c < count; c++) {
+            ss_put(sink->sums, place + p, channel + c, sums[p * SS_BLOCK + c]);
+        }
+    }
+#endif
+    sink->keep(sink, place, places, channel, count, sums);
+}
+
+/* Sums that were kept meet their thresholds. */
+static inline void ss_steps(const ss_features *in, const ss_sink *sink) {
+    for (int32_t place = 0; place < in->places; place++) {
+        for (int32_t c = 0; c < in->channels; c += SS_BLOCK) {
+            const int32_t count = ss_least(SS_BLOCK, in->channels - c);
+            const int32_t *sums = (const int32_t *)in->data + place * in->channels + c;
+            sink->keep(sink, place, 1, c, count, sums);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,136 @@
+"""Networks as C: written, compiled, run, and compared node by node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_networks import Growing
+from torch import Tensor
+
+from softstair.deploy import IntegerNetwork
+from softstair.deploy.c import write
+from softstair.deploy.c.build import build, features, from_trace
+
+HERE = Path(__file__).parent
+# Nothing is allocated, and the search for leaks takes seconds.
+os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")
+SANITIZED = ("-Werror", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+BUILDS = {
+    "portable": (*SANITIZED, "-DSOFTSTAIR_PORTABLE"),
+    "plain": SANITIZED,
+    "native": (*SANITIZED, "-march=native"),
+    "fast": ("-Werror", "-O3", "-march=native"),
+    # The code for AVX2, with its instructions by hand; the native build has the real ones.
+    "avx2": (*SANITIZED, "-D__AVX2__", "-D__POPCNT__", "-isystem", str(HERE / "avx2_by_hand")),
+}
+CORTEX = ("arm-none-eabi-gcc", "qemu-system-arm", "make")
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="cc is not installed, so nothing can be compiled."
+)
+needs_cortex = pytest.mark.skipif(
+    any(shutil.which(tool) is None for tool in CORTEX),
+    reason=f"one of {', '.join(CORTEX)} is not installed, so no Cortex-M4 can be emulated.",
+)
+
+
+def differing(expected: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, int]:
+    """How many values of each node differ; the last, which are floats, by more than rounding."""
+    *whole, last = expected
+    found = {name: int((expected[name] != given[name]).sum()) for name in whole}
+    largest = float(expected[last].abs().max())
+    near = torch.allclose(expected[last], given[last], rtol=1e-5, atol=1e-5 * (1 + largest))
+    found[last] = 0 if near else expected[last].numel()
+    return {name: count for name, count in found.items() if count}
+
+
+def traced(network: IntegerNetwork, x: Tensor, folder: Path, kind: str) -> dict[str, Tensor]:
+    """What every node gives, compiled in one of the ways above."""
+    write(network, folder)
+    return features(build(folder, trace=True, flags=BUILDS[kind]), network, x)
+
+
+def emulated(folder: Path, x: Tensor, trace: bool = False) -> list[str]:
+    """The lines that a written network prints on an emulated Cortex-M4."""
+    (folder / "examples.bin").write_bytes(x.numpy().tobytes())
+    strict = "WARNINGS=-Wall -Wextra -Wconversion -Wpedantic -Werror"
+    more = ["LANGUAGE=-std=c99 -DSOFTSTAIR_TRACE"] if trace else []
+    command = ["make", "-s", "emulated", strict, *more]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def emulated_features(folder: Path, network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
+    """What every node gives there: the words stand before the class of each example."""
+    words = [line for line in emulated(folder, x, trace=True) if " " not in line]
+    values = np.array([int(word, 16) for word in words], dtype=np.uint32).view(np.int32)
+    return from_trace(values.reshape(len(x), -1), network)
+
+
+def bits(seed: int = 0) -> Growing:
+    """Ternary and binary numbers in words of bits, none of which they fill."""
+    net = Growing(seed, (2, 9, 8), zero=121, batch=3)
+    net.sum("first", 45, "ternary", padding=(1, 1))
+    net.steps("first.stair", (-1, 0, 1))
+    net.pool("pool", 3, 2, 1)
+    net.sum("signs", 70, "sign", padding=(1, 1))
+    net.steps("signs.stair", (-1, 1))
+    net.sum("dilated", 130, "ternary", padding=(2, 2), dilation=(2, 2), stride=(1, 2))
+    net.steps("dilated.stair", (0, 1))
+    net.pool("largest", 2, 1, 0)
+    net.flat("flat")
+    net.sum("linear", 22, "ternary")
+    net.steps("linear.stair", (-1, 0))
+    net.sum("switches", 100, "sign")
+    net.steps("switches.stair", (-1, 0, 1))
+    net.scores("last", 5, unit=1.0)
+    return net
+
+
+def numbers(seed: int = 0) -> Growing:
+    """Bytes: of 8 bits with a bias, each channel by itself, in groups, places alone."""
+    net = Growing(seed, (3, 8, 7), zero=0, batch=3)
+    net.sum("first", 36, "int8", padding=(2, 1), stride=(2, 1))
+    net.steps("first.stair", tuple(range(200)))
+    net.sum("depthwise", 36, "int4", padding=(1, 1), groups=36)
+    net.steps("depthwise.stair", (-5, -1, 0, 4, 100))
+    net.sum("groups", 48, "sign", padding=(1, 1), groups=4)
+    net.steps("groups.stair", tuple(range(-8, 8)))
+    net.sum("pointwise", 34, "int4", kernel=1)
+    net.steps("pointwise.stair", (-1, 0, 1))
+    net.sum("many", 68, "int4", padding=(1, 1), groups=34)
+    net.steps("many.stair", (3, 4, 9))
+    high, across = net.known[net.last].shape[2:]
+    net.sum_pool("average", (high, across), (high, across))
+    net.flat("flat")
+    net.scores("last", 3)
+    return net
+
+
+def shortcuts(seed: int = 0) -> Growing:
+    """Features that several nodes take, in memory that is used again."""
+    net = Growing(seed, (1, 6, 6), zero=255, batch=3)
+    net.sum("first", 48, "ternary", padding=(1, 1))
+    start = net.steps("first.stair", (-1, 0, 1))
+    net.sum("deep", 48, "ternary", padding=(1, 1))
+    one = net.steps("deep.stair", (-1, 0, 1), beside=start)
+    net.last = "deep"
+    net.steps("deep.other", (-1, 1))
+    net.sum("third", 48, "ternary", padding=(1, 1))
+    net.steps("third.stair", tuple(range(16)), beside=one)
+    net.plus("added", net.last, start)
+    net.pool("pool", 3, 3, 0)
+    flat = net.flat("flat")
+    net.sum("linear", net.known[flat].shape[1], "ternary")
+    net.steps("linear.stair", (-900, 0, 900))
+    net.plus("summed", net.last, flat)
+    net.sum("last", 4, "int12")
+    net.rescaled("scores")
+    return net

@@ -1,0 +1,263 @@
+"""The C of integer networks gives, node by node, what the networks give."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compiled import BUILDS, bits, differing, needs_compiler, numbers, shortcuts, traced
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_networks import Growing, random_network
+from torch import nn
+
+import softstair as ss
+from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes
+from softstair.deploy.c import write
+from softstair.deploy.c.build import build, classes
+from softstair.deploy.c.memory import Buffer, arrange
+from softstair.deploy.c.pack import fields, planes
+
+NETWORKS: dict[str, Callable[[], Growing]] = {"bits": bits, "numbers": numbers, "both": shortcuts}
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path) -> None:
+    grown = NETWORKS[name]()
+    network = grown.network()
+    assert differing(grown.known, traced(network, grown.bytes, tmp_path, kind)) == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
+    grown = random_network(seed)
+    kind = [*BUILDS][seed % len(BUILDS)]
+    assert differing(grown.known, traced(grown.network(), grown.bytes, tmp_path, kind)) == {}
+
+
+@needs_compiler
+def test_a_trained_network_its_scores_and_its_classes(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 40, 3, padding=1, bias=False),
+        nn.BatchNorm2d(40),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(640, 4),
+    )
+    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="8").eval()
+    for norm in (net.get_submodule("1"), net.get_submodule("5")):
+        assert isinstance(norm, nn.BatchNorm2d)
+        norm.weight.data = torch.randn_like(norm.weight)
+        norm.bias.data = torch.randn_like(norm.bias)
+        norm.running_var = 20 * torch.rand_like(norm.weight) + 1
+    network = integerise(net, (1, 8, 8), zero=128, scale=64.0)
+    x = torch.randint(256, (20, 1, 8, 8), dtype=torch.uint8)
+    write(network, tmp_path)
+    found, scores = classes(build(tmp_path, flags=("-O1",)), x)
+    expected = net((x.float() - 128) / 64)
+    torch.testing.assert_close(scores, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, expected.argmax(1))
+    assert len(found.unique()) > 1
+
+
+@needs_compiler
+def test_scores_of_whole_weights_have_the_bits_of_the_network(tmp_path: Path) -> None:
+    grown = shortcuts(7)
+    network = grown.network()
+    write(network, tmp_path)
+    _, scores = classes(build(tmp_path, flags=("-O2", "-march=native")), grown.bytes)
+    assert torch.equal(scores, grown.known["scores"])
+
+
+HOSTILE = 'a */ int x; /* b\n#error "c" \\\n??/\n" %s é 💥'
+
+
+@needs_compiler
+def test_names_from_a_file_stay_in_comments(tmp_path: Path) -> None:
+    grown = numbers()
+    renamed = {name: f"{HOSTILE} {i}" for i, name in enumerate(grown.nodes)}
+    made = tuple(
+        replace(node, name=renamed[node.name], inputs=tuple(renamed[one] for one in node.inputs))
+        for node in grown.nodes.values()
+    )
+    sizes = {renamed[name]: tuple(x.shape[1:]) for name, x in grown.known.items()}
+    network = IntegerNetwork(made, sizes)
+    expected = {renamed[name]: x for name, x in grown.known.items()}
+    assert differing(expected, traced(network, grown.bytes, tmp_path, "portable")) == {}
+    texts = [path.read_bytes() for path in tmp_path.glob("network*.[ch]")]
+    assert not any(b"??" in text or b"#error" in text or b"int x;" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1st", "a b", "a;b", "../up", "a\n", "int", "main", "softstair", "ss_x", "A" * 90]
+)
+def test_a_name_that_is_no_identifier_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name must be a C identifier"):
+        write(numbers().network(), tmp_path / "out", name)
+    assert not (tmp_path / "out").exists()
+
+
+@needs_compiler
+def test_another_name_and_the_makefile(tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed, so its file cannot be tried.")
+    grown = bits()
+    write(grown.network(), tmp_path, "tiny_net")
+    strict = "WARNINGS=-Wall -Wextra -Wconversion -Wpedantic -Werror"
+    subprocess.run(["make", "-s", strict, "CFLAGS=-O1"], cwd=tmp_path, check=True)
+    found, scores = classes(tmp_path / "tiny_net", grown.bytes)
+    assert torch.equal(found, grown.known["last"].argmax(1))
+    last = grown.nodes["last"]
+    assert isinstance(last, nodes.Scores)
+    exact = grown.known["switches.stair"].double() @ last.weight.double().T
+    exact = exact if last.bias is None else exact + last.bias.double()
+    torch.testing.assert_close(scores, exact.float(), rtol=2e-7, atol=0.0)  # rounded once
+    short = subprocess.run(
+        ["./tiny_net"], cwd=tmp_path, input=b"abc", capture_output=True, check=False
+    )
+    assert short.returncode == 2
+    assert b"3 bytes and should have 144" in short.stderr
+
+
+@needs_compiler
+def test_nothing_is_asked_of_a_library_and_weights_take_their_bits(tmp_path: Path) -> None:
+    if shutil.which("nm") is None or shutil.which("size") is None:
+        pytest.skip("nm and size are not installed, so object files cannot be looked into.")
+    net = Growing(0, (1, 4, 4), zero=0, batch=1)
+    net.sum("first", 256, "ternary", padding=(1, 1))
+    net.steps("first.stair", (-1, 0, 1))
+    net.sum("large", 256, "ternary", padding=(1, 1))
+    net.steps("large.stair", (-1, 0, 1))
+    net.flat("flat")
+    net.sum("linear", 256, "ternary")
+    net.rescaled("scores")
+    plan = write(net.network(), tmp_path)
+    flags = ("-std=c99", "-O3", "-fno-tree-loop-distribute-patterns", "-c", "network.c")
+    subprocess.run(["cc", *flags], cwd=tmp_path, check=True)
+    unknown = subprocess.run(
+        ["nm", "-u", "network.o"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert [line for line in unknown.stdout.splitlines() if "GLOBAL_OFFSET" not in line] == []
+    sizes = subprocess.run(
+        ["size", "-A", "network.o"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    constant = sum(int(n) for n in re.findall(r"^\.rodata\S*\s+(\d+)", sizes.stdout, re.MULTILINE))
+    count = sum(row.weights for row in plan.rows)
+    assert count == 9 * 256 * 257 + 256 * 4096
+    assert 8 * constant / count < 2.1
+    (memory,) = re.findall(r"^\.bss\s+(\d+)", sizes.stdout, re.MULTILINE)
+    assert int(memory) <= plan.ram + 256 * 4 + 64  # and the scores of network_class
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_what_lives_together_shares_no_byte(given_buffers: list[tuple[int, int, int]]) -> None:
+    buffers = [Buffer(str(i), s, f, f + n) for i, (s, f, n) in enumerate(given_buffers)]
+    placed, total = arrange(buffers)
+    for step in range(14):
+        used = np.zeros(total, dtype=int)
+        for one in buffers:
+            if one.first <= step <= one.last:
+                used[placed[one.name] : placed[one.name] + one.size] += 1
+                assert placed[one.name] + one.size <= total
+        assert used.max(initial=0) <= 1
+
+
+def test_a_chain_of_layers_needs_two_of_them_at_a_time(tmp_path: Path) -> None:
+    plan = write(bits().network(), tmp_path)
+    rows = plan.rows
+    most = max(a.memory[1] + b.memory[1] + b.scratch for a, b in pairwise(rows))
+    assert plan.ram <= most + 16 * 4 + 8 * 5
+    assert str(plan.ram) in (tmp_path / "network.h").read_text()
+    assert f"{plan.flash:,}" in str(plan)
+
+
+@pytest.mark.parametrize("values", [(-1, 0, 1), (-1, 1)])
+def test_planes_hold_the_weights(values: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(0).choice(values, (19, 3, 50))
+    packed, count = planes(weight, words=2)
+    assert count == len(values) - 1
+    # By hand: word i of plane t of a channel, in blocks of eight channels, fours of words first.
+    row = 6
+    for output in range(19):
+        channels = min(8, 19 - output // 8 * 8)
+        base = output // 8 * 8 * count * row
+        for tap, c in ((0, 0), (1, 49), (2, 31), (2, 32)):
+            i = 2 * tap + c // 32
+            bits_set = []
+            for plane in range(count):
+                if i < 4:
+                    at = base + (plane * channels + output % 8) * 4 + i
+                else:
+                    begin = base + 4 * count * channels + (i - 4) * count * channels
+                    at = begin + plane * channels + output % 8
+                bits_set.append(int(packed[at]) >> (c % 32) & 1)
+            value = sum(bits_set) - 1 if count == 2 else 2 * bits_set[0] - 1
+            assert value == weight[output, tap, c]
+
+
+@pytest.mark.parametrize(
+    ("values", "turned", "bits_each"),
+    [
+        ((-1, 1), False, 1),
+        ((0, 1), True, 1),
+        ((-1, 0, 1), True, 2),
+        (tuple(range(-8, 8)), True, 4),
+        (tuple(range(16)), True, 4),
+        ((-5, 3), False, 4),
+        (tuple(range(-128, 128)), True, 8),
+    ],
+)
+def test_fields_hold_the_weights(values: tuple[int, ...], turned: bool, bits_each: int) -> None:
+    random = np.random.default_rng(1)
+    weight = random.choice(values, (9, 37))
+    if turned:
+        weight[::2] *= -1
+    packed = fields(weight)
+    assert packed is not None
+    assert packed.bits == bits_each
+    assert packed.data.nbytes == 9 * -(-37 * bits_each // 8)
+    for output in range(9):
+        number = int.from_bytes(packed.data[output].tobytes(), "little")
+        for i in range(37):
+            code = number >> (i * bits_each) & (2**bits_each - 1)
+            value = packed.base + packed.step * code
+            assert (-value if packed.turned[output] else value) == weight[output, i]
+
+
+def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
+    grown = numbers()
+    cut = IntegerNetwork(tuple(grown.nodes.values())[:-1], grown.network().sizes)
+    with pytest.raises(ExportError, match=r"must end in scores .* flat is a Flatten"):
+        write(cut, tmp_path)
+    last = grown.nodes["last"]
+    assert isinstance(last, nodes.Scores)
+    broken = replace(last, weight=last.weight * float("nan"))
+    made = (*tuple(grown.nodes.values())[:-1], broken)
+    with pytest.raises(ExportError, match="last has weights that are no finite numbers"):
+        write(IntegerNetwork(made, grown.network().sizes), tmp_path)
+    large = Growing(0, (1, 1, 2), zero=0)
+    large.flat("flat")
+    large.sum("huge", 2, "int12")
+    huge = large.nodes["huge"]
+    assert isinstance(huge, nodes.Sum)
+    large.nodes["huge"] = replace(huge, weight=huge.weight * 2**20)
+    large.rescaled("scores")
+    with pytest.raises(ExportError, match="sums of huge may leave 32 bits"):
+        write(large.network(), tmp_path)
