@@ -1,6 +1,6 @@
 """Writes the tables of docs/reproduction.md anew from results/reproduction/*.csv.
 
-    python docs/verdicts.py
+python docs/verdicts.py
 """
 
 import re
@@ -20,10 +20,12 @@ def everything() -> list[Training]:
 
 def verdicts(trainings: list[Training]) -> str:
     """A row for each of the paper's claims."""
-    lines = ["| claim | the paper says | verdict | measured |", "|---|---|---|---|"]
-    for one in judged(trainings):
-        lines.append(f"| {one.claim} | {one.says} | **{one.verdict}** | {one.measured} |")
-    return "\n".join(lines)
+    head = ["| claim | the paper says | verdict | measured |", "|---|---|---|---|"]
+    rows = [
+        f"| {one.claim} | {one.says} | **{one.verdict}** | {one.measured} |"
+        for one in judged(trainings)
+    ]
+    return "\n".join([*head, *rows])
 
 
 def accuracies(trainings: list[Training]) -> str:

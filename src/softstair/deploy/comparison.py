@@ -131,7 +131,7 @@ def trained(net: nn.Module, integer: IntegerNetwork) -> Runner:
 
 def layers(integer: IntegerNetwork) -> Sequence[str]:
     """The stairs of the network, whose features are compared."""
-    return [node.name for node in integer.nodes if isinstance(node, Steps)]
+    return integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
 
 
 class _listening:

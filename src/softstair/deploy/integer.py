@@ -117,6 +117,7 @@ class _Walk:
         self.net = net
         self.made: dict[str, nodes.Node] = {}
         self.taken: set[str] = set()
+        self.stairs: list[str] = []
         self.sizes: dict[str, Shape] = {}
         low, high = -zero, 255 - zero
         self._add(nodes.Input("input", (), low, high, shape=shape, zero=zero, scale=scale))
@@ -135,7 +136,7 @@ class _Walk:
                     last = self._rescaled(last)
                 if not isinstance(last, str):
                     raise _no_scores()
-                return IntegerNetwork(tuple(self.made.values()), self.sizes)
+                return IntegerNetwork(tuple(self.made.values()), self.sizes, tuple(self.stairs))
             else:
                 values[node] = self._step(node, values)
         raise AssertionError("a traced network has an output")
@@ -232,15 +233,18 @@ class _Walk:
         if isinstance(x, Whole):
             x = self._as_pending(name, x)
         levels = stair.integers
-        steps = self._thresholds(name, activation, x)
-        self._add(replace(steps, levels=levels, low=levels[0], high=levels[-1]))
-        last = steps.name
-        for number, pool in enumerate(x.pools):
-            last = f"{name}.pool{number}" if len(x.pools) > 1 else f"{name}.pool"
-            before = steps.name if number == 0 else list(self.made)[-1]
-            self._add(replace(pool, name=last, inputs=(before,), low=levels[0], high=levels[-1]))
+        ends = {"low": levels[0], "high": levels[-1]}
+        # A pooling that waited comes after the stair, and gives what the stair gave.
+        chain = [self._thresholds(name, activation, x), *x.pools]
+        before = ""
+        for number, node in enumerate(chain):
+            own = name if node is chain[-1] else f"{name}.{number}"
+            inputs = (before,) if before else node.inputs
+            node = replace(node, name=own, inputs=inputs, **ends)
+            before = self._add(node).name
+        self.stairs.append(name)
         floats = stair.rounded(torch.float32).levels
-        return Whole(last, stair.quantum, levels[0], levels[-1], _spread(levels, floats))
+        return Whole(name, stair.quantum, levels[0], levels[-1], _spread(levels, floats))
 
     def _thresholds(self, name: str, activation: StairActivation, x: Pending) -> nodes.Steps:
         source = self.made[x.source]
@@ -283,7 +287,8 @@ class _Walk:
         )
         inputs = (x.source,) if x.beside is None else (x.source, x.beside.node)
         first = 0 if x.beside is None else x.beside.low
-        return nodes.Steps(name, inputs, 0, 0, thresholds=table, first=first)
+        levels = activation.stair.integers or ()
+        return nodes.Steps(name, inputs, 0, 0, table, levels, first)
 
     def _as_pending(self, name: str, x: Whole) -> Pending:
         """Features that meet a stair again: each is a sum of itself."""

@@ -17,10 +17,12 @@ class IntegerNetwork:
 
     nodes   in the order in which they run; the first is the input, the last gives the scores
     sizes   the shape of what each gives, without the batch
+    stairs  the nodes that give what the stairs of the trained network give, under their names
     """
 
     nodes: tuple[Node, ...]
     sizes: Mapping[str, tuple[int, ...]]
+    stairs: tuple[str, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The scores of bytes, (N, C, H, W) uint8 -> (N, classes) float32."""

@@ -1,0 +1,134 @@
+"""``softstair export`` and ``softstair verify``, from a run to a file and back."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softstair.cli import main
+from softstair.data import load
+from softstair.deploy import IntegerNetwork
+from softstair.train import Recipe, train
+from softstair.train.packed import pack
+
+RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True)
+KEPT = str(Path(__file__).parents[2] / "results/networks/cifar10-uniform-mode-static.safetensors")
+"""Trained without ``--integer-input``."""
+HAS_COMPILER = shutil.which("cc") is not None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    train(RECIPE, path, device="cpu")
+    return path
+
+
+def told(words: list[Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        "onnx",
+        "none",
+        pytest.param(
+            "c",
+            marks=pytest.mark.skipif(not HAS_COMPILER, reason="no compiler is installed."),
+        ),
+    ],
+)
+def test_verify_counts_none(ways: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    code, out, err = told(["verify", run, "--ways", ways, "--limit", 60], capsys)
+    assert (code, err) == (0, "")
+    for way in ["integer network", *([] if ways == "none" else [ways])]:
+        assert f"{way}: 0 mismatches of {60 * (3 * 256 + 1):,} numbers" in out
+
+
+def test_verify_says_no(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An integer network that is wrong in one place is an answer of no, and the place is named."""
+    right = IntegerNetwork.features
+
+    def wrong(self: IntegerNetwork, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = right(self, x)
+        found[self.stairs[1]][7, 100] += 1
+        return found
+
+    monkeypatch.setattr(IntegerNetwork, "features", wrong)
+    code, out, _ = told(["verify", run, "--ways", "none", "--limit", 20], capsys)
+    assert code == 1
+    assert "1 mismatches of" in out
+    assert "the first in features.6, example 7 at (100,): " in " ".join(out.split())
+
+
+def test_export_to_onnx(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    file = tmp_path / "digits.onnx"
+    code, out, err = told(["export", run, "--out", file], capsys)
+    assert (code, err) == (0, "")
+    assert "65,536" in out
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    scores, classes = session.run(["scores", "class"], {"bytes": load("digits").x[:9].numpy()})
+    assert scores.shape == (9, 10)
+    assert (scores.argmax(1) == classes).all()
+
+
+def test_export_to_c(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(["export", run, "--to", "c", "--out", tmp_path / "c"], capsys)
+    assert code == 0
+    assert "in all" in out
+    assert (tmp_path / "c" / "network.c").is_file()
+    # Again over itself, but over nothing else.
+    assert told(["export", run, "--to", "c", "--out", tmp_path / "c"], capsys)[0] == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    code, _, err = told(["export", run, "--to", "c", "--out", tmp_path / "mine"], capsys)
+    assert code == 2
+    assert "holds something else" in err
+    assert [one.name for one in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_packed_network_is_as_good(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pack(run, load("digits"), tmp_path / "digits.safetensors")
+    code, out, _ = told(["verify", file, "--ways", "none", "--limit", 20], capsys)
+    assert code == 0
+    assert "0 mismatches" in out
+
+
+@pytest.mark.parametrize("verb", ["export", "verify"])
+def test_refusals_are_one_sentence(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    float_ = Recipe(limit=200, epochs=1, batch=32, weights="float", features="float")
+    train(float_, "float", device="cpu")
+    Path("empty").mkdir()
+    Path("junk").write_bytes(b"\0" * 100)
+    wanted = {
+        KEPT: "no whole number, so that neither its padding nor its first layer can be exact",
+        "float": "is in float",
+        "empty": "holds no run",
+        "junk": "is no packed network, or was damaged",
+        "nowhere": "a packed network must be a file, or a name",
+    }
+    for path, words in wanted.items():
+        code, out, err = told([verb, path], capsys)
+        assert (code, out) == (2, ""), path
+        assert words in err
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+    assert told([verb], capsys)[0] == 2
+    for flags in (
+        (["--ways", "java"], ["--limit", "0"]) if verb == "verify" else (["--to", "java"],)
+    ):
+        assert told([verb, KEPT, *flags], capsys)[0] == 2
