@@ -189,7 +189,8 @@ def parse_command(line: str) -> None:
     _, verb, *words = shlex.split(line)
     assert verb in VERBS, line
     module = importlib.import_module(f"softstair.cli.{verb}")
-    if (verb == "data" and words in (["fetch"], ["status"])) or (verb == "grid" and not words):
+    named = verb in ("grid", "report", "export", "verify") and not words
+    if named or (verb == "data" and words in (["fetch"], ["status"])):
         return  # a mention of it
     try:
         if hasattr(module, "parse"):
