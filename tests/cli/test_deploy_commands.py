@@ -106,6 +106,32 @@ def test_a_packed_network_is_as_good(
 
 
 @pytest.mark.parametrize("verb", ["export", "verify"])
+def test_code_that_a_file_names_is_not_called(
+    verb: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for name in ("config.json", "summary.json"):
+        text = (copy / name).read_text()
+        (copy / name).write_text(text.replace('"data": "digits"', '"data": "antigravity:fly"'))
+    code, out, err = told([verb, copy], capsys)
+    assert (code, out) == (2, "")
+    assert "code of its own, and is not called because a file says so" in err
+    (copy / "summary.json").unlink()
+    assert "is not done" in told([verb, copy], capsys)[2]
+
+
+def test_a_packed_network_keeps_its_fold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(Recipe(limit=200, epochs=1, batch=32, fold=3), tmp_path / "run", device="cpu")
+    file = pack(tmp_path / "run", load("digits"), tmp_path / "digits.safetensors")
+    for path in (tmp_path / "run", file):
+        code, out, _ = told(["verify", path, "--ways", "none"], capsys)
+        assert code == 0
+        assert "mismatches on 40 examples, fold 3 of digits" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("verb", ["export", "verify"])
 def test_refusals_are_one_sentence(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,9 @@ def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table:
     assert "is a folder" in refused(capsys, table, "-o", _folder(tmp_path / "page.html"))
     assert "does not exist" in refused(capsys, table, "-o", tmp_path / "no" / "page.html")
     assert "--out needs a value" in refused(capsys, table, "-o")
-    assert "after DIR, the flags are --out, but '--json'" in refused(capsys, table, "--json")
+    assert "after DIR, the flags are --out, --figures, but '--json'" in refused(
+        capsys, table, "--json"
+    )
 
 
 def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> None:

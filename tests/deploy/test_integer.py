@@ -251,6 +251,52 @@ def test_costs_are_those_of_the_layers() -> None:
     assert first.sum_bits == 1 + max(first.high.bit_length(), (-first.low - 1).bit_length())
 
 
+def test_a_last_layer_of_whole_weights_after_an_average() -> None:
+    """Its features are no whole multiples of a quantum, but of a quarter of one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(24, 4, bias=True),
+    )  # fmt: skip
+    net = ss.quantise(model, STAIRS["ternary"], STAIRS["ternary"]).eval()
+    nn.init.normal_(net.get_parameter("5.bias"))
+    integer = integerise(net, (1, 4, 4), 121, 64.0)
+    x = torch.randint(256, (50, 1, 4, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(integer(x), net((x.float() - 121) / 64))
+
+
+def test_sums_beyond_float32_are_refused() -> None:
+    wide = ss.Stair.linear(8, signed=True)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4096, 2, bias=False), nn.BatchNorm1d(2),
+                          nn.ReLU(), nn.Linear(2, 2))  # fmt: skip
+    net = ss.quantise(model, wide, STAIRS["ternary"], skip="4").eval()
+    net.get_parameter("1.weight").data.fill_(127.0)
+    with pytest.raises(ExportError, match=r"sums of 1 reach 2²⁴"):
+        integerise(net, (1, 64, 64), 0, 1.0)
+
+
+def test_norms_that_cannot_be_folded() -> None:
+    pooled = (nn.Conv2d(1, 3, 1, bias=False), nn.MaxPool2d(2))
+    rest = (nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    plain = build(*pooled, nn.BatchNorm2d(3, affine=False), *rest)
+    x = torch.randint(256, (9, 1, 4, 4), dtype=torch.uint8)
+    integer = integerise(plain, (1, 4, 4), 100, 64.0)
+    assert verify(plain, integer, x)["integer network"].mismatches == 0
+    without = build(*pooled, nn.BatchNorm2d(3), *rest)
+    without[2].running_mean = None
+    with pytest.raises(ExportError, match="2 has no running statistics"):
+        integerise(without, (1, 4, 4))
+
+
+def test_a_way_that_leaves_a_layer_out_is_no_proof() -> None:
+    net = network(3, "ternary", "ternary", "pool after")
+    integer = integerise(net, (2, 8, 8), 121, 64.0)
+    x = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="silent must give what"):
+        verify(net, integer, x, {"silent": lambda _: {}})
+
+
 def test_a_last_layer_of_whole_weights() -> None:
     model = nn.Sequential(*LINEAR, nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
     net = ss.quantise(model, STAIRS["int4, 0.07"], STAIRS["uint4, 0.07"]).eval()

@@ -146,9 +146,9 @@ def test_the_table_has_a_row_for_every_epoch(store: Path, tmp_path: Path) -> Non
     with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 3 + 3 + 3 + 2 == len(list(rows(found)))
-    # What differs between the units has a column, besides what always has; the rest has none.
-    assert {"weight_quantum", "folds", "static_std"} <= set(table[0])
-    assert not {"batch", "learning_rate0", "optimiser"} & set(table[0])
+    # What has not its default has a column, besides what always has; the rest has none.
+    assert {"weight_quantum", "folds", "static_std", "batch"} <= set(table[0])
+    assert not {"first_learning_rate", "optimiser", "momentum"} & set(table[0])
     # An epoch is of one unit, and a row says which and what.
     number = 0
     for one in found:
@@ -232,6 +232,26 @@ def test_without_pyarrow_it_says_what_to_install(
         with pytest.raises(ImportError, match=r"pip install 'softstair\[tables\]'"):
             act()
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_tables_tell_apart_what_runs_do(ending: str, tmp_path: Path) -> None:
+    """A table by itself says all of its recipes: also what all of its units have in common."""
+    if ending == "parquet":
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    small = Recipe(limit=200, epochs=1, batch=32)
+    for number, rate in enumerate((1e-3, 0.02)):
+        train(replace(small, learning_rate=rate), tmp_path / f"runs/rate-{number}/fold-0")
+    train(replace(small, weights="int4"), tmp_path / "others/rate-0/fold-0")
+    for name in ("runs", "others"):
+        write(load(tmp_path / name), tmp_path / f"{name}.{ending}")
+        from_table, from_runs = load(tmp_path / f"{name}.{ending}"), load(tmp_path / name)
+        assert [one.settings for one in from_table] == [one.settings for one in from_runs]
+    settings = [
+        one.settings for n in ("runs", "others") for one in load(tmp_path / f"{n}.{ending}")
+    ]
+    assert [one["learning_rate"] for one in settings] == ["0.001", "0.02", "0.001"]
+    assert [one["weights"] for one in settings] == ["ternary", "ternary", "int4"]
 
 
 def test_no_units_make_no_table(tmp_path: Path) -> None:

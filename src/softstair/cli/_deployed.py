@@ -11,7 +11,7 @@ from softstair.deploy import ExportError, IntegerNetwork, integerise
 from softstair.train import packed
 from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, recipe_of
+from softstair.train.run import RunError, recipe_of, summary_of
 
 __all__ = ["Deployed", "deployed", "examples"]
 
@@ -37,10 +37,16 @@ def deployed(run: Path, data_dir: Path) -> Deployed:
     if recipe is None:
         about = packed.about(run)
         network = packed.packed_network(run)
-        recipe = Recipe(**{name: about["recipe"][name] for name in packed.DECIDING})
+        names = (*packed.DECIDING, "fold", "folds", "limit")
+        recipe = Recipe(**{name: about["recipe"][name] for name in names})
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
-        mean, std = float(about["mean"]), float(about["std"])
+        mean, std = about["mean"], about["std"]
+    elif summary_of(run) is None:
+        raise RunError(
+            f"the run in {str(run)!r} is not done: go on with it by softstair train --resume."
+        )
     else:
+        _refuse_strange_code(recipe, run)
         dataset = load(recipe.data, data_dir)
         network = trained_network(run, dataset)
         shape, classes = tuple(dataset.x.shape[1:]), dataset.classes
@@ -56,12 +62,24 @@ def deployed(run: Path, data_dir: Path) -> Deployed:
     return Deployed(recipe, network, integerise(network, shape, int(mean), std), classes)
 
 
-def examples(recipe: Recipe, data_dir: Path, limit: int | None) -> tuple[str, Tensor]:
+def examples(run: Path, recipe: Recipe, data_dir: Path, limit: int | None) -> tuple[str, Tensor]:
     """What it is tried on: the test set, or the fold that validates where there is none."""
+    _refuse_strange_code(recipe, run)
     dataset: Dataset = load(recipe.data, data_dir)
+    dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
     if dataset.test_x is not None:
         name, x = f"test set of {dataset.name}", dataset.test_x
     else:
         name = f"fold {recipe.fold} of {dataset.name}"
         x = dataset.x[split(dataset, recipe.fold, recipe.folds)[1]]
     return name, x[:limit]
+
+
+def _refuse_strange_code(recipe: Recipe, run: Path) -> None:
+    """A run directory may come from anybody: code that it names is not called."""
+    for name in (recipe.model, recipe.data):
+        if ":" in name:
+            raise RunError(
+                f"the run {str(run)!r} names {name}, which is code of its own, and is not called "
+                "because a file says so: export it in Python, with softstair.deploy.integerise."
+            )

@@ -38,7 +38,7 @@ class Command:
     def __post_init__(self) -> None:
         if not self.folders:
             raise ValueError(
-                "DIR must be a folder of run directories or a table of them, but none was given"
+                "DIR must be a folder of run directories or a table of them, but none was given."
             )
 
     def run(self) -> int:

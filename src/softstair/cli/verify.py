@@ -50,7 +50,7 @@ class Command:
 
         assert self.trained is not None
         found = deployed(self.trained, self.data_dir)
-        name, x = examples(found.recipe, self.data_dir, self.limit)
+        name, x = examples(self.trained, found.recipe, self.data_dir, self.limit)
         with tempfile.TemporaryDirectory() as folder, _deploy_tables.counting(len(x)) as tell:
             others = {way: _runner(way)(found.integer, Path(folder)) for way in self._ways()}
             compared = verify(found.network, found.integer, x, others, tell=tell)
@@ -71,7 +71,7 @@ def _runner(way: str) -> Callable[..., Any]:
         try:
             return make(*arguments)
         except ModuleNotFoundError as error:
-            raise ValueError(f"{error} Or leave it out with --ways c.") from None
+            raise ValueError(f"{str(error).rstrip('.')}, or leave {way} out of --ways.") from None
 
     return made
 

@@ -95,8 +95,9 @@ def verify(
         for name, run in runners.items():
             given = run(part)
             for layer, numbers in wanted.items():
-                if layer in given:
-                    found[name].add(layer, numbers, given[layer], done)
+                if layer not in given:
+                    raise ValueError(f"{name} must give what {layer} gives, but it does not.")
+                found[name].add(layer, numbers, given[layer], done)
         done += len(part)
         tell(done)
     return found

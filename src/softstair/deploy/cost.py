@@ -44,8 +44,8 @@ def costs(network: IntegerNetwork) -> list[Cost]:
         for size in network.sizes[node.name][1:]:
             places *= size
         if isinstance(node, Sum):
-            values = int(node.weight.max()) - int(node.weight.min())
-            width, reach = max(1, values.bit_length()), bits(node.low, node.high)
+            levels = node.weight.unique().numel()
+            width, reach = max(1, (levels - 1).bit_length()), bits(node.low, node.high)
         else:
             width, reach = 32, 0
         found.append(Cost(node.name, count, width, count * places, node.low, node.high, reach))

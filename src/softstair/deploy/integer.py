@@ -27,6 +27,8 @@ from softstair.nn import StairActivation, StairLayer
 __all__ = ["ExportError", "integerise"]
 
 SUMS = 2**31
+EXACT = 2**24
+"""Whole numbers below it are exact in float32, in which the network sums."""
 MOST_BESIDE = 256
 """Values of a shortcut, each of which has thresholds of its own."""
 SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
@@ -58,6 +60,8 @@ class Pending:
     chain: tuple[Callable[[Tensor], Tensor], ...]
     layer: StairLayer | None = None
     """Whose sum it is, as long as nothing else has happened to it."""
+    factor: float = 1.0
+    """What the sum is multiplied by before the layer's own scale."""
     pools: tuple[nodes.MaxPool, ...] = ()
     beside: Whole | None = None
     after: tuple[Callable[[Tensor], Tensor], ...] = ()
@@ -128,6 +132,11 @@ class _Walk:
         values: dict[fx.Node, Any] = {}
         for node in traced.nodes:
             if node.op == "placeholder":
+                if values and node.users:
+                    raise ExportError(
+                        f"the network takes {node.name} besides its input, which is not exported: "
+                        "give it one input."
+                    )
                 values[node] = None if values else self.input
             elif node.op == "output":
                 (result,) = node.args
@@ -191,12 +200,12 @@ class _Walk:
         if function in (operator.add, operator.iadd, torch.add) and plain and not node.kwargs:
             return self._sum_of(name, taken[0], taken[-1])
         if word == "flatten" and len(taken) == 1:
-            start, end = (*node.args[1:], *([1, -1][len(node.args) - 1 :]))[:2]
+            start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
             start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
             return self._flat(name, self._whole(name, taken[0]), start, end)
         if word in ("relu", "relu_") and len(taken) == 1:
             return self._chained(name, taken[0], F.relu)
-        if word in ("contiguous", "dropout") and len(taken) == 1:
+        if word == "contiguous" or (word == "dropout" and node.kwargs.get("training") is False):
             return taken[0]
         raise self._refusal(name, word or str(function))
 
@@ -209,7 +218,13 @@ class _Walk:
             )
         factor = self._factor(name, layer, x)
         total = self._add(_total(name, layer, weight.long(), x))
-        return Pending(total.name, (lambda sums: layer.rescale(sums.float() * factor),), layer)
+        if layer.input_quantum is None and max(-total.low, total.high) >= EXACT:
+            raise ExportError(
+                f"the sums of {name} reach 2²⁴, beyond which float32 rounds them: take a coarser "
+                "input, or fewer of them."
+            )
+        chain = (lambda sums: layer.rescale(sums.float() * factor),)
+        return Pending(total.name, chain, layer, factor)
 
     def _factor(self, name: str, layer: StairLayer, x: Whole) -> float:
         """What a whole sum is multiplied by before the layer's own scale."""
@@ -231,7 +246,10 @@ class _Walk:
                 "levels are."
             )
         if isinstance(x, Whole):
-            x = self._as_pending(name, x)
+            raise ExportError(
+                f"{name} is a stair on features that are quantised already, with no weights in "
+                "between: leave one of the two stairs out."
+            )
         levels = stair.integers
         ends = {"low": levels[0], "high": levels[-1]}
         # A pooling that waited comes after the stair, and gives what the stair gave.
@@ -290,20 +308,19 @@ class _Walk:
         levels = activation.stair.integers or ()
         return nodes.Steps(name, inputs, 0, 0, table, levels, first)
 
-    def _as_pending(self, name: str, x: Whole) -> Pending:
-        """Features that meet a stair again: each is a sum of itself."""
-        raise ExportError(
-            f"{name} is a stair on features that are quantised already, with no weights in "
-            "between: leave one of the two stairs out."
-        )
-
     def _chained(self, name: str, x: Value, module: Any) -> Pending:
         if isinstance(x, Whole):
             raise ExportError(
                 f"{name} works on quantised features before any weights do, which integers do not "
                 "follow: put it behind the weights."
             )
-        if x.pools and isinstance(module, NORMS) and bool((module.weight < 0).any()):
+        if isinstance(module, NORMS) and module.running_mean is None:
+            raise ExportError(
+                f"{name} has no running statistics, so that what it gives depends on the batch: "
+                "train it with track_running_stats."
+            )
+        turns = isinstance(module, NORMS) and module.weight is not None
+        if x.pools and turns and bool((module.weight < 0).any()):
             raise ExportError(
                 f"{name} normalises after a pooling, and turns the order of some channels round: "
                 "put the pooling behind the stair."
@@ -388,13 +405,12 @@ class _Walk:
         layer = x.layer
         if layer is None:
             raise _no_scores()
-        zeros = torch.zeros(1, layer.weight.shape[0])
-        bias = x.chain[0](zeros)[0]
-        scale = x.chain[0](zeros + 1)[0] - bias if layer.bias is None else None
-        if scale is None:
-            plain = copy.copy(layer)
-            plain.bias = None
-            scale = plain.rescale(zeros + 1)[0]
+        count = layer.weight.shape[0]
+        scale = layer.weight_stair.scale(layer.weight, 0)
+        scale = torch.as_tensor(scale * (layer.input_quantum or 1.0), dtype=torch.float32)
+        # A power of two at most: multiplied before or after, it is the same.
+        scale = (scale * x.factor).expand(count).clone()
+        bias = torch.zeros(count) if layer.bias is None else layer.bias.detach().clone()
         return self._add(nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias)).name
 
     def _whole(self, name: str, x: Value) -> Whole:

@@ -1,8 +1,8 @@
 """What came of a grid: read from its run directories, which are the store, or from a table.
 
 The tidy table has a row for every epoch of every unit: what was trained (:data:`SETTINGS`, and
-every other field of a recipe in which the units differ), what the epoch gave, and what the unit
-gave in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
+every other field of a recipe that has not its default), what the epoch gave, and what the unit gave
+in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
 """
 
 import csv
@@ -16,6 +16,7 @@ from typing import Any
 from softstair.experiments.design import FIELDS, value_of
 from softstair.extras import needed
 from softstair.train.files import replacing
+from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
 
 __all__ = ["Epoch", "Training", "collect", "find", "load", "rows", "write"]
@@ -42,8 +43,10 @@ class Epoch:
 
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
 METRICS = tuple(field.name for field in fields(Epoch))
-KNOWN = tuple(name for name in FIELDS if name not in METRICS)
-"""The fields of a recipe that are columns; the learning rate has one for every epoch."""
+COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in FIELDS}
+"""The column of each field of a recipe; that of the learning rate has one for every epoch too."""
+DEFAULTS = {name: value_of(Recipe(), name) for name in FIELDS}
+"""What a field has where a table has no column for it."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,11 @@ def find(folder: Path) -> list[Path]:
     """The run directories in a folder, and in its folders, in order."""
     if (folder / "config.json").is_file():
         return [folder]
-    found = sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*/config.json"))
-    return sorted((path.parent for path in found), key=_order)
+    found: dict[Path, Path] = {}  # each once, whichever links lead to it
+    for depth in ("*", "*/*", "*/*/*"):
+        for path in folder.glob(f"{depth}/config.json"):
+            found.setdefault(path.resolve(), path)
+    return sorted((path.parent for path in found.values()), key=_order)
 
 
 def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Training]:
@@ -120,7 +126,7 @@ def rows(trainings: Iterable[Training]) -> Iterator[dict[str, str | float | None
     settings = _columns(trainings)
     for one in trainings:
         same = {"configuration": one.configuration}
-        same |= {name: one.settings.get(name, "") for name in settings}
+        same |= {COLUMNS[name]: one.settings[name] for name in settings}
         outcome = {name: getattr(one, name) for name in OUTCOME}
         for epoch in one.curve:
             yield {**same, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
@@ -177,13 +183,12 @@ def _has_epochs(path: Path) -> bool:
 
 def _columns(trainings: Sequence[Training]) -> list[str]:
     """The settings that a table shows."""
-    known = {name for one in trainings for name in one.settings}
-    differ = [
+    others = [
         name
-        for name in KNOWN
-        if name in known and len({one.settings.get(name) for one in trainings}) > 1
+        for name in FIELDS
+        if name not in SETTINGS and any(one.settings[name] != DEFAULTS[name] for one in trainings)
     ]
-    return [*SETTINGS, *(name for name in differ if name not in SETTINGS)]
+    return [*SETTINGS, *others]
 
 
 def _short(value: str | float | None) -> str:
@@ -215,7 +220,7 @@ def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
     try:
         units: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in table:
-            settings = [name for name in row if name in KNOWN]
+            settings = [column for column in COLUMNS.values() if column in row]
             key = tuple(str(row[name]) for name in ("configuration", *settings))
             units.setdefault(key, []).append(row)
         found = [_from_curve(curve) for curve in units.values()]
@@ -233,7 +238,7 @@ def _from_curve(curve: list[dict[str, Any]]) -> Training:
     ]
     if [one.epoch for one in epochs] != list(range(len(epochs))):
         raise ValueError(f"the epochs of {first['configuration']!r} are not 0, 1, 2, …")
-    settings = {name: str(first[name]) for name in first if name in KNOWN}
+    settings = {name: str(first[column]) for name, column in COLUMNS.items() if column in first}
     missing = [name for name in SETTINGS if name not in settings]
     if missing:
         raise ValueError(f"it has no column {missing[0]}")
@@ -242,7 +247,7 @@ def _from_curve(curve: list[dict[str, Any]]) -> Training:
     outcome: dict[str, Any] = {
         name: None if first[name] in ("", None) else _number(first[name]) for name in OUTCOME
     }
-    return Training(str(first["configuration"]), settings, tuple(epochs), **outcome)
+    return Training(str(first["configuration"]), {**DEFAULTS, **settings}, tuple(epochs), **outcome)
 
 
 def _number(value: Any) -> float:

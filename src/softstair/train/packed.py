@@ -149,6 +149,10 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
         if not isinstance(words, dict) or words.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
+        for name in ("mean", "std"):
+            if type(words.get(name)) not in (int, float) or not math.isfinite(words[name]):
+                raise ValueError(f"its {name} is no number")
+            words[name] = float(words[name])
     except (ValueError, OSError, RecursionError, safetensors.SafetensorError) as error:
         raise _damaged(file, error) from None
     return words, tensors

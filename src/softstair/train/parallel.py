@@ -221,12 +221,11 @@ def joined(device: str = "auto") -> Iterator[Team]:
         ) from None
     try:
         yield Several(rank, size, local)
-    except Exception:
-        # The others may be in the midst of a sum, which a GPU would wait for: the end of this
-        # process is what ends them.
-        raise
-    except BaseException:
-        dist.destroy_process_group()
+    except BaseException as error:
+        # After a mistake the others may be in the midst of a sum, which a GPU would wait for: then
+        # the end of this process is what ends them.
+        if not isinstance(error, Exception):
+            dist.destroy_process_group()
         raise
     dist.destroy_process_group()
 

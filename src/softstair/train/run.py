@@ -256,8 +256,8 @@ def summary_of(path: Path) -> dict[str, Any] | None:
 def metrics_of(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, an epoch each."""
     try:
+        summary = read(path, "summary.json")  # first: it is written last
         text = (path / "metrics.jsonl").read_text(encoding="utf-8")
-        summary = read(path, "summary.json")
         if summary is None:
             text = text[: text.rfind("\n") + 1]  # somebody may be writing the last line
         lines = [json.loads(line) for line in text.splitlines()]

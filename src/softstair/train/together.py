@@ -192,9 +192,10 @@ class Crew:
                 worker.process.terminate()
 
     def _fail(self, worker: Worker, name: Any, why: str, before: str = "") -> None:
-        if not self._begun and (self._alike or why in self._refusals):
+        reason = why.replace(str(name), "")  # a full disk says the same of each
+        if not self._begun and (self._alike or reason in self._refusals):
             raise RunError(before + why)
-        self._refusals.add(why)
+        self._refusals.add(reason)
         if self._alike and not worker.has_begun:
             self._open = False  # what refuses a run before it begins is seldom its own affair
         self.failed += 1

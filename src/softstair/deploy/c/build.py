@@ -38,7 +38,9 @@ def build(
     command = [*compiler, *options, "-o", str(program), "main.c", f"{name}.c"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{compiler[0]} cannot build {name}: {done.stderr.strip()[:2000]}")
+        raise ValueError(
+            f"{compiler[0]} cannot build {name}: {' '.join(done.stderr.split())[:300]}"
+        )
     return program
 
 

@@ -107,7 +107,9 @@ class Crew:
         self._reasons: set[str] = set()
         # By value: a machine that has no softstair, or another one, can say so.
         ray.cloudpickle.register_pickle_by_value(_ray_task)
-        self._task = ray.remote(max_retries=RETRIES)(_ray_task.train_unit)
+        # A process that has used one GPU would use it again, whichever Ray gives it next.
+        once = {"max_calls": 1} if share.gpus else {}
+        self._task = ray.remote(max_retries=RETRIES, **once)(_ray_task.train_unit)
         mailbox = ray.remote(_ray_task.Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
         self._mail = self._mailbox.take.remote()
@@ -200,12 +202,14 @@ class Crew:
         if trace := outcome.get("trace"):
             print(trace, file=sys.stderr)
         why = outcome["why"]
-        if not self._begun:
+        # Without what is the unit's own: a full disk says the same of each.
+        reason = why.replace(str(unit.path(self._folder)), "")
+        if not self._begun and reason in self._reasons:
             raise RunError(f"{unit.name}: {why}" if outcome["said"] == "lost" else why)
-        if outcome["said"] == "failed" and outcome["threads"] is None:
+        if outcome["said"] == "lost" or outcome["threads"] is None:
             # What refuses a second unit before it begins is not the affair of one.
-            self._open = self._open and why not in self._reasons
-            self._reasons.add(why)
+            self._open = self._open and reason not in self._reasons
+            self._reasons.add(reason)
         self.failed += 1
         self._say(unit, {"said": "failed", "why": why})
 

@@ -7,6 +7,7 @@ paper cannot be drawn.
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,7 +101,9 @@ def _rendered(figure: Any, ending: str) -> bytes:
     """The same bytes each time: no date is in them, and no number drawn at random."""
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
     file = io.BytesIO()
-    with needed("matplotlib").rc_context({"svg.hashsalt": "softstair"}):
+    with needed("matplotlib").rc_context({"svg.hashsalt": "softstair"}), warnings.catch_warnings():
+        # A figure of very few points may have no room to lay out: it is drawn all the same.
+        warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
         figure.savefig(file, format=ending, dpi=DOTS, metadata=date)
     # Paths in hundredths of a point take half the room, and look the same.
     shorter = lambda found: re.sub(rb"(\.\d\d)\d+", rb"\1", found[0])
