@@ -229,3 +229,10 @@ def test_equality_tells_stairs_apart():
 def test_nonsense_is_refused_in_a_sentence(call, words):
     """Every bad stair names its parameter and what was given."""
     oracle.refuses(call, *words)
+
+
+def test_levels_on_a_line_that_begins_with_a_fraction() -> None:
+    """n + first is rounded as well: what comes out is a level, to the last bit."""
+    stair = Stair((-8.30717215417489, -3.9789984411076684), (22.391573443165115,))
+    x = torch.tensor([30.0, 10.0])
+    assert stair(x).tolist() == list(reversed(stair.rounded(torch.float32).levels))

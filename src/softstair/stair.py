@@ -314,7 +314,8 @@ def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line 
     if offset.abs().max() > 0.9:
         return None
     working = torch.promote_types(rounded.dtype, torch.float32)
-    product = number.to(working) * torch.tensor(unit, dtype=torch.float64).to(working)
+    # As the kernels do it: n and the first are added in the working dtype, too.
+    product = (torch.arange(len(values), dtype=working) + first) * unit
     return Line(first, unit, torch.equal(product.to(rounded.dtype), rounded))
 
 

@@ -527,3 +527,12 @@ def test_on_a_terminal_it_looks_until_all_is_done(
     found = [line for line in plain.splitlines() if "all" in line]
     assert [re.findall(r"\d+", line)[0] for line in found][-1] == "4"
     assert re.findall(r"\d+", found[0])[0] == "3"
+
+
+def test_ray_that_is_not_installed_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    Path("one.toml").write_text("folds = [0]\n[recipe]\nlimit = 200\nepochs = 1\n")
+    assert "pip install 'softstair[ray]'" in refused(capsys, "one.toml", "--engine", "ray")

@@ -371,7 +371,7 @@ def test_what_refuses_all_is_not_asked_for_ever(
     refused = {"said": "failed", "threads": None, "why": "there are no data.", "trace": ""}
     with pytest.raises(RunError, match=r"^there are no data\.$"):
         driven(monkeypatch, tmp_path, lambda name: refused)
-    with pytest.raises(RunError, match=r"^u0/fold-0: its process was lost"):
+    with pytest.raises(RunError, match=r"^u1/fold-0: its process was lost"):
         driven(monkeypatch, tmp_path, lambda name: Lost())
     later = lambda name: DONE if name == "u0/fold-0" else refused
     here, failed, _ = driven(monkeypatch, tmp_path, later)

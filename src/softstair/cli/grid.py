@@ -190,7 +190,10 @@ class Command:
         if self.engine == "ray":
             from softstair.experiments.engines import ray
 
-            return ray.run(units, folder, tell, address=self.address, **settings)
+            try:
+                return ray.run(units, folder, tell, address=self.address, **settings)
+            except ModuleNotFoundError as error:
+                raise ValueError(str(error)) from None
         from softstair.experiments.engines import local
 
         return local.run(units, folder, tell, **settings)

@@ -206,9 +206,10 @@ class Crew:
         reason = why.replace(str(unit.path(self._folder)), "")
         if not self._begun and reason in self._reasons:
             raise RunError(f"{unit.name}: {why}" if outcome["said"] == "lost" else why)
-        if outcome["said"] == "lost" or outcome["threads"] is None:
+        if outcome["said"] == "failed" and outcome["threads"] is None:
             # What refuses a second unit before it begins is not the affair of one.
             self._open = self._open and reason not in self._reasons
+        if not self._begun or outcome.get("threads") is None:
             self._reasons.add(reason)
         self.failed += 1
         self._say(unit, {"said": "failed", "why": why})
