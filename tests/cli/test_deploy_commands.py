@@ -94,6 +94,11 @@ def test_export_to_c(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 2
     assert "holds something else" in err
     assert [one.name for one in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    beneath = tmp_path / "mine" / "thesis.tex" / "c"
+    code, _, err = told(["export", run, "--to", "c", "--out", beneath], capsys)
+    assert code == 2
+    assert "--out must be a folder that can be written, but " in err
+    assert err.count("\n") == 1
 
 
 def test_a_packed_network_is_as_good(

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich import console
 
-__all__ = ["Console"]
+__all__ = ["Console", "say"]
 
 
 class Console(console.Console):
@@ -16,3 +16,8 @@ class Console(console.Console):
     def on_broken_pipe(self) -> None:
         # rich would exit with 1, which here means that the answer is no.
         raise BrokenPipeError
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence as it is."""
+    Console(markup=False).print(sentence, soft_wrap=True)

@@ -2,22 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from rich.progress import Progress
 from rich.table import Table
 
-from softstair.cli._console import Console
+from softstair.cli._console import Console, say
 from softstair.deploy import Comparison, IntegerNetwork
 from softstair.deploy import costs as costs_of
 
-__all__ = ["comparisons", "costs", "counting", "plan", "say"]
+__all__ = ["comparisons", "costs", "counting", "say"]
 
 
 def costs(network: IntegerNetwork) -> None:
     """Prints a line for every layer with weights."""
     table = Table(title="weights, products, and how wide the sums get")
-    table.add_column("layer", overflow="fold", min_width=13)
+    table.add_column("layer", overflow="fold", min_width=12)
     columns = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
     for name in columns:
         table.add_column(name, justify="right")
@@ -31,11 +30,6 @@ def costs(network: IntegerNetwork) -> None:
     total = [sum(getattr(one, name) for one in found) for name in ("weights", "bytes", "products")]
     table.add_row("all", f"{total[0]:,}", "", f"{total[1]:,}", f"{total[2]:,}", "", "", "")
     Console(markup=False).print(table)
-
-
-def plan(made: Any) -> None:
-    """Prints the memory plan of a C network."""
-    say(str(made))
 
 
 def comparisons(compared: Mapping[str, Comparison], examples: int, name: str) -> None:
@@ -61,8 +55,3 @@ def counting(examples: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("comparing", total=examples)
         yield lambda done: bar.update(task, completed=done)
-
-
-def say(sentence: str) -> None:
-    """Prints a sentence as it is."""
-    Console(markup=False).print(sentence, soft_wrap=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from softstair.cli._console import Console
+from softstair.cli._console import Console, say
 from softstair.experiments.design import Design, value_of
 from softstair.experiments.estimate import Estimate
 from softstair.experiments.results import Training
@@ -70,11 +70,6 @@ def outcome(found: Iterable[Training]) -> None:
             f"{statistics.mean(one.seconds or 0.0 for one in folds):.1f}",
         )
     Console(markup=False).print(table)
-
-
-def say(sentence: str) -> None:
-    """Prints a sentence as it is."""
-    Console(markup=False).print(sentence, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -45,7 +45,14 @@ class Command:
             _refuse_other_files(out)
             from softstair.deploy import c
 
-            _deploy_tables.plan(c.write(found.integer, out))
+            try:
+                plan = c.write(found.integer, out)
+            except OSError as error:
+                raise ValueError(
+                    f"--out must be a folder that can be written, but {str(out)!r} cannot be "
+                    f"({error.strerror}): give another."
+                ) from None
+            _deploy_tables.say(str(plan))
         else:
             _write_file(self.to, found, out)
         _deploy_tables.say(f"written: {out}")

@@ -3,24 +3,26 @@
 The network is walked through in the order in which it runs. A value is *whole* (a node gives it, in
 units of some quantum) or *pending*: a whole sum that has still to pass what the float network does
 before the next stair. When it comes to that stair, both become thresholds
-(:mod:`softstair.deploy.thresholds`); a pooling in between changes places with the stair, which is
+(:mod:`softstair.deploy.folding`); a pooling in between changes places with the stair, which is
 monotone. What cannot be exact is refused, by the name of its layer.
 """
 
 import copy
 import math
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from softstair.deploy import nodes
+from softstair.deploy.folding import fold
 from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.thresholds import Crossing, search
+from softstair.deploy.sums import pair, total
+from softstair.deploy.values import ExportError, Pending, Value, Whole
 from softstair.graph import trace
 from softstair.nn import StairActivation, StairLayer
 
@@ -34,41 +36,6 @@ MOST_BESIDE = 256
 SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 Shape = tuple[int, ...]
-
-
-class ExportError(ValueError):
-    """What cannot be computed exactly in whole numbers, in one sentence that names the layer."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A node's result: whole numbers, each worth ``unit``; ``values`` are the floats that the
-    network has for them, from ``low`` on, where each has one."""
-
-    node: str
-    unit: float
-    low: int
-    high: int
-    values: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A whole sum, what the float network makes of it, and poolings that wait for the stair."""
-
-    source: str
-    chain: tuple[Callable[[Tensor], Tensor], ...]
-    layer: StairLayer | None = None
-    """Whose sum it is, as long as nothing else has happened to it."""
-    factor: float = 1.0
-    """What the sum is multiplied by before the layer's own scale."""
-    pools: tuple[nodes.MaxPool, ...] = ()
-    beside: Whole | None = None
-    after: tuple[Callable[[Tensor], Tensor], ...] = ()
-    """What comes after the shortcut ``beside`` was added."""
-
-
-Value = Whole | Pending
 
 
 def integerise(
@@ -217,14 +184,14 @@ class _Walk:
                 "choose a stair whose levels are."
             )
         factor = self._factor(name, layer, x)
-        total = self._add(_total(name, layer, weight.long(), x))
-        if layer.input_quantum is None and max(-total.low, total.high) >= EXACT:
+        node = self._add(total(name, layer, weight.long(), x))
+        if layer.input_quantum is None and max(-node.low, node.high) >= EXACT:
             raise ExportError(
                 f"the sums of {name} reach 2²⁴, beyond which float32 rounds them: take a coarser "
                 "input, or fewer of them."
             )
         chain = (lambda sums: layer.rescale(sums.float() * factor),)
-        return Pending(total.name, chain, layer, factor)
+        return Pending(node.name, chain, layer, factor)
 
     def _factor(self, name: str, layer: StairLayer, x: Whole) -> float:
         """What a whole sum is multiplied by before the layer's own scale."""
@@ -252,8 +219,17 @@ class _Walk:
             )
         levels = stair.integers
         ends = {"low": levels[0], "high": levels[-1]}
+        source = self.made[x.source]
+        assert isinstance(source, nodes.Sum)
+        if x.source in self.taken:
+            raise ExportError(
+                f"{name} takes the sum of {x.source}, which another stair takes too: give each "
+                "stair weights of its own."
+            )
+        self.taken.add(x.source)
+        steps, self.made[x.source] = fold(name, activation, x, source)
         # A pooling that waited comes after the stair, and gives what the stair gave.
-        chain = [self._thresholds(name, activation, x), *x.pools]
+        chain = [steps, *x.pools]
         before = ""
         for number, node in enumerate(chain):
             own = name if node is chain[-1] else f"{name}.{number}"
@@ -263,50 +239,6 @@ class _Walk:
         self.stairs.append(name)
         floats = stair.rounded(torch.float32).levels
         return Whole(name, stair.quantum, levels[0], levels[-1], _spread(levels, floats))
-
-    def _thresholds(self, name: str, activation: StairActivation, x: Pending) -> nodes.Steps:
-        source = self.made[x.source]
-        assert isinstance(source, nodes.Sum)
-        if x.source in self.taken:
-            raise ExportError(
-                f"{name} takes the sum of {x.source}, which another stair takes too: give each "
-                "stair weights of its own."
-            )
-        self.taken.add(x.source)
-        count = len(activation.stair.levels)
-        flat = source.weight.dim() == 2
-        rows = []
-        beside = (None,) if x.beside is None else x.beside.values or ()
-        for value in beside:
-
-            def probe(sums: Tensor, value: float | None = value) -> Tensor:
-                y = sums if flat else sums[:, :, None, None]
-                for one in x.chain:
-                    y = one(y)
-                if value is not None:
-                    y = y + torch.full_like(y, value)
-                for one in x.after:
-                    y = one(y)
-                return activation.stair.index(y).reshape(sums.shape)
-
-            rows.append(search(probe, source.least, source.greatest, count))
-        turned = rows[0].turned
-        for row in rows[1:]:
-            turned = turned | row.turned
-        if any(not torch.equal(row.turned, turned) for row in rows):
-            # A channel that never changes for one value of the shortcut has no order of its own.
-            rows = [_turned(row, turned, source) for row in rows]
-        if bool(turned.any()):
-            self.made[source.name] = _negated(source, turned)
-        table = (
-            rows[0].thresholds
-            if x.beside is None
-            else torch.stack([row.thresholds for row in rows], dim=1)
-        )
-        inputs = (x.source,) if x.beside is None else (x.source, x.beside.node)
-        first = 0 if x.beside is None else x.beside.low
-        levels = activation.stair.integers or ()
-        return nodes.Steps(name, inputs, 0, 0, table, levels, first)
 
     def _chained(self, name: str, x: Value, module: Any) -> Pending:
         if isinstance(x, Whole):
@@ -355,13 +287,13 @@ class _Walk:
         return replace(pending, beside=whole, layer=None)
 
     def _max_pool(self, name: str, module: nn.MaxPool2d, x: Value) -> Value:
-        if module.return_indices or module.ceil_mode or _pair(module.dilation) != (1, 1):
+        if module.return_indices or module.ceil_mode or pair(module.dilation) != (1, 1):
             raise ExportError(
                 f"{name} pools with indices, dilation or ceil_mode, which is not exported: pool "
                 "without."
             )
-        kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-        pool = nodes.MaxPool(name, (), 0, 0, kernel, stride, _pair(module.padding))
+        kernel, stride = pair(module.kernel_size), pair(module.stride)
+        pool = nodes.MaxPool(name, (), 0, 0, kernel, stride, pair(module.padding))
         if isinstance(x, Pending):
             return replace(x, pools=(*x.pools, pool), layer=None)
         made = self._add(replace(pool, inputs=(x.node,), low=x.low, high=x.high))
@@ -370,9 +302,9 @@ class _Walk:
     def _average(self, name: str, module: nn.Module, x: Whole) -> Whole:
         shape = self.sizes[x.node]
         if isinstance(module, nn.AvgPool2d):
-            kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+            kernel, stride = pair(module.kernel_size), pair(module.stride)
             plain = not module.ceil_mode and module.divisor_override is None
-            good = plain and _pair(module.padding) == (0, 0)
+            good = plain and pair(module.padding) == (0, 0)
         else:
             size = getattr(module, "output_size", None)
             kernel = stride = (shape[1], shape[2])
@@ -447,58 +379,10 @@ class _Walk:
         )
 
 
-def _total(name: str, layer: StairLayer, weight: Tensor, x: Whole) -> nodes.Sum:
-    """The sum of a layer, with the least and the greatest that each channel can have."""
-    flat = weight.flatten(1)
-    ends = torch.stack([flat * x.low, flat * x.high])
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise ExportError(
-                f"{name} pads with {layer.padding_mode!r} ({layer.padding!r}), which is not "
-                "exported: pad with zeros, by numbers."
-            )
-        how = [_pair(getattr(layer, one)) for one in ("stride", "padding", "dilation")]
-        if any(how[1]):
-            ends = torch.cat([ends, torch.zeros_like(ends[:1])])
-        groups = layer.groups
-    elif isinstance(layer, nn.Linear):
-        how, groups = [(1, 1), (0, 0), (1, 1)], 1
-    else:
-        raise ExportError(f"{name} is a convolution over one dimension, which is not exported.")
-    least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
-    low, high = int(least.min()), int(greatest.max())
-    stride, padding, dilation = how
-    return nodes.Sum(
-        name, (x.node,), low, high, weight, stride, padding, dilation, groups, least, greatest
-    )
-
-
-def _negated(source: nodes.Sum, turned: Tensor) -> nodes.Sum:
-    """The same sum, of the other sign in some channels."""
-    sign = torch.where(turned, -1, 1)
-    weight = source.weight * sign.reshape(-1, *[1] * (source.weight.dim() - 1))
-    least = torch.where(turned, -source.greatest, source.least)
-    greatest = torch.where(turned, -source.least, source.greatest)
-    low, high = int(least.min()), int(greatest.max())
-    return replace(source, weight=weight, least=least, greatest=greatest, low=low, high=high)
-
-
-def _turned(row: Crossing, turned: Tensor, source: nodes.Sum) -> Crossing:
-    """The thresholds of channels that one level holds throughout, where the order is turned."""
-    always, never = -source.greatest[:, None], 1 - source.least[:, None]
-    flipped = torch.where(row.thresholds == source.least[:, None], always, never)
-    still = (turned & ~row.turned)[:, None]
-    return Crossing(torch.where(still, flipped, row.thresholds), turned)
-
-
 def _spread(levels: tuple[int, ...], floats: Sequence[float]) -> tuple[float, ...]:
     """The float of every whole number from the lowest level on; what is no level is never asked."""
     known = dict(zip(levels, floats, strict=True))
     return tuple(known.get(one, math.nan) for one in range(levels[0], levels[-1] + 1))
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _no_scores() -> ExportError:

@@ -4,6 +4,7 @@ A node names the nodes whose results it takes, and says how small and how large 
 tensors have a batch in front: (N, C, H, W), or (N, C) behind a flattening.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +28,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(ABC):
     """An operation; ``low`` and ``high`` are the least and the greatest that it can give."""
 
     name: str
@@ -35,9 +36,9 @@ class Node:
     low: int
     high: int
 
+    @abstractmethod
     def run(self, *x: Tensor) -> Tensor:
         """On whole numbers held in int64."""
-        raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True)

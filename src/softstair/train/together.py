@@ -24,7 +24,7 @@ from softstair.train.recipe import Recipe
 from softstair.train.run import RunError
 from softstair.train.worker import Worker
 
-__all__ = ["at_once", "train_together"]
+__all__ = ["MOST_ON_A_GPU", "at_once", "cores", "train_together"]
 
 MOST_ON_A_GPU = 5
 """Runs that share one: each has a context and a copy of the data there."""
@@ -42,10 +42,14 @@ def at_once(together: Literal["auto"] | int, device: str, runs: int, threads: in
     """
     if together != "auto":
         return min(together, runs)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        return min(runs, MOST_ON_A_GPU, max(1, cores // 2))
-    return max(1, min(runs, cores // threads))
+        return min(runs, MOST_ON_A_GPU, max(1, cores() // 2))
+    return max(1, min(runs, cores() // threads))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def train_together(

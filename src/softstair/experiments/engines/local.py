@@ -1,7 +1,5 @@
 """The engine of one machine: processes that share its GPU, or the cores of its CPU."""
 
-import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -11,7 +9,7 @@ from softstair.experiments.engines import Tell, unfinished
 from softstair.experiments.engines.pace import Pace
 from softstair.train.machine import device_named
 from softstair.train.news import News
-from softstair.train.together import MOST_ON_A_GPU, at_once, train_together
+from softstair.train.together import MOST_ON_A_GPU, at_once, cores, train_together
 
 __all__ = ["run"]
 
@@ -68,10 +66,9 @@ def _pace(together: Literal["auto"] | int, device: str, units: int, threads: int
     if together != "auto":
         number = min(together, units)
         return Pace(first=number, most=number)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if _is_cpu(device):
-        return Pace(at_once("auto", device, units, threads or 1), most=min(cores, units))
-    return Pace(first=1, most=min(units, MOST_ON_A_GPU, max(1, cores // 2)))
+        return Pace(at_once("auto", device, units, threads or 1), most=min(cores(), units))
+    return Pace(first=1, most=min(units, MOST_ON_A_GPU, max(1, cores() // 2)))
 
 
 def _is_cpu(device: str) -> bool:
