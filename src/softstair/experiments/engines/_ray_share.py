@@ -1,11 +1,9 @@
 """What a task takes of a machine of the cluster, and so how many are in flight."""
 
-import os
-import sys
 from collections.abc import Sequence
 from typing import Literal
 
-from softstair.train.together import MOST_ON_A_GPU
+from softstair.train.together import MOST_ON_A_GPU, cores
 
 __all__ = ["Share"]
 
@@ -52,8 +50,7 @@ class Share:
 
     def cpus_here(self) -> int:
         """The CPUs of a cluster that is started here: the cores, or as many as units at a time."""
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        return cores if self._together == "auto" else max(cores, self._together)
+        return cores() if self._together == "auto" else max(cores(), self._together)
 
     def settle(self, machines: Sequence[Machine]) -> None:
         """Chooses for these machines."""
