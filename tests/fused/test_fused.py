@@ -284,3 +284,26 @@ def test_exact_sums_of_evaluation_are_those_of_float32():
     torch.manual_seed(0)
     x, w = torch.randint(-1, 2, (2, 16, 5, 5)).float(), torch.randint(-1, 2, (8, 16, 3, 3)).float()
     assert torch.equal(exact.convolve(x, w, (1, 1)), F.conv2d(x, w, padding=1))
+
+
+@pytest.mark.parametrize("stairs", ["ternary", "INT4", "heaviside"])
+def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
+    """Batches have been seen; noise, and its forward, are of no account."""
+    from softstair.fused import evaluated, fused
+
+    sums, units = evaluated._sums, []
+    keep = lambda *given: (units.append((found := sums(*given))[0].dtype), found)[1]
+    monkeypatch.setattr(evaluated, "_sums", keep)
+
+    net, _ = pair(stairs, "uniform", "random" if stairs == "ternary" else "expectation")
+    with torch.no_grad():
+        net(batch()[0])
+        net.eval()
+        x = batch(images=4)[0]
+        run = fused(net)
+        before = torch.get_rng_state()
+        scores, wanted = run(x), net(x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert units == [torch.float32, torch.int16, torch.int16]  # a picture, then whole numbers
+    assert distance(scores, wanted) < 1e-5
+    assert distance(run(x).detach(), wanted) < 1e-5  # with a gradient: the network as it is

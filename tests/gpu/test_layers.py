@@ -152,6 +152,23 @@ def test_evaluation_is_exact() -> None:
         assert torch.equal(hidden.cuda()(x.cuda()).cpu(), hidden.cpu()(x))
 
 
+def test_fused_evaluation_is_that_of_the_network() -> None:
+    """After some steps: its scores, but where a last bit decides about a threshold."""
+    from softstair.train.evaluate import evaluate
+
+    one, examples = state("mode", period=4.0)
+    go(one, CapturedStep(one, examples), 6)
+    one.network.eval()
+    with torch.no_grad():
+        x = examples.batch(torch.arange(256, device="cuda"))[0]
+        found, wanted = one.forward(x), one.network(x)
+    other = ((found - wanted).abs().amax(1) > 1e-3 * wanted.abs().amax()).sum()
+    assert other <= 2, f"{other} of 256 score otherwise"
+    judged = evaluate(one.network, examples, forward=one.treatment.judged)
+    plain = evaluate(one.network, examples)
+    assert abs(judged[1] - plain[1]) <= 2 / len(examples), (judged, plain)
+
+
 if __name__ == "__main__":
     failures = 0
     for name, function in [(n, f) for n, f in globals().items() if n.startswith("test_")]:

@@ -91,9 +91,9 @@ def _step(state: State, training: Examples) -> float:
 def _evaluation(state: State, valid: Examples) -> float:
     """Seconds of an evaluation, from a part of it."""
     few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], valid.mean, valid.std, state.device)
-    evaluate(state.network, few)
+    evaluate(state.network, few, forward=state.treatment.judged)
     begun = time.perf_counter()
-    evaluate(state.network, few)
+    evaluate(state.network, few, forward=state.treatment.judged)
     _wait(state)
     return (time.perf_counter() - begun) * len(valid) / len(few)
 

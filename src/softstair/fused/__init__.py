@@ -14,10 +14,11 @@ __all__ = ["fused"]
 
 
 def fused(net: nn.Module) -> Optional["Fused"]:
-    """The training forward pass of a network with its layers fused; None where none can be.
+    """The forward pass of a network with its layers fused; None where none can be.
 
-    Its parameters and buffers are the network's, whose weights are laid out anew in memory. It is
-    for training alone, and hooks that come to the network later do not see it.
+    Its parameters and buffers are the network's, whose weights are laid out anew in memory; it
+    does what the network does in ``train()`` or ``eval()``, whichever that is in. Hooks that come
+    to the network later do not see it.
     """
     device = next((one.device for one in net.parameters()), None)
     if device is None or triton.lacking(device) is not None:

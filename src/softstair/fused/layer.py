@@ -1,20 +1,21 @@
-"""One layer of a stair network in training: sums, normalisation, stair and pooling together.
+"""One layer of a stair network: sums, normalisation, stair and pooling together.
 
 Forward, the sums are read once; where features and weights are whole numbers (mode, random and hard
 forwards, and every layer that is annealed) they are exact, made from int8. Kept for the backward
 pass: the sums, and what the weights' gradient needs, the features.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softstair.fused import evaluated
+from softstair.fused.whole import fits_bytes, forward_of, quantum_of, takes_whole, unit_of
 from softstair.kernels.triton import convolution, moments, narrow, normalised, pulled
 from softstair.kernels.triton.normalised import Steps
-from softstair.nn import StairActivation, StairModule, StairWeight
+from softstair.nn import StairActivation, StairWeight
 
 __all__ = ["FusedLayer"]
 
@@ -49,19 +50,13 @@ class FusedLayer(nn.Module):
         self.hands_on, self.whole = False, None
         if isinstance(sums, nn.Conv2d):  # the kernels take rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
-        if source is not None and self._wants_whole():
+        if source is not None and takes_whole(sums):
             source.hands_on = True
-
-    def _wants_whole(self) -> bool:
-        sums = self.sums
-        if not isinstance(sums, nn.Conv2d) or self.weight_stair is None:
-            return False
-        return convolution.fits(
-            sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
-        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.whole = None
+        if self._evaluates(x):
+            return evaluated.evaluate(self, x)
         if not self._runs(x):
             y = self.stair(self.norm(self.sums(x)))
             return y if self.pool is None else self.pool(y)
@@ -76,6 +71,14 @@ class FusedLayer(nn.Module):
         """Whether what is fused is what the modules would do: all in training, one row a sample."""
         training = self.sums.training and self.norm.training and self.stair.training
         return training and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
+
+    def _evaluates(self, x: Tensor) -> bool:
+        """The same for a convolution in evaluation, in float32 and without a gradient; a linear
+        layer has too few features to gain by it."""
+        training = self.sums.training or self.norm.training or self.stair.training
+        half = torch.is_autocast_enabled(x.device.type)
+        plain = x.dim() == 4 and x.dtype == torch.float32 and not half
+        return plain and not training and not torch.is_grad_enabled()
 
     def tiles(self, x: Tensor) -> bool:
         """Whether windows of pooling tile the picture that x becomes."""
@@ -99,11 +102,11 @@ class FusedLayer(nn.Module):
     def draws(self) -> bool:
         """Whether the forward pass draws random numbers."""
         stairs = [self.stair] if self.weight_stair is None else [self.stair, self.weight_stair]
-        return any(_forward(stair) == "random" for stair in stairs)
+        return any(forward_of(stair) == "random" for stair in stairs)
 
     def taken(self) -> Tensor | None:
         """The source's features in quanta, let go with this; None where it did not make them."""
-        if self.source is None or not self._wants_whole():
+        if self.source is None or not takes_whole(self.sums):
             return None
         whole, self.source.whole = self.source.whole, None
         return whole
@@ -135,7 +138,10 @@ def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
     with torch.autocast("cuda", enabled=False):
         if whole is not None and integers is not None:
             assert isinstance(layer.sums, nn.Conv2d)
-            padding, (unit, dtype) = int(layer.sums.padding[0]), _exactly(layer)
+            assert layer.source is not None
+            assert layer.weight_stair is not None
+            padding = int(layer.sums.padding[0])
+            unit, dtype = unit_of(layer.sums, layer.weight_stair, layer.source.stair)
             c, partial = convolution.convolve(whole, integers, padding, dtype, seen, unit)
         elif layer.is_narrow:
             c, partial, squares = narrow.convolve(x, values, seen)
@@ -151,16 +157,16 @@ def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
     statistics = moments.finish(partial, layer.norm, rows, unit)
     stair, pool = layer.stair, layer.tiles(x)
     # Pooled elsewhere, they would not be those that the next layer takes.
-    hands_on = layer.hands_on and _is_small(stair) and (pool or layer.pool is None)
+    hands_on = layer.hands_on and fits_bytes(stair) and (pool or layer.pool is None)
     y, layer.whole, place = normalised.climb(
         c,
         statistics,
         layer.steps,
-        _forward(stair),
+        forward_of(stair),
         layer.seeds[1:],
         x.dtype,
         pool=pool,
-        quantum=_quantum(stair) if hands_on else None,
+        quantum=quantum_of(stair) if hands_on else None,
     )
     return _Climbed(y, x, values, c, place, statistics, squares, unit)
 
@@ -252,36 +258,8 @@ def _weights(
     stair = layer.weight_stair
     if stair is None:
         return weight.to(dtype), None
-    quantum = _quantum(stair) if whole and _is_small(stair) else None
+    quantum = quantum_of(stair) if whole and fits_bytes(stair) else None
     y, integers, _ = normalised.climb(
-        weight, None, layer.weight_steps, _forward(stair), layer.seeds[:1], dtype, quantum=quantum
+        weight, None, layer.weight_steps, forward_of(stair), layer.seeds[:1], dtype, quantum=quantum
     )
     return y, integers
-
-
-def _forward(stair: StairModule) -> str:
-    return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
-
-
-def _is_small(stair: StairModule) -> bool:
-    """Whether what the stair makes are whole numbers of quanta that fit into int8."""
-    levels = stair.stair.integers
-    fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
-    return fits and _forward(stair) != "expectation"
-
-
-def _quantum(stair: StairModule) -> float:
-    quantum = stair.stair.quantum
-    assert isinstance(quantum, float)  # as whoever fuses has seen to
-    return quantum
-
-
-def _exactly(layer: FusedLayer) -> tuple[float, torch.dtype]:
-    """The unit of the sums of whole numbers, and the narrowest dtype that holds every one."""
-    assert layer.source is not None
-    assert layer.weight_stair is not None
-    stairs = (layer.weight_stair, layer.source.stair)
-    widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
-    largest = math.prod(widest) * math.prod(layer.sums.weight.shape[1:])
-    unit = math.prod(map(_quantum, stairs))
-    return unit, torch.int16 if largest < 2**15 else torch.int32

@@ -22,7 +22,7 @@ __all__ = ["Fused", "fused"]
 
 
 class Fused:
-    """The training forward pass of a network, some of whose layers run fused.
+    """The forward pass of a network, some of whose layers run fused.
 
     It shares the network's parameters and buffers; of the network itself only the layout of its
     convolutions' weights in memory changes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from softstair.data.examples import Examples
 from softstair.train.parallel import ALONE, Team
@@ -23,8 +23,10 @@ def evaluate(
     examples: Examples,
     between: Callable[[], None] = lambda: None,
     team: Team = ALONE,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, float]:
-    """(mean loss, accuracy) of the network in ``eval()``, in which no noise is left.
+    """(mean loss, accuracy) of the network in ``eval()``, in which no noise is left; ``forward``
+    is how it runs, if not as it is.
 
     ``between`` is called after every chunk of examples: a long evaluation can be stopped there. A
     team takes a chunk each, and each of it has the result that one alone would have.
@@ -37,7 +39,7 @@ def evaluate(
     with _float32():
         for number, (x, y) in enumerate(examples.chunks(CHUNK)):
             if number % team.size == team.rank:
-                scores = network(x).float()
+                scores = (forward or network)(x).float()
                 sums[number, 0] = F.cross_entropy(scores, y, reduction="sum")
                 sums[number, 1] = (scores.argmax(1) == y).sum()
             if (number + 1) % team.size == 0 or number + 1 == chunks:

@@ -135,7 +135,7 @@ def _train(
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
         test = Examples(dataset.test_x, dataset.test_y, *numbers)
-        test_accuracy = evaluate(state.network, test, team=team)[1]
+        test_accuracy = evaluate(state.network, test, team=team, forward=state.treatment.judged)[1]
     accuracies = [line["valid_accuracy"] for line in state.history]
     images = recipe.epochs * state.steps * recipe.batch
     summary = {

@@ -54,7 +54,9 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
 
 def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
     """The line of metrics of the epoch that the state has just come to the end of."""
-    valid_loss, valid_accuracy = evaluate(state.network, valid, between, state.team)
+    valid_loss, valid_accuracy = evaluate(
+        state.network, valid, between, state.team, state.treatment.judged
+    )
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
         "learning_rate": state.learning_rate,

@@ -29,6 +29,11 @@ class Treatment:
     compiled: bool
     captured: bool
 
+    @property
+    def judged(self) -> Callable[[Tensor], Tensor] | None:
+        """The network as its evaluation runs it; None: as it is, which a compiler's code is not."""
+        return self.forward if self.fused else None
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, for config.json."""
         names = ("precision", "fused", "compiled", "captured")
