@@ -1,0 +1,76 @@
+"""What trained networks take on a Cortex-M4: flash, memory, instructions; emulated by QEMU.
+
+    python benchmarks/cortex.py RUN [RUN ...] [--examples 3] [--data-dir data] [--json figures.json]
+
+RUN is a run directory, a packed network, or the name of one. The bits of the scores must be those
+of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C compiler.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from softstair.cli._deployed import deployed, examples
+from softstair.deploy.c import write
+from softstair.deploy.c.build import build
+
+TICK = 40
+"""Instructions: QEMU runs one a nanosecond, and the board's timer counts at 25 MHz."""
+
+
+def measure(run: Path, count: int, data_dir: Path) -> dict[str, Any]:
+    """The figures of one network."""
+    found = deployed(run, data_dir)
+    _, x = examples(run, found.recipe, data_dir, count)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan = write(found.integer, folder)
+        (folder / "examples.bin").write_bytes(x.contiguous().numpy().tobytes())
+        host = _said([str(build(folder)), "--bits", "examples.bin"], folder)
+        _said(["make", "-s", "cortex"], folder)
+        board, _, ticks = _said(["make", "-s", "emulated"], folder).partition("ticks")
+        sizes = _said(["arm-none-eabi-size", "cortex-m4/network.elf"], folder)
+        text, data, bss = map(int, sizes.splitlines()[1].split()[:3])
+    if board.strip() != host.strip():
+        raise SystemExit(f"{run}: the Cortex-M4 says\n{board}and this machine\n{host}")
+    return {
+        "network": run.name,
+        "examples with the host's bits": len(x),
+        "flash, bytes": text + data,
+        "of it constants": plan.flash,
+        "RAM, bytes": data + bss,
+        "instructions": int(ticks) * TICK,
+    }
+
+
+def _said(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[:500]}")
+    return done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--examples", type=int, default=3)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    figures = [measure(run, given.examples, given.data_dir) for run in given.runs]
+    for one in figures:
+        print(
+            "  ".join(
+                f"{name}: {value:,}" if isinstance(value, int) else value
+                for name, value in one.items()
+            )
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
