@@ -134,3 +134,14 @@ def shortcuts(seed: int = 0) -> Growing:
     net.sum("last", 4, "int12")
     net.rescaled("scores")
     return net
+
+
+def whole_scores(seed: int = 0) -> Growing:
+    """A last layer of bytes, over features with a bias that are no multiple of 16."""
+    net = Growing(seed, (2, 5, 6), zero=7, batch=3)
+    net.sum("first", 9, "ternary", padding=(1, 1), stride=(2, 2))
+    net.steps("first.stair", tuple(range(200)))
+    net.flat("flat")
+    net.sum("last", 11, "int8")
+    net.rescaled("scores")
+    return net

@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compiled import BUILDS, bits, differing, needs_compiler, numbers, shortcuts, traced
+from compiled import (
+    BUILDS,
+    bits,
+    differing,
+    needs_compiler,
+    numbers,
+    shortcuts,
+    traced,
+    whole_scores,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import Growing, random_network
@@ -26,7 +35,12 @@ from softstair.deploy.c.build import build, classes
 from softstair.deploy.c.memory import Buffer, arrange
 from softstair.deploy.c.pack import fields, planes
 
-NETWORKS: dict[str, Callable[[], Growing]] = {"bits": bits, "numbers": numbers, "both": shortcuts}
+NETWORKS: dict[str, Callable[[], Growing]] = {
+    "bits": bits,
+    "numbers": numbers,
+    "both": shortcuts,
+    "scores": whole_scores,
+}
 
 
 @needs_compiler
@@ -77,8 +91,9 @@ def test_a_trained_network_its_scores_and_its_classes(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_scores_of_whole_weights_have_the_bits_of_the_network(tmp_path: Path) -> None:
-    grown = shortcuts(7)
+@pytest.mark.parametrize("name", ["both", "scores"])
+def test_scores_of_whole_weights_have_the_bits_of_the_network(name: str, tmp_path: Path) -> None:
+    grown = NETWORKS[name]()
     network = grown.network()
     write(network, tmp_path)
     _, scores = classes(build(tmp_path, flags=("-O2", "-march=native")), grown.bytes)

@@ -16,12 +16,13 @@ from compiled import (
     needs_cortex,
     numbers,
     shortcuts,
+    whole_scores,
 )
 
 from softstair.deploy.c import write
 from softstair.deploy.c.build import build
 
-NETWORKS = {"bits": bits, "numbers": numbers, "both": shortcuts}
+NETWORKS = {"bits": bits, "numbers": numbers, "both": shortcuts, "scores": whole_scores}
 
 
 @needs_cortex
@@ -36,8 +37,9 @@ def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
 
 @needs_cortex
 @needs_compiler
-def test_the_bits_of_the_scores_are_those_of_this_machine(tmp_path: Path) -> None:
-    grown = numbers(5)
+@pytest.mark.parametrize("name", ["numbers", "scores"])
+def test_the_bits_of_the_scores_are_those_of_this_machine(name: str, tmp_path: Path) -> None:
+    grown = NETWORKS[name](5)
     write(grown.network(), tmp_path)
     *lines, ticks = emulated(tmp_path, grown.bytes)
     program = build(tmp_path, flags=("-O3", "-march=native"))

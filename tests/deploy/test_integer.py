@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, costs, integerise, verify
+from softstair.deploy import (
+    ExportError,
+    IntegerNetwork,
+    costs,
+    integerise,
+    quantise_last_layer,
+    verify,
+)
 from softstair.deploy.nodes import Steps, Sum
 from softstair.deploy.thresholds import search
 from softstair.nn import StairActivation
@@ -106,17 +113,21 @@ def spoil(norm: Any) -> None:
     features=st.sampled_from(list(STAIRS)),
     zero=st.integers(0, 255),
     scale=st.sampled_from([1.0, 16.0, 64.0, 128.0]),
+    last_layer=st.sampled_from(["float", "int8"]),
 )
 def test_integers_are_the_network(
-    kind: str, seed: int, weights: str, features: str, zero: int, scale: float
+    kind: str, seed: int, weights: str, features: str, zero: int, scale: float, last_layer: str
 ) -> None:
     net = network(seed, weights, features, kind, zero, scale)
+    whole = last_layer == "int8"
+    net = quantise_last_layer(net, (2, 8, 8), zero, scale) if whole else net
     integer = integerise(net, (2, 8, 8), zero, scale)
     x = torch.randint(256, (12, 2, 8, 8), dtype=torch.uint8)
     found = verify(net, integer, x)["integer network"]
     assert found.mismatches == 0, str(found)
     assert found.compared["class"] == 12
-    assert len(found.compared) == 1 + sum(isinstance(m, StairActivation) for m in net.modules())
+    stairs = sum(isinstance(module, StairActivation) for module in net.modules())
+    assert len(found.compared) == 1 + stairs + whole  # whose scores are compared as well
     sums_stay_within(integer, x)
 
 

@@ -15,7 +15,7 @@ __all__ = ["comparisons", "costs", "counting", "say"]
 
 def costs(network: IntegerNetwork) -> None:
     """Prints a line for every layer with weights."""
-    table = Table(title="weights, products, and how wide the sums get")
+    table = Table(title="weights, products, and how wide the sums get", pad_edge=False)
     table.add_column("layer", overflow="fold", min_width=12)
     columns = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
     for name in columns:
@@ -32,9 +32,12 @@ def costs(network: IntegerNetwork) -> None:
     Console(markup=False).print(table)
 
 
-def comparisons(compared: Mapping[str, Comparison], examples: int, name: str) -> None:
+def comparisons(
+    compared: Mapping[str, Comparison], examples: int, name: str, last_layer: str
+) -> None:
     """Prints how many numbers of each layer differ, for each way to run the network."""
-    table = Table(title=f"mismatches on {examples:,} examples, {name}")
+    last = None if last_layer == "float" else f"the last layer in {last_layer}"
+    table = Table(title=f"mismatches on {examples:,} examples, {name}", caption=last)
     table.add_column("layer", overflow="fold")
     table.add_column("numbers", justify="right")
     for way in compared:

@@ -2,32 +2,41 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor, nn
 
 from softstair.data import Dataset, load
 from softstair.data.folds import split
-from softstair.deploy import ExportError, IntegerNetwork, integerise
+from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
 from softstair.train import packed
 from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, recipe_of, summary_of
 
-__all__ = ["Deployed", "deployed", "examples"]
+__all__ = ["Deployed", "LastLayer", "deployed", "examples"]
+
+LastLayer = Literal["float", "int8"]
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """A trained network, and the integer network of it."""
+    """A trained network, and the integer network of it.
+
+    network     the reference of all that is exported: the trained network, or the same with its last
+                layer in int8
+    """
 
     recipe: Recipe
+    trained: nn.Module
     network: nn.Module
     integer: IntegerNetwork
     classes: tuple[str, ...]
 
 
-def deployed(run: Path, data_dir: Path) -> Deployed:
-    """What a run directory, a packed file, or the name of one, holds."""
+def deployed(run: Path, data_dir: Path, last_layer: LastLayer = "float") -> Deployed:
+    """What a run directory, a packed file, or the name of one, holds, with its last layer in float
+    or in int8."""
     recipe = recipe_of(run) if run.is_dir() else None
     if recipe is None and run.is_dir():
         raise RunError(
@@ -36,7 +45,7 @@ def deployed(run: Path, data_dir: Path) -> Deployed:
         )
     if recipe is None:
         about = packed.about(run)
-        network = packed.packed_network(run)
+        trained = packed.packed_network(run)
         names = (*packed.DECIDING, "fold", "folds", "limit")
         recipe = Recipe(**{name: about["recipe"][name] for name in names})
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
@@ -48,7 +57,7 @@ def deployed(run: Path, data_dir: Path) -> Deployed:
     else:
         _refuse_strange_code(recipe, run)
         dataset = load(recipe.data, data_dir)
-        network = trained_network(run, dataset)
+        trained = trained_network(run, dataset)
         shape, classes = tuple(dataset.x.shape[1:]), dataset.classes
         mean, std = dataset.numbers(recipe.integer_input)
     if recipe.is_float:
@@ -59,7 +68,9 @@ def deployed(run: Path, data_dir: Path) -> Deployed:
             "whole number, so that neither its padding nor its first layer can be exact in "
             "integers: train it with --integer-input."
         )
-    return Deployed(recipe, network, integerise(network, shape, int(mean), std), classes)
+    given = (shape, int(mean), std)
+    network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
+    return Deployed(recipe, trained, network, integerise(network, *given), classes)
 
 
 def examples(run: Path, recipe: Recipe, data_dir: Path, limit: int | None) -> tuple[str, Tensor]:

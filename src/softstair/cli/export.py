@@ -17,7 +17,8 @@ class Command:
     onnx: a file of standard operators, exact under ONNX Runtime. qonnx: a file for FPGA tools. c: a
     folder of C99 that needs no library, with a Makefile and a program that classifies what it
     reads. The features of every layer and the class are those of the trained network;
-    `softstair verify` counts. Exit code 0: written; 2: an error.
+    `softstair verify` counts, and how many classes --last-layer int8 changes as well. Exit code 0:
+    written; 2: an error.
     """
 
     trained: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
@@ -26,6 +27,8 @@ class Command:
     """What it becomes."""
     out: Path | None = None
     """File, or folder of c; None: beside the run, network.onnx, network.qonnx or c/."""
+    last_layer: Literal["float", "int8"] = "float"
+    """The last layer, if it was trained in float, as it is or with weights of 8 bits."""
     data_dir: Path = Path("data")
     """Folder of the data sets; a run's names its classes and shapes."""
 
@@ -38,7 +41,7 @@ class Command:
         from softstair.cli._deployed import deployed
 
         assert self.trained is not None
-        found = deployed(self.trained, self.data_dir)
+        found = deployed(self.trained, self.data_dir, self.last_layer)
         out = self.out or _beside(self.trained, "c" if self.to == "c" else f"network.{self.to}")
         _deploy_tables.costs(found.integer)
         if self.to == "c":

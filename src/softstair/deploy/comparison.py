@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.nodes import Steps
+from softstair.deploy.nodes import Rescaled, Steps
 from softstair.nn import StairActivation
 
 __all__ = ["CLASS", "Comparison", "Runner", "trained", "verify"]
@@ -15,7 +15,8 @@ __all__ = ["CLASS", "Comparison", "Runner", "trained", "verify"]
 CLASS = "class"
 """The row of the answers themselves."""
 Runner = Callable[[Tensor], Mapping[str, Tensor]]
-"""Bytes -> what each layer gives, by name: whole numbers; and the class under :data:`CLASS`."""
+"""Bytes -> what each layer gives, by name: whole numbers, and the scores where they come of whole
+weights, so that they are the same however they are added up; and the class under :data:`CLASS`."""
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Comparison:
 
     compared: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, int] = field(default_factory=dict)
-    first: tuple[str, int, tuple[int, ...], int, int] | None = None
+    first: tuple[str, int, tuple[int, ...], float, float] | None = None
 
     @property
     def mismatches(self) -> int:
@@ -50,7 +51,7 @@ class Comparison:
         if count and self.first is None:
             where = tuple(int(one) for one in differ.nonzero()[0])
             example, place = start + where[0], where[1:]
-            self.first = (layer, example, place, int(wanted[where]), int(found[where]))
+            self.first = (layer, example, place, wanted[where].item(), found[where].item())
 
     def __str__(self) -> str:
         total = sum(self.compared.values())
@@ -118,21 +119,25 @@ def whole(integer: IntegerNetwork) -> Runner:
 def trained(net: nn.Module, integer: IntegerNetwork) -> Runner:
     """The trained network as a runner: its features in quanta, its class."""
     net = net.eval()
-    modules = {name: net.get_submodule(name) for name in layers(integer)}
+    stairs = [name for name in layers(integer) if name != integer.nodes[-1].name]
+    modules = {name: net.get_submodule(name) for name in stairs}
     zero, scale = integer.input.zero, integer.input.scale
 
     def run(x: Tensor) -> dict[str, Tensor]:
         seen: dict[str, Tensor] = {}
         with _listening(modules, seen), torch.no_grad():
             scores = net((x.float() - zero) / scale)
-        return {**{name: seen[name] for name in modules}, CLASS: scores.argmax(1)}
+        seen[integer.nodes[-1].name] = scores
+        return {**{name: seen[name] for name in layers(integer)}, CLASS: scores.argmax(1)}
 
     return run
 
 
 def layers(integer: IntegerNetwork) -> Sequence[str]:
-    """The stairs of the network, whose features are compared."""
-    return integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
+    """The stairs of the network, whose features are compared; and the scores of whole weights."""
+    last = integer.nodes[-1]
+    stairs = integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
+    return [*stairs, last.name] if isinstance(last, Rescaled) else stairs
 
 
 class _listening:

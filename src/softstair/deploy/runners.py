@@ -25,8 +25,9 @@ def by_onnx(network: IntegerNetwork, folder: Path) -> Runner:
     def run(x: Tensor) -> dict[str, Tensor]:
         asked = [*names.values(), "class"]
         given = session.run(asked, {session.get_inputs()[0].name: x.numpy()})
-        whole = {layer: torch.from_numpy(v).long() for layer, v in zip(names, given, strict=False)}
-        return {**whole, CLASS: torch.from_numpy(given[-1]).long()}
+        *found, classes = map(torch.from_numpy, given)
+        whole = [one if one.is_floating_point() else one.long() for one in found]
+        return {**dict(zip(names, whole, strict=True)), CLASS: classes.long()}
 
     return run
 

@@ -63,7 +63,9 @@ def summed(
         raise _too_large(node)
     if coded is None:
         return _wide(number, node, rows, window, common)
-    return _multiplied(number, node, coded, rows, window, common)
+    # What is for one place, and kept, needs no neighbours: a channel at a time, in little memory.
+    alone = window.places == 1 and sink == number
+    return _multiplied(number, node, coded, rows, window, common, alone)
 
 
 def _places(node: nodes.Sum, taken: Features) -> tuple[int, int]:
@@ -103,6 +105,7 @@ def _multiplied(
     rows: npt.NDArray[np.int64],
     window: Window,
     common: dict[str, str],
+    alone: bool,
 ) -> Summed:
     taken, name = window.taken, f"layer_{number}"
     outputs, row = len(rows) // node.groups, -(-rows[0].size // 16) * 16
@@ -114,7 +117,7 @@ def _multiplied(
         direct = window.direct and node.groups == 1 and row == rows[0].size
         # Windows that must be copied are copied anew for each block of channels.
         most = 8 if window.places == 1 else 16 if direct else BLOCK
-        block = max(4, min(most, ROOM // row // 4 * 4))
+        block = 1 if alone else max(4, min(most, ROOM // row // 4 * 4))
         unpacked = row * min(block, outputs)
         windows = 0 if direct else row * min(PLACES, window.places)
     unpacked = -(-unpacked // 16) * 16
