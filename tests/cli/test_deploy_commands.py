@@ -1,5 +1,6 @@
 """``softstair export`` and ``softstair verify``, from a run to a file and back."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from softstair import Stair
 from softstair.cli import main
 from softstair.data import load
-from softstair.deploy import IntegerNetwork
+from softstair.data.folds import split
+from softstair.deploy import IntegerNetwork, last
+from softstair.fit import fit_quantum
 from softstair.train import Recipe, train
+from softstair.train.network import trained_network
 from softstair.train.packed import pack
 
 RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True)
@@ -51,6 +56,42 @@ def test_verify_counts_none(ways: str, run: Path, capsys: pytest.CaptureFixture[
         assert f"{way}: 0 mismatches of {60 * (3 * 256 + 1):,} numbers" in out
 
 
+def test_verify_with_the_last_layer_in_int8(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    words = ["verify", run, "--last-layer", "int8", "--ways", "onnx", "--limit", 60]
+    code, out, err = told(words, capsys)
+    assert (code, err) == (0, "")
+    for way in ("integer network", "onnx"):
+        # The scores of whole weights are compared as well.
+        assert f"{way}: 0 mismatches of {60 * (3 * 256 + 10 + 1):,} numbers" in out
+    assert "the last layer in int8" in out
+    assert "classifier.scores" in out
+    assert "of 60 classes differ from the trained network's, whose last layer is float" in out
+
+
+def test_classes_that_a_coarse_last_layer_changes_are_counted(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what the choice costs, and no mismatch: the exit code stays 0."""
+    monkeypatch.setattr(last, "INT8", Stair.sign())
+    code, out, _ = told(["verify", run, "--last-layer", "int8", "--ways", "none"], capsys)
+    assert code == 0
+    assert "integer network: 0 mismatches" in out
+    # By hand: the signs of the weights, times one number for each class.
+    net, dataset = trained_network(run, load("digits")).eval(), load("digits").sample(300)
+    x = (dataset.x[split(dataset, 0, 5)[1]].float() - 8) / 8
+    kept = net.get_submodule("classifier")
+    assert isinstance(kept, torch.nn.Linear)
+    with torch.no_grad():
+        classes = net(x).argmax(1)
+        signs = torch.where(kept.weight >= 0, 1.0, -1.0)
+        quanta = torch.tensor(fit_quantum(kept.weight, Stair.sign(), per_channel=True).quantum)
+        kept.weight.copy_(signs * quanta[:, None])
+        changed = int((net(x).argmax(1) != classes).sum())
+    assert changed > 0
+    assert f"{changed} of {len(x)} classes differ from the trained network's" in out
+
+
 def test_verify_says_no(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,9 +126,13 @@ def test_export_to_c(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, out, _ = told(["export", run, "--to", "c", "--out", tmp_path / "c"], capsys)
     assert code == 0
     assert "in all" in out
+    assert "floats" in out
     assert (tmp_path / "c" / "network.c").is_file()
     # Again over itself, but over nothing else.
-    assert told(["export", run, "--to", "c", "--out", tmp_path / "c"], capsys)[0] == 0
+    words = ["export", run, "--to", "c", "--out", tmp_path / "c", "--last-layer", "int8"]
+    code, out, _ = told(words, capsys)
+    assert code == 0
+    assert re.search(r"classifier +2,560 +2,560 +40  bytes multiplied, 8 bits a weight", out)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     code, _, err = told(["export", run, "--to", "c", "--out", tmp_path / "mine"], capsys)
@@ -163,3 +208,6 @@ def test_refusals_are_one_sentence(
         (["--ways", "java"], ["--limit", "0"]) if verb == "verify" else (["--to", "java"],)
     ):
         assert told([verb, KEPT, *flags], capsys)[0] == 2
+    code, _, err = told([verb, KEPT, "--last-layer", "int4"], capsys)
+    assert code == 2
+    assert "--last-layer must be one of float, int8, but 'int4' was given" in err

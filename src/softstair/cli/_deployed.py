@@ -23,8 +23,8 @@ LastLayer = Literal["float", "int8"]
 class Deployed:
     """A trained network, and the integer network of it.
 
-    network     the reference of all that is exported: the trained network, or the same with its last
-                layer in int8
+    network  the reference of all that is exported: the trained one, or that with its last layer in
+             int8
     """
 
     recipe: Recipe

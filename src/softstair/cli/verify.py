@@ -66,8 +66,8 @@ class Command:
         _deploy_tables.comparisons(compared, len(x), name, self.last_layer)
         if changed is not None:
             _deploy_tables.say(
-                f"{changed.wrong[CLASS]:,} of {len(x):,} classes differ from the trained network's, whose last "
-                "layer is float"
+                f"{changed.wrong[CLASS]:,} of {len(x):,} classes differ from the trained "
+                "network's, whose last layer is float"
             )
         return int(any(one.mismatches for one in compared.values()))
 

@@ -1,7 +1,7 @@
 """The last layer in INT8, where it was trained in float.
 
 What comes of it is a stair network like any other, and the reference of all that is made of it: its
-last layer has whole weights too, whose sums are exact, are scaled once, and get their bias in float.
+last layer has whole weights too, whose sums are exact, scaled once, and given their bias in float.
 """
 
 import copy
