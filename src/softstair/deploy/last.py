@@ -40,8 +40,12 @@ def quantise_last_layer(
     ...                       nn.ReLU(), nn.Linear(3, 2))
     >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
     >>> whole = quantise_last_layer(net, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> type(whole[4]).__name__, whole[4].weight_stair.integers(whole[4].weight).abs().max()
-    ('StairLinear', tensor(127.))
+    >>> type(whole[4]).__name__, len(whole[4].weight_stair.stair)
+    ('StairLinear', 255)
+    >>> integer = integerise(whole, shape=(1, 2, 2), zero=128, scale=64.0)
+    >>> x = torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
+    >>> torch.equal(integer(x), whole((x.float() - 128) / 64))
+    True
     """
     net = copy.deepcopy(net).cpu().float().eval()
     made = {node.name: node for node in integerise(net, shape, zero, scale).nodes}
