@@ -8,6 +8,9 @@ from pathlib import Path
 
 from softstair.experiments import Training, load
 from softstair.experiments.claims import judged
+from softstair.experiments.claims.static import FULL
+from softstair.experiments.statistics import mean_of
+from softstair.experiments.studies import studies
 
 DOCS = Path(__file__).parent
 TABLES = DOCS.parent / "results" / "reproduction"
@@ -28,6 +31,37 @@ def verdicts(trainings: list[Training]) -> str:
     return "\n".join([*head, *rows])
 
 
+def shorter(trainings: list[Training]) -> str:
+    """A row for each claim that trainings shorter than the paper's say something about."""
+    head = ["| claim | verdict | measured |", "|---|---|---|"]
+    short = [one for one in trainings if not _is_full(one)]
+    tested = [one for one in judged(short) if one.verdict != "not tested"]
+    rows = [f"| {one.claim} | **{one.verdict}** | {one.measured} |" for one in tested]
+    return "\n".join([*head, *rows])
+
+
+def means(trainings: list[Training], data: str) -> str:
+    """A row for each configuration of the shorter trainings of a data set, the best first."""
+    head = ["| configuration | folds | validation, % |", "|---|---|---|"]
+    rows = []
+    for study in studies(trainings):
+        if study.data != data or study.epochs >= FULL[data]:
+            continue
+        folds: dict[str, list[float]] = {}
+        for one in study.trainings:
+            if one.is_done:
+                folds.setdefault(one.configuration, []).append(one.valid_accuracy)
+        found = sorted(folds.items(), key=lambda item: -mean_of(item[1]).value)
+        rows += [
+            f"| `{name}` | {len(each)} | {mean_of(each).in_hundredths()} |" for name, each in found
+        ]
+    return "\n".join([*head, *rows])
+
+
+def _is_full(one: Training) -> bool:
+    return int(one.settings["epochs"]) >= FULL[one.settings["data"]]
+
+
 def accuracies(trainings: list[Training]) -> str:
     """A row for each unit of the full scale."""
     lines = [
@@ -35,7 +69,7 @@ def accuracies(trainings: list[Training]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for one in trainings:
-        if int(one.settings["epochs"]) < 500:
+        if not _is_full(one):
             continue
         before = [epoch.valid_accuracy for epoch in one.curve[390:400]]
         cells = [one.valid_accuracy, sum(before) / len(before), one.best_valid_accuracy or 0.0]
@@ -48,7 +82,13 @@ def accuracies(trainings: list[Training]) -> str:
 def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     trainings = everything()
-    for name, table in (("verdicts", verdicts(trainings)), ("full scale", accuracies(trainings))):
+    tables = {
+        "full scale": accuracies(trainings),
+        "verdicts": verdicts(trainings),
+        "shorter": shorter(trainings),
+        **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},
+    }
+    for name, table in tables.items():
         pattern = rf"<!-- {name} -->\n.*?<!-- end of {name} -->"
         whole = f"<!-- {name} -->\n{table}\n<!-- end of {name} -->"
         page, found = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)

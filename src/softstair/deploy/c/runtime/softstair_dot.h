@@ -70,10 +70,10 @@ static inline void ss_unpack_row(const ss_dot_sum *sum, int32_t channel, int32_t
 /* The products of some windows with the unpacked weights of some channels. */
 static inline void ss_products(const int8_t *const *windows, int32_t places, const int8_t *weights,
                                int32_t channels, int32_t row, int32_t *sums) {
-    for (int32_t c = 0, width; c < channels; c += width) {
-        width = ss_least(SS_TILE_CHANNELS, channels - c);
-        for (int32_t p = 0, height; p < places; p += height) {
-            height = ss_least(SS_TILE_PLACES, places - p);
+    for (int32_t c = 0; c < channels; c += SS_TILE_CHANNELS) {
+        const int32_t width = ss_least(SS_TILE_CHANNELS, channels - c);
+        for (int32_t p = 0; p < places; p += SS_TILE_PLACES) {
+            const int32_t height = ss_least(SS_TILE_PLACES, places - p);
             if (width == SS_TILE_CHANNELS && height == SS_TILE_PLACES) {
                 ss_dot_tile(windows + p, weights + c * row, row, sums + p * SS_BLOCK + c);
                 continue;
