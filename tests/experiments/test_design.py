@@ -90,6 +90,7 @@ SHARED = {
     "skip": (),
     "freeze": False,
     "integer_input": False,
+    "statistics": "running",
 }
 TABLE: dict[str, dict[str, Any]] = {
     "paper-cifar10": {"data": "cifar10", "augment": "crop-flip", **TERNARY, **LONG, **SHARED},

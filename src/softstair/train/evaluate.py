@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softstair.data.examples import Examples
 from softstair.train.parallel import ALONE, Team
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "in_float32"]
 
 CHUNK = 500
 
@@ -36,7 +36,7 @@ def evaluate(
     chunks = -(-len(examples) // CHUNK)
     # Kept where the examples are: nobody waits for a device before the end.
     sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)
-    with _float32():
+    with in_float32():
         for number, (x, y) in enumerate(examples.chunks(CHUNK)):
             if number % team.size == team.rank:
                 scores = (forward or network)(x).float()
@@ -52,7 +52,7 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _float32() -> Iterator[None]:
+def in_float32() -> Iterator[None]:
     """Convolutions in float32: on a GPU, torch takes the shorter TF32 for them by itself."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

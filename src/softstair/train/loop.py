@@ -8,6 +8,7 @@ from softstair.train.diagnostics import examine
 from softstair.train.evaluate import evaluate
 from softstair.train.run import Run, refuse_nonfinite
 from softstair.train.state import State
+from softstair.train.statistics import refresh
 from softstair.train.step import Step
 
 __all__ = ["Watch", "train"]
@@ -43,7 +44,7 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
                 run.keep(state, stop)
             refuse_nonfinite(state)
             state.clock()
-            metrics = measure(state, valid, lambda: run.keep(state, stop))
+            metrics = measure(state, train, valid, lambda: run.keep(state, stop))
             refuse_nonfinite(state, metrics["valid_loss"])
             run.log(metrics)
             state.end_epoch(metrics)
@@ -52,8 +53,11 @@ def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch
         run.save(state)
 
 
-def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
+def measure(state: State, train: Examples, valid: Examples, between: Any) -> dict[str, Any]:
     """The line of metrics of the epoch that the state has just come to the end of."""
+    recipe = state.recipe
+    if recipe.statistics == "fresh":
+        refresh(state.network, train, recipe.batch, recipe.seed, between)
     valid_loss, valid_accuracy = evaluate(
         state.network, valid, between, state.team, state.treatment.judged
     )
@@ -71,6 +75,6 @@ def measure(state: State, valid: Examples, between: Any) -> dict[str, Any]:
         metrics["annealed"] = list(state.annealer.annealed)
         stairs = examine(state.network, x)
         metrics["stairs"] = [stair.to_json() for stair in stairs]
-        complaints = [stair.complaint(fading=not state.recipe.static_std) for stair in stairs]
+        complaints = [stair.complaint(fading=not recipe.static_std) for stair in stairs]
         metrics["warnings"] = [complaint for complaint in complaints if complaint]
     return metrics

@@ -96,6 +96,10 @@ class Recipe:
     epochs: int = 40
     """How often the training examples are seen; as a flag, period and drop follow in proportion."""
 
+    statistics: Literal["running", "fresh"] = "running"
+    """Batch normalisations are evaluated with what they averaged over their last batches, or with
+    what is estimated anew, without noise, from 4,096 training examples."""
+
     fold: int = 0
     """Which fold validates, counting from 0."""
     folds: int = 5

@@ -1,0 +1,79 @@
+"""Fresh statistics of batch normalisations, against those of a network written out by hand."""
+
+from pathlib import Path
+
+import torch
+from short import metrics_of, recipe
+from torch import nn
+
+import softstair as ss
+from softstair.data.digits import load as load_digits
+from softstair.data.examples import Examples
+from softstair.data.folds import split
+from softstair.train import train, trained_network
+from softstair.train.evaluate import evaluate
+from softstair.train.statistics import refresh
+
+
+def some(count: int = 70) -> Examples:
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randint(256, (count, 1, 4, 4), generator=draw, dtype=torch.uint8)
+    return Examples(x, torch.zeros(count, dtype=torch.int64), 100.0, 50.0)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8, momentum=0.3), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+        nn.Linear(6, 3),
+    )  # fmt: skip
+    return ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), forward="random", skip="8")
+
+
+def test_they_are_the_means_over_batches_of_the_network_without_noise() -> None:
+    net, examples = network(), some()
+    net.train()
+    net(examples.batch(torch.arange(32))[0] * 9)  # other statistics, to begin with
+    before = torch.get_rng_state()
+    refresh(net, examples, batch=16, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert net.training
+    assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(5))
+    batches = [examples.batch(part)[0].double() for part in order[:64].split(16)]
+    steps = lambda x: (x >= 0.5).double() - (x < -0.5).double()
+    first = [x.flatten(1) @ steps(net[1].weight).t() for x in batches]
+    norm = net[2]
+    normalised = [
+        (x - x.mean(0)) / (x.var(0, unbiased=False) + norm.eps).sqrt() * norm.weight + norm.bias
+        for x in first
+    ]
+    second = [steps(z) @ steps(net[5].weight).t() for z in normalised]
+    for place, sums in ((2, first), (6, second)):
+        mean = torch.stack([x.mean(0) for x in sums]).mean(0)
+        variance = torch.stack([x.var(0) for x in sums]).mean(0)
+        torch.testing.assert_close(net[place].running_mean.double(), mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(net[place].running_var.double(), variance, rtol=1e-4, atol=1e-5)
+
+
+def test_examples_that_are_fewer_than_a_batch() -> None:
+    net = network()
+    refresh(net, some(10), batch=16, seed=0)
+    assert int(net[2].num_batches_tracked) == 1
+
+
+def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
+    fresh = recipe(statistics="fresh")
+    summary = train(fresh, tmp_path / "fresh")
+    train(recipe(), tmp_path / "running")
+    assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
+    data = load_digits().sample(200)
+    net = trained_network(tmp_path / "fresh", data)
+    training, valid = (
+        Examples(data.x[part], data.y[part], data.mean, data.std) for part in split(data, 0, 5)
+    )
+    assert evaluate(net, valid)[1] == summary["valid_accuracy"]
+    kept = {name: value.clone() for name, value in net.state_dict().items()}
+    refresh(net, training, fresh.batch, fresh.seed)
+    assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
