@@ -1,29 +1,29 @@
-"""The forward pass where one stair and one noise are alike for all elements, in float32.
+"""Both passes where one stair and one noise are alike for all elements, in float32.
 
-:func:`settle` works out once what every element needs; :func:`value` and :func:`support` then cost
-an element a few instructions a threshold, and read nothing but x. A stair is there either whole, a
-scalar for each of its few thresholds and levels, or (``KIND`` "native") as the two lines that its
-thresholds and levels are on: fl((n + first)·unit), rounded once more to the tensor's dtype, is then
-the table to the bit (:func:`softstair.kernels.triton.kind` has looked), and needs no table.
+:func:`settle` works out once what every element needs; the others then cost an element a few
+instructions a threshold, and read nothing but x. A stair is there either whole, a scalar for each
+of its few thresholds and levels, or (``KIND`` "native") as the two lines that its thresholds and
+levels are on, which :mod:`softstair.kernels.triton.line` works with: fl((n + first)·unit), rounded
+once more to the tensor's dtype, is then the table to the bit (whoever says so has looked), and
+needs no table.
 
 Under symmetric, log-concave noise the mode is a stair too, σ with its thresholds kept between two
 limits (see :mod:`softstair.kernels.modes`). All lanes of a program search for them at once.
 
-``HALF`` says that x has 16 bits: then what is less than float16 can hold need not be right.
-``LAST`` is the last bit of its dtype, as one of float32's.
+``LAST`` is the last bit of x's dtype, as one of float32's. ``HALF`` says that it has 16 bits: then
+what is less than float16 can hold need not be right. ``SHORT`` says that a line may be taken for
+exact and the noise is no Dirac: one decision for a whole block.
 """
 
 import triton
 import triton.language as tl
 
-from softstair.kernels.triton import shapes, window
+from softstair.kernels.triton import lean, line, memory, shapes
 from softstair.kernels.triton.climbing import EDGE, FEW, inverse, is_dirac
-from softstair.kernels.triton.shapes import INTERPRETED, LOG2_E, RATE, SQRT3, SQRT6, UNIFORM_DENSITY
+from softstair.kernels.triton.shapes import LOG2_E, RATE, SQRT3, UNIFORM_DENSITY
 
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 POINTS = tl.constexpr(128)
-WHOLE = tl.constexpr(12582912.0)
-"""1.5·2²³, where float32 has whole numbers only: adding it rounds."""
 
 
 @triton.jit
@@ -37,7 +37,10 @@ def settle(
     HALF: tl.constexpr,
 ):
     """(mean, std, 1/std, the stair, the limits of the mode)."""
-    stair = _whole(table, COUNT) if COUNT <= FEW else _lines(table, COUNT)
+    if COUNT <= FEW:
+        stair = _whole(table, COUNT)
+    else:
+        stair = line.settle(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
     limits = (mean, mean)
     if FORWARD == "mode":
         low, high = tl.load(table), tl.load(table + COUNT - 1)
@@ -55,33 +58,11 @@ def _whole(table, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _lines(table, COUNT: tl.constexpr):
-    """(first threshold in units, unit, 1/unit, first level in rises, rise, end levels)."""
-    unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
-    lowest, highest = tl.load(table + COUNT), tl.load(table + 2 * COUNT)
-    return (
-        _first(tl.load(table), unit),
-        unit,
-        1.0 / unit,
-        _first(lowest, rise),
-        rise,
-        lowest,
-        highest,
-    )
-
-
-@triton.jit
 def _row(pointer, COUNT: tl.constexpr):
     row = (tl.load(pointer),)
     for k in tl.static_range(1, COUNT):
         row = row + (tl.load(pointer + k),)  # type: ignore[assignment]  # noqa: RUF005
     return row
-
-
-@triton.jit
-def _first(value, unit):
-    """The whole or half number of units that a line begins with."""
-    return tl.floor(2.0 * (value / unit) + 0.5) * 0.5
 
 
 @triton.jit
@@ -108,6 +89,56 @@ def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr)
 
 
 @triton.jit
+def is_short(settled):
+    """Whether 16 bits may go the short way along this line."""
+    return settled[3][3]
+
+
+@triton.jit
+def climb(
+    block,
+    settled,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    FORWARD: tl.constexpr,
+    TRACED: tl.constexpr,
+    LAST: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """The values of a block's runs, and the bytes of their supports where those are asked for."""
+    runs, key, number, y, trace, left = block
+    SPAN: tl.constexpr = runs[0].shape[0]
+    words = runs
+    if FORWARD == "random":
+        words = shapes.four(key, number, SPAN, LAST > 1)
+    for run in tl.static_range(len(runs)):
+        at = tl.arange(0, SPAN) + run * SPAN
+        x = memory.widened(runs[run], tl.float32)
+        result = value(x, settled, words[run], COUNT, FAMILY, FORWARD, LAST, SHORT)
+        memory.write(y, at, left, result)
+        if TRACED:
+            memory.write(trace, at, left, support(x, settled, COUNT, LAST, SHORT))
+
+
+@triton.jit
+def descend(
+    block,
+    settled,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    LAST: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """grad·slope for a block's runs."""
+    runs, grads, out, left = block
+    SPAN: tl.constexpr = runs[0].shape[0]
+    for run in tl.static_range(len(runs)):
+        at = tl.arange(0, SPAN) + run * SPAN
+        result = slope(memory.widened(runs[run], tl.float32), settled, COUNT, FAMILY, LAST, SHORT)
+        memory.write(out, at, left, memory.widened(grads[run], tl.float32) * result)
+
+
+@triton.jit
 def value(
     x,
     settled,
@@ -115,65 +146,93 @@ def value(
     COUNT: tl.constexpr,
     FAMILY: tl.constexpr,
     FORWARD: tl.constexpr,
-    HALF: tl.constexpr,
     LAST: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
-    """The forward pass on a block of x in float32; ``word`` is random bits, if it draws."""
-    mean, std, _, _, _ = settled
+    """The forward pass on a run of x in float32; ``word`` is random bits, if it draws."""
+    HALF: tl.constexpr = LAST > 1
+    mean, std, _, stair, _ = settled
     if FORWARD == "hard":
-        result = _look(x, settled, COUNT, LAST)
+        result = _number(x) + _look(x, stair, 0.0, COUNT, LAST)
     elif FORWARD == "random":
-        result = _look(_noisy(x, mean, std, word, FAMILY, HALF), settled, COUNT, LAST)
+        result = _number(x) + _drawn(x, settled, word, COUNT, FAMILY, LAST, SHORT)
     elif FORWARD == "mode":
-        result = _kept(x - mean, settled, COUNT, LAST)
+        result = _number(x) + _kept(x - mean, settled, COUNT, LAST)
     else:
         tl.static_assert(FORWARD == "expectation")
+        if SHORT:
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST, SHORT)
         # One decision for the whole block, so that soft noise does not pay for the look-up.
-        if is_dirac(std):
-            result = _look(x - mean, settled, COUNT, LAST)
+        elif is_dirac(std):
+            result = _number(x) + _look(x - mean, stair, 0.0, COUNT, LAST)
         elif COUNT <= FEW:
             result = _sum(x, settled, COUNT, FAMILY, HALF)
         else:
-            result = _sum_on_line(x - mean, settled, COUNT, FAMILY, HALF, LAST)
-    # NaN, and 0 for everything else: min keeps a NaN, and infinity does not reach the product.
-    number = tl.minimum(tl.abs(x), 1.0, propagate_nan=tl.PropagateNan.ALL)
-    return number * 0.0 + result
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST, SHORT)
+        if FAMILY == "uniform":
+            result += _number(x)
+    return result
 
 
 @triton.jit
-def support(x, settled, COUNT: tl.constexpr, LAST: tl.constexpr):
+def _number(x):
+    """NaN, and 0 for everything else: min keeps a NaN, and infinity does not reach the product."""
+    return tl.minimum(tl.abs(x), 1.0, propagate_nan=tl.PropagateNan.ALL) * 0.0
+
+
+@triton.jit
+def slope(
+    x,
+    settled,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    LAST: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """d/dx E[σ(x − ν)] on a run of x in float32; 0 for a Dirac. Not for uniform noise."""
+    mean, std, scale, stair, _ = settled
+    factor = scale * lean.peak(FAMILY)
+    if COUNT <= FEW:
+        thresholds, _, rises = stair
+        # Any finite number will do for a Dirac, since the factor is 0.
+        sharp = tl.where(is_dirac(std), 1.0, scale) * lean.sharpness(FAMILY, True)
+        total = tl.zeros_like(x)
+        for k in tl.static_range(COUNT):
+            z = _z(x, mean, thresholds[k], sharp, 0.0, LAST > 1)
+            total += (rises[k] * factor) * lean.hump(z, FAMILY)
+    else:
+        total = line.slope(x, stair, mean, factor * stair[1][1], FAMILY, LAST, SHORT)
+    return total
+
+
+@triton.jit
+def support(x, settled, COUNT: tl.constexpr, LAST: tl.constexpr, SHORT: tl.constexpr):
     """Which thresholds have x in the support of their uniform noise, as in the climbing module."""
     mean, std, _, stair, _ = settled
-    centred = x - mean
     if COUNT <= FEW:
         half = std * SQRT3
-        bits = tl.zeros_like(x).to(tl.int32)
+        total = tl.zeros_like(x) + line.WHOLE
         for k in tl.static_range(COUNT):
             # A little to the left, so that an edge between two supports is in the upper one.
-            inside = tl.abs(centred - (stair[0][k] - half * EDGE)) < half
-            bits |= tl.where(inside, 1 << k, 0)
+            depth = half - tl.abs(x - (mean + (stair[0][k] - half * EDGE)))
+            # 1 or 0 without comparing: machines do more products at a time than comparisons.
+            total += tl.minimum(tl.maximum(depth * 3e38, 0.0), 1.0) * (1 << k)
+        bits = total.to(tl.int32, bitcast=True)
     else:
-        number, distance = _nearest(centred, stair, COUNT, LAST)
-        _, _, count = _reached(number, distance * stair[2], std * SQRT3 * stair[2], COUNT)
-        bits = (count + WHOLE).to(tl.int32, bitcast=True)
+        bits = line.support(x, stair, mean, std, COUNT, LAST, SHORT)
     return bits
 
 
 @triton.jit
-def _look(x, settled, COUNT: tl.constexpr, LAST: tl.constexpr):
-    """σ(x): looked up, or on the line, never summed."""
-    _, _, _, stair, _ = settled
+def _look(x, stair, shift, COUNT: tl.constexpr, LAST: tl.constexpr):
+    """σ(x − shift): looked up, or on the line, never summed."""
     if COUNT <= FEW:
         thresholds, levels, _ = stair
-        result = tl.where(x >= thresholds[0], levels[1], levels[0])
+        result = tl.where(x >= thresholds[0] + shift, levels[1], levels[0])
         for k in tl.static_range(1, COUNT):
-            result = tl.where(x >= thresholds[k], levels[k + 1], result)
+            result = tl.where(x >= thresholds[k] + shift, levels[k + 1], result)
     else:
-        number, distance = _nearest(x, stair, COUNT, LAST)
-        result = (number + tl.where(distance >= 0, stair[3] + 1.0, stair[3])) * stair[4]
-        if INTERPRETED:
-            # Storing rounds on a device, while the interpreter cuts bfloat16 off.
-            result = _rounded(result, LAST)
+        result = line.look(x - shift, stair, COUNT, LAST)
     return result
 
 
@@ -190,23 +249,36 @@ def _kept(x, settled, COUNT: tl.constexpr, LAST: tl.constexpr):
             kept = tl.minimum(tl.maximum(thresholds[k], low), high)
             result = tl.where(x >= kept, levels[k + 1], result)
     else:
-        result = _look(x, settled, COUNT, LAST)
-        result = tl.where(x < low, stair[5], result)
-        result = tl.where(x >= high, stair[6], result)
+        result = line.keep(x, stair, low, high, COUNT, LAST)
     return result
 
 
 @triton.jit
-def _noisy(x, mean, std, word, FAMILY: tl.constexpr, HALF: tl.constexpr):
-    """x less a draw of the noise."""
+def _drawn(
+    x,
+    settled,
+    word,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    LAST: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """σ(x − ν), ν drawn with the random bits."""
+    mean, std, _, stair, _ = settled
     std = tl.where(is_dirac(std), 0.0, std)
-    if FAMILY == "uniform":
-        width = std * (2 * SQRT3)
-        # From 1 to 2, each in the middle of its share; what brings it to 0 is alike for all.
-        moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * shapes.significand(word)
+    if SHORT:
+        result = line.draw(x, stair, mean, std, word, COUNT, FAMILY, LAST)
+    elif LAST > 1:
+        result = _look(x - std * lean.draw(word, FAMILY), stair, mean, COUNT, LAST)
     else:
-        moved = (x - mean) - std * shapes.ppf(shapes.uniform(word), FAMILY, HALF)
-    return moved
+        if FAMILY == "uniform":
+            width = std * (2 * SQRT3)
+            # From 1 to 2, each in the middle of its share; what brings it to 0 is alike for all.
+            moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * shapes.significand(word)
+        else:
+            moved = (x - mean) - std * shapes.ppf(shapes.uniform(word), FAMILY)
+        result = _look(moved, stair, 0.0, COUNT, LAST)
+    return result
 
 
 @triton.jit
@@ -216,10 +288,10 @@ def _sum(x, settled, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constex
     thresholds, levels, rises = stair
     lowest, highest = levels[0], levels[COUNT]
     if FAMILY == "logistic" and COUNT == 2:
-        # Both shares by one reciprocal; beyond 2⁵⁰ there is nothing left of either.
+        # Both shares by one reciprocal.
         steep = scale * -(RATE * LOG2_E)
-        a = 1.0 + tl.exp2(tl.minimum(_z(x, mean, thresholds[0], steep, 0.0, HALF), 50.0))
-        b = 1.0 + tl.exp2(tl.minimum(_z(x, mean, thresholds[1], steep, 0.0, HALF), 50.0))
+        a = 1.0 + lean.power(_z(x, mean, thresholds[0], steep, 0.0, HALF))
+        b = 1.0 + lean.power(_z(x, mean, thresholds[1], steep, 0.0, HALF))
         root = tl.rsqrt(a * b)
         total = lowest + (rises[0] * b + rises[1] * a) * root * root
     else:
@@ -228,7 +300,7 @@ def _sum(x, settled, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constex
             total += _share(x, mean, thresholds[k], scale, rises[k], FAMILY, HALF)
     if not HALF:
         # Rounding may have taken it beyond the ends; to 16 bits it rounds back.
-        total = tl.minimum(tl.maximum(total, lowest), highest)
+        total = lean.between(total, lowest, highest)
     return total
 
 
@@ -258,70 +330,10 @@ def _share(x, mean, threshold, scale, rise, FAMILY: tl.constexpr, HALF: tl.const
     if FAMILY == "uniform":
         z = _z(x, mean, threshold, scale * UNIFORM_DENSITY, 0.5, HALF)
         share = rise * tl.minimum(tl.maximum(z, 0.0), 1.0)
-    elif FAMILY == "triangular":
-        z = _z(x, mean, threshold, scale * (0.5 / SQRT6), 0.5, HALF)
-        h = tl.minimum(tl.maximum(z, 0.0), 1.0) - 0.5
-        share = (2.0 * rise) * (h * (1.0 - tl.abs(h)))
-    elif FAMILY == "normal":
-        z = _z(x, mean, threshold, scale, 0.0, HALF)
-        half = 0.5 - shapes.tail(tl.abs(z), "normal", HALF)
-        sign = z.to(tl.uint32, bitcast=True) & 0x80000000
-        share = rise * (half.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
-    else:
+    elif FAMILY == "logistic":
         root = tl.rsqrt(1.0 + tl.exp2(_z(x, mean, threshold, scale * -(RATE * LOG2_E), 0.0, HALF)))
         share = rise * root * root
-    return share
-
-
-@triton.jit
-def _sum_on_line(
-    x, settled, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, LAST: tl.constexpr
-):
-    """The same along a line; under uniform noise by the sum of an arithmetic progression."""
-    _, std, scale, stair, _ = settled
-    spacing, closeness, rise = stair[1], stair[2], stair[4]
-    number, distance = _nearest(x, stair, COUNT, LAST)
-    if FAMILY == "uniform":
-        rho, eta = distance * closeness, std * SQRT3 * closeness
-        low, high, count = _reached(number, rho, eta, COUNT)
-        # The average share of the thresholds after low up to high, where there are some.
-        middle = rho - 0.5 * (low + high)
-        average = middle * (0.5 / eta) + (0.5 - 0.25 / eta)
-        average = tl.minimum(tl.maximum(average, 0.0), 1.0)
-        total = count * average + (low + number + 1.0)
     else:
-        number, distance = window.settle(number, distance, spacing)
-        total = window.above(number, distance, spacing, std, scale, COUNT, FAMILY, HALF)
-    total = stair[5] + rise * total
-    return tl.minimum(tl.maximum(total, stair[5]), stair[6])
-
-
-@triton.jit
-def _nearest(x, stair, COUNT: tl.constexpr, LAST: tl.constexpr):
-    """The number of the threshold next to x, and how far x lies above it."""
-    first, spacing, closeness = stair[0], stair[1], stair[2]
-    # From 0 to 1 along the stair: the machine's products end there for nothing.
-    along = x * (closeness * (1 / (COUNT - 1))) - first * (1 / (COUNT - 1))
-    along = tl.minimum(tl.maximum(along, 0.0), 1.0)
-    number = (along * (COUNT - 1) + WHOLE) - WHOLE
-    return number, x - _rounded((number + first) * spacing, LAST)
-
-
-@triton.jit
-def _rounded(number, LAST: tl.constexpr):
-    """To the dtype's bits, ties away from 0: in place, since two conversions would cost more."""
-    if LAST > 1:
-        bits = number.to(tl.uint32, bitcast=True) + LAST // 2
-        number = (bits & (4294967296 - LAST)).to(tl.float32, bitcast=True)
-    return number
-
-
-@triton.jit
-def _reached(number, rho, eta, COUNT: tl.constexpr):
-    """The last threshold below all of x's support, the last below its end, both counted from the
-    nearest, and how many are between. Far beyond the stair there is none between; none for NaN."""
-    top = (COUNT - 1.0) - number
-    low = tl.floor(tl.maximum(rho - eta * (1.0 - EDGE), top - COUNT))
-    high = rho + eta * (1.0 + EDGE)
-    high = tl.floor(tl.minimum(high, top, propagate_nan=tl.PropagateNan.ALL))
-    return low, high, tl.maximum(high - low, 0.0)
+        sharp = scale * lean.sharpness(FAMILY, False)
+        share = rise * lean.odd(_z(x, mean, threshold, sharp, 0.0, HALF), FAMILY, HALF)
+    return share

@@ -3,8 +3,8 @@
 A kernel walks through memory as it lies, whatever the order of the dimensions: the channel of the
 element at place p is (p // stride) % channels. A block is four runs of ``SPAN`` elements, or the
 one that there is, and a program takes one block after another; element i of run j takes word j of
-the i-th random quadruple, so that draws depend on the seed and the place alone and not on how a
-kernel is launched.
+the i-th random quadruple (of 16 bits, with a neighbour: of the i/2-th), so that draws depend on the
+seed and the place alone and not on how a kernel is launched.
 
 ``softstair::climb`` gives the values and what the backward pass needs of x, ``softstair::descend``
 is that backward pass. Both take the stair as the table of :func:`softstair.kernels.triton.table`
@@ -20,14 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.triton import alike, climbing, shapes
+from softstair.kernels.triton import alike, climbing, memory, shapes
 
 SPAN = 1024
+RUNS = 4
 WARPS = 4
 SHARES = 8
 """Programs that a multiprocessor is given: each settles what is alike for all once, and goes on.
 So many must have room in its registers at once, or the last of them would begin when the others
-end; where there may be too few registers, every block is a program."""
+end; where there may be too few registers, every block is a program, or of many, two are."""
 FEW_RESIDENT = 3
 
 
@@ -64,53 +65,50 @@ def climbing_kernel(
     HALF: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16
     LAST: tl.constexpr = (65536 if x.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
+    # What the mode finds out about x is not worked out another way for its support.
+    BRIEF: tl.constexpr = HALF and KIND == "native" and FORWARD != "mode"
     lane, nought = tl.arange(0, SPAN), tl.full((), 0, tl.int64)
     key = tl.load(seed) if FORWARD == "random" else 0
     settled = (0,)
     if ALIKE:
         settled = alike.settle(table, tl.load(mean), tl.load(std), COUNT, FAMILY, FORWARD, HALF)
-    for block in range(tl.program_id(0), tl.cdiv(size, 4 * SPAN), tl.num_programs(0)):
-        number = (nought + block) * SPAN
-        first = number * 4
+    for block in range(tl.program_id(0), tl.cdiv(size, RUNS * SPAN), tl.num_programs(0)):
+        number = nought + block
+        first = number * (RUNS * SPAN)
         left = size - first
-        a = read(x + first, lane, left, WORKING)
-        b, c, d = a, a, a
-        if RUNS > 1:
-            # All four are on their way before the first is worked on.
-            b = read(x + first, lane + SPAN, left, WORKING)
-            c = read(x + first, lane + 2 * SPAN, left, WORKING)
-            d = read(x + first, lane + 3 * SPAN, left, WORKING)
-        runs = (a, b, c, d)
-        words, more = runs, runs
-        if FORWARD == "random":
-            words = shapes.words(key, number, lane, 0)
-            if DOUBLE:
-                more = shapes.words(key, number, lane, 1)
-        for run in tl.static_range(RUNS):
-            at = lane + run * SPAN
-            inside = at < left
-            if ALIKE:
-                result = alike.value(
-                    runs[run], settled, words[run], COUNT, FAMILY, FORWARD, HALF, LAST
-                )
+        runs = memory.read(x + first, lane, left, SPAN, RUNS)
+        if ALIKE:
+            it = (runs, key, number, y + first, trace + first, left)
+            if BRIEF:
+                if alike.is_short(settled):
+                    alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, True)
+                else:
+                    alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False)
             else:
-                channel = channel_of(first, at, stride, channels, WIDE)
+                alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False)
+        else:
+            words, more = runs, runs
+            if FORWARD == "random":
+                words = shapes.four(key, number, SPAN, HALF)
+                if DOUBLE:
+                    more = shapes.words(key, number, SPAN, 1)
+            for run in tl.static_range(RUNS):
+                at = lane + run * SPAN
+                channel = memory.channel_of(first, at, stride, channels, WIDE)
                 row = channel * (3 * COUNT + 2) if ROWS else 0
-                alpha = noise(mean, first, at, left, channel, MEAN)
-                beta = noise(std, first, at, left, channel, STD)
+                alpha = memory.noise(mean, first, at, left, channel, MEAN)
+                beta = memory.noise(std, first, at, left, channel, STD)
+                wide = memory.widened(runs[run], WORKING)
                 u = words[run]
                 if FORWARD == "random":
                     u = shapes.uniform_double(u, more[run]) if DOUBLE else shapes.uniform(u)
                 result = climbing.value(
-                    runs[run], table, row, alpha, beta, u, COUNT, FAMILY, FORWARD, LINE
+                    wide, table, row, alpha, beta, u, COUNT, FAMILY, FORWARD, LINE
                 )
-            tl.store(y + first + at, result.to(y.dtype.element_ty), mask=inside)
-            if TRACED:
-                if ALIKE:
-                    bits = alike.support(runs[run], settled, COUNT, LAST)
-                else:
-                    bits = climbing.support(runs[run], table, row, alpha, beta, COUNT, LINE)
-                tl.store(trace + first + at, bits.to(tl.uint8), mask=inside)
+                memory.write(y + first, at, left, result)
+                if TRACED:
+                    bits = climbing.support(wide, table, row, alpha, beta, COUNT, LINE)
+                    memory.write(trace + first, at, left, bits)
 
 
 @triton.jit
@@ -134,47 +132,43 @@ def descending_kernel(
     WORKING: tl.constexpr,
     WIDE: tl.constexpr,
     SPAN: tl.constexpr,
+    RUNS: tl.constexpr,
 ):
     """out = grad·slope, the slope from x or from the byte that stands for it."""
-    first, at = tl.program_id(0).to(tl.int64) * SPAN, tl.arange(0, SPAN)
+    DOUBLE: tl.constexpr = mean.dtype.element_ty == tl.float64
+    ONE: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not ROWS
+    FEW: tl.constexpr = KIND == "native" or COUNT <= climbing.FEW
+    HALF: tl.constexpr = out.dtype.element_ty.primitive_bitwidth == 16
+    LAST: tl.constexpr = (65536 if out.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
+    LINE: tl.constexpr = "line" if KIND == "native" else KIND
+    lane, first = tl.arange(0, SPAN), tl.program_id(0).to(tl.int64) * (RUNS * SPAN)
     left = size - first
-    inside = at < left
-    channel = channel_of(first, at, stride, channels, WIDE)
-    row = channel * (3 * COUNT + 2) if ROWS else 0
-    beta = noise(std, first, at, left, channel, STD)
-    if TRACED:
-        bits = tl.load(trace + first + at, mask=inside, other=0).to(tl.int32)
-        slope = climbing.slope_of(bits, table, row, beta, COUNT, KIND)
+    grads = memory.read(grad + first, lane, left, SPAN, RUNS)
+    runs = memory.read(trace + first, lane, left, SPAN, RUNS)
+    if ONE and FEW and FAMILY != "uniform":
+        settled = alike.settle(table, tl.load(mean), tl.load(std), COUNT, FAMILY, "slope", HALF)
+        it = (runs, grads, out + first, left)
+        if HALF and COUNT > climbing.FEW:
+            if alike.is_short(settled):
+                alike.descend(it, settled, COUNT, FAMILY, LAST, True)
+            else:
+                alike.descend(it, settled, COUNT, FAMILY, LAST, False)
+        else:
+            alike.descend(it, settled, COUNT, FAMILY, LAST, False)
     else:
-        alpha = noise(mean, first, at, left, channel, MEAN)
-        x = read(trace + first, at, left, WORKING)
-        slope = climbing.slope(x, table, row, alpha, beta, COUNT, FAMILY, KIND)
-    result = read(grad + first, at, left, WORKING) * slope
-    tl.store(out + first + at, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def read(pointer, at, left, WORKING: tl.constexpr):
-    return tl.load(pointer + at, mask=at < left, other=0.0).to(WORKING)
-
-
-@triton.jit
-def channel_of(first, at, stride, channels, WIDE: tl.constexpr):
-    # In 32 bits where the tensor's size allows: dividing is dear.
-    place = first + at if WIDE else first.to(tl.int32) + at
-    return place // stride % channels
-
-
-@triton.jit
-def noise(pointer, first, at, left, channel, HOW: tl.constexpr):
-    """A mean or std: one for all, one a channel, or one an element."""
-    if HOW == "scalar":
-        number = tl.load(pointer)
-    elif HOW == "channel":
-        number = tl.load(pointer + channel)
-    else:
-        number = tl.load(pointer + first + at, mask=at < left, other=0.0)
-    return number
+        for run in tl.static_range(RUNS):
+            at = lane + run * SPAN
+            channel = memory.channel_of(first, at, stride, channels, WIDE)
+            row = channel * (3 * COUNT + 2) if ROWS else 0
+            beta = memory.noise(std, first, at, left, channel, STD)
+            if TRACED:
+                slope = climbing.slope_of(runs[run].to(tl.int32), table, row, beta, COUNT, LINE)
+            else:
+                alpha = memory.noise(mean, first, at, left, channel, MEAN)
+                x = memory.widened(runs[run], WORKING)
+                slope = climbing.slope(x, table, row, alpha, beta, COUNT, FAMILY, LINE)
+            result = memory.widened(grads[run], WORKING) * slope
+            memory.write(out + first, at, left, result)
 
 
 IS_INTERPRETED = not isinstance(climbing_kernel, triton.JITFunction)
@@ -203,12 +197,14 @@ def climb(
     seed = table if seed is None else seed
     operands = (x, y, trace, table, *pointers, seed, x.numel(), *settings.pop("channels"))
     constants = {"FAMILY": family, "FORWARD": forward, "TRACED": traced, "SPAN": SPAN}
-    constants["RUNS"] = 1 if x.numel() <= SPAN else 4
-    programs = triton.cdiv(x.numel(), 4 * SPAN)
+    constants["RUNS"] = 1 if x.numel() <= SPAN else RUNS
+    programs = triton.cdiv(x.numel(), RUNS * SPAN)
     is_light = forward != "random" and settings["COUNT"] <= FEW_RESIDENT
     if (is_light or forward == "mode") and settings["STD"] == "scalar" and not settings["ROWS"]:
         shares = SHARES if is_light or x.element_size() == 2 else SHARES // 2
         programs = min(programs, shares * _multiprocessors(x.device))
+    elif programs >= 4 * SHARES * _multiprocessors(x.device):
+        programs = triton.cdiv(programs, 2)
     _launch(climbing_kernel, x, programs, operands, {**constants, **settings})
     return y, trace
 
@@ -229,9 +225,9 @@ def descend(
     trace, grad = _dense(trace, out), _dense(grad, out)
     settings, pointers = _settings(trace, table, mean, std, kind, axis)
     operands = (grad, trace, out, table, *pointers, trace.numel(), *settings.pop("channels"))
-    constants = {"FAMILY": family, "TRACED": traced, "SPAN": SPAN}
-    settings["KIND"] = "line" if kind == "native" else kind
-    programs = triton.cdiv(trace.numel(), SPAN)
+    runs = 1 if traced or trace.numel() <= SPAN else RUNS
+    constants = {"FAMILY": family, "TRACED": traced, "SPAN": SPAN, "RUNS": runs}
+    programs = triton.cdiv(trace.numel(), runs * SPAN)
     _launch(descending_kernel, trace, programs, operands, {**constants, **settings})
     return out
 

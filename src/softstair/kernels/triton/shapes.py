@@ -9,8 +9,8 @@ normal tail is 2^{P(d)}, P of degree 8, within 9·10⁻⁸ of the truth, less th
 away from a probability, and within 1 % of itself out to nine standard deviations; in float64 it is
 the error function. The inverse of the normal cdf is (u − ½)·P(w)/Q(w) with w = −log 4u(1 − u), a
 smooth even function of u − ½ whose logarithm keeps both tails: 1.3·10⁻⁷ relative for every u from
-2⁻⁵³ on in float64, 2.5·10⁻⁷ from 2⁻²⁴ on in float32. For tensors of 16 bits both are a little
-shorter (``HALF``).
+2⁻⁵³ on in float64, 2.5·10⁻⁷ from 2⁻²⁴ on in float32. For tensors of 16 bits the tail is shorter
+(``HALF``), and draws are those of :mod:`softstair.kernels.triton.lean`.
 """
 
 import math
@@ -30,15 +30,16 @@ RATE = tl.constexpr(math.pi / math.sqrt(3.0))
 LOG2_E = tl.constexpr(1 / math.log(2.0))
 LN_2 = tl.constexpr(math.log(2.0))
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-HAS_LOG2 = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
-"""Whether the machine's own logarithm may be called; Triton's is right to the ulp, and dear."""
+IS_CUDA = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
+"""Whether instructions may be asked for by name. Triton's logarithm is right to the ulp, and dear;
+and it takes two multiplications to both halves of a product."""
 ROUNDS = tl.constexpr(7)
 """Of Philox: the fewest that pass every test of randomness known to its authors."""
 
 
 @triton.jit
 def tail(d, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
-    """P(Z > d) for d ≥ 0; to 3·10⁻⁷ if it is for 16 bits."""
+    """P(Z > d) for d ≥ 0; to 8·10⁻⁵ if it is for 16 bits."""
     if FAMILY == "uniform":
         p = tl.maximum(0.5 - d * UNIFORM_DENSITY, 0.0)
     elif FAMILY == "triangular":
@@ -57,11 +58,9 @@ def _normal_tail(d, HALF: tl.constexpr):
     if d.dtype == tl.float64:
         p = 0.5 - 0.5 * tl.erf(d * SQRT_HALF)
     elif HALF:
-        p = -5.18870299e-04 * d + 7.38726e-03
-        p = p * d - 5.2538119e-02
-        p = p * d - 4.59276613e-01
-        p = p * d - 1.15108316
-        p = tl.exp2(p * d - 1.00000084)
+        p = -3.14127505e-02 * d - 4.78945881e-01
+        p = p * d - 1.14558661
+        p = tl.exp2(p * d - 1.00021672)
     else:
         p = -4.29584671e-07 * d + 8.88849951e-06
         p = p * d - 3.79008894e-05
@@ -120,23 +119,23 @@ def pdf(z, FAMILY: tl.constexpr):
 
 
 @triton.jit
-def ppf(u, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
-    """The inverse of the cdf at 0 < u < 1; to 10⁻⁵ of itself if it is for 16 bits."""
+def ppf(u, FAMILY: tl.constexpr):
+    """The inverse of the cdf at 0 < u < 1."""
     if FAMILY == "uniform":
         z = (2.0 * u - 1.0) * SQRT3
     elif FAMILY == "triangular":
         reach = SQRT6 - tl.sqrt(tl.minimum(u, 1.0 - u)) * (2 * SQRT3)
         z = tl.where(u < 0.5, -reach, reach)
     elif FAMILY == "normal":
-        z = _normal_ppf(u, HALF)
+        z = _normal_ppf(u)
     else:
         tl.static_assert(FAMILY == "logistic")
-        z = (_log2(u) - _log2(1.0 - u)) * (LN_2 / RATE)
+        z = (log2(u) - log2(1.0 - u)) * (LN_2 / RATE)
     return z
 
 
 @triton.jit
-def _normal_ppf(u, HALF: tl.constexpr):
+def _normal_ppf(u):
     side = u - 0.5
     if u.dtype == tl.float64:
         w = -tl.log(4.0 * u * (1.0 - u))
@@ -154,45 +153,102 @@ def _normal_ppf(u, HALF: tl.constexpr):
         z = side * (above / below)
     else:
         # To base 2, as the machine has it.
-        w = -_log2(u * (4.0 - 4.0 * u))
-        if HALF:
-            above = 2.30021991e-06 * w + 5.50315427e-03
-            above = above * w + 7.35797934e-02
-            above = above * w + 5.87768672e-01
-            above = above * w + 2.50660912
-            below = 1.53190847e-04 * w + 1.3656535e-02
-            below = below * w + 5.29284567e-02
-            below = below * w + 1.0
-        else:
-            above = 3.32784407e-06 * w + 5.10401564e-04
-            above = above * w + 8.90887646e-03
-            above = above * w + 9.67162803e-02
-            above = above * w + 6.83968716e-01
-            above = above * w + 2.50662889
-            below = 2.7662901e-05 * w + 1.01853636e-03
-            below = below * w + 1.57241493e-02
-            below = below * w + 9.14029485e-02
-            below = below * w + 1.0
+        w = -log2(u * (4.0 - 4.0 * u))
+        above = 3.32784407e-06 * w + 5.10401564e-04
+        above = above * w + 8.90887646e-03
+        above = above * w + 9.67162803e-02
+        above = above * w + 6.83968716e-01
+        above = above * w + 2.50662889
+        below = 2.7662901e-05 * w + 1.01853636e-03
+        below = below * w + 1.57241493e-02
+        below = below * w + 9.14029485e-02
+        below = below * w + 1.0
         root = tl.rsqrt(below)
         z = (side * root) * (above * root)
     return z
 
 
 @triton.jit
-def _log2(y):
-    return libdevice.fast_log2f(y) if HAS_LOG2 and y.dtype == tl.float32 else tl.log2(y)
+def log2(y):
+    """As the machine has it."""
+    return libdevice.fast_log2f(y) if IS_CUDA and y.dtype == tl.float32 else tl.log2(y)
 
 
 @triton.jit
-def words(seed, first, lane, stream):
-    """Four blocks of random 32-bit words for the numbers first + lane.
+def four(seed, number, SPAN: tl.constexpr, HALF: tl.constexpr):
+    """The words of a block's four runs."""
+    return shared(seed, number, SPAN) if HALF else words(seed, number, SPAN, 0)
 
-    ``first`` is a multiple of the (power of two) number of lanes, so that no carry crosses from the
-    low half of the counter to the high one.
+
+@triton.jit
+def words(seed, number, SPAN: tl.constexpr, stream):
+    """Four blocks of SPAN random 32-bit words, the number-th of a seed: those of ``tl.philox``."""
+    return _philox(seed, number * SPAN, tl.arange(0, SPAN), stream, False)
+
+
+@triton.jit
+def shared(seed, number, SPAN: tl.constexpr):
+    """The same for tensors of 16 bits, from half as many words: two neighbours share one, the
+    second with its halves exchanged. (They are one thread's, which works their word out once.)
+
+    Each is uniform, with all of its bits. The upper halves of two are independent, and so the
+    probability of any two levels together is the product to within 2⁻¹⁶.
     """
-    low = lane + first.to(tl.int32)
-    high = lane * 0 + (first >> 32).to(tl.int32)
-    return tl.philox(seed, low, high, low * 0 + stream, low * 0, ROUNDS)
+    lane = tl.arange(0, SPAN)
+    is_second = (lane & 1) != 0
+    a, b, c, d = _philox(seed, number * (SPAN // 2), lane >> 1, 0, IS_CUDA)
+    return (
+        _turned(a, is_second),
+        _turned(b, is_second),
+        _turned(c, is_second),
+        _turned(d, is_second),
+    )
+
+
+@triton.jit
+def _turned(word, is_second):
+    return tl.where(is_second, (word >> 16) | (word << 16), word)
+
+
+@triton.jit
+def _philox(seed, first, lane, stream, FUSED: tl.constexpr):
+    """Of the counters first + lane, whose low halves no carry leaves. What is alike for all lanes,
+    half of the first two rounds, is worked out for one."""
+    a = (lane + first.to(tl.int32)).to(tl.uint32, bitcast=True)
+    b = (first >> 32).to(tl.uint32)
+    c = b * 0 + stream
+    d = b * 0
+    key, other = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        high, low = _product(c, 0xCD9E8D57, FUSED)
+        higher, lower = _product(a, 0xD2511F53, FUSED)
+        a = high ^ b ^ key
+        b = low
+        c = higher ^ d ^ other
+        d = lower
+        key += 0x9E3779B9
+        other += 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def _product(word, FACTOR: tl.constexpr, FUSED: tl.constexpr):
+    """Both halves of a product of 64 bits; by one instruction, which takes more registers."""
+    factor = tl.full(word.shape, FACTOR, tl.uint32)
+    if FUSED and len(word.shape) > 0:
+        # Not by a type of 64 bits, for which the compiler would move words between threads.
+        low, high = tl.inline_asm_elementwise(
+            "{ .reg .b64 t; mul.wide.u32 t, $2, $3; mov.b64 {$0, $1}, t; }",
+            "=r,=r,r,r",
+            [word, factor],
+            dtype=(tl.uint32, tl.uint32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        high = tl.umulhi(word, factor)
+        low = word * factor
+    return high, low
 
 
 @triton.jit

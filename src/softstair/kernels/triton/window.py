@@ -15,16 +15,7 @@ from softstair.kernels.triton.shapes import LOG2_E, RATE, SQRT3, SQRT6, pdf, tai
 
 
 @triton.jit
-def above(
-    number,
-    distance,
-    spacing,
-    std,
-    scale,
-    COUNT: tl.constexpr,
-    FAMILY: tl.constexpr,
-    HALF: tl.constexpr = False,
-):
+def above(number, distance, spacing, std, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """Σₖ F((x − θₖ)/β), scale being 1/β, from what :func:`below` says of x."""
     total = number + 1.0
     if FAMILY == "logistic":
@@ -32,7 +23,7 @@ def above(
         low = tl.exp2(distance * rate)
         high = tl.exp2((spacing - distance) * rate)
         ratio = tl.exp2(spacing * rate)
-        for step in range(reach(std, spacing, COUNT, FAMILY, HALF)):
+        for step in range(reach(std, spacing, COUNT, FAMILY)):
             under = tl.where(number >= step, low, 0.0)
             over = tl.where(number + step < COUNT - 1.0, high, 0.0)
             both = (1.0 + under) * (1.0 + over)
@@ -44,9 +35,9 @@ def above(
             low *= ratio
             high *= ratio
     else:
-        for step in range(reach(std, spacing, COUNT, FAMILY, HALF)):
-            under = tail((distance + step * spacing) * scale, FAMILY, HALF)
-            over = tail((spacing - distance + step * spacing) * scale, FAMILY, HALF)
+        for step in range(reach(std, spacing, COUNT, FAMILY)):
+            under = tail((distance + step * spacing) * scale, FAMILY)
+            over = tail((spacing - distance + step * spacing) * scale, FAMILY)
             total += tl.where(number + step < COUNT - 1.0, over, 0.0)
             total -= tl.where(number >= step, under, 0.0)
     return total
@@ -113,20 +104,19 @@ def clip(number, HIGHEST: tl.constexpr):
 
 
 @triton.jit
-def reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr = False):
+def reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """How many thresholds on either side of x the noise reaches: one number for a whole block.
 
-    Unbounded noise ends where what is left rounds away beside the nearest threshold's share (of
-    16 bits: where it is less than 10⁻⁵).
+    Unbounded noise ends where what is left rounds away beside the nearest threshold's share.
     """
     if FAMILY == "uniform":
         far = SQRT3
     elif FAMILY == "triangular":
         far = SQRT6
     elif FAMILY == "normal":
-        far = 9.0 if std.dtype == tl.float64 else 4.5 if HALF else 6.5
+        far = 9.0 if std.dtype == tl.float64 else 6.5
     else:
-        far = 21.0 if std.dtype == tl.float64 else 6.5 if HALF else 10.5
+        far = 21.0 if std.dtype == tl.float64 else 10.5
     steps = tl.ceil(std * far / spacing)
     if len(steps.shape) > 0:
         steps = tl.max(steps)
