@@ -307,6 +307,17 @@ def test_a_byte_is_kept_where_one_will_do():
     assert trace.numel() == 0
 
 
+@pytest.mark.parametrize("forward", ["hard", "mode", "expectation", "random"])
+def test_supports_that_touch_leave_no_gap_and_do_not_overlap(forward):
+    """On a line that 16 bits take for exact: x on an edge between two is in one of them alone."""
+    stair = ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="midpoint")
+    noise, x = ss.noise.Uniform(), (torch.arange(-150, 151) / 64).to(BF16)
+    law = (0.0, noise.std_within(0.5) * 0.25, forward, torch.Generator().manual_seed(0))
+    _, trace = room.climb(x, stair, noise, *law, traced=True)
+    inside = (x >= stair.thresholds[0] - 0.125) & (x < stair.thresholds[-1] + 0.125)
+    assert torch.equal(trace, inside.to(torch.uint8))
+
+
 @pytest.mark.parametrize("family", ["uniform", "normal"])
 def test_derivatives_of_every_kind(family):
     """Forward mode, batches of gradients and second derivatives, of leaves and others."""

@@ -48,6 +48,10 @@ def settle(
         if COUNT > 1:
             margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
         limits = (low + margin, high - margin)
+        if COUNT > FEW:
+            # Thresholds that stay where they are need not be kept between limits.
+            thresholds, levels, window, short = stair
+            stair = (thresholds, levels, window, short & (margin == 0.0))
     return mean, std, inverse(std), stair, limits
 
 
@@ -90,8 +94,33 @@ def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr)
 
 @triton.jit
 def is_short(settled):
-    """Whether 16 bits may go the short way along this line."""
+    """Whether 16 bits may go the short way along this line; to the mode, if it is σ itself."""
     return settled[3][3]
+
+
+@triton.jit
+def climb_all(
+    tensors,
+    settled,
+    COUNT: tl.constexpr,
+    FAMILY: tl.constexpr,
+    FORWARD: tl.constexpr,
+    TRACED: tl.constexpr,
+    LAST: tl.constexpr,
+    SHORT: tl.constexpr,
+    SPAN: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Every block of this program, one after another."""
+    x, y, trace, key, size = tensors
+    lane, nought = tl.arange(0, SPAN), tl.full((), 0, tl.int64)
+    for block in range(tl.program_id(0), tl.cdiv(size, RUNS * SPAN), tl.num_programs(0)):
+        number = nought + block
+        first = number * (RUNS * SPAN)
+        left = size - first
+        runs = memory.read(x + first, lane, left, SPAN, RUNS)
+        it = (runs, key, number, y + first, trace + first, left)
+        climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, SHORT)
 
 
 @triton.jit
@@ -155,7 +184,9 @@ def value(
     if FORWARD == "hard":
         result = _number(x) + _look(x, stair, 0.0, COUNT, LAST)
     elif FORWARD == "random":
-        result = _number(x) + _drawn(x, settled, word, COUNT, FAMILY, LAST, SHORT)
+        result = _drawn(x, settled, word, COUNT, FAMILY, LAST, SHORT)
+    elif FORWARD == "mode" and SHORT:
+        result = _number(x) + _look(x - mean, stair, 0.0, COUNT, LAST)
     elif FORWARD == "mode":
         result = _number(x) + _kept(x - mean, settled, COUNT, LAST)
     else:
@@ -176,8 +207,8 @@ def value(
 
 @triton.jit
 def _number(x):
-    """NaN, and 0 for everything else: min keeps a NaN, and infinity does not reach the product."""
-    return tl.minimum(tl.abs(x), 1.0, propagate_nan=tl.PropagateNan.ALL) * 0.0
+    """NaN, and 0 for everything else."""
+    return lean.nought(x, 0.0)
 
 
 @triton.jit
@@ -263,13 +294,14 @@ def _drawn(
     LAST: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """σ(x − ν), ν drawn with the random bits."""
+    """σ(x − ν), ν drawn with the random bits; NaN for NaN."""
     mean, std, _, stair, _ = settled
     std = tl.where(is_dirac(std), 0.0, std)
     if SHORT:
         result = line.draw(x, stair, mean, std, word, COUNT, FAMILY, LAST)
     elif LAST > 1:
-        result = _look(x - std * lean.draw(word, FAMILY), stair, mean, COUNT, LAST)
+        moved = x - lean.draw(word, std, FAMILY)
+        result = _number(x) + _look(moved, stair, mean, COUNT, LAST)
     else:
         if FAMILY == "uniform":
             width = std * (2 * SQRT3)
@@ -277,7 +309,7 @@ def _drawn(
             moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * shapes.significand(word)
         else:
             moved = (x - mean) - std * shapes.ppf(shapes.uniform(word), FAMILY)
-        result = _look(moved, stair, 0.0, COUNT, LAST)
+        result = _number(x) + _look(moved, stair, 0.0, COUNT, LAST)
     return result
 
 

@@ -63,6 +63,12 @@ def between(number, lowest, highest):
 
 
 @triton.jit
+def nought(x, least):
+    """``least``, which is 0 or less, but NaN where x is: in one step, and for infinity too."""
+    return tl.minimum(tl.abs(x), least, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def hump(z, FAMILY: tl.constexpr):
     """The density as a share of :func:`peak`."""
     if FAMILY == "triangular":
@@ -92,29 +98,30 @@ def peak(FAMILY: tl.constexpr):
 
 
 @triton.jit
-def draw(word, FAMILY: tl.constexpr):
-    """A number with the family's distribution from 32 random bits, in standard deviations.
+def draw(word, std, FAMILY: tl.constexpr):
+    """A number with the family's distribution, and that standard deviation, from 32 random bits.
 
     The inverse of the normal cdf at (1 + t)/2 is t·P(−log₂(1 − t²)), a smooth even function of t
     beside t, whose logarithm keeps both tails.
     """
     number = word.to(tl.int32, bitcast=True).to(tl.float32)
     if FAMILY == "uniform":
-        z = number * (SQRT3 * INSIDE)
+        z = number * (std * (SQRT3 * INSIDE))
     elif FAMILY == "triangular":
         rest = tl.abs(number) * -INSIDE + 1.0
-        z = _signed(tl.sqrt(rest) * -SQRT6 + SQRT6, number)
+        z = std * _signed(tl.sqrt(rest) * -SQRT6 + SQRT6, number)
     elif FAMILY == "normal":
         t = number * INSIDE
         w = -log2(1.0 - t * t)
-        p = -1.4499725e-06 * w + 8.25248644e-05
-        p = p * w - 1.58582104e-03
-        p = p * w + 8.67221318e-03
-        p = p * w + 2.26894632e-01
-        z = t * (p * w + 1.25340307)
+        # The factors are alike for all, and so std costs an element nothing.
+        p = (-1.4499725e-06 * std) * w + 8.25248644e-05 * std
+        p = p * w - 1.58582104e-03 * std
+        p = p * w + 8.67221318e-03 * std
+        p = p * w + 2.26894632e-01 * std
+        z = t * (p * w + 1.25340307 * std)
     else:
         tl.static_assert(FAMILY == "logistic")
-        z = (log2(number * INSIDE + 1.0) - log2(number * -INSIDE + 1.0)) * (LN_2 / RATE)
+        z = (log2(number * INSIDE + 1.0) - log2(number * -INSIDE + 1.0)) * (std * (LN_2 / RATE))
     return z
 
 

@@ -22,6 +22,8 @@ from softstair.kernels.triton.shapes import INTERPRETED, SQRT3, SQRT6
 
 WHOLE = tl.constexpr(12582912.0)
 """1.5·2²³, where float32 has whole numbers only: adding it rounds."""
+EDGE_ALONG = tl.constexpr(2.0**-21)
+"""Of a stair's length: so much more of the support is on the left of x, the short way."""
 
 
 @triton.jit
@@ -53,7 +55,8 @@ def settle(
         number = tl.arange(0, triton.next_power_of_2(COUNT))
         given = tl.load(table + number, mask=number < COUNT, other=0.0)
         moved = tl.where(number < COUNT, tl.abs(given - (number + first) * unit), 0.0)
-        short = (tl.max(moved, 0) < 1e-3 * std) & (std > 6e-5 * COUNT * unit)
+        narrow = 1000 * EDGE_ALONG if FAMILY == "uniform" else 6e-5
+        short = (tl.max(moved, 0) < 1e-3 * std) & (std > narrow * COUNT * unit)
     return thresholds, levels, window, short
 
 
@@ -106,16 +109,18 @@ def keep(x, line, low, high, COUNT: tl.constexpr, LAST: tl.constexpr):
 
 @triton.jit
 def draw(x, line, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST: tl.constexpr):
-    """σ(x − ν), the short way."""
+    """σ(x − ν), the short way; NaN for NaN."""
     thresholds, levels, _, _ = line
     lowest, rise, _, _ = levels
     closeness = thresholds[2] * (1 / COUNT)
-    moved = x - std * lean.draw(word, FAMILY)
+    moved = x - lean.draw(word, std, FAMILY)
     along = moved * closeness + ((0.5 - thresholds[0]) * (1 / COUNT) - mean * closeness)
     along = tl.minimum(tl.maximum(along, 0.0), 1.0)
-    # Half of a level is left for the end, where it is fused with the product and costs nothing.
-    whole = tl.floor(lowest)
-    result = ((along * COUNT + WHOLE) - (WHOLE - whole)) * rise + (lowest - whole) * rise
+    # Half of a level is left for the end, where it is fused with the product and costs nothing,
+    # and brings NaN back.
+    whole = tl.ceil(lowest)
+    rest = lean.nought(x, (lowest - whole) * rise)
+    result = ((along * COUNT + WHOLE) - (WHOLE - whole)) * rise + rest
     if INTERPRETED:
         result = _rounded(result, LAST)
     return result
@@ -125,16 +130,16 @@ def draw(x, line, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LA
 def nearest(x, line, COUNT: tl.constexpr, LAST: tl.constexpr):
     """The number of the threshold next to x, and how far x lies above it."""
     first, unit, closeness = line[0]
-    number = _next(x * closeness - first, COUNT)
+    number = _steps(x, closeness, -first, COUNT - 1) - WHOLE
     return number, x - _rounded((number + first) * unit, LAST)
 
 
 @triton.jit
-def _next(place, COUNT: tl.constexpr):
-    """The whole number next to a place in units."""
+def _steps(x, closeness, shift, HIGHEST: tl.constexpr):
+    """The whole number next to x·closeness + shift, from 0 to the highest, with ``WHOLE``."""
     # From 0 to 1 along the stair: the machine's products end there for nothing.
-    along = tl.minimum(tl.maximum(place * (1 / (COUNT - 1)), 0.0), 1.0)
-    return (along * (COUNT - 1) + WHOLE) - WHOLE
+    along = x * (closeness * (1 / HIGHEST)) + shift * (1 / HIGHEST)
+    return tl.minimum(tl.maximum(along, 0.0), 1.0) * HIGHEST + WHOLE
 
 
 @triton.jit
@@ -148,22 +153,25 @@ def _rounded(number, LAST: tl.constexpr):
 
 @triton.jit
 def reached(x, line, mean, std, COUNT: tl.constexpr, LAST: tl.constexpr, SHORT: tl.constexpr):
-    """Of uniform noise: the nearest threshold's number, x's place beside it in units, and, both
-    with ``WHOLE``, the last threshold below all of x's support and the last below its end, counted
-    from the nearest. Beyond the stair, and for NaN, these two are one."""
+    """Of uniform noise: a threshold's number, x's place beside it in units, and, both with
+    ``WHOLE``, how many thresholds are below all of x's support and how many below its end, counted
+    from that number. Beyond the stair, and for NaN, these two are one."""
     first, _, closeness = line[0]
+    half = std * SQRT3 * closeness
     if SHORT:
-        place = x * closeness - (first + mean * closeness)
-        number = _next(place, COUNT)
-        place -= number
+        number, place = 0.0, x * closeness - (first + mean * closeness)
+        # A little to the left, as there, but by more than what rounding may take it.
+        middle = (0.5 + EDGE_ALONG * COUNT) - (first + mean * closeness)
+        low = _steps(x, closeness, middle - half, COUNT)
+        high = _steps(x, closeness, middle + half, COUNT)
     else:
         number, distance = nearest(x - mean, line, COUNT, LAST)
         place = distance * closeness
-    half = std * SQRT3 * closeness
-    top = (COUNT - 1.0) - number
-    low = tl.maximum(place - (half * (1.0 - EDGE) + 0.5), top - COUNT)
-    high = tl.maximum(place + (half * (1.0 + EDGE) - 0.5), top - COUNT)
-    return number, place, half, tl.minimum(low, top) + WHOLE, tl.minimum(high, top) + WHOLE
+        top = COUNT - number
+        low = tl.maximum(place + (0.5 - half * (1.0 - EDGE)), -number)
+        high = tl.maximum(place + (0.5 + half * (1.0 + EDGE)), -number)
+        low, high = tl.minimum(low, top) + WHOLE, tl.minimum(high, top) + WHOLE
+    return number, place, half, low, high
 
 
 @triton.jit
@@ -190,10 +198,10 @@ def expectation(
     if FAMILY == "uniform":
         number, place, half, low, high = reached(x, line, mean, std, COUNT, LAST, SHORT)
         count, low = high - low, low - WHOLE
-        # The average share of the thresholds after low up to high, where there are some.
-        average = (place - (low + 0.5 * count)) * (0.5 / half) + (0.5 - 0.25 / half)
+        # The average share of those below high that are not below low, where there are some.
+        average = (place - (low + 0.5 * count)) * (0.5 / half) + (0.5 + 0.25 / half)
         average = tl.minimum(tl.maximum(average, 0.0), 1.0)
-        result = (lowest + rise) + rise * (count * average + (low + number))
+        result = lowest + rise * (count * average + (low + number))
     else:
         start, z = _start(x, line, mean, LAST, SHORT)
         # Each term but its half, which is there from the beginning.

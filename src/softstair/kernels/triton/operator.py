@@ -65,28 +65,28 @@ def climbing_kernel(
     HALF: tl.constexpr = x.dtype.element_ty.primitive_bitwidth == 16
     LAST: tl.constexpr = (65536 if x.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
-    # What the mode finds out about x is not worked out another way for its support.
-    BRIEF: tl.constexpr = HALF and KIND == "native" and FORWARD != "mode"
+    BRIEF: tl.constexpr = HALF and KIND == "native" and (FORWARD != "hard" or TRACED)
     lane, nought = tl.arange(0, SPAN), tl.full((), 0, tl.int64)
     key = tl.load(seed) if FORWARD == "random" else 0
-    settled = (0,)
     if ALIKE:
         settled = alike.settle(table, tl.load(mean), tl.load(std), COUNT, FAMILY, FORWARD, HALF)
-    for block in range(tl.program_id(0), tl.cdiv(size, RUNS * SPAN), tl.num_programs(0)):
-        number = nought + block
-        first = number * (RUNS * SPAN)
-        left = size - first
-        runs = memory.read(x + first, lane, left, SPAN, RUNS)
-        if ALIKE:
-            it = (runs, key, number, y + first, trace + first, left)
-            if BRIEF:
-                if alike.is_short(settled):
-                    alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, True)
-                else:
-                    alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False)
+        it = (x, y, trace, key, size)
+        # A loop for each way: one for both would need the registers of both.
+        if BRIEF:
+            if alike.is_short(settled):
+                alike.climb_all(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, True, SPAN, RUNS)
             else:
-                alike.climb(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False)
+                alike.climb_all(
+                    it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False, SPAN, RUNS
+                )
         else:
+            alike.climb_all(it, settled, COUNT, FAMILY, FORWARD, TRACED, LAST, False, SPAN, RUNS)
+    else:
+        for block in range(tl.program_id(0), tl.cdiv(size, RUNS * SPAN), tl.num_programs(0)):
+            number = nought + block
+            first = number * (RUNS * SPAN)
+            left = size - first
+            runs = memory.read(x + first, lane, left, SPAN, RUNS)
             words, more = runs, runs
             if FORWARD == "random":
                 words = shapes.four(key, number, SPAN, HALF)
