@@ -88,6 +88,8 @@ def test_without_json_it_says_how_to_keep_them(capsys: pytest.CaptureFixture[str
         ("--repeats 0", "--repeats must be from 1 to 1000, but 0 was given"),
         ("--elements -3", "--elements must be from 1 to"),
         ("--stairs ternary,int99", "but 'int99' was given"),
+        ("--stairs int4@half", "but 'int4@half' was given"),
+        ("--stairs int4@0", "but 0.0 was given"),
         ("--device tpu", "device must be auto, cpu, cuda or cuda:N"),
         ("--model dscnn --augment crop", "augment must be one of none, shift for speech"),
         ("--json .", "--json must name a file that can be written"),

@@ -141,10 +141,23 @@ class Target(NamedTuple):
 
 
 def target(name: str) -> Target:
-    """A stair over most of whose levels standard normal x is spread."""
-    levels = len(named(name).levels)
+    """A stair over most of whose levels standard normal x is spread, or one of a given quantum.
+
+    >>> target("int4").quantum, target("int4@0.07").quantum
+    (0.25, 0.07)
+    """
+    kind, at, given = name.partition("@")
+    levels = len(named(kind).levels)
     quantum = 1.0 if levels <= 3 else 4.0 / levels
-    return Target(name, named(name, quantum), quantum)
+    if at:
+        try:
+            quantum = float(given)
+        except ValueError:
+            raise ValueError(
+                f"a stair must be given as {kind}, or with its quantum as {kind}@0.07, but "
+                f"{name!r} was given."
+            ) from None
+    return Target(name, named(kind, quantum), quantum)
 
 
 def _baseline(x: Tensor, gradient: Tensor) -> dict[str, Run]:
