@@ -18,6 +18,8 @@ __all__ = ["Health", "examine"]
 NEARLY_ALL = 0.995
 NARROW = 0.05
 """In quanta; noise that is narrower is about to go, and its gradient with it."""
+FEW = 16
+"""Levels: so many are counted one by one, which a GPU does faster than a histogram of few bins."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +70,34 @@ def examine(network: nn.Module, x: Tensor) -> list[Health]:
     for name, module in network.named_modules():
         if isinstance(module, StairLayer):
             inputs[f"{name}.weight_stair"] = module.weight
+    known = [(name, module) for name, module in stair_modules(network) if name in inputs]
+    # Everything at once: a device is waited for once, and not three times a stair.
+    measured = [_measure(module, inputs[name]) for name, module in known]
+    lengths = [len(numbers) for numbers in measured]
+    lists = torch.cat(measured).cpu().split(lengths) if measured else ()
     return [
-        _health(name, module, inputs[name])
-        for name, module in stair_modules(network)
-        if name in inputs
+        _health(name, module, numbers.tolist())
+        for (name, module), numbers in zip(known, lists, strict=True)
     ]
 
 
-def _health(name: str, module: StairModule, x: Tensor) -> Health:
-    levels = len(module.stair.levels)
-    counts = torch.bincount(module.stair.index(x).flatten(), minlength=levels)
-    dead = None
-    if float(module.std) > 0:
-        mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
-        slope = kernels.slope(x.float(), module.stair, module.noise, mean, std)
-        dead = float((slope == 0).double().mean())
+def _measure(module: StairModule, x: Tensor) -> Tensor:
+    """(std, share that passes no gradient, share of each level …), where x is."""
+    index = module.stair.index(x).flatten()
+    levels = len(module.stair)
+    if levels <= FEW:
+        counts = torch.stack([(index == level).sum() for level in range(levels)])
+    else:
+        counts = torch.bincount(index, minlength=levels)
+    mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
+    dead = (kernels.slope(x.float(), module.stair, module.noise, mean, std) == 0).sum()
+    shares = torch.cat([dead[None], counts]).double() / x.numel()
+    return torch.cat([module.std.double().reshape(1), shares])
+
+
+def _health(name: str, module: StairModule, numbers: list[float]) -> Health:
+    std, dead, *occupancy = numbers
     name = name.removesuffix(".weight_stair") + (
         " weights" if isinstance(module, StairWeight) else ""
     )
-    return Health(name, module.layer, float(module.std), tuple((counts / x.numel()).tolist()), dead)
+    return Health(name, module.layer, std, tuple(occupancy), dead if std > 0 else None)
