@@ -1,6 +1,7 @@
 """What trained networks take on a Cortex-M4: flash, memory, instructions; emulated by QEMU.
 
-    python benchmarks/cortex.py RUN [RUN ...] [--examples 3] [--data-dir data] [--json figures.json]
+    python benchmarks/cortex.py RUN [RUN ...] [--last-layer int8] [--examples 3]
+                                [--data-dir data] [--json figures.json]
 
 RUN is a run directory, a packed network, or the name of one. The bits of the scores must be those
 of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C compiler.
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from softstair.cli._deployed import deployed, examples
+from softstair.cli._deployed import LastLayer, deployed, examples
 from softstair.deploy.c import write
 from softstair.deploy.c.build import build
 
@@ -21,9 +22,9 @@ TICK = 40
 """Instructions: QEMU runs one a nanosecond, and the board's timer counts at 25 MHz."""
 
 
-def measure(run: Path, count: int, data_dir: Path) -> dict[str, Any]:
+def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dict[str, Any]:
     """The figures of one network."""
-    found = deployed(run, data_dir)
+    found = deployed(run, data_dir, last_layer)
     _, x = examples(run, found.recipe, data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -38,6 +39,7 @@ def measure(run: Path, count: int, data_dir: Path) -> dict[str, Any]:
         raise SystemExit(f"{run}: the Cortex-M4 says\n{board}and this machine\n{host}")
     return {
         "network": run.name,
+        "last layer": last_layer,
         "examples with the host's bits": len(x),
         "flash, bytes": text + data,
         "of it constants": plan.flash,
@@ -56,11 +58,13 @@ def _said(command: list[str], folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--last-layer", choices=("float", "int8"), default="float")
     parser.add_argument("--examples", type=int, default=3)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    figures = [measure(run, given.examples, given.data_dir) for run in given.runs]
+    more = (given.examples, given.data_dir, given.last_layer)
+    figures = [measure(run, *more) for run in given.runs]
     for one in figures:
         print(
             "  ".join(

@@ -29,7 +29,7 @@ def main() -> None:
     numbers = held["mean"], held["std"]
     training, valid = (Examples(data.x[part], data.y[part], *numbers) for part in parts)
     before = evaluate(network, valid)[1]
-    refresh(network, training, batch=256, seed=0)
+    refresh(network.train(), training, batch=256, seed=0)
     print(f"running statistics {before:.2%}, fresh {evaluate(network, valid)[1]:.2%}")
 
 

@@ -44,22 +44,24 @@ def means(trainings: list[Training], data: str) -> str:
     """A row for each configuration of the shorter trainings of a data set, the best first."""
     head = ["| configuration | folds | validation, % |", "|---|---|---|"]
     rows = []
-    for study in studies(trainings):
-        if study.data != data or study.epochs >= FULL[data]:
-            continue
+    short = [one for one in trainings if one.settings["data"] == data and not _is_full(one)]
+    found = studies(short)
+    for study in found:
+        if len(found) > 1:
+            rows.append(f"| **{study.name}** | | |")
         folds: dict[str, list[float]] = {}
         for one in study.trainings:
             if one.is_done:
                 folds.setdefault(one.configuration, []).append(one.valid_accuracy)
-        found = sorted(folds.items(), key=lambda item: -mean_of(item[1]).value)
+        best = sorted(folds.items(), key=lambda item: -mean_of(item[1]).value)
         rows += [
-            f"| `{name}` | {len(each)} | {mean_of(each).in_hundredths()} |" for name, each in found
+            f"| `{name}` | {len(each)} | {mean_of(each).in_hundredths()} |" for name, each in best
         ]
     return "\n".join([*head, *rows])
 
 
 def _is_full(one: Training) -> bool:
-    return int(one.settings["epochs"]) >= FULL[one.settings["data"]]
+    return int(one.settings["epochs"]) >= FULL.get(one.settings["data"], 0)
 
 
 def accuracies(trainings: list[Training]) -> str:
@@ -71,7 +73,8 @@ def accuracies(trainings: list[Training]) -> str:
     for one in trainings:
         if not _is_full(one):
             continue
-        before = [epoch.valid_accuracy for epoch in one.curve[390:400]]
+        drop = int(float(one.settings["drop"]))
+        before = [epoch.valid_accuracy for epoch in one.curve[drop - 10 : drop]]
         cells = [one.valid_accuracy, sum(before) / len(before), one.best_valid_accuracy or 0.0]
         numbers = " | ".join(f"{100 * cell:.2f}" for cell in (*cells, one.test_accuracy or 0.0))
         name, epochs = f"`{one.configuration}`", one.settings["epochs"]

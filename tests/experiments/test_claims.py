@@ -187,6 +187,19 @@ def test_what_may_be_chance_holds_in_part() -> None:
     assert found.verdict == "holds in part", found.sentence
 
 
+def test_an_equality_that_may_be_chance_holds_in_part() -> None:
+    """Level on the mean, with folds of static noise that lie far apart."""
+
+    def level(settings: Mapping[str, str], fold: int) -> float:
+        wild = (0.09, -0.09, 0.08, -0.08, 0.0)[fold] if settings["interval"] == "none" else 0.0
+        return paper(settings, fold) + wild
+
+    claim = CLAIM["speech-partition-static"]
+    assert claim.measured(made("paper-speech", paper, 20, before=before)).verdict == "holds"
+    found = claim.measured(made("paper-speech", level, 20, before=before))
+    assert found.verdict == "holds in part", found.sentence
+
+
 def test_one_fold_must_differ_by_a_point() -> None:
     """It has no interval to tell by."""
     clear = CLAIM["homogeneous"].measured(

@@ -11,6 +11,7 @@ from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 import softstair as ss
 from softstair.models import build
+from softstair.train.treatment import Treatment
 
 NEEDS_INTERPRETER = True
 # numpy, which stands for the device, says so where e^x is ∞ and 1/(1 + ∞) is the answer.
@@ -307,3 +308,50 @@ def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     assert units == [torch.float32, torch.int16, torch.int16]  # a picture, then whole numbers
     assert distance(scores, wanted) < 1e-5
     assert distance(run(x).detach(), wanted) < 1e-5  # with a gradient: the network as it is
+
+
+class Asks(nn.Module):
+    """Does otherwise in training, in one of two ways."""
+
+    def __init__(self, net: nn.Module, by_argument: bool) -> None:
+        super().__init__()
+        self.net, self.by_argument = net, by_argument
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_argument:
+            return self.net(F.dropout(x, 0.5, training=self.training))
+        return self.net(x * 0.5) if self.training else self.net(x)
+
+
+@pytest.mark.parametrize("by_argument", [False, True])
+def test_what_asks_whether_it_is_in_training_is_evaluated_as_it_is(by_argument):
+    from softstair.fused import fused
+
+    net, _ = pair("ternary", "uniform", "mode")
+    assert fused(net).evaluates
+    assert not fused(Asks(net, by_argument)).evaluates
+    treated = lambda one: Treatment(fused(one), "float32", True, False, False)
+    assert treated(net).judged is not None
+    assert treated(Asks(net, by_argument)).judged is None
+
+
+def test_evaluation_of_pictures_that_windows_do_not_tile():
+    """Seven pixels a side: pooled by torch, and then no whole numbers are handed on."""
+    from softstair.fused import fused
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 8, 3, stride=2, groups=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    net = ss.quantise(model, *STAIRS["INT4"], skip="11")
+    with torch.no_grad():
+        net(torch.randn(8, 3, 7, 7))
+        net.eval()
+        run, x = fused(net), torch.randn(4, 3, 7, 7)
+        assert len(run.layers) == 3
+        assert distance(run(x), net(x)) < 1e-5
+        with torch.autocast("cpu", torch.bfloat16):
+            assert distance(run(x), net(x)) < 1e-5

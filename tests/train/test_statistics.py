@@ -1,7 +1,10 @@
 """Fresh statistics of batch normalisations, against those of a network written out by hand."""
 
+import os
+import signal
 from pathlib import Path
 
+import pytest
 import torch
 from short import metrics_of, recipe
 from torch import nn
@@ -12,6 +15,7 @@ from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.train import train, trained_network
 from softstair.train.evaluate import evaluate
+from softstair.train.interrupt import Interrupted
 from softstair.train.statistics import refresh
 
 
@@ -59,14 +63,52 @@ def test_they_are_the_means_over_batches_of_the_network_without_noise() -> None:
 
 def test_examples_that_are_fewer_than_a_batch() -> None:
     net = network()
-    refresh(net, some(10), batch=16, seed=0)
-    assert int(net[2].num_batches_tracked) == 1
+    calls: list[int] = []
+    refresh(net.train(), some(10), batch=16, seed=0, between=lambda: calls.append(1))
+    assert len(calls) == 1
+    assert float(net[2].running_var.mean()) != 1.0
+
+
+def test_some_of_many_examples_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softstair.train.statistics.ENOUGH", 40)
+    calls: list[int] = []
+    refresh(network(), some(), batch=16, seed=0, between=lambda: calls.append(1))
+    assert len(calls) == 2
+
+
+def test_normalisations_that_training_does_not_change_stay_as_they_are() -> None:
+    """Frozen ones, whose statistics training uses; and what an average of all batches counts."""
+    net = network()
+    net[6].eval()
+    net[2].momentum = None
+    net[2].num_batches_tracked.fill_(1000)
+    net[6].running_mean.fill_(7.0)
+    refresh(net, some(), batch=16, seed=0)
+    assert not net[6].training
+    assert net[2].training
+    assert net[6].running_mean.tolist() == [7.0] * 6
+    assert int(net[2].num_batches_tracked) == 1000
+    frozen = network().eval()
+    kept = [value.clone() for value in frozen.state_dict().values()]
+    refresh(frozen, some(), batch=16, seed=0)
+    assert all(map(torch.equal, kept, frozen.state_dict().values()))
+
+
+def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    net = network()
+    with pytest.raises(KeyboardInterrupt):
+        refresh(net, some(), batch=16, seed=0, between=stop)
+    assert all(module.training for module in net.modules())
+    assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
 
 
 def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
-    fresh = recipe(statistics="fresh")
+    fresh = recipe(statistics="fresh", seed=3)
     summary = train(fresh, tmp_path / "fresh")
-    train(recipe(), tmp_path / "running")
+    train(recipe(seed=3), tmp_path / "running")
     assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
     data = load_digits().sample(200)
     net = trained_network(tmp_path / "fresh", data)
@@ -75,5 +117,23 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     )
     assert evaluate(net, valid)[1] == summary["valid_accuracy"]
     kept = {name: value.clone() for name, value in net.state_dict().items()}
-    refresh(net, training, fresh.batch, fresh.seed)
+    refresh(net.train(), training, fresh.batch, fresh.seed)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same(tmp_path: Path) -> None:
+    fresh = recipe(statistics="fresh")
+    train(fresh, tmp_path / "whole")
+
+    class Stop:
+        def begin(self, state: object) -> None: ...
+
+        def step(self, state: object) -> None: ...
+
+        def epoch(self, state: object, metrics: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(fresh, tmp_path / "parts", watchers=[Stop()])
+    train(fresh, tmp_path / "parts", resume=True)
+    assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")

@@ -16,9 +16,8 @@ class Command:
 
     onnx: a file of standard operators, exact under ONNX Runtime. qonnx: a file for FPGA tools. c: a
     folder of C99 that needs no library, with a Makefile and a program that classifies what it
-    reads. The features of every layer and the class are those of the trained network;
-    `softstair verify` counts, and how many classes --last-layer int8 changes as well. Exit code 0:
-    written; 2: an error.
+    reads. The features of every layer and the class are those of the trained network, or of that
+    with its last layer in int8; `softstair verify` counts. Exit code 0: written; 2: an error.
     """
 
     trained: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None

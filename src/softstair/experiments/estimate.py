@@ -14,6 +14,7 @@ from softstair.train.machine import device_named, own_settings, threads_for
 from softstair.train.network import make_network
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
+from softstair.train.statistics import refresh
 from softstair.train.step import Step
 
 __all__ = ["Estimate", "estimate"]
@@ -66,7 +67,7 @@ def estimate(
         # Compiling takes longer than what is measured, and pays in a whole unit alone.
         state = State(replace(recipe, compile="never"), network, len(training), place)
         step = _step(state, training)
-        evaluation = _evaluation(state, valid)
+        evaluation = _evaluation(state, valid) + _refreshment(state, training)
     unit = recipe.epochs * (state.steps * step + evaluation)
     return Estimate(step, evaluation, unit, str(place))
 
@@ -96,6 +97,16 @@ def _evaluation(state: State, valid: Examples) -> float:
     evaluate(state.network, few, forward=state.treatment.judged)
     _wait(state)
     return (time.perf_counter() - begun) * len(valid) / len(few)
+
+
+def _refreshment(state: State, training: Examples) -> float:
+    """Seconds that fresh statistics take before an evaluation, if they are asked for."""
+    if state.recipe.statistics != "fresh":
+        return 0.0
+    begun = time.perf_counter()
+    refresh(state.network, training, state.recipe.batch, state.recipe.seed)
+    _wait(state)
+    return time.perf_counter() - begun
 
 
 def _wait(state: State) -> None:

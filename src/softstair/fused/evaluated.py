@@ -1,8 +1,9 @@
 """One layer of a stair network in evaluation: no noise, and the statistics that training has seen.
 
 The sums of whole numbers are exact, as those of the network itself are; normalisation, stair and
-pooling read them once. A normalised sum differs from the network's own in its last bit at most, so
-a feature can differ only where that bit decides on which side of a threshold it lies.
+pooling read them once. What is normalised is rounded otherwise than by torch, so a feature can
+differ where that decides on which side of a threshold it lies. A NaN does not get through a stair:
+it comes of parameters alone, and whoever trains looks at these.
 """
 
 from typing import TYPE_CHECKING

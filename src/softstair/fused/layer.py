@@ -25,7 +25,8 @@ class FusedLayer(nn.Module):
 
     ``source`` is the layer whose features this one takes as they are, if they come from one;
     ``whole`` are those last made here, in quanta, for a layer that wants them so (``hands_on``).
-    ``seeds``, two numbers on the device for the weights' and the features' draws, and the stairs
+    ``seeds``, two numbers on the device for the weights' and the features' draws (none is drawn in
+    evaluation), and the stairs
     made ready for their noise are set by whoever runs the network, for all layers at once.
     """
 

@@ -25,11 +25,12 @@ class Fused:
     """The forward pass of a network, some of whose layers run fused.
 
     It shares the network's parameters and buffers; of the network itself only the layout of its
-    convolutions' weights in memory changes.
+    convolutions' weights in memory changes. ``evaluates`` says that the network does in
+    evaluation what it does in training, module by module; then so does this.
     """
 
-    def __init__(self, code: fx.GraphModule, layers: list[FusedLayer]) -> None:
-        self.code, self.layers = code, layers
+    def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
+        self.code, self.layers, self.evaluates = code, layers, evaluates
 
     def __call__(self, x: Tensor) -> Tensor:
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
@@ -80,6 +81,7 @@ def fused(net: nn.Module) -> Fused | None:
     others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
     if not known.complete or others or net._forward_pre_hooks:
         return None
+    evaluates = _is_alike(net, graph)
     modules = dict(net.named_modules())
     calls = [node.target for node in graph.nodes if node.op == "call_module"]
     made: dict[fx.Node, FusedLayer] = {}
@@ -103,7 +105,20 @@ def fused(net: nn.Module) -> Fused | None:
     if not made:
         return None
     code.recompile()
-    return Fused(code, list(made.values()))
+    return Fused(code, list(made.values()), evaluates)
+
+
+def _is_alike(net: nn.Module, graph: fx.Graph) -> bool:
+    """Whether evaluation runs what training does, which is this graph: code may ask which it is."""
+    try:
+        known, other = trace(net, training=False)
+    except Exception:  # as above
+        return False
+    return known.complete and _calls(other) == _calls(graph)
+
+
+def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:
+    return [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in graph.nodes]
 
 
 def _group(

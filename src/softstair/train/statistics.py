@@ -3,8 +3,9 @@
 A batch normalisation is evaluated with means and variances that it has averaged over its last
 batches. Two things make them another network's: weights that still cross thresholds from step to
 step, which in depthwise networks moves whole channels, and noise that is in the features of
-training and not in those of evaluation. Estimated anew, without noise, from some training examples,
-they fit; training itself never uses them.
+training and not in those of evaluation. Estimated anew, without noise or augmentation, from some
+training examples, they fit. Those that training itself uses, of modules that are in evaluation
+then too, stay as they are.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,15 @@ import torch
 from torch import nn
 
 from softstair.data.examples import Examples
+from softstair.graph import mode
 from softstair.train.evaluate import in_float32
+from softstair.train.parallel import ALONE, Team
 
 __all__ = ["refresh"]
 
 ENOUGH = 4096
-"""Examples: what a channel's mean is off by is then a 64th of its deviation at most."""
+"""Examples, or a batch if that is more: the standard error of a mean is then a 64th of what one
+value is off by."""
 
 
 @torch.no_grad()
@@ -28,29 +32,41 @@ def refresh(
     batch: int,
     seed: int,
     between: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
 ) -> None:
-    """Gives every batch normalisation of the network the mean and the variance of its batches,
-    averaged over some of the examples, which the seed chooses; ``between`` is called after each."""
+    """Gives every batch normalisation that is in training the mean and the variance of its
+    batches, averaged over some of the examples, which the seed chooses; ``between`` is called
+    after each batch. A team has what the first one finds."""
     norms = [
         module
         for module in network.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.training
+        and module.track_running_stats
     ]
+    if not norms:
+        return
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(examples), generator=draw).to(examples.y.device)
     batches = order.split(batch)[: max(1, min(ENOUGH, len(order)) // batch)]
-    was_training, momenta = network.training, [norm.momentum for norm in norms]
-    network.eval()
+    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
     try:
-        for norm in norms:
-            norm.train()
-            norm.reset_running_stats()
-            norm.momentum = None  # all batches weigh the same
-        with in_float32():
+        with mode(network, training=False), in_float32():
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # all batches weigh the same
             for indices in batches:
                 network(examples.batch(indices)[0])
                 between()
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
             norm.momentum = momentum
-        network.train(was_training)
+            if momentum is None:  # then it is the weight of the next batch
+                norm.get_buffer("num_batches_tracked").copy_(tracked)
+    if team.size > 1:
+        names = ("running_mean", "running_var")
+        found = [norm.get_buffer(name) for norm in norms for name in names]
+        firsts = team.share(lambda: [one.cpu() for one in found])
+        for mine, first in zip(found, firsts, strict=True):
+            mine.copy_(first)

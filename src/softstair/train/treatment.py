@@ -31,8 +31,8 @@ class Treatment:
 
     @property
     def judged(self) -> Callable[[Tensor], Tensor] | None:
-        """The network as its evaluation runs it; None: as it is, which a compiler's code is not."""
-        return self.forward if self.fused else None
+        """How the network is evaluated; None: as it is."""
+        return self.forward if self.fused and getattr(self.forward, "evaluates", False) else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for config.json."""

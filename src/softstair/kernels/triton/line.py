@@ -10,7 +10,8 @@ Distances from x are in ``sharp`` units, those in which a family's shape is chea
 threshold to threshold, and need one exponential together.
 
 For 16 bits there is a short way, where rounding the thresholds to the dtype moves none by anything
-that the noise would feel; where it does, or the noise is very narrow, they are taken to the bit.
+that the noise would feel. Where it does, or the noise is very narrow, the nearest one is taken to
+the bit, and a window begins with one that is; those after it in the window are on a line with it.
 """
 
 import triton
