@@ -236,6 +236,14 @@ def test_garbage_is_refused(garbage: Any) -> None:
     assert is_sentence(str(caught.value)), str(caught.value)
 
 
+def test_recipes_of_before_have_the_defaults_of_what_came_later() -> None:
+    written = Recipe(forward="random").to_json()
+    del written["integer_input"], written["statistics"]
+    assert Recipe.from_json(written) == Recipe(forward="random")
+    with pytest.raises(ValueError, match="seed missing"):
+        Recipe.from_json({name: value for name, value in written.items() if name != "seed"})
+
+
 def test_rescaled_in_proportion() -> None:
     short = preset("paper-cifar10").rescaled(100)
     assert (short.epochs, short.period, short.drop) == (100, 10.0, 80.0)

@@ -181,11 +181,11 @@ class Recipe:
 
     @classmethod
     def from_json(cls, data: Any) -> "Recipe":
-        """The recipe that :meth:`to_json` wrote."""
+        """The recipe that :meth:`to_json` wrote, before some fields came to it perhaps."""
         names = {field.name for field in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != names:
-            given = set(data) if isinstance(data, Mapping) else set()
-            missing, unknown = sorted(names - given), sorted(map(repr, given - names))
+        given = set(data) if isinstance(data, Mapping) else set()
+        if not names - LATER <= given <= names:
+            missing, unknown = sorted(names - LATER - given), sorted(map(repr, given - names))
             what = f"{', '.join(missing[:3])} missing" if missing else f"{unknown[0][:80]} unknown"
             raise ValueError(
                 f"a recipe must hold each of its {len(names)} fields and nothing else, but there "
@@ -198,6 +198,9 @@ class Recipe:
         mine, others = asdict(self), asdict(other)
         return [name for name in mine if mine[name] != others[name]]
 
+
+LATER = frozenset({"integer_input", "statistics"})
+"""Fields that came when there were runs already: what has not got them has their defaults."""
 
 _PICTURES = ("none", "crop", "crop-flip")
 AUGMENTATIONS = {
