@@ -150,10 +150,13 @@ def gradient_bounds(x, levels, thresholds, name, mean, std, dtype):
         left, right = (density(z, name, std) for z in ends)
         inside = (ends[0] <= mode) & (mode <= ends[1])
         blur = 2 * eps * max(abs(levels[k]), abs(levels[k + 1]))
-        lower = lower + (rise - blur) * np.minimum(left, right)
-        upper = upper + (rise + blur) * np.where(inside, peak, np.maximum(left, right))
+        with np.errstate(over="ignore"):
+            lower = lower + (rise - blur) * np.minimum(left, right)
+            upper = upper + (rise + blur) * np.where(inside, peak, np.maximum(left, right))
     room = (16 + len(levels) / 8) * eps * peak * (levels[-1] - levels[0])
-    return lower - room, upper + room
+    # Under noise of next to no width a slope is beyond all numbers, or is once it is weighted.
+    huge = torch.finfo(dtype).max / 4
+    return np.minimum(lower - room, huge), np.where(upper + room > huge, np.inf, upper + room)
 
 
 def probabilities_and_errors(x, thresholds, name, mean, std, dtype):

@@ -70,6 +70,7 @@ def check_everything(
 @given(oracle.stairs(), MEANS, STDS, st.integers(0, 99))
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 55.0, 0)
 @example(((0.0, 1.0), (0.0,)), 0.0, 5e-324, 0)
+@example(((7.8, 7.84, 14.9), (19.7, 19.9)), 0.0, 1.1125369292536007e-308, 0)
 @settings(deadline=None, max_examples=40)
 def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """Any stair, mean and std, thresholds and extremes included: values and gradients."""
@@ -78,6 +79,12 @@ def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
 
 @pytest.mark.parametrize("name", oracle.NAMES)
 @given(oracle.stairs(), MEANS, WIDE, st.integers(0, 99))
+@example(
+    (tuple(k + 0.4 * (k % 3) for k in range(30)), tuple(29.963937 + k / 2 for k in range(29))),
+    0.3,
+    0.05,
+    0,
+)
 @settings(deadline=None, max_examples=25)
 def test_float32_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """The same within a few units in the last place of float32."""

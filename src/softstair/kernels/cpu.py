@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softstair.kernels import draws, equidistant, reference
 from softstair.kernels.modes import mode_limits
-from softstair.kernels.rungs import Rungs
+from softstair.kernels.rungs import FEW_LEVELS, Rungs
 from softstair.kernels.terms import CDF, PDF, Term
 from softstair.noise import Noise, Uniform
 
@@ -44,7 +44,7 @@ def pull(grad: Tensor, x: Tensor, rungs: Rungs, noise: Noise, mean: float, std: 
     if std < reference.smallest_std(rungs.working):
         return torch.zeros_like(x)
     term = None if _closed_form(rungs, noise) else PDF.get(type(noise))
-    if term is not None:
+    if term is not None and not (term.vanishes and len(rungs.stair) > FEW_LEVELS):
         slope = _sum_of(term, x, rungs, 0.0, mean, std)
     elif isinstance(noise, Uniform) and not rungs.is_line:
         slope = _uniform_slope(x, rungs, mean, std)
@@ -109,7 +109,7 @@ def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std:
     start += math.fsum(rises) * term.base(1 / std)
     scratch = _scratch(2, x, rungs.working)
     first = torch.tensor(start, dtype=rungs.working)
-    noise_floor = 4 * torch.finfo(rungs.working).eps * abs(start) * len(rises)
+    noise_floor = (8 + len(rises)) * torch.finfo(rungs.working).eps * abs(start)
 
     def kernel(target: Tensor, block: Tensor) -> None:
         work, spare = scratch[:, : len(block)]
@@ -122,7 +122,8 @@ def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std:
         else:
             target.mul_(factor * rises[0])
         if term.vanishes:
-            # What rounding leaves outside of the support is no slope; Adam would make one of it.
+            # What rounding leaves outside of the support is no slope; Adam would make one of it. Of
+            # many thresholds it leaves so much that a slope might go with it: they go elsewhere.
             torch.threshold_(target, noise_floor, 0.0)
 
     return kernel
