@@ -79,6 +79,7 @@ def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
 
 @pytest.mark.parametrize("name", oracle.NAMES)
 @given(oracle.stairs(), MEANS, WIDE, st.integers(0, 99))
+@example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 1e-5, 0)
 @example(
     (tuple(k + 0.4 * (k % 3) for k in range(30)), tuple(29.963937 + k / 2 for k in range(29))),
     0.3,

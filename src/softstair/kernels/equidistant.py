@@ -58,7 +58,8 @@ def _halves(s: _Support) -> tuple[_Run, _Run]:
     """The thresholds under the rising and the falling half of the triangle."""
     middle = torch.minimum(torch.maximum(s.rho.floor(), s.full), s.part)
     rising = _Run(_within(s.rho + s.eta - s.part, s.eta), s.part - middle)
-    falling = _Run(_within(s.eta - s.rho + s.full + 1, s.eta), middle - s.full)
+    # Whole numbers by themselves: narrow noise would be lost beside them.
+    falling = _Run(_within((s.eta - s.rho) + (s.full + 1), s.eta), middle - s.full)
     return rising, falling
 
 
