@@ -154,9 +154,8 @@ def gradient_bounds(x, levels, thresholds, name, mean, std, dtype):
             lower = lower + (rise - blur) * np.minimum(left, right)
             upper = upper + (rise + blur) * np.where(inside, peak, np.maximum(left, right))
     room = (16 + len(levels) / 8) * eps * peak * (levels[-1] - levels[0])
-    # Under noise of next to no width a slope is beyond all numbers, or is once it is weighted.
-    huge = torch.finfo(dtype).max / 4
-    return np.minimum(lower - room, huge), np.where(upper + room > huge, np.inf, upper + room)
+    # Under noise of next to no width a slope is beyond all numbers.
+    return np.minimum(lower - room, torch.finfo(dtype).max), upper + room
 
 
 def probabilities_and_errors(x, thresholds, name, mean, std, dtype):
