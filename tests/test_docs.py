@@ -234,14 +234,15 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
     assert found == {name: str(value) for name, value in wanted.items()}
 
 
-def test_the_reproduction_is_what_its_tables_say() -> None:
-    spec = importlib.util.spec_from_file_location("verdicts", DOCS / "verdicts.py")
+@pytest.mark.parametrize(("script", "page"), [("verdicts", "reproduction"), ("bandwidth", "speed")])
+def test_tables_are_those_that_the_script_writes(script: str, page: str) -> None:
+    spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = text_of(DOCS / "reproduction.md")
-    assert module.rewritten(page) == page
+    text = text_of(DOCS / f"{page}.md")
+    assert module.rewritten(text) == text
 
 
 # Pictures

@@ -178,6 +178,54 @@ def test_16_bits_lose_little_on_a_line(family, std):
         np.testing.assert_allclose(oracle.numpy(slope), wanted, 2**-10, 1e-3 * wanted.max())
 
 
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_wide_noise_leaves_a_line_as_it_was_given(family):
+    """Thresholds that bfloat16 moves by a twelfth of the std: values and slopes are those of the
+    stair that was asked for, and nearer to them than the rounded one's."""
+    x = torch.linspace(-0.7, 0.7, 999).to(BF16)
+    law, shape = (family, 0.02, 0.3 * 0.07), (INT4.levels, INT4.thresholds)
+    f = operator_of(INT4, family, torch.tensor(0.02), torch.tensor(0.3 * 0.07), "expectation")
+    y, slope = oracle.value_and_gradient(brief(f), x)
+    v = oracle.numpy(x)
+    np.testing.assert_allclose(oracle.numpy(y), oracle.expectation(v, *shape, *law), 2**-8, 2e-3)
+    wanted = oracle.gradient(v, *shape, *law)
+    far = np.abs(oracle.numpy(slope) - wanted) > 0.01 * wanted.max()
+    assert far.mean() <= (0.01 if family == "uniform" else 0)
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-4, 0.004])
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_thresholds_that_16_bits_move_are_where_they_were_moved_to(family, std):
+    """Under narrow noise: at the thresholds, beside them and between, as by the reference."""
+    at = torch.tensor(INT4.thresholds).to(BF16)
+    beside = [(at.view(torch.int16) + step).view(BF16) for step in (-1, 0, 1)]
+    x = torch.cat([*beside, torch.linspace(-0.7, 0.7, 200).to(BF16)])
+    for forward, mean in itertools.product(("hard", "mode", "expectation"), (0.0, 0.02)):
+        f = operator_of(INT4, family, torch.tensor(mean), torch.tensor(std * 0.07), forward)
+        y, slope = oracle.value_and_gradient(brief(f), x)
+        with kernels.use("reference"):
+            wanted, steep = oracle.value_and_gradient(f, x)
+        if forward == "expectation":
+            torch.testing.assert_close(y, wanted, rtol=0, atol=0.0045)
+        else:
+            assert torch.equal(y, wanted)
+        # Neighbours of the nearest are on a line with it; and under uniform noise slopes jump.
+        far = (slope - steep).abs() > 0.1 * steep.abs().max() + 1e-6
+        assert far.double().mean() <= (0.01 if family == "uniform" else 0)
+
+
+@pytest.mark.parametrize("quantum", [0.07, 0.1, 1 / 3, 0.013])
+def test_a_line_of_float32_is_the_table_to_the_bit(quantum):
+    """Though no multiple of the rounded quantum is: hard, and the mode, one bit beside each."""
+    stair = ss.Stair.linear(4, signed=True, quantum=quantum, thresholds="midpoint")
+    assert room.is_native(stair, F32)
+    at = torch.tensor(stair.thresholds, dtype=F64).to(F32)
+    x = torch.cat([(at.view(torch.int32) + step).view(F32) for step in (-1, 0, 1)])
+    for forward, std in (("hard", 0.3), ("mode", 0.0), ("mode", 0.1), ("expectation", 0.0)):
+        y = ss.regularise(x, stair, "normal", 0.0, torch.tensor(std * quantum), forward)
+        assert torch.equal(y, stair(x))
+
+
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_draws_have_the_probabilities(family, dtype):

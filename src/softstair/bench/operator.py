@@ -26,8 +26,8 @@ from softstair.train.stairs import named
 
 __all__ = ["INNER", "STAIRS", "Row", "Target", "measure", "own_stream", "repeated", "target"]
 
-STAIRS = ("heaviside", "ternary", "int4")
-"""Unless others are asked for."""
+STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")
+"""Unless others are asked for: the last as the paper has it, of a quantum that 16 bits round."""
 INNER = 10
 """Calls in one graph: the gap between two launches is no part of the operator."""
 

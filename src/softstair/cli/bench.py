@@ -48,7 +48,7 @@ class Command:
     """Forward of partition; step measures them all."""
     stairs: str | None = None
     """Stairs of operator, separated by commas, int4@0.07 with a quantum of their own; None:
-    heaviside,ternary,int4 (--quick: ternary)."""
+    heaviside,ternary,int4,int4@0.07 (--quick: ternary)."""
     elements: int | None = None
     """Of operator's tensor; None: 33,554,432 on a GPU, 1,048,576 on a CPU (--quick: fewer)."""
     tune: bool = False

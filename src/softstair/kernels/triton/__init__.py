@@ -115,22 +115,31 @@ def is_native(stair: Stair, dtype: torch.dtype) -> bool:
         return False
     row, count = table(stair, dtype, torch.device("cpu"))[0], len(stair) - 1
     thresholds, levels = row[:count], row[count : 2 * count + 1]
-    unit, rise = row[-1], row[2 * count + 1]
+    (rise, _), (unit, _) = pairs = row[[2 * count + 1, -2, -3, -1]].view(2, 2)
     first, lowest = (
         torch.floor(2 * (v / u) + 0.5) * 0.5 for v, u in ((row[0], unit), (levels[0], rise))
     )
-    product = (torch.arange(count) + first) * unit
-    last = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}.get(dtype, 1)
-    product = (product.view(torch.int32) + last // 2 & -last).view(torch.float32)
-    value = ((torch.arange(count + 1) + lowest) * rise).to(dtype)
-    place = thresholds.double() / unit - (torch.arange(count) + first)
+    numbers = torch.arange(count) + first, torch.arange(count + 1) + lowest
+    if dtype == torch.float32:
+        value, product = (
+            (n.double() * high + n * low).float()
+            for n, (high, low) in zip(reversed(numbers), pairs, strict=True)
+        )
+    else:
+        product, value = numbers[0] * unit, (numbers[1] * rise).to(dtype)
+        last = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}[dtype]
+        product = (product.view(torch.int32) + last // 2 & -last).view(torch.float32)
+    place = thresholds.double() / unit - numbers[0]
     exact = torch.equal(product, thresholds) and torch.equal(value.to(levels.dtype), levels)
     return exact and bool(place.abs().max() < 0.45)
 
 
 @lru_cache(maxsize=4096)
 def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The stair for tensors of the dtype: a row a channel, in the working dtype, on the device."""
+    """The stair for tensors of the dtype: a row a channel, in the working dtype, on the device.
+
+    A row is the thresholds, the levels, the rises and the spacing of the thresholds; then what the
+    working dtype has left out of the first rise, and of the spacing."""
     quanta = stair.quantum if isinstance(stair.quantum, tuple) else (1.0,)
     line, even = stair.rounded(dtype).threshold_line, stair.spacing
     spacing = line.unit if line is not None else even[0] if even is not None else 1.0
@@ -141,7 +150,9 @@ def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
         ]
         rises = unit * torch.tensor([b - a for a, b in pairwise(stair.levels)], dtype=torch.float64)
         rounded = [value.to(dtype).to(torch.float64) for value in values]
-        rows = torch.cat([*rounded, rises, unit * spacing], dim=1)
+        steps = torch.cat([rises[:, :1], unit * spacing], dim=1)
+        rest = steps - steps.to(working_dtype(dtype)).to(torch.float64)
+        rows = torch.cat([*rounded, rises, steps[:, 1:], rest], dim=1)
         return rows.to(working_dtype(dtype)).to(device)
 
 

@@ -26,6 +26,9 @@ WHOLE = tl.constexpr(12582912.0)
 EDGE_ALONG = tl.constexpr(2.0**-21)
 """Of a stair's length: so much more of the support is on the left of x, the short way."""
 
+UNFELT = tl.constexpr(1 / 8)
+"""Of the std: what rounding may move thresholds by and yet leave the line as it was given."""
+
 
 @triton.jit
 def settle(
@@ -39,10 +42,11 @@ def settle(
 ):
     """(thresholds, levels, window, whether the short way will do)."""
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
+    rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
     lowest, highest = tl.load(table + COUNT), tl.load(table + 2 * COUNT)
     first = _first(tl.load(table), unit)
-    thresholds = (first, unit, 1.0 / unit)
-    levels = (_first(lowest, rise), rise, lowest, highest)
+    thresholds = (first, unit, 1.0 / unit, unit_rest)
+    levels = (_first(lowest, rise), rise, lowest, highest, rise_rest)
     # In the middle of nowhere for a Dirac: its terms are not used, or come to nothing.
     sharp = tl.where(is_dirac(std), 1.0, inverse(std)) * lean.sharpness(FAMILY, SLOPE)
     terms = _reach(std, unit, COUNT, FAMILY, HALF, SLOPE)
@@ -57,7 +61,7 @@ def settle(
         given = tl.load(table + number, mask=number < COUNT, other=0.0)
         moved = tl.where(number < COUNT, tl.abs(given - (number + first) * unit), 0.0)
         narrow = 1000 * EDGE_ALONG if FAMILY == "uniform" else 6e-5
-        short = (tl.max(moved, 0) < 1e-3 * std) & (std > narrow * COUNT * unit)
+        short = (tl.max(moved, 0) < UNFELT * std) & (std > narrow * COUNT * unit)
     return thresholds, levels, window, short
 
 
@@ -91,9 +95,9 @@ def _reach(
 @triton.jit
 def look(x, line, COUNT: tl.constexpr, LAST: tl.constexpr):
     """σ(x), to the bit."""
-    lowest, rise, _, _ = line[1]
+    lowest, rise, _, _, rest = line[1]
     number, distance = nearest(x, line, COUNT, LAST)
-    result = (number + tl.where(distance >= 0, lowest + 1.0, lowest)) * rise
+    result = _times(number + tl.where(distance >= 0, lowest + 1.0, lowest), rise, rest, LAST)
     if INTERPRETED:
         # Storing rounds on a device, while the interpreter cuts bfloat16 off.
         result = _rounded(result, LAST)
@@ -112,7 +116,7 @@ def keep(x, line, low, high, COUNT: tl.constexpr, LAST: tl.constexpr):
 def draw(x, line, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST: tl.constexpr):
     """σ(x − ν), the short way; NaN for NaN."""
     thresholds, levels, _, _ = line
-    lowest, rise, _, _ = levels
+    lowest, rise, _, _, _ = levels
     closeness = thresholds[2] * (1 / COUNT)
     moved = x - lean.draw(word, std, FAMILY)
     along = moved * closeness + ((0.5 - thresholds[0]) * (1 / COUNT) - mean * closeness)
@@ -130,9 +134,28 @@ def draw(x, line, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LA
 @triton.jit
 def nearest(x, line, COUNT: tl.constexpr, LAST: tl.constexpr):
     """The number of the threshold next to x, and how far x lies above it."""
-    first, unit, closeness = line[0]
-    number = _steps(x, closeness, -first, COUNT - 1) - WHOLE
-    return number, x - _rounded((number + first) * unit, LAST)
+    number = _steps(x, line[0][2], -line[0][0], COUNT - 1) - WHOLE
+    return number, x - _threshold(number, line, LAST)
+
+
+@triton.jit
+def _threshold(number, line, LAST: tl.constexpr):
+    """The threshold of that number, to the bit."""
+    first, unit, _, rest = line[0]
+    return _rounded(_times(number + first, unit, rest, LAST), LAST)
+
+
+@triton.jit
+def _times(number, step, rest, LAST: tl.constexpr):
+    """number·(step + rest) in float32, rounded once; for 16 bits it need not be so exact."""
+    if LAST > 1:
+        product = number * step
+    elif INTERPRETED:
+        # The interpreter's fma rounds twice.
+        product = (number.to(tl.float64) * step + number * rest).to(tl.float32)
+    else:
+        product = tl.fma(number, step, number * rest)
+    return product
 
 
 @triton.jit
@@ -157,7 +180,7 @@ def reached(x, line, mean, std, COUNT: tl.constexpr, LAST: tl.constexpr, SHORT: 
     """Of uniform noise: a threshold's number, x's place beside it in units, and, both with
     ``WHOLE``, how many thresholds are below all of x's support and how many below its end, counted
     from that number. Beyond the stair, and for NaN, these two are one."""
-    first, _, closeness = line[0]
+    first, _, closeness, _ = line[0]
     half = std * SQRT3 * closeness
     if SHORT:
         number, place = 0.0, x * closeness - (first + mean * closeness)
@@ -195,7 +218,10 @@ def expectation(
 ):
     """q₀ + rise·Σₖ F((x − mean − θₖ)/β); under uniform noise by an arithmetic progression."""
     _, levels, window, _ = line
-    _, rise, lowest, highest = levels
+    number, rise, lowest, highest, _ = levels
+    if LAST > 1:
+        # Not as 16 bits have it, which would move every level above it.
+        lowest = number * rise
     if FAMILY == "uniform":
         number, place, half, low, high = reached(x, line, mean, std, COUNT, LAST, SHORT)
         count, low = high - low, low - WHOLE
@@ -237,14 +263,14 @@ def slope(x, line, mean, factor, FAMILY: tl.constexpr, LAST: tl.constexpr, SHORT
 @triton.jit
 def _start(x, line, mean, LAST: tl.constexpr, SHORT: tl.constexpr):
     """Where the window begins, and how far above that threshold x lies."""
-    first, unit, _ = line[0]
+    first = line[0][0]
     _, per_unit, shift, span, sharp, step, _ = line[2]
     along = tl.minimum(tl.maximum(x * per_unit + shift, 0.0), 1.0)
     start = (along * span + WHOLE) - WHOLE
     if SHORT:
         z = (x * sharp - (first * step + mean * sharp)) - start * step
     else:
-        z = ((x - mean) - _rounded((start + first) * unit, LAST)) * sharp
+        z = ((x - mean) - _threshold(start, line, LAST)) * sharp
     return start, z
 
 

@@ -95,7 +95,7 @@ def climbing_kernel(
             for run in tl.static_range(RUNS):
                 at = lane + run * SPAN
                 channel = memory.channel_of(first, at, stride, channels, WIDE)
-                row = channel * (3 * COUNT + 2) if ROWS else 0
+                row = channel * (3 * COUNT + 4) if ROWS else 0
                 alpha = memory.noise(mean, first, at, left, channel, MEAN)
                 beta = memory.noise(std, first, at, left, channel, STD)
                 wide = memory.widened(runs[run], WORKING)
@@ -159,7 +159,7 @@ def descending_kernel(
         for run in tl.static_range(RUNS):
             at = lane + run * SPAN
             channel = memory.channel_of(first, at, stride, channels, WIDE)
-            row = channel * (3 * COUNT + 2) if ROWS else 0
+            row = channel * (3 * COUNT + 4) if ROWS else 0
             beta = memory.noise(std, first, at, left, channel, STD)
             if TRACED:
                 slope = climbing.slope_of(runs[run].to(tl.int32), table, row, beta, COUNT, LINE)
@@ -288,7 +288,7 @@ def _settings(
     place = (1, 1) if along is None else (x.stride(along), x.shape[along])
     return {
         "channels": place,
-        "COUNT": (table.shape[1] - 2) // 3,
+        "COUNT": (table.shape[1] - 4) // 3,
         "KIND": kind,
         "ROWS": table.shape[0] > 1,
         "MEAN": how_mean,

@@ -1,0 +1,85 @@
+"""Writes the operator's tables of docs/speed.md anew from results/speed-h200-operator.json.
+
+python docs/bandwidth.py
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+FIGURES = DOCS.parent / "results" / "speed-h200-operator.json"
+STAIRS = {
+    "heaviside": "heaviside",
+    "ternary": "ternary",
+    "int4": "INT4, quantum ¼",
+    "int4@0.07": "INT4, quantum 0.07",
+}
+DTYPES = ("bfloat16", "float32")
+NOISES = ("uniform", "triangular", "normal", "logistic")
+FORWARDS = ("expectation", "mode", "random", "hard")
+GOAL = 0.8
+
+Rows = list[dict[str, Any]]
+
+
+def forward(rows: Rows) -> str:
+    """A row for each noise and forward, and the share of a copy in each column."""
+    kinds = [(noise, how) for noise in NOISES for how in FORWARDS]
+    return _table({f"{noise}, {how}": _where(rows, noise, how) for noise, how in kinds}, "forward")
+
+
+def backward(rows: Rows) -> str:
+    """A row for each noise: the least of its forwards, which share the pass."""
+    return _table({noise: _where(rows, noise) for noise in NOISES}, "backward")
+
+
+def narrowest(rows: Rows) -> str:
+    """A sentence: which one is next to the goal, or misses it by most."""
+    least = min(rows, key=lambda row: min(row["forward_share"], row["backward_share"]))
+    share = min(least["forward_share"], least["backward_share"])
+    missed = sum(min(row["forward_share"], row["backward_share"]) < GOAL for row in rows)
+    count = "None" if missed == 0 else str(missed)
+    what = f"{least['noise']} noise with {least['how']} on {STAIRS[least['stair']]}"
+    verb = "misses" if missed <= 1 else "miss"
+    return (
+        f"{count} of {len(rows)} {verb} it; the least is {what}, in {least['dtype']} ({share:.3f})."
+    )
+
+
+def _where(rows: Rows, noise: str, how: str | None = None) -> Rows:
+    return [row for row in rows if row["noise"] == noise and how in (None, row["how"])]
+
+
+def _table(lines: dict[str, Rows], way: str) -> str:
+    columns = [(stair, dtype) for dtype in DTYPES for stair in STAIRS]
+    heads = [
+        STAIRS[stair] + (", float32" if dtype == "float32" else "") for stair, dtype in columns
+    ]
+    table = [f"| | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, rows in lines.items():
+        cells = []
+        for stair, dtype in columns:
+            mine = [row for row in rows if (row["stair"], row["dtype"]) == (stair, dtype)]
+            share = min(row[f"{way}_share"] for row in mine)
+            cells.append(f"{share:.2f}" if share >= GOAL else f"**{share:.2f}**")
+        table.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables as they are now."""
+    rows = json.loads(FIGURES.read_text(encoding="utf-8"))["operator"]
+    parts = {"forward": forward(rows), "backward": backward(rows), "narrowest": narrowest(rows)}
+    for name, part in parts.items():
+        pattern = rf"<!-- {name} -->\n.*?<!-- end of {name} -->"
+        whole = f"<!-- {name} -->\n{part}\n<!-- end of {name} -->"
+        page, found = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)
+        assert found == 1, name
+    return page
+
+
+if __name__ == "__main__":
+    path = DOCS / "speed.md"
+    path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
