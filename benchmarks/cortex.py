@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sentence import tell
 from softstair.cli._deployed import LastLayer, deployed, examples
 from softstair.deploy.c import write
 from softstair.deploy.c.build import build
@@ -77,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tell(main)

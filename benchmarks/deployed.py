@@ -13,7 +13,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import softstair as ss
+from sentence import tell
 from softstair.deploy import integerise
 from softstair.deploy.c import Plan, write
 from softstair.models import last_layer, vgg8
@@ -168,4 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tell(main)

@@ -9,6 +9,7 @@ statistics that it was packed with and with those estimated anew from its traini
 import argparse
 from pathlib import Path
 
+from sentence import tell
 from softstair.data import load
 from softstair.data.examples import Examples
 from softstair.data.folds import split
@@ -34,4 +35,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tell(main)

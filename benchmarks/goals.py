@@ -12,6 +12,8 @@ import sys
 from itertools import product
 from typing import Any
 
+from sentence import tell
+
 FORWARDS = ("expectation", "mode", "random", "hard")
 
 
@@ -40,14 +42,26 @@ def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     return found
 
 
+def _read(name: str) -> dict[str, Any]:
+    with open(name, encoding="utf-8") as file:
+        try:
+            found = json.load(file)
+        except ValueError:
+            found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"figures must be a file that softstair bench --json wrote, but {name!r} was given."
+        )
+    return found
+
+
 def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__)
         return 2
     figures: dict[str, Any] = {}
     for name in sys.argv[1:]:
-        with open(name, encoding="utf-8") as file:
-            figures |= json.load(file)
+        figures |= _read(name)
     lines = goals(figures)
     for what, least, measured in lines:
         shown = "not measured" if measured is None else f"{measured:.2f}"
@@ -57,4 +71,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tell(main)

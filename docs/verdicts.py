@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reproduction.md anew from results/reproduction/*.csv.
+"""Writes the tables of docs/reproduction.md anew from results/reproduction and results/precision.
 
 python docs/verdicts.py
 """
@@ -14,6 +14,7 @@ from softstair.experiments.studies import studies
 
 DOCS = Path(__file__).parent
 TABLES = DOCS.parent / "results" / "reproduction"
+PRECISIONS = DOCS.parent / "results" / "precision"
 
 
 def everything() -> list[Training]:
@@ -48,7 +49,7 @@ def means(trainings: list[Training], data: str) -> str:
     found = studies(short)
     for study in found:
         if len(found) > 1:
-            rows.append(f"| **{study.name}** | | |")
+            rows.append(f"| **{study.scale}** | | |")
         folds: dict[str, list[float]] = {}
         for one in study.trainings:
             if one.is_done:
@@ -70,15 +71,27 @@ def accuracies(trainings: list[Training]) -> str:
         "| configuration | epochs | fold | validation | before the drop | best epoch's | test |",
         "|---|---|---|---|---|---|---|",
     ]
-    for one in trainings:
-        if not _is_full(one):
-            continue
+    full = [one for one in trainings if _is_full(one)]
+    for one in sorted(full, key=lambda one: -one.valid_accuracy):
         drop = int(float(one.settings["drop"]))
         before = [epoch.valid_accuracy for epoch in one.curve[drop - 10 : drop]]
         cells = [one.valid_accuracy, sum(before) / len(before), one.best_valid_accuracy or 0.0]
         numbers = " | ".join(f"{100 * cell:.2f}" for cell in (*cells, one.test_accuracy or 0.0))
-        name, epochs = f"`{one.configuration}`", one.settings["epochs"]
+        fresh = ", fresh statistics" if one.settings.get("statistics") == "fresh" else ""
+        name, epochs = f"`{one.configuration}`{fresh}", one.settings["epochs"]
         lines.append(f"| {name} | {epochs} | {one.fold} | {numbers} |")
+    return "\n".join(lines)
+
+
+def precisions() -> str:
+    """A row for each configuration that was trained in both precisions."""
+    lines = ["| configuration | epochs | bfloat16 | float32 |", "|---|---|---|---|"]
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for one in (one for table in sorted(PRECISIONS.glob("*.csv")) for one in load(table)):
+        key = one.configuration, one.settings["epochs"]
+        found.setdefault(key, {})[one.settings["precision"]] = f"{100 * one.valid_accuracy:.2f}"
+    for (name, epochs), of in found.items():
+        lines.append(f"| `{name}` | {epochs} | {of['bfloat16']} | {of['float32']} |")
     return "\n".join(lines)
 
 
@@ -87,6 +100,7 @@ def rewritten(page: str) -> str:
     trainings = everything()
     tables = {
         "full scale": accuracies(trainings),
+        "precision": precisions(),
         "verdicts": verdicts(trainings),
         "shorter": shorter(trainings),
         **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},

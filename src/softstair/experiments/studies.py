@@ -44,13 +44,21 @@ class Study:
         return int(self.trainings[0].settings["epochs"])
 
     @property
+    def scale(self) -> str:
+        """Such as 500 epochs; and what is not as the paper has it: 500 epochs, fresh statistics."""
+        settings = self.trainings[0].settings
+        fresh = settings.get("statistics") == "fresh"
+        return f"{self.epochs} epochs" + (", fresh statistics" if fresh else "")
+
+    @property
     def title(self) -> str:
         """Such as CIFAR-10, 500 epochs."""
-        return f"{TITLES.get(self.data, self.data)}, {self.epochs} epochs"
+        return f"{TITLES.get(self.data, self.data)}, {self.scale}"
 
 
 def studies(trainings: Iterable[Training]) -> list[Study]:
-    """The studies among trainings: the paper's data sets first, of each the longest first.
+    """The studies among trainings: the paper's data sets first, of each the longest first, and of
+    those the ones with fresh statistics, which are of the very network that was evaluated.
 
     Float twins are left out, since no degree of freedom touches them. Of two units that are the
     same training under two names, the one that is done stays, or else the first.
@@ -72,7 +80,9 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
     ]
     order = list(TITLES)
     place = {one.data: len(order) for one in found} | {data: i for i, data in enumerate(order)}
-    return sorted(found, key=lambda one: (place[one.data], one.data, -one.epochs, one.name))
+    fresh = lambda one: one.trainings[0].settings.get("statistics") != "fresh"
+    order_of = lambda one: (place[one.data], one.data, -one.epochs, fresh(one), one.name)
+    return sorted(found, key=order_of)
 
 
 def select(trainings: Iterable[Training], wanted: Mapping[str, str]) -> list[Training]:

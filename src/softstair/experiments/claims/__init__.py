@@ -40,11 +40,15 @@ class Claim:
         return self.of(studies(trainings))
 
     def of(self, parts: Iterable[Study]) -> Verdict:
-        """The same of studies, the longest first."""
-        found = [self.judge(one) for one in parts if one.data == self.data]
+        """The same of studies, the longest first; if none has what it takes, what the one of most
+        trainings is in want of."""
+        mine = [one for one in parts if one.data == self.data]
+        if not mine:
+            return Verdict("not tested", f"No training of {TITLES[self.data]} is there.")
+        found = [self.judge(one) for one in mine]
         tested = [one for one in found if one.verdict != "not tested"]
-        none = Verdict("not tested", f"No training of {TITLES[self.data]} is there.")
-        return (tested or found or [none])[0]
+        most = max(range(len(mine)), key=lambda number: len(mine[number].trainings))
+        return tested[0] if tested else found[most]
 
 
 @dataclass(frozen=True)
