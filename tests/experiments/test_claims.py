@@ -176,6 +176,28 @@ def test_the_longest_study_that_can_tell_does() -> None:
     assert "50 epochs" in found["same-end"]
 
 
+def test_fresh_statistics_come_first_and_are_named() -> None:
+    """Of two studies that are equally long; what is wanting is said of the larger one."""
+    fresh = [
+        replace(one, settings={**one.settings, "statistics": "fresh"})
+        for one in study(shifted(-0.01))
+        if one.settings["interval"] == "none"
+    ]
+    both = [*study(shifted(-0.02)), *fresh]
+    assert [one.scale for one in studies(both)] == [
+        "500 epochs, fresh statistics",
+        "500 epochs",
+    ]
+    found = {one.name: one.measured for one in judged(both)}
+    assert (
+        found["static-mode-level"]
+        == "Static mode 85.0 ± 0.2 % (5 folds, 500 epochs, fresh statistics)."
+    )
+    assert found["same-end"].endswith("(5 folds, 500 epochs).")
+    few = [one for one in both if one.settings["interval"] in ("none", "partition")]
+    assert CLAIM["same-end"].measured(few).sentence.startswith("CIFAR-10, 500 epochs: it takes")
+
+
 def test_what_may_be_chance_holds_in_part() -> None:
     """A difference whose interval goes through nought."""
 

@@ -44,11 +44,14 @@ class Study:
         return int(self.trainings[0].settings["epochs"])
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether it was evaluated with fresh statistics, and not with running ones."""
+        return self.trainings[0].settings.get("statistics") == "fresh"
+
+    @property
     def scale(self) -> str:
         """Such as 500 epochs; and what is not as the paper has it: 500 epochs, fresh statistics."""
-        settings = self.trainings[0].settings
-        fresh = settings.get("statistics") == "fresh"
-        return f"{self.epochs} epochs" + (", fresh statistics" if fresh else "")
+        return f"{self.epochs} epochs" + (", fresh statistics" if self.is_fresh else "")
 
     @property
     def title(self) -> str:
@@ -80,8 +83,7 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
     ]
     order = list(TITLES)
     place = {one.data: len(order) for one in found} | {data: i for i, data in enumerate(order)}
-    fresh = lambda one: one.trainings[0].settings.get("statistics") != "fresh"
-    order_of = lambda one: (place[one.data], one.data, -one.epochs, fresh(one), one.name)
+    order_of = lambda one: (place[one.data], one.data, -one.epochs, not one.is_fresh, one.name)
     return sorted(found, key=order_of)
 
 

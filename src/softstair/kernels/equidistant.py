@@ -90,7 +90,7 @@ def expectation(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor) ->
         rising, falling = _halves(s)
         squares = _sum_of_squares(rising, s.eta) - _sum_of_squares(falling, s.eta)
         partial = falling.n + 0.5 * squares
-    return rungs.level(0) + rungs.rise(0) * (s.below + partial)
+    return rungs.lowest + rungs.rise(0) * (s.below + partial)
 
 
 def slope(x: Tensor, rungs: Rungs, noise: Noise, scale: float | Tensor, edge: float) -> Tensor:

@@ -63,7 +63,7 @@ def expectation(x: Tensor, rungs: Rungs, noise: Noise, scale: Scalar) -> Tensor:
     """E[σ(x − ν)] = q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − θₖ)/β), scale being 1/β."""
     if rungs.is_line and equidistant.knows(noise):
         return within_levels(equidistant.expectation(x, rungs, noise, scale), rungs)
-    total = torch.zeros_like(x) + rungs.level(0)
+    total = torch.zeros_like(x) + rungs.lowest
     for k in range(rungs.count):
         total = total + rungs.rise(k) * noise.cdf((x - rungs.threshold(k)) * scale)
     return within_levels(total, rungs)

@@ -41,6 +41,13 @@ class Rungs:
     def level(self, k: int) -> float | Tensor:
         return self._value(self.stair.levels[k], self.rounded.levels[k])
 
+    @property
+    def lowest(self) -> float | Tensor:
+        """q₀ as it was given, for sums to begin with: rounded to 16 bits it would move every level
+        above it."""
+        lowest = self.stair.levels[0]
+        return lowest if self.quanta is None else (self.quanta * lowest).to(self.working)
+
     def rise(self, k: int) -> float | Tensor:
         """qₖ₊₁ − qₖ, the height of the step at threshold k."""
         rise = self.stair.levels[k + 1] - self.stair.levels[k]

@@ -14,7 +14,7 @@ from softstair.train.parallel import ALONE, Team
 
 __all__ = ["evaluate", "in_float32"]
 
-CHUNKS = {"cuda": 2500}
+CHUNKS = {"cuda": 1000}
 """Examples at a time: on a GPU, starting kernels would otherwise take longer than they do."""
 CHUNK = 500
 """Everywhere else."""
@@ -36,7 +36,8 @@ def evaluate(
     """
     was_training = network.training
     network.eval()
-    size = CHUNKS.get(examples.y.device.type, CHUNK)
+    most = CHUNKS.get(examples.y.device.type, CHUNK)
+    size = max(1, min(most, -(-len(examples) // team.size)))
     chunks = -(-len(examples) // size)
     # Kept where the examples are: nobody waits for a device before the end.
     sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)

@@ -3,9 +3,9 @@
 :func:`settle` works out once what every element needs; the others then cost an element a few
 instructions a threshold, and read nothing but x. A stair is there either whole, a scalar for each
 of its few thresholds and levels, or (``KIND`` "native") as the two lines that its thresholds and
-levels are on, which :mod:`softstair.kernels.triton.line` works with: fl((n + first)·unit), rounded
-once more to the tensor's dtype, is then the table to the bit (whoever says so has looked), and
-needs no table.
+levels are on, which :mod:`softstair.kernels.triton.line` works with: (n + first)·unit, rounded to
+float32 and then to the tensor's dtype, is then the table to the bit (whoever says so has looked),
+and needs no table.
 
 Under symmetric, log-concave noise the mode is a stair too, σ with its thresholds kept between two
 limits (see :mod:`softstair.kernels.modes`). All lanes of a program search for them at once.

@@ -3,6 +3,7 @@
 A block of x is in the working dtype (float32, or float64). A stair is a row of a table there:
 
     θ₁ … θ_n | q₀ … q_n | rises q₁ − q₀ … | distance of neighbouring thresholds (1 if uneven)
+    | what the working dtype has left out of the first rise | and of that distance
 
 with n = ``COUNT`` thresholds, each rounded as the tensor's own dtype rounds it: ``table`` points to
 it, ``row`` is 0, or a block with the start of each element's row where channels have their own.

@@ -9,9 +9,10 @@ Distances from x are in ``sharp`` units, those in which a family's shape is chea
 2^{−t²}, for one. The logistic terms are functions of numbers that rise by one factor from
 threshold to threshold, and need one exponential together.
 
-For 16 bits there is a short way, where rounding the thresholds to the dtype moves none by anything
-that the noise would feel. Where it does, or the noise is very narrow, the nearest one is taken to
-the bit, and a window begins with one that is; those after it in the window are on a line with it.
+For 16 bits there is a short way, which leaves the line as it was given, wherever the noise is wider
+than what rounding to the dtype moves a threshold by (``UNFELT``). Where it is narrower, the nearest
+threshold is taken to the bit, as it was rounded, and a window begins with one that is; those after
+it in the window, where there are any, are on a line with it.
 """
 
 import triton
@@ -25,9 +26,10 @@ WHOLE = tl.constexpr(12582912.0)
 """1.5·2²³, where float32 has whole numbers only: adding it rounds."""
 EDGE_ALONG = tl.constexpr(2.0**-21)
 """Of a stair's length: so much more of the support is on the left of x, the short way."""
-
-UNFELT = tl.constexpr(1 / 8)
-"""Of the std: what rounding may move thresholds by and yet leave the line as it was given."""
+UNFELT = tl.constexpr(1 / 2)
+"""Of the std: what rounding may move thresholds by where the line is left as it was given. Narrower
+noise reaches one threshold at a time, if rounding moves it by less than a 24th of their distance.
+"""
 
 
 @triton.jit
@@ -218,10 +220,10 @@ def expectation(
 ):
     """q₀ + rise·Σₖ F((x − mean − θₖ)/β); under uniform noise by an arithmetic progression."""
     _, levels, window, _ = line
-    number, rise, lowest, highest, _ = levels
+    _, rise, lowest, highest, _ = levels
     if LAST > 1:
         # Not as 16 bits have it, which would move every level above it.
-        lowest = number * rise
+        lowest = levels[0] * rise
     if FAMILY == "uniform":
         number, place, half, low, high = reached(x, line, mean, std, COUNT, LAST, SHORT)
         count, low = high - low, low - WHOLE
