@@ -344,6 +344,8 @@ def test_a_part_of_a_grid_has_a_table_of_its_own(
     assert (code, err) == (0, "")
     (only,) = load("part.csv")
     assert (only.configuration, only.fold) == ("forward=mode", 1)
+    assert run(capsys, "mine.toml", *words[:4])[0] == 0
+    assert len(load(done / "table.csv")) > 1, "what other commands have trained is in it"
     assert rows(out)["forward=mode"][:2] == ["1", f"{only.valid_accuracy:.2%}"]
 
 
@@ -392,6 +394,17 @@ def test_damage_beside_the_grid_does_not_spoil_its_table(
     (other / "fold-0" / "config.json").write_text("{")
     code, _, err = run(capsys, "mine.toml")
     assert (code, err) == (0, "")
+    assert "another" not in {one.configuration for one in load(done / "table.csv") if one.fold == 0}
+
+
+def test_an_out_that_is_a_file_is_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").write_text("")
+    for words in ([], ["--status"]):
+        said = refused(capsys, "paper-svhn", "--out", "there", *words)
+        assert "'there' is a file" in said
 
 
 def test_what_was_refused_before_it_began_leaves_no_folder(tmp_path: Path) -> None:

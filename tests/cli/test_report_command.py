@@ -78,12 +78,21 @@ def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
     assert [line["epochs"] for line in data["lines"]] == [10, 10, 12, 12]
     assert data["fields"][0]["values"] == ["svhn", "speech"]
     assert "SVHN and Speech Commands" in page.read_text(encoding="utf-8")
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "a.csv").write_bytes(table.read_bytes())
+    (folder / "b.csv").write_bytes(other.read_bytes())
+    assert run(capsys, folder, "--out", page)[0] == 0
+    assert data_of(page) == data
 
 
 def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
     page = tmp_path / "page.html"
     assert "DIR must be a folder" in refused(capsys, "-o", page)
     assert "'nowhere' must hold run directories" in refused(capsys, "nowhere", "-o", page)
+    assert "it does not exist" in refused(capsys, "nowhere", "-o", page)
+    assert "--figures must be a folder" in refused(capsys, table, "-o", page, "--figures", table)
+    assert not page.exists()
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "must hold run directories" in refused(capsys, empty, "-o", page)

@@ -56,7 +56,10 @@ def outcome(found: Iterable[Training]) -> None:
     grouped: dict[str, list[Training]] = {}
     for one in found:
         grouped.setdefault(one.configuration, []).append(one)
-    table = Table(title="accuracy of the network without noise")
+    title = "accuracy of the network without noise"
+    if any(len(folds) > 1 for folds in grouped.values()):
+        title += ", mean ± standard deviation over folds"
+    table = Table(title=title)
     table.add_column("configuration", overflow="fold")
     for name in ("folds", "validation", "test", "seconds a unit"):
         table.add_column(name, justify="right")

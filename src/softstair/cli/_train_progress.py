@@ -1,4 +1,5 @@
-"""What a training looks like on a terminal; nowhere else does it say anything but warnings."""
+"""What a training looks like on a terminal. Elsewhere it says warnings, and which of several runs
+are done."""
 
 import math
 import sys
@@ -41,6 +42,7 @@ class Progress:
         )
         self._tasks: dict[str, Any] = {}
         self._finished: list[Any] = []
+        self._latest: dict[str, str] = {}
 
     def __enter__(self) -> "Progress":
         self._bar.start()
@@ -67,6 +69,8 @@ class Progress:
             self._go_on(label, news)
         elif said == "done":
             self._finished.append(self._tasks.pop(label))
+            if label and self._bar.disable:
+                self._say(f"{label} is done{self._latest.pop(label, '')}")
         elif said == "failed":
             self._bar.remove_task(self._tasks.pop(label))
             self._say(f"{label}: {news['why']}")
@@ -86,6 +90,7 @@ class Progress:
         if "valid_accuracy" in news:
             right = "validation" if self._wide else "right"
             accuracy, loss = news["valid_accuracy"], news["train_loss"]
+            self._latest[label] = f", validation {accuracy:.2%}"
             more["news"] = f"loss {loss:.3f}, {right} {accuracy:.1%}"
         for warning in news.get("warnings", ()):
             # The share in it changes from epoch to epoch; the stair that it is about does not.

@@ -1,5 +1,6 @@
 """``softstair grid``: train a design, resumable, on this machine or on a cluster."""
 
+import contextlib
 import json
 import shlex
 import signal
@@ -67,7 +68,7 @@ class Command:
     """Train nothing: show how far each configuration is; on a terminal, until all are done."""
     table: Path | None = None
     """Write the table of all epochs there, as CSV or Parquet by its ending; None: table.csv in the
-    folder of the run directories."""
+    folder of the run directories, for all that the folder holds."""
 
     def __post_init__(self) -> None:
         if not self.design:
@@ -99,6 +100,11 @@ class Command:
         if self.dry_run:
             return self._show(asked)
         folder = self.out or Path("runs") / asked.name
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(
+                f"--out must be a folder for run directories, but {str(folder)!r} is a file: give "
+                "another --out."
+            )
         if self.status:
             from softstair.cli import _grid_status
 
@@ -172,6 +178,9 @@ class Command:
                 failed = self._engine(units, folder, tell)
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+            if table is None:
+                with contextlib.suppress(ValueError):  # nobody has come to the end of an epoch
+                    results.write(results.readable(folder), folder / "table.csv")
             raise SystemExit(self._farewell(number)) from None
         if failed:
             raise ValueError(
@@ -179,7 +188,11 @@ class Command:
                 "the same command again."
             )
         found = results.collect(folder, [unit.path(folder) for unit in units])
-        results.write(found, table or folder / "table.csv")
+        if table is None:
+            # Other commands may have trained other parts of a design there.
+            results.write(results.readable(folder), folder / "table.csv")
+        else:
+            results.write(found, table)
         _grid_tables.outcome(found)
         _grid_tables.say(f"table: {self.table or folder / 'table.csv'}\nruns: {folder}")
         return 0

@@ -18,10 +18,10 @@ __all__ = ["Command", "parse"]
 class Command:
     """Makes one HTML page of what came of a grid: claims, curves, tables, configurations.
 
-    DIR is a folder of run directories, as softstair grid and softstair train make them, or a table
-    of them in CSV or Parquet; several are shown together. The page is one file that opens offline,
-    in any browser, and asks nobody for anything. Units that are still being trained are shown as
-    far as they have come.
+    DIR is a folder of run directories, as softstair grid and softstair train make them, a table of
+    them in CSV or Parquet, or a folder of such tables; several are shown together. The page is one
+    file that opens offline, in any browser, and asks nobody for anything. Units that are still
+    being trained are shown as far as they have come.
     Exit code 0: written; 2: an error.
     """
 
@@ -39,6 +39,11 @@ class Command:
         if not self.folders:
             raise ValueError(
                 "DIR must be a folder of run directories or a table of them, but none was given."
+            )
+
+        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
+            raise ValueError(
+                f"--figures must be a folder, but {str(self.figures)!r} is a file: give another."
             )
 
     def run(self) -> int:

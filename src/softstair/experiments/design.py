@@ -7,6 +7,7 @@ file. A configuration is a recipe with a name; on a fold it is a unit, which has
 {'paper-cifar10': 264, 'paper-svhn': 32, 'paper-speech': 32}
 """
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,6 +106,7 @@ class Design:
         for name, allowed in wanted.items():
             refuse_unknown(name)
             values = list(dict.fromkeys(value_of(one.recipe, name) for one in self.configurations))
+            allowed = [_like(value, values) for value in allowed]
             for value in allowed:
                 if value not in values:
                     raise ValueError(
@@ -234,6 +236,20 @@ def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
             raise ValueError(f"{flag} must be given as field=value,value, but {word!r} was given.")
         found.setdefault(name.replace("-", "_"), []).extend(values.split(","))
     return found
+
+
+def _like(value: str, values: Sequence[str]) -> str:
+    """The one of the values that is the same number, or the value.
+
+    >>> _like("4", ["0.5", "4.0"]), _like("mode", ["mode", "random"])
+    ('4.0', 'mode')
+    """
+    with contextlib.suppress(ValueError):
+        number = float(value)
+        for one in values:
+            if value not in values and float(one) == number:
+                return one
+    return value
 
 
 def _or(values: Sequence[str]) -> str:

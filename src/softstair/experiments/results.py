@@ -5,6 +5,7 @@ every other field of a recipe that has not its default), what the epoch gave, an
 in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -105,18 +106,33 @@ def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Tra
     if not found:
         raise RunError(
             f"{str(folder)!r} must hold run directories, as softstair grid and softstair train "
-            "make them, or be a table of them, but there is none with an epoch done."
+            "make them, or tables of them, or be one, but "
+            + ("there is none with an epoch done." if folder.exists() else "it does not exist.")
         )
     return found
 
 
+def readable(folder: Path) -> list[Training]:
+    """Every unit in a folder that has an epoch to show, but for those that are damaged."""
+    found = []
+    for path in find(folder):
+        with contextlib.suppress(RunError):
+            found += [one] if (one := _read(path, folder)) is not None else []
+    return found
+
+
 def load(path: Path | str) -> list[Training]:
-    """What came of a grid: of a folder of run directories, or of a table in CSV or Parquet."""
+    """What came of a grid: of a folder of run directories, of a table in CSV or Parquet, or of a
+    folder of such tables."""
     path = Path(path)
     if path.suffix == ".csv" and path.is_file():
         return _from_rows(path, _csv_rows(path))
     if path.suffix == ".parquet" and path.is_file():
         return _from_rows(path, _parquet_rows(path))
+    if path.is_dir() and not find(path):
+        tables = sorted(one for one in path.iterdir() if one.suffix in (".csv", ".parquet"))
+        if tables:
+            return [training for table in tables for training in load(table)]
     return collect(path)
 
 

@@ -28,6 +28,12 @@ def advice(state: State) -> list[str]:
             "the network has no normalisation, without which few sums fall where the stairs have "
             "their steps: put a batch normalisation before each activation"
         )
+    if not schedule.static_mean and not schedule.static_std and recipe.weights != "float":
+        # The std as λ² and the mean as λ: weights that stay are out of the noise from λ = 0.62 on.
+        said.append(
+            "the noise narrows faster than its mean moves, and weights that drop out of it have no "
+            "gradient to follow it by: give --static-std or --static-mean"
+        )
     if not schedule.static_mean and recipe.optimiser == "adam":
         said += _too_slow(state, abs(schedule.first_mean) * recipe.weight_quantum)
     return said

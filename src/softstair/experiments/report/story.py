@@ -14,6 +14,10 @@ from softstair.experiments.report.words import duration, element, listed, percen
 
 __all__ = ["VERDICTS", "Row", "claims_of", "facts", "pictures", "title_of"]
 
+IN_PART = (
+    "In part: a difference is there that may be chance, some of it holds and some does not, or not "
+    "all was trained that it is about."
+)
 VERDICTS = {
     "holds": ("✓", "holds", "hold"),
     "holds in part": ("◐", "holds in part", "hold in part"),
@@ -93,7 +97,7 @@ def claims_of(claims: Iterable[Row]) -> str:
         "section",
         [
             "<h2>What the paper says, and what was measured</h2>\n",
-            element("p", text(f"Of {len(rows)} claims, {listed(said)}.")),
+            element("p", text(f"Of {len(rows)} claims, {listed(said)}. {IN_PART}")),
             element("ol", ["\n", *map(_claim, rows)], {"class": "claims"}),
         ],
         {"id": "claims"},
