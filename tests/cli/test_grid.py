@@ -352,7 +352,13 @@ def test_a_part_of_a_grid_has_a_table_of_its_own(
 def test_another_recipe_in_the_folder_is_refused(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["--set", "seed=5"], ["--epochs", "4"], ["--set", "batch=16", "--status"]):
+    assert "begun or done in" in run(capsys, "mine.toml", "--dry-run", "--device", "cpu")[1]
+    others = ["--status"], ["--dry-run"], []
+    for words in (
+        ["--set", "seed=5"],
+        ["--epochs", "4"],
+        *(["--set", "batch=16", *o] for o in others),
+    ):
         said = refused(capsys, "mine.toml", *words)
         assert "was begun with" in said
         assert "another --out" in said

@@ -49,7 +49,10 @@ def conclusion(summaries: list[dict[str, Any]]) -> str:
     recipe = summaries[0]["config"]["recipe"]
     kind = "float" if recipe["weights"] == recipe["features"] == "float" else recipe["weights"]
     epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
-    what = f"{kind} network on {summaries[0]['config']['data']['name']}, {epochs}"
+    network = f"{kind} network"
+    if (recipe["weights"] == "float") != (recipe["features"] == "float"):
+        network = f"network of {recipe['weights']} weights and {recipe['features']} features"
+    what = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
     scores = [one["valid_accuracy"] for one in summaries]
     if len(scores) == 1:
         return f"{what}: {scores[0]:.2%} validation accuracy"

@@ -97,9 +97,9 @@ class Command:
                 f"{processes}: start it without torchrun."
             )
         asked = self.asked()
-        if self.dry_run:
-            return self._show(asked)
         folder = self.out or Path("runs") / asked.name
+        if self.dry_run:
+            return self._show(asked, folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(
                 f"--out must be a folder for run directories, but {str(folder)!r} is a file: give "
@@ -133,14 +133,19 @@ class Command:
             folds = tuple(range(made[0].recipe.folds))
         return Design(found.name, tuple(made), folds)
 
-    def _show(self, asked: Design) -> int:
+    def _show(self, asked: Design, folder: Path) -> int:
         if self.json:
             print(json.dumps(asked.to_json(), indent=1))
             return 0
         from softstair.cli import _grid_tables
+        from softstair.experiments.engines import has_begun
         from softstair.experiments.estimate import estimate
 
+        # What was begun with another recipe is refused here as it would be there.
+        begun = sum(has_begun(unit, folder) for unit in asked.units())
         _grid_tables.design(asked)
+        if begun:
+            _grid_tables.say(f"{begun} of them begun or done in {folder}")
         first = asked.configurations[0].recipe
         try:
             found = estimate(first, str(self.data_dir), self.device, self.threads)
