@@ -4,9 +4,10 @@ python docs/bandwidth.py
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from parts import put
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS.parent / "results" / "speed-h200-operator.json"
@@ -72,12 +73,7 @@ def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     rows = json.loads(FIGURES.read_text(encoding="utf-8"))["operator"]
     parts = {"forward": forward(rows), "backward": backward(rows), "narrowest": narrowest(rows)}
-    for name, part in parts.items():
-        pattern = rf"<!-- {name} -->\n.*?<!-- end of {name} -->"
-        whole = f"<!-- {name} -->\n{part}\n<!-- end of {name} -->"
-        page, found = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)
-        assert found == 1, name
-    return page
+    return put(parts, page)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 python docs/verdicts.py
 """
 
-import re
 from pathlib import Path
+
+from parts import put
 
 from softstair.experiments import Training, load
 from softstair.experiments.claims import judged
@@ -105,12 +106,7 @@ def rewritten(page: str) -> str:
         "shorter": shorter(trainings),
         **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},
     }
-    for name, table in tables.items():
-        pattern = rf"<!-- {name} -->\n.*?<!-- end of {name} -->"
-        whole = f"<!-- {name} -->\n{table}\n<!-- end of {name} -->"
-        page, found = re.subn(pattern, lambda _, whole=whole: whole, page, flags=re.DOTALL)
-        assert found == 1, name
-    return page
+    return put(tables, page)
 
 
 if __name__ == "__main__":

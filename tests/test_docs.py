@@ -235,7 +235,10 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
 
 
 @pytest.mark.parametrize(("script", "page"), [("verdicts", "reproduction"), ("bandwidth", "speed")])
-def test_tables_are_those_that_the_script_writes(script: str, page: str) -> None:
+def test_tables_are_those_that_the_script_writes(
+    script: str, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
     spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
