@@ -110,7 +110,10 @@ def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
     stdout, stderr = capfd.readouterr()
     assert stdout == ""
     assert "Traceback" not in stderr
-    *failures, last = [line for line in stderr.splitlines() if "own" not in line or "fold" in line]
+    lines = [line for line in stderr.splitlines() if "own" not in line or "fold" in line]
+    ends = [line for line in lines if " is done, validation " in line]
+    assert len(ends) == 1
+    *failures, last = [line for line in lines if line not in ends]
     failed, killed = sorted(failures)
     assert all(map(is_sentence, (failed, killed)))
     assert failed.startswith("softstair train: fold 1: the validation loss became nan in epoch 1, ")
