@@ -146,10 +146,10 @@ def gradient_bounds(x, levels, thresholds, name, mean, std, dtype):
     peak, eps = density(np.asarray(mode), name, std), torch.finfo(dtype).eps
     for k, threshold in enumerate(thresholds):
         rise, move = levels[k + 1] - levels[k], slack(x, threshold, mean, dtype)
-        if name == "uniform":
-            # On the edge of a support, give or take a millionth of it: see docs/operator.md.
-            move = move + 1e-6 * (1 + 1e-9) * math.sqrt(3) * std
-        ends = [standardise(x + s * move, threshold, mean, std) for s in (-1, 1)]
+        # Where the density jumps, x lies a millionth of the support further right by definition, so
+        # that an edge of two supports is in the upper one: see docs/operator.md.
+        shift = 1e-6 * math.sqrt(3) * std if name == "uniform" else 0.0
+        ends = [standardise(x + shift + s * move, threshold, mean, std) for s in (-1, 1)]
         left, right = (density(z, name, std) for z in ends)
         inside = (ends[0] <= mode) & (mode <= ends[1])
         blur = 2 * eps * max(abs(levels[k]), abs(levels[k + 1]))

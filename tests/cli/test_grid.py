@@ -408,7 +408,7 @@ def test_an_out_that_is_a_file_is_refused_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("there").write_text("")
-    for words in ([], ["--status"]):
+    for words in ([], ["--status"], ["--dry-run"]):
         said = refused(capsys, "paper-svhn", "--out", "there", *words)
         assert "'there' is a file" in said
 

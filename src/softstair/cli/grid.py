@@ -98,13 +98,13 @@ class Command:
             )
         asked = self.asked()
         folder = self.out or Path("runs") / asked.name
-        if self.dry_run:
-            return self._show(asked, folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(
                 f"--out must be a folder for run directories, but {str(folder)!r} is a file: give "
                 "another --out."
             )
+        if self.dry_run:
+            return self._show(asked, folder)
         if self.status:
             from softstair.cli import _grid_status
 
@@ -184,7 +184,8 @@ class Command:
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
             if table is None:
-                with contextlib.suppress(ValueError):  # nobody has come to the end of an epoch
+                # Nobody has come to the end of an epoch, or the disk is full: the runs are kept.
+                with contextlib.suppress(ValueError, OSError):
                     results.write(results.readable(folder), folder / "table.csv")
             raise SystemExit(self._farewell(number)) from None
         if failed:
