@@ -26,6 +26,7 @@ triton = pytest.importorskip("triton", reason="needs triton, which is not instal
 tl = importlib.import_module("triton.language")
 operator = importlib.import_module("softstair.kernels.triton.operator")
 shapes = importlib.import_module("softstair.kernels.triton.shapes")
+lean = importlib.import_module("softstair.kernels.triton.lean")
 
 NEEDS_INTERPRETER = True
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -334,6 +335,26 @@ def test_uniform_numbers_lie_strictly_inside():
     torch.testing.assert_close(out.double(), share, rtol=0, atol=2**-24)
     torch.testing.assert_close(wide, share, rtol=0, atol=2**-26)
     assert out[3] == 1 - 2**-24
+
+
+@triton.jit
+def drawn(word, out, FAMILY: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, lean.draw(tl.load(word + at), 1.0, FAMILY))
+
+
+@pytest.mark.parametrize("family", oracle.NAMES)
+def test_draws_of_16_bits_lose_2e5_of_a_probability(family):
+    """Words in steps through all of them, and both ends finely: symmetric, and never falling."""
+    ends = 2 ** torch.arange(31, dtype=torch.int64)
+    word = torch.cat([torch.linspace(1, 2**31 - 1, 993, dtype=F64).long(), 2**31 - ends]).unique()
+    word = torch.cat([-word.flip(0), torch.zeros(2048 - 2 * len(word), dtype=torch.int64), word])
+    out = torch.empty(2048)
+    drawn[(1,)](word.to(torch.int32), out, family, 2048)
+    z, share = out.double().numpy(), (word.double().numpy() / 2**31 + 1) / 2
+    np.testing.assert_allclose(oracle.FAMILIES[family].cdf(z), share, 0, 2.1e-5)
+    np.testing.assert_array_equal(z, -z[::-1])
+    assert (np.diff(z) >= 0).all()
 
 
 def kept(x, stair, family) -> int:

@@ -26,10 +26,11 @@ SPAN = 1024
 RUNS = 4
 WARPS = 4
 SHARES = 8
-"""Programs that a multiprocessor is given: each settles what is alike for all once, and goes on.
-So many must have room in its registers at once, or the last of them would begin when the others
-end; where there may be too few registers, every block is a program, or of many, two are."""
-FEW_RESIDENT = 3
+"""Programs that a multiprocessor is given for a mode of many levels, whose limits are dear to find:
+each settles them once, and goes on. So many must have room in its registers at once, or the last of
+them would begin when the others end. Otherwise every block is a program, or of many, two are."""
+FEW_THRESHOLDS = 3
+"""Thresholds of which so little needs to be settled that every block may do it anew."""
 
 
 @triton.jit
@@ -199,11 +200,12 @@ def climb(
     constants = {"FAMILY": family, "FORWARD": forward, "TRACED": traced, "SPAN": SPAN}
     constants["RUNS"] = 1 if x.numel() <= SPAN else RUNS
     programs = triton.cdiv(x.numel(), RUNS * SPAN)
-    is_light = forward != "random" and settings["COUNT"] <= FEW_RESIDENT
-    if (is_light or forward == "mode") and settings["STD"] == "scalar" and not settings["ROWS"]:
-        shares = SHARES if is_light or x.element_size() == 2 else SHARES // 2
+    is_light = forward != "random" and settings["COUNT"] <= FEW_THRESHOLDS
+    is_alike = settings["STD"] == "scalar" and not settings["ROWS"]
+    if forward == "mode" and is_alike and not is_light:
+        shares = SHARES if x.element_size() == 2 else SHARES // 2
         programs = min(programs, shares * _multiprocessors(x.device))
-    elif programs >= 4 * SHARES * _multiprocessors(x.device):
+    elif not is_light and programs >= 4 * SHARES * _multiprocessors(x.device):
         programs = triton.cdiv(programs, 2)
     _launch(climbing_kernel, x, programs, operands, {**constants, **settings})
     return y, trace
