@@ -84,15 +84,19 @@ def accuracies(trainings: list[Training]) -> str:
     return "\n".join(lines)
 
 
-def precisions() -> str:
-    """A row for each configuration that was trained in both precisions."""
+def precisions(trainings: list[Training]) -> str:
+    """A row for each unit that was trained in both precisions; ``auto`` was bfloat16."""
     lines = ["| configuration | epochs | bfloat16 | float32 |", "|---|---|---|---|"]
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for one in (one for table in sorted(PRECISIONS.glob("*.csv")) for one in load(table)):
-        key = one.configuration, one.settings["epochs"]
-        found.setdefault(key, {})[one.settings["precision"]] = f"{100 * one.valid_accuracy:.2f}"
-    for (name, epochs), of in found.items():
-        lines.append(f"| `{name}` | {epochs} | {of['bfloat16']} | {of['float32']} |")
+    apart = [one for table in sorted(PRECISIONS.glob("*.csv")) for one in load(table)]
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for one in (*apart, *trainings):
+        same = (one.configuration, *(one.settings[name] for name in ("epochs", "statistics")))
+        precision = one.settings["precision"].replace("auto", "bfloat16")
+        of = found.setdefault((*same, str(one.fold)), {})
+        of[precision] = f"{100 * one.valid_accuracy:.2f}"
+    for (name, epochs, *_), of in found.items():
+        if len(of) == 2:
+            lines.append(f"| `{name}` | {epochs} | {of['bfloat16']} | {of['float32']} |")
     return "\n".join(lines)
 
 
@@ -101,7 +105,7 @@ def rewritten(page: str) -> str:
     trainings = everything()
     tables = {
         "full scale": accuracies(trainings),
-        "precision": precisions(),
+        "precision": precisions(trainings),
         "verdicts": verdicts(trainings),
         "shorter": shorter(trainings),
         **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},

@@ -1,6 +1,6 @@
-"""Writes the operator's tables of docs/speed.md anew from results/speed-h200-operator.json.
+"""Writes the tables of docs/speed.md anew from results/speed-h200*.json.
 
-python docs/bandwidth.py
+python docs/speed.py
 """
 
 import json
@@ -10,7 +10,12 @@ from typing import Any
 from parts import put
 
 DOCS = Path(__file__).parent
-FIGURES = DOCS.parent / "results" / "speed-h200-operator.json"
+RESULTS = DOCS.parent / "results"
+NETWORKS = {
+    "float compiled": "float, compiled and captured (the twin)",
+    "float": "float, captured",
+    "naive": "naive ternary, eager",
+}
 STAIRS = {
     "heaviside": "heaviside",
     "ternary": "ternary",
@@ -23,6 +28,38 @@ FORWARDS = ("expectation", "mode", "random", "hard")
 GOAL = 0.8
 
 Rows = list[dict[str, Any]]
+
+
+def steps(rows: Rows) -> str:
+    """A row for each network that was trained."""
+    heads = ("network", "ms", "images/s", "of the twin's", "peak memory, of the twin's")
+    table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        name = NETWORKS.get(row["name"], row["name"])
+        cells = f"{1e3 * row['times']['median']:.2f} | {row['images_per_second']:,.0f}"
+        table.append(f"| {name} | {cells} | {row['ratio']:.2f} | {row['memory_ratio']:.2f} |")
+    return "\n".join(table)
+
+
+def phases(partition: dict[str, Any]) -> str:
+    """A column for each phase of the schedule, and one for the whole."""
+    each = partition["phases"]
+    milliseconds = [1e3 * one["times"]["median"] for one in each]
+    gains = [one["static_times"]["median"] / one["times"]["median"] for one in each]
+    lines = {
+        "layers annealed": [*(str(len(one["annealed"])) for one in each), "whole schedule"],
+        f"epochs of {partition['epochs']}": [
+            *(str(one["epochs"]) for one in each),
+            str(partition["epochs"]),
+        ],
+        "ms": [
+            *(f"{one:.2f}" for one in milliseconds),
+            f"{partition['images_per_second']:,.0f} images/s",
+        ],
+        "speed-up over static": [*(f"{one:.2f}" for one in gains), f"{partition['speed_up']:.2f}"],
+    }
+    rows = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
+    return "\n".join([rows[0], "|---" * (len(each) + 2) + "|", *rows[1:]])
 
 
 def forward(rows: Rows) -> str:
@@ -71,9 +108,20 @@ def _table(lines: dict[str, Rows], way: str) -> str:
 
 def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
-    rows = json.loads(FIGURES.read_text(encoding="utf-8"))["operator"]
-    parts = {"forward": forward(rows), "backward": backward(rows), "narrowest": narrowest(rows)}
+    measured, rows = _read("speed-h200"), _read("speed-h200-operator")["operator"]
+    parts = {
+        "steps": steps(measured["step"]["rows"]),
+        "phases": phases(measured["partition"]),
+        "forward": forward(rows),
+        "backward": backward(rows),
+        "narrowest": narrowest(rows),
+    }
     return put(parts, page)
+
+
+def _read(name: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return figures
 
 
 if __name__ == "__main__":
