@@ -59,7 +59,7 @@ def test_help_is_complete(capsys, words, told) -> None:
         (["fetch"], ["NAME must be one or more of digits, cifar10", "none was given"]),
         (["fetch", "mnist"], ["digits, cifar10, svhn, speech, speech-v0.01", "'mnist'"]),
         (["fetch", "svhn", "mnist"], ["'mnist'"]),
-        (["fetch", "svhn", "--dir", "x"], ["after the names, the flags are --data-dir", "'--dir'"]),
+        (["fetch", "svhn", "--dir", "x"], ["after NAME, the flags are --data-dir", "'--dir'"]),
         (["fetch", "svhn", "--data-dir"], ["--data-dir needs a value"]),
         (["status", "svhn"], ["the flags are --data-dir", "'svhn'"]),
     ],

@@ -115,6 +115,13 @@ def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table:
     assert "after DIR, the flags are --out, --figures, but '--json'" in refused(
         capsys, table, "--json"
     )
+    inside = table / "figures"
+    said = refused(capsys, table, "-o", tmp_path / "new.html", "--figures", inside)
+    assert "--figures must be a folder that can be written" in said
+    said = refused(capsys, "x" * 5000, "-o", tmp_path / "new.html")
+    assert "can be neither read nor written (File name too long): give another path" in said
+    assert len(said) < 400
+    assert not (tmp_path / "new.html").exists()
 
 
 def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> None:

@@ -287,6 +287,11 @@ def put(cells: list[list[str]], row: int, column: str, value: str) -> None:
     cells[row][cells[0].index(column)] = value
 
 
+def all_rows(cells: list[list[str]], column: str, value: str) -> None:
+    for row in range(1, len(cells)):
+        put(cells, row, column, value)
+
+
 CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "no rows": (lambda cells: cells.__delitem__(slice(1, None)), "no row"),
     "nothing": (lambda cells: cells.clear(), "no row"),
@@ -305,8 +310,21 @@ CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "an epoch missing": (lambda cells: cells.pop(2), "0, 1, 2"),
     "an epoch twice": (lambda cells: cells.insert(2, cells[2]), "0, 1, 2"),
     "backwards": (lambda cells: cells.__setitem__(slice(1, 4), cells[3:0:-1]), "0, 1, 2"),
-    "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), ""),
+    "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), "row 3 has not as many"),
+    "a long row": (lambda cells: cells[2].append("1"), "row 3 has not as many"),
     "an odd outcome": (lambda cells: put(cells, 1, "seconds", "long"), "long"),
+    "a unit cut off": (lambda cells: cells.pop(3), "2 of 3 epochs"),
+    "more epochs": (lambda cells: all_rows(cells, "epochs", "2"), "3 of 2 epochs"),
+    "epochs below": (lambda cells: all_rows(cells, "epochs", "-5"), "epochs is '-5'"),
+    "a word of epochs": (lambda cells: all_rows(cells, "epochs", "abc"), "epochs is 'abc'"),
+    "a long fold": (lambda cells: all_rows(cells, "fold", "9" * 5000), "fold is '999"),
+    "a fold too many": (lambda cells: all_rows(cells, "fold", "99"), "99 is no fold of"),
+    "above one": (lambda cells: put(cells, 2, "valid_accuracy", "2.5"), "valid_accuracy is 2.5"),
+    "below nought": (lambda cells: put(cells, 2, "train_accuracy", "-0.5"), "train_accuracy is -0"),
+    "a huge loss": (lambda cells: put(cells, 2, "valid_loss", "1e308"), "valid_loss is 1e308"),
+    "time runs back": (lambda cells: put(cells, 1, "seconds", "-1"), "seconds is -1"),
+    "another truth": (lambda cells: all_rows(cells, "static_mean", "True"), "not true or false"),
+    "no name": (lambda cells: all_rows(cells, "configuration", "a\x07b"), "is no name of"),
 }
 
 
@@ -497,6 +515,8 @@ def test_a_damaged_summary_is_one_sentence(content: bytes, mine: Path) -> None:
         lambda text: "\x00" * 50,
         lambda text: "[" * 100_000,
         lambda text: text.replace('"valid_loss": ', '"valid_loss": NaN, "x": '),
+        lambda text: "",
+        lambda text: text.replace('"valid_accuracy": 0', '"valid_accuracy": 1'),
     ],
 )
 def test_damaged_metrics_are_one_sentence(change: Callable[[str], str], mine: Path) -> None:
@@ -505,6 +525,26 @@ def test_damaged_metrics_are_one_sentence(change: Callable[[str], str], mine: Pa
     assert change(text) != text
     file.write_text(change(text))
     no_run(mine, "metrics.jsonl")
+
+
+def test_metrics_that_are_gone_are_missed(mine: Path) -> None:
+    """A unit that is done is not left out of a mean without a word."""
+    (mine / RUN / "metrics.jsonl").unlink()
+    no_run(mine, "metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", ["valid_accuracy", "best_valid_accuracy"])
+def test_a_summary_that_says_otherwise_is_one_sentence(name: str, mine: Path) -> None:
+    file = mine / RUN / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: 0.125}))
+    assert f"its {name} is" in no_run(mine, "metrics.jsonl")
+
+
+def test_a_table_that_a_spreadsheet_wrote_is_read(store: Path, tmp_path: Path) -> None:
+    write(load(store), tmp_path / "table.csv")
+    text = (tmp_path / "table.csv").read_text(encoding="utf-8")
+    (tmp_path / "marked.csv").write_text(text, encoding="utf-8-sig")
+    assert load(tmp_path / "marked.csv") == load(tmp_path / "table.csv")
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:

@@ -7,6 +7,7 @@ of autograd, not assumed.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -153,10 +154,12 @@ def target(name: str) -> Target:
         try:
             quantum = float(given)
         except ValueError:
+            quantum = 0.0
+        if not 0 < quantum < math.inf:
             raise ValueError(
                 f"a stair must be given as {kind}, or with its quantum as {kind}@0.07, but "
                 f"{name!r} was given."
-            ) from None
+            )
     return Target(name, named(kind, quantum), quantum)
 
 

@@ -29,6 +29,10 @@ EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "safetensors", "filelock")
 """What ``pip install 'softstair[cli]'`` brings, and only the command needs."""
 
 
+LEGIBLE = 200
+"""Characters of a name that one sentence has room for."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, without the program's name; returns the exit code."""
     _speak_any_language()
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        return _refuse(f"softstair {verb}: {error}")
+        return _refuse(f"softstair {verb}: {_told(error)}")
     except Exception as error:
         return _refuse(_confess(verb, error))
 
@@ -84,6 +88,15 @@ def _run(verb: str, words: list[str]) -> int:
 def _refuse(sentence: str, code: int = 2) -> int:
     print(" ".join(sentence.split()), file=sys.stderr)
     return code
+
+
+def _told(error: Exception) -> str:
+    """What was refused; by the system, with as much of a name as can be read."""
+    if isinstance(error, OSError) and error.filename is not None:
+        name, why = str(error.filename), error.strerror
+        shown = name if len(name) <= LEGIBLE else f"{name[:LEGIBLE]}…"
+        return f"{shown!r} can be neither read nor written ({why}): give another path."
+    return str(error)
 
 
 def _confess(verb: str, error: Exception) -> str:

@@ -37,7 +37,8 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-    flags = ["--" + name.replace("_", "-") for name in _kinds(command)]
+    names = [name for name in _kinds(command) if name not in _positional(command)]
+    flags = ["--" + name.replace("_", "-") for name in names]
     sentence = _sentence(_unboxed(complaint.getvalue()), list(words), command, flags)
     raise ValueError(f"{sentence}: see {prog} --help.")
 
@@ -66,7 +67,8 @@ def _sentence(text: str, words: list[str], command: type[Any], flags: list[str])
         word = found.group(1).split(", ")[0].split(" ")[0]
         if len(flags) > LEGIBLE:
             return _nearest(word, flags)
-        return f"the flags are {', '.join(flags)}, but {word!r} was given"
+        after = "".join(f"after {name}, " for name in _positional(command).values())
+        return f"{after}the flags are {', '.join(flags)}, but {word!r} was given"
     if found := re.match(r"invalid choice '(.*)' for argument '([^']+)'.*?\((.*)\)", text):
         word, flag, allowed = found.groups()
         choices = ", ".join(_in_order(re.findall(r"'([^']*)'", allowed), _long(flag), command))
@@ -103,6 +105,17 @@ def _kinds(command: type[Any]) -> dict[str, Any]:
         inner = is_dataclass(kind) and isinstance(kind, type)
         kinds |= _kinds(kind) if inner else {name: kind}
     return kinds
+
+
+def _positional(command: type[Any]) -> dict[str, str]:
+    """Fields that are no flags but words of their own, and what a reader calls them."""
+    found = {}
+    for name, kind in get_type_hints(command, include_extras=True).items():
+        marks = getattr(kind, "__metadata__", ())
+        if tyro.conf.Positional in marks:
+            called = [one.metavar for one in marks if getattr(one, "metavar", None)]
+            found[name] = called[0].rstrip(".") if called else name.upper()
+    return found
 
 
 def _in_order(choices: list[str], flag: str, command: type[Any]) -> list[str]:

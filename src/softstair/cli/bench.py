@@ -68,6 +68,11 @@ class Command:
                 f"--what must be one or more of {', '.join(PARTS)}, separated by commas, but "
                 f"{self.what!r} was given."
             )
+        if self.stairs is not None and not _words(self.stairs):
+            raise ValueError(
+                "--stairs must be one or more stairs such as ternary or int4@0.07, separated by "
+                f"commas, but {self.stairs!r} was given."
+            )
         ranges = {"batch": BATCH, "repeats": REPEATS, "elements": ELEMENTS}
         for name, (low, high) in ranges.items():
             value = getattr(self, name)

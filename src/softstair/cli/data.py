@@ -93,12 +93,7 @@ def parse(words: Sequence[str], prog: str) -> Fetch | Status:
             f"the action must be one of {', '.join(ACTIONS)}, but {words[0]!r} was given: see "
             f"{prog} --help."
         )
-    try:
-        return _arguments.parse(ACTIONS[words[0]], words[1:], prog=f"{prog} {words[0]}")
-    except ValueError as error:
-        # The names are no flag; they stand before the flags.
-        told = str(error).replace("the flags are --names,", "after the names, the flags are")
-        raise ValueError(told) from None
+    return _arguments.parse(ACTIONS[words[0]], words[1:], prog=f"{prog} {words[0]}")
 
 
 def _say(line: str) -> None:

@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from softstair.cli._arguments import given
+from softstair.cli._arguments import parse as parse_flags
 from softstair.cli._files import reserved
+from softstair.cli.train import refuse_no_number, refuse_threads
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.files import changed, read
 from softstair.train.interrupt import Interrupted
@@ -83,6 +86,7 @@ class Command:
             raise ValueError(
                 f"--address goes with --engine ray, but {self.address!r} was given without it."
             )
+        refuse_threads(self.threads)
         if self.table is not None and self.table.suffix not in (".csv", ".parquet"):
             raise ValueError(
                 f"--table must end in .csv or .parquet, but {str(self.table)!r} was given."
@@ -119,6 +123,11 @@ class Command:
         if self.epochs is not None:
             found = found.rescaled(self.epochs)
         values = {name: _value(words) for name, words in _settings(self.set).items()}
+        if self.epochs is not None and "epochs" in values:
+            raise ValueError(
+                "--epochs and --set epochs exclude each other, but both were given: --epochs takes "
+                "period and drop along."
+            )
         for name in values:
             if name in found.varied():
                 raise ValueError(
@@ -227,13 +236,11 @@ class Command:
 
 def parse(words: Sequence[str], prog: str) -> Command:
     """The command that the words describe."""
-    from softstair.cli._arguments import given
-    from softstair.cli._arguments import parse as parse_flags
-    from softstair.cli.train import refuse_no_number
-
     refuse_no_number(given("--together", words))
     for flag in ("--where", "--set"):
         words = _once(flag, words)
+        if words[-1:] == [flag]:
+            raise ValueError(f"{flag} needs one FIELD=VALUE or more, but none was given.")
     return parse_flags(Command, words, prog)
 
 

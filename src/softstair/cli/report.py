@@ -7,11 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from softstair.cli._arguments import parse as parse_flags
 from softstair.cli._files import reserved
 from softstair.experiments import report, results
 
-__all__ = ["Command", "parse"]
+__all__ = ["Command"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class Command:
         with reserved(self.out, "--out", (".html", ".htm")) as page:
             assert page is not None
             trainings = [one for folder in self.folders for one in _load(folder)]
+            if self.figures is not None:
+                _make(self.figures)
             report.write(trainings, page, _claims(trainings), _figures(trainings))
             size = page.stat().st_size
         if self.figures is not None:
@@ -61,6 +62,16 @@ class Command:
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
         return 0
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--figures must be a folder that can be written, but {str(folder)!r} cannot be made "
+            f"({error.strerror}): give another."
+        ) from None
 
 
 def _load(folder: Path) -> list[results.Training]:
@@ -85,13 +96,3 @@ def _figures(trainings: Sequence[results.Training]) -> Mapping[str, str]:
     from softstair.experiments import figures
 
     return figures.drawings(trainings)
-
-
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe."""
-    try:
-        return parse_flags(Command, words, prog)
-    except ValueError as error:
-        # The folders are no flag; they stand before the flags.
-        told = str(error).replace("the flags are --folders,", "after DIR, the flags are")
-        raise ValueError(told) from None

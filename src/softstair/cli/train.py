@@ -18,7 +18,7 @@ from softstair.train import parallel
 from softstair.train.interrupt import Interrupted
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
-from softstair.train.run import recipe_of, summary_of
+from softstair.train.run import MOST_THREADS, recipe_of, summary_of
 
 if TYPE_CHECKING:
     from softstair.cli._train_progress import Progress
@@ -78,8 +78,7 @@ class Command:
 
     def _refuse(self) -> None:
         """Flags that do not go together, or not with what is there."""
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise ValueError(f"--threads must be from 1 to 1024, but {self.threads} was given.")
+        refuse_threads(self.threads)
         if self.resume and self.out is None:
             raise ValueError("--resume goes on with a run, but --out does not say which: name it.")
         if self.every_fold and self.recipe.fold:
@@ -276,6 +275,12 @@ def refuse_strange_code(function: str, flag: str, repeated: str | None) -> None:
             f"the run was begun with {flag} {function}, which is code of its own, and is not "
             f"called because a file says so: give {flag} {function} again if you trust it."
         )
+
+
+def refuse_threads(threads: int | None) -> None:
+    """Refuses a number of threads that cannot be."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"--threads must be from 1 to {MOST_THREADS}, but {threads} was given.")
 
 
 def refuse_no_number(together: str | None) -> None:

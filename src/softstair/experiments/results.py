@@ -8,7 +8,6 @@ in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
 import contextlib
 import csv
 import io
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +27,8 @@ SETTINGS = (
 )  # fmt: skip
 """The fields of a recipe that the table always has, in words as ``--where`` has them."""
 LARGEST = 1 << 30
+LARGEST_NUMBER = 1e100
+"""Whose square is still a number."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,10 @@ def _order(path: Path) -> tuple[str, int]:
 
 def _read(path: Path, folder: Path) -> Training | None:
     recipe = recipe_of(path)
-    if recipe is None or not _has_epochs(path):
+    summary = None if recipe is None else summary_of(path)
+    if recipe is None or (summary is None and not _has_epochs(path)):
         return None
-    summary = summary_of(path) or {}
+    summary = summary or {}
     lines = [{name: line[name] for name in METRICS} for line in metrics_of(path)]
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
@@ -217,8 +219,12 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError("it is too long to be one")
-        with open(path, encoding="utf-8", newline="") as file:
-            return [dict(row) for row in csv.DictReader(file, strict=True)]
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            found = [dict(row) for row in csv.DictReader(file, strict=True)]
+        for number, row in enumerate(found, start=2):
+            if None in row or None in row.values():
+                raise ValueError(f"row {number} has not as many cells as the first")
+        return found
     except (OSError, ValueError, csv.Error) as error:
         raise _no_table(path, error) from None
 
@@ -234,6 +240,9 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
 def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
     """The units that a table tells of; the rows of one lie together."""
     try:
+        for name in ("configuration", *(COLUMNS[one] for one in SETTINGS), *METRICS, *OUTCOME):
+            if table and name not in table[0]:
+                raise ValueError(f"it has no column {name}")
         units: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in table:
             settings = [column for column in COLUMNS.values() if column in row]
@@ -249,28 +258,48 @@ def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
 
 def _from_curve(curve: list[dict[str, Any]]) -> Training:
     first = curve[0]
+    name = str(first["configuration"])
+    if not name.isprintable():
+        raise ValueError(f"{name[:40]!r} is no name of a configuration")
     epochs = [
-        Epoch(int(row["epoch"]), *(_number(row[name]) for name in METRICS[1:])) for row in curve
+        Epoch(int(row["epoch"]), *(_number(row, one) for one in METRICS[1:])) for row in curve
     ]
     if [one.epoch for one in epochs] != list(range(len(epochs))):
-        raise ValueError(f"the epochs of {first['configuration']!r} are not 0, 1, 2, …")
-    settings = {name: str(first[column]) for name, column in COLUMNS.items() if column in first}
-    missing = [name for name in SETTINGS if name not in settings]
-    if missing:
-        raise ValueError(f"it has no column {missing[0]}")
-    if not (settings["fold"].isascii() and settings["fold"].isdecimal()):
-        raise ValueError(f"{settings['fold'][:40]!r} is no fold")
+        raise ValueError(f"the epochs of {name!r} are not 0, 1, 2, …")
+    known = {field: str(first[column]) for field, column in COLUMNS.items() if column in first}
+    settings = {**DEFAULTS, **known}
+    wanted, fold = _whole(settings, "epochs"), _whole(settings, "fold")
+    if fold >= _whole(settings, "folds"):
+        raise ValueError(f"{fold} is no fold of {settings['folds']}, which count from 0")
+    for field in ("static_mean", "static_std"):
+        if settings[field] not in ("true", "false"):
+            raise ValueError(f"{field} is {settings[field][:40]!r}, and not true or false")
     outcome: dict[str, Any] = {
-        name: None if first[name] in ("", None) else _number(first[name]) for name in OUTCOME
+        one: None if first[one] in ("", None) else _number(first, one) for one in OUTCOME
     }
-    return Training(str(first["configuration"]), {**DEFAULTS, **settings}, tuple(epochs), **outcome)
+    done = outcome["seconds"] is not None
+    if len(epochs) > wanted or (done and len(epochs) < wanted):
+        raise ValueError(f"{name!r} has {len(epochs)} of {wanted} epochs")
+    return Training(name, settings, tuple(epochs), **outcome)
 
 
-def _number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value!r} is no number")
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """A number that a training can have given."""
+    number = float(row[name])
+    if name.endswith("accuracy"):
+        good = 0 <= number <= 1
+    else:
+        good = (0 if name in OUTCOME else -LARGEST_NUMBER) <= number < LARGEST_NUMBER
+    if not good:
+        raise ValueError(f"{name} is {str(row[name])[:40]}, and cannot be")
     return number
+
+
+def _whole(settings: Mapping[str, str], name: str) -> int:
+    value = settings[name]
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise ValueError(f"{name} is {value[:40]!r}, and no whole number")
+    return int(value)
 
 
 def _no_table(path: Path, error: Exception) -> RunError:

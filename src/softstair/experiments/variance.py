@@ -165,7 +165,7 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
     absent = [key for key, folds in cells.items() if not folds]
     varied = {name: levels for name, levels in there.items() if len(levels) > 1}
     what = f"{' × '.join(block.factors)} ({block.about})"
-    if not done or not varied:
+    if not all(there.values()) or not varied:
         return None, f"{what}: no two configurations of it are done."
     if any(name not in varied for name in block.must):
         return None, f"{what}: of {' and '.join(block.must)}, one alone is done."

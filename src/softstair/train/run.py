@@ -34,6 +34,8 @@ __all__ = ["Run", "RunError", "metrics_of", "recipe_of", "summary_of"]
 
 LARGEST_CONFIG = 1 << 20
 MOST_THREADS = 1024
+AGAIN = "--resume (of a grid, the same command)"
+"""What goes on with a run."""
 
 
 class RunError(ValueError):
@@ -248,7 +250,7 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     if not good:
         raise RunError(
             f"{str(path / 'summary.json')!r} was edited, and is no summary any more: delete it, "
-            "and --resume writes it anew from the checkpoint."
+            f"and {AGAIN} writes it anew from the checkpoint."
         )
     return summary
 
@@ -264,13 +266,22 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
         done = len(lines) if summary is None else summary.get("epochs")
         if not lines or not is_history(lines) or len(lines) != done:
             raise ValueError("its lines are not those of one epoch after the other")
+        if summary is not None:
+            _refuse_contradiction(lines, summary)
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RunError(
             f"{str(path / 'metrics.jsonl')!r} is damaged or was edited ({reason}): delete "
-            "summary.json beside it, and --resume writes both anew from the checkpoint."
+            f"summary.json beside it, and {AGAIN} writes both anew from the checkpoint."
         ) from None
     return lines
+
+
+def _refuse_contradiction(lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    each = [line["valid_accuracy"] for line in lines]
+    for name, value in {"valid_accuracy": each[-1], "best_valid_accuracy": max(each)}.items():
+        if summary.get(name) != value:
+            raise ValueError(f"its {name} is {value}, and {summary.get(name)} in summary.json")
 
 
 def read(path: Path, name: str) -> dict[str, Any] | None:
@@ -355,7 +366,7 @@ def _disk(path: Path) -> Iterator[None]:
             raise
         raise RunError(
             f"the run directory {str(path)!r} can no longer be written ({error.strerror}); the "
-            "last checkpoint, if there is one, is whole: make room, and go on with --resume."
+            f"last checkpoint, if there is one, is whole: make room, and go on with {AGAIN}."
         ) from None
 
 

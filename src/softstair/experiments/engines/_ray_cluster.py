@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import torch
 
 from softstair.extras import needed
+from softstair.train.interrupt import Interrupted
 
 __all__ = ["joined", "nodes"]
 
@@ -66,7 +67,10 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
         ending.enter_context(_silence(ray))
         ending.callback(ray.shutdown)
         with _handlers_kept():  # Ray would take SIGTERM for itself
-            _connect(ray, address, given)
+            try:
+                _connect(ray, address, given)
+            except SystemExit:  # which is what it makes of SIGTERM
+                raise Interrupted(signal.SIGTERM) from None
         yield ray
 
 
