@@ -124,6 +124,12 @@ def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table:
     assert not (tmp_path / "new.html").exists()
 
 
+def test_a_name_as_long_as_names_may_be(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / ("x" * 250 + ".html")
+    assert run(capsys, table, "-o", page)[0] == 0
+    assert page.stat().st_size > 0
+
+
 def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")

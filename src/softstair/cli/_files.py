@@ -1,6 +1,7 @@
 """Files that are refused before the work is done, and never half-written."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ def reserved(path: Path | None, flag: str, endings: tuple[str, ...] = ()) -> Ite
         return
     target = Path(os.path.realpath(path))
     _refuse_unwritable(path, target, flag, endings)
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+    # Short, whatever the given one is called.
+    partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")
     try:
         partial.touch(exist_ok=False)
     except OSError as error:
