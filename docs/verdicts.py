@@ -86,17 +86,18 @@ def accuracies(trainings: list[Training]) -> str:
 
 def precisions(trainings: list[Training]) -> str:
     """A row for each unit that was trained in both precisions; ``auto`` was bfloat16."""
-    lines = ["| configuration | epochs | bfloat16 | float32 |", "|---|---|---|---|"]
+    lines = ["| configuration | epochs | fold | bfloat16 | float32 |", "|---|---|---|---|---|"]
     apart = [one for table in sorted(PRECISIONS.glob("*.csv")) for one in load(table)]
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for one in (*apart, *trainings):
-        same = (one.configuration, *(one.settings[name] for name in ("epochs", "statistics")))
+        same = ("epochs", "fold", "data", "seed", "statistics")
+        key = (one.configuration, *(one.settings[name] for name in same))
         precision = one.settings["precision"].replace("auto", "bfloat16")
-        of = found.setdefault((*same, str(one.fold)), {})
-        of[precision] = f"{100 * one.valid_accuracy:.2f}"
-    for (name, epochs, *_), of in found.items():
+        found.setdefault(key, {})[precision] = f"{100 * one.valid_accuracy:.2f}"
+    for (name, epochs, fold, *_), of in found.items():
         if len(of) == 2:
-            lines.append(f"| `{name}` | {epochs} | {of['bfloat16']} | {of['float32']} |")
+            cells = (f"`{name}`", epochs, fold, of["bfloat16"], of["float32"])
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

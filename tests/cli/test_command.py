@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import softstair
 
@@ -28,6 +29,8 @@ def test_an_interrupt_while_it_is_imported_is_a_sentence() -> None:
 
 def test_it_is_the_command() -> None:
     """Installed by its name, with the exit codes of the verbs."""
+    (installed,) = entry_points(group="console_scripts", name="softstair")
+    assert installed.value == "softstair_command:main"
     command = [sys.executable, "-c", "import softstair_command as c, sys; sys.exit(c.main())"]
     done = subprocess.run([*command, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"softstair {softstair.__version__}\n")

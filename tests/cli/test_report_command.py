@@ -119,7 +119,7 @@ def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table:
     said = refused(capsys, table, "-o", tmp_path / "new.html", "--figures", inside)
     assert "--figures must be a folder that can be written" in said
     said = refused(capsys, "x" * 5000, "-o", tmp_path / "new.html")
-    assert "can be neither read nor written (File name too long): give another path" in said
+    assert "…' cannot be used (File name too long): mend that, or give another path." in said
     assert len(said) < 400
     assert not (tmp_path / "new.html").exists()
 

@@ -25,6 +25,7 @@ from softstair.experiments.engines import _ray_cluster, _ray_task
 from softstair.experiments.engines import ray as engine
 from softstair.experiments.engines._ray_share import Share
 from softstair.train import Recipe, train
+from softstair.train.interrupt import Interrupted
 from softstair.train.run import Run, RunError
 
 needs_ray = pytest.mark.skipif(
@@ -501,6 +502,25 @@ def test_auto_without_a_cluster(
         _ray_cluster.refuse_unreachable("auto")
     assert is_sentence(str(refused.value))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"),
+    [
+        (signal.SIGTERM, Interrupted, "SIGTERM"),
+        (7, ValueError, r"Ray could not be started on this machine \(it ended with code 7\)"),
+    ],
+)
+def test_ray_that_ends_the_process_while_it_starts(
+    code: int, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is what it makes of SIGTERM, and of other things."""
+    ray = pytest.importorskip("ray", reason="needs ray")
+    monkeypatch.setattr(ray, "init", lambda *_, **__: sys.exit(code))
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(kind, match=told), _ray_cluster.joined(None, 1):
+        pytest.fail("nobody has connected")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 @pytest.mark.parametrize("address", ["rubbish", "http://there:80", "there:many", "there:70000"])

@@ -323,7 +323,12 @@ CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "below nought": (lambda cells: put(cells, 2, "train_accuracy", "-0.5"), "train_accuracy is -0"),
     "a huge loss": (lambda cells: put(cells, 2, "valid_loss", "1e308"), "valid_loss is 1e308"),
     "time runs back": (lambda cells: put(cells, 1, "seconds", "-1"), "seconds is -1"),
-    "another truth": (lambda cells: all_rows(cells, "static_mean", "True"), "not true or false"),
+    "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "not true or false"),
+    "another end": (lambda cells: put(cells, 3, "seconds", "1"), "differ in what came of it"),
+    "another best": (
+        lambda cells: [put(cells, row, "best_valid_accuracy", "0.125") for row in (1, 2, 3)],
+        "is not that of an epoch",
+    ),
     "no name": (lambda cells: all_rows(cells, "configuration", "a\x07b"), "is no name of"),
 }
 
@@ -517,6 +522,7 @@ def test_a_damaged_summary_is_one_sentence(content: bytes, mine: Path) -> None:
         lambda text: text.replace('"valid_loss": ', '"valid_loss": NaN, "x": '),
         lambda text: "",
         lambda text: text.replace('"valid_accuracy": 0', '"valid_accuracy": 1'),
+        lambda text: text.replace('"train_accuracy": 0', '"train_accuracy": -0'),
     ],
 )
 def test_damaged_metrics_are_one_sentence(change: Callable[[str], str], mine: Path) -> None:
@@ -537,14 +543,37 @@ def test_metrics_that_are_gone_are_missed(mine: Path) -> None:
 def test_a_summary_that_says_otherwise_is_one_sentence(name: str, mine: Path) -> None:
     file = mine / RUN / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: 0.125}))
-    assert f"its {name} is" in no_run(mine, "metrics.jsonl")
+    with pytest.raises(RunError, match=f"contradict each other \\({name} is 0.125 and ") as caught:
+        collect(mine)
+    assert is_sentence(str(caught.value))
+    assert str(mine / RUN) in str(caught.value)
 
 
 def test_a_table_that_a_spreadsheet_wrote_is_read(store: Path, tmp_path: Path) -> None:
+    """With a mark at its beginning, and TRUE and FALSE."""
     write(load(store), tmp_path / "table.csv")
     text = (tmp_path / "table.csv").read_text(encoding="utf-8")
-    (tmp_path / "marked.csv").write_text(text, encoding="utf-8-sig")
-    assert load(tmp_path / "marked.csv") == load(tmp_path / "table.csv")
+    text = text.replace(",true,", ",TRUE,").replace(",false,", ",FALSE,")
+    (tmp_path / "saved.csv").write_text(text, encoding="utf-8-sig")
+    assert load(tmp_path / "saved.csv") == load(tmp_path / "table.csv")
+
+
+def test_cells_that_a_merged_table_leaves_empty_have_their_defaults(
+    store: Path, tmp_path: Path
+) -> None:
+    def empty(cells: list[list[str]]) -> None:
+        cells[0].append("statistics")
+        for row in cells[1:]:
+            row.append("")
+
+    write(load(store), tmp_path / "before.csv")
+    assert load(spoiled(store, tmp_path / "table.csv", empty)) == load(tmp_path / "before.csv")
+
+
+def test_a_name_in_any_script_comes_back(store: Path, tmp_path: Path) -> None:
+    one = replace(load(store)[0], configuration="Ｗ\u3000一\u00a0é")
+    write([one], tmp_path / "table.csv")
+    assert load(tmp_path / "table.csv")[0].configuration == one.configuration
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:

@@ -344,7 +344,7 @@ def drawn(word, out, FAMILY: tl.constexpr, SIZE: tl.constexpr):
 
 
 @pytest.mark.parametrize("family", oracle.NAMES)
-def test_draws_of_16_bits_lose_2e5_of_a_probability(family):
+def test_draws_of_16_bits_lose_little_of_a_probability(family):
     """Words in steps through all of them, and both ends finely: symmetric, and never falling."""
     ends = 2 ** torch.arange(31, dtype=torch.int64)
     word = torch.cat([torch.linspace(1, 2**31 - 1, 993, dtype=F64).long(), 2**31 - ends]).unique()
@@ -352,7 +352,10 @@ def test_draws_of_16_bits_lose_2e5_of_a_probability(family):
     out = torch.empty(2048)
     drawn[(1,)](word.to(torch.int32), out, family, 2048)
     z, share = out.double().numpy(), (word.double().numpy() / 2**31 + 1) / 2
-    np.testing.assert_allclose(oracle.FAMILIES[family].cdf(z), share, 0, 2.1e-5)
+    found, most = oracle.FAMILIES[family].cdf(z), 2.1e-5 if family == "normal" else 1e-6
+    np.testing.assert_allclose(found, share, 0, most)
+    tail = (share > 1e-5) & (share < 0.5)
+    np.testing.assert_allclose(found[tail], share[tail], 0.3 if family == "normal" else 0.02)
     np.testing.assert_array_equal(z, -z[::-1])
     assert (np.diff(z) >= 0).all()
 

@@ -157,8 +157,8 @@ def target(name: str) -> Target:
             quantum = 0.0
         if not 0 < quantum < math.inf:
             raise ValueError(
-                f"a stair must be given as {kind}, or with its quantum as {kind}@0.07, but "
-                f"{name!r} was given."
+                f"a stair must be given as {kind}, or with its quantum, a number above 0, as "
+                f"{kind}@0.07, but {name!r} was given."
             )
     return Target(name, named(kind, quantum), quantum)
 

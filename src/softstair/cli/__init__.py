@@ -29,7 +29,7 @@ EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "safetensors", "filelock")
 """What ``pip install 'softstair[cli]'`` brings, and only the command needs."""
 
 
-LEGIBLE = 200
+LONGEST = 200
 """Characters of a name that one sentence has room for."""
 
 
@@ -92,11 +92,11 @@ def _refuse(sentence: str, code: int = 2) -> int:
 
 def _told(error: Exception) -> str:
     """What was refused; by the system, with as much of a name as can be read."""
-    if isinstance(error, OSError) and error.filename is not None:
-        name, why = str(error.filename), error.strerror
-        shown = name if len(name) <= LEGIBLE else f"{name[:LEGIBLE]}…"
-        return f"{shown!r} can be neither read nor written ({why}): give another path."
-    return str(error)
+    if not isinstance(error, OSError) or error.filename is None or not error.strerror:
+        return str(error)
+    name = str(error.filename)
+    shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}…"
+    return f"{shown!r} cannot be used ({error.strerror}): mend that, or give another path."
 
 
 def _confess(verb: str, error: Exception) -> str:

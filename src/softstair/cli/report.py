@@ -1,5 +1,6 @@
 """``softstair report``: what came of a grid, as one page that opens offline."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,6 @@ class Command:
                 "DIR must be a folder of run directories or a table of them, but none was given."
             )
 
-        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
-            raise ValueError(
-                f"--figures must be a folder, but {str(self.figures)!r} is a file: give another."
-            )
-
     def run(self) -> int:
         with reserved(self.out, "--out", (".html", ".htm")) as page:
             assert page is not None
@@ -65,11 +61,13 @@ class Command:
 
 
 def _make(folder: Path) -> None:
+    """The folder, which can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(
-            f"--figures must be a folder that can be written, but {str(folder)!r} cannot be made "
+            f"--figures must be a folder that can be written, but {str(folder)!r} cannot be "
             f"({error.strerror}): give another."
         ) from None
 

@@ -8,6 +8,7 @@ in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
 import contextlib
 import csv
 import io
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -257,30 +258,47 @@ def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
 
 
 def _from_curve(curve: list[dict[str, Any]]) -> Training:
-    first = curve[0]
-    name = str(first["configuration"])
-    if not name.isprintable():
+    """The unit of these rows, if it can be one."""
+    name = str(curve[0]["configuration"])
+    if any(unicodedata.category(one) == "Cc" for one in name):
         raise ValueError(f"{name[:40]!r} is no name of a configuration")
     epochs = [
         Epoch(int(row["epoch"]), *(_number(row, one) for one in METRICS[1:])) for row in curve
     ]
     if [one.epoch for one in epochs] != list(range(len(epochs))):
         raise ValueError(f"the epochs of {name!r} are not 0, 1, 2, …")
-    known = {field: str(first[column]) for field, column in COLUMNS.items() if column in first}
-    settings = {**DEFAULTS, **known}
-    wanted, fold = _whole(settings, "epochs"), _whole(settings, "fold")
-    if fold >= _whole(settings, "folds"):
-        raise ValueError(f"{fold} is no fold of {settings['folds']}, which count from 0")
+    settings = _settings(curve[0])
+    outcome: dict[str, Any] = {
+        one: None if curve[0][one] in ("", None) else _number(curve[0], one) for one in OUTCOME
+    }
+    if any(row[one] != curve[0][one] for row in curve for one in OUTCOME):
+        raise ValueError(f"the rows of {name!r} differ in what came of it")
+    found = Training(name, settings, tuple(epochs), **outcome)
+    wanted, best = _whole(settings, "epochs"), found.best_valid_accuracy
+    if len(epochs) > wanted or (found.is_done and len(epochs) < wanted):
+        raise ValueError(f"{name!r} has {len(epochs)} of {wanted} epochs")
+    if best is not None and abs(best - max(one.valid_accuracy for one in epochs)) > 1e-6:
+        raise ValueError(f"the best_valid_accuracy of {name!r} is not that of an epoch")
+    return found
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, str]:
+    """What was trained, in words, each of which can be."""
+    settings = dict(DEFAULTS)
+    for field, column in COLUMNS.items():
+        value = row.get(column)
+        if field not in SETTINGS and value in ("", None):
+            continue  # tables that were put together leave empty what only some have
+        # Of true and false, others write True or TRUE.
+        is_either = DEFAULTS[field] in ("true", "false")
+        settings[field] = str(value).lower() if is_either else str(value)
+    fold, folds = (_whole(settings, one) for one in ("fold", "folds"))
+    if fold >= folds:
+        raise ValueError(f"{fold} is no fold of {folds}, which count from 0")
     for field in ("static_mean", "static_std"):
         if settings[field] not in ("true", "false"):
             raise ValueError(f"{field} is {settings[field][:40]!r}, and not true or false")
-    outcome: dict[str, Any] = {
-        one: None if first[one] in ("", None) else _number(first, one) for one in OUTCOME
-    }
-    done = outcome["seconds"] is not None
-    if len(epochs) > wanted or (done and len(epochs) < wanted):
-        raise ValueError(f"{name!r} has {len(epochs)} of {wanted} epochs")
-    return Training(name, settings, tuple(epochs), **outcome)
+    return settings
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
@@ -297,7 +315,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 def _whole(settings: Mapping[str, str], name: str) -> int:
     value = settings[name]
-    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+    if not (value.isascii() and value.isdecimal() and len(value) <= 10):
         raise ValueError(f"{name} is {value[:40]!r}, and no whole number")
     return int(value)
 

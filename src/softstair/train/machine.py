@@ -9,7 +9,7 @@ from torch import nn
 from softstair import kernels
 from softstair.kernels import triton
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError
+from softstair.train.run import AGAIN, RunError
 
 __all__ = [
     "device_named",
@@ -122,5 +122,5 @@ def enough_memory(recipe: Recipe) -> Iterator[None]:
             raise
         raise RunError(
             f"there is not enough memory for batches of {recipe.batch}: lower --batch in a new "
-            "run, or make room and go on with --resume."
+            f"run, or make room and go on with {AGAIN}."
         ) from None

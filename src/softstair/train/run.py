@@ -266,22 +266,27 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
         done = len(lines) if summary is None else summary.get("epochs")
         if not lines or not is_history(lines) or len(lines) != done:
             raise ValueError("its lines are not those of one epoch after the other")
-        if summary is not None:
-            _refuse_contradiction(lines, summary)
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RunError(
             f"{str(path / 'metrics.jsonl')!r} is damaged or was edited ({reason}): delete "
             f"summary.json beside it, and {AGAIN} writes both anew from the checkpoint."
         ) from None
+    if summary is not None:
+        _refuse_contradiction(path, lines, summary)
     return lines
 
 
-def _refuse_contradiction(lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+def _refuse_contradiction(path: Path, lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Refuses a summary of other epochs than those that were measured."""
     each = [line["valid_accuracy"] for line in lines]
     for name, value in {"valid_accuracy": each[-1], "best_valid_accuracy": max(each)}.items():
         if summary.get(name) != value:
-            raise ValueError(f"its {name} is {value}, and {summary.get(name)} in summary.json")
+            raise RunError(
+                f"summary.json and metrics.jsonl in {str(path)!r} contradict each other ({name} is "
+                f"{str(summary.get(name))[:40]} and {value}): delete summary.json, and {AGAIN} "
+                "writes both anew from the checkpoint."
+            )
 
 
 def read(path: Path, name: str) -> dict[str, Any] | None:

@@ -285,6 +285,7 @@ def is_history(lines: Any) -> bool:
         isinstance(line, dict)
         and line.get("epoch") == epoch
         and all(_is_finite(line.get(name)) for name in numbers)
+        and all(0 <= line[name] <= 1 for name in numbers if name.endswith("accuracy"))
         and isinstance(line.get("noise", []), list)
         and len(line.get("noise", [])) == len(lines[0].get("noise", []))
         and all(map(_is_noise, line.get("noise", [])))

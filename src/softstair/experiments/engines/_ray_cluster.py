@@ -69,8 +69,10 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
         with _handlers_kept():  # Ray would take SIGTERM for itself
             try:
                 _connect(ray, address, given)
-            except SystemExit:  # which is what it makes of SIGTERM
-                raise Interrupted(signal.SIGTERM) from None
+            except SystemExit as stop:
+                if stop.code == signal.SIGTERM:  # what it makes of that
+                    raise Interrupted(signal.SIGTERM) from None
+                raise _unstarted(f"it ended with code {stop.code}") from None
         yield ray
 
 
@@ -149,10 +151,14 @@ def _connect(ray: Any, address: str | None, given: dict[str, Any]) -> None:
         reason = str(error).split("\n")[0].rstrip(".").replace(". ", "; ")
         if address is not None:
             raise _unreachable(address, reason) from None
-        raise ValueError(
-            f"Ray could not be started on this machine ({reason[:300]}): make room for it, or "
-            "train with --engine local."
-        ) from None
+        raise _unstarted(reason) from None
+
+
+def _unstarted(reason: str) -> ValueError:
+    return ValueError(
+        f"Ray could not be started on this machine ({reason[:300]}): make room for it, or train "
+        "with --engine local."
+    )
 
 
 @contextlib.contextmanager

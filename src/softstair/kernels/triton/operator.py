@@ -27,10 +27,11 @@ RUNS = 4
 WARPS = 4
 SHARES = 8
 """Programs that a multiprocessor is given for a mode of many levels, whose limits are dear to find:
-each settles them once, and goes on. So many must have room in its registers at once, or the last of
-them would begin when the others end. Otherwise every block is a program, or of many, two are."""
+each settles them once, and goes on. So many must have room in its registers at once (half of them
+for four bytes), or the last would begin when the others end."""
 FEW_THRESHOLDS = 3
-"""Thresholds of which so little needs to be settled that every block may do it anew."""
+"""So many need so little settling that every block may be a program, unless it draws. Of all else,
+two blocks are one where there are many."""
 
 
 @triton.jit
