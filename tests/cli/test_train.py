@@ -305,10 +305,8 @@ def test_progress_on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
     for words in ("epoch 1/6", "epoch 6/6", "/s"):
         assert words in plain, words
     assert re.search(r"[·▁▂▃▄▅▆▇█]{2,} [0-3]/[23]", plain)  # which layers are
-    # Of an epoch that lasted until the bar was drawn again: ten times a second it is.
-    told = {f"{float(loss):.3f}" for loss in re.findall(r"loss (\d+\.\d{3})", plain)}
-    assert told
-    assert told <= {f"{line['train_loss']:.3f}" for line in lines(Path("x"))}
+    for line in lines(Path("x")):
+        assert f"loss {line['train_loss']:.3f}" in plain
     assert re.search(r"\d+\.\d\d%", plain)
     assert re.search(r"\d+:\d\d:\d\d|-:--:--", plain)  # what is left
     assert "…" not in plain  # nothing that is told is cut off

@@ -83,7 +83,7 @@ class Progress:
             self._warn(sentence, f"{sentence}.")
 
     def _go_on(self, label: str, news: News) -> None:
-        more = {}
+        more: dict[str, Any] = {}
         if "speed" in news:
             speed = news["speed"]
             more["speed"] = f"{speed:,.0f} examples/s" if self._wide else f"{speed:,.0f}/s"
@@ -92,6 +92,7 @@ class Progress:
             accuracy, loss = news["valid_accuracy"], news["train_loss"]
             self._latest[label] = f", validation {accuracy:.2%}"
             more["news"] = f"loss {loss:.3f}, {right} {accuracy:.1%}"
+            more["refresh"] = True  # of a short epoch, the clock would not draw it
         for warning in news.get("warnings", ()):
             # The share in it changes from epoch to epoch; the stair that it is about does not.
             epoch = f"epoch {news['epoch']}" + (f" of {label}" if label else "")

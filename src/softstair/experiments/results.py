@@ -179,10 +179,11 @@ def _order(path: Path) -> tuple[str, int]:
 
 def _read(path: Path, folder: Path) -> Training | None:
     recipe = recipe_of(path)
-    summary = None if recipe is None else summary_of(path)
-    if recipe is None or (summary is None and not _has_epochs(path)):
+    if recipe is None:
         return None
-    summary = summary or {}
+    summary = summary_of(path)
+    if summary is None and not _has_epochs(path):
+        return None
     lines = [{name: line[name] for name in METRICS} for line in metrics_of(path)]
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
@@ -191,7 +192,7 @@ def _read(path: Path, folder: Path) -> Training | None:
         settings={name: value_of(recipe, name) for name in FIELDS},
         curve=tuple(Epoch(**line) for line in lines),
         path=path,
-        **{name: summary.get(name) for name in OUTCOME},
+        **{name: (summary or {}).get(name) for name in OUTCOME},
     )
 
 
