@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 try:
     import pytest
@@ -21,6 +22,7 @@ from torch import nn
 from softstair.data import Dataset
 from softstair.train import Recipe, train
 from softstair.train.interrupt import Interrupted
+from softstair.train.machine import own_settings, products_in
 from softstair.train.state import State
 
 
@@ -69,17 +71,41 @@ def run(recipe: Recipe, out: Path, stop: int | None = None, resume: bool = False
     return train(recipe, out, watchers=watchers, **common)["valid_accuracy"]
 
 
+X, W = (64, 128, 16, 16), (256, 128, 3, 3)
 RECIPE = Recipe(data="blobs:load", epochs=6, period=2.0, drop=5.0, augment="crop-flip")
 
 
 def test_every_forward_and_precision_learns() -> None:
     for forward in ("expectation", "mode", "random"):
-        for precision in ("float32", "bfloat16"):
+        for precision in ("float32", "tf32", "bfloat16"):
             with tempfile.TemporaryDirectory() as folder:
                 recipe = Recipe(
                     data="blobs:load", epochs=6, period=2.0, forward=forward, precision=precision
                 )
                 assert run(recipe, Path(folder) / "run") > 0.6, (forward, precision)
+
+
+def test_float32_is_float32() -> None:
+    """Products of a training beside those in float64; by itself torch rounds convolutions' factors.
+    What is evaluated, is so in float32."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    x, w = (torch.randn(shape, generator=draw, device="cuda") for shape in (X, W))
+
+    def error() -> tuple[float, float]:
+        found = []
+        for product in (lambda a, b: F.conv2d(a, b), lambda a, b: a.flatten(1) @ a.flatten(1).T):
+            exact = product(x.double(), w.double())
+            found.append(float((product(x, w) - exact).abs().max() / exact.abs().max()))
+        return found[0], found[1]
+
+    cuda, before = torch.device("cuda"), error()
+    for precision, rounds in (("float32", False), ("tf32", True), ("bfloat16", None)):
+        with own_settings(Recipe(precision=precision), cuda):
+            if rounds is not None:
+                assert [one > 1e-5 for one in error()] == [rounds, rounds], (precision, error())
+            with products_in("float32"):
+                assert max(error()) < 1e-5, (precision, error())
+        assert error() == before
 
 
 def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:

@@ -22,6 +22,7 @@ from softstair.models import build
 from softstair.train import Recipe, train, trained_network
 from softstair.train.evaluate import evaluate
 from softstair.train.job import device_named, make_network
+from softstair.train.machine import products_in
 from softstair.train.state import State
 
 
@@ -305,6 +306,63 @@ def test_evaluation_of_bfloat16_is_in_float32(tmp_path: Path) -> None:
     # Where oneDNN cannot do it, torch would switch it off for all that comes after.
     assert torch._C._get_mkldnn_enabled()
     assert dtypes == {True: {torch.bfloat16}, False: {torch.float32}}
+
+
+def products() -> tuple[bool, str]:
+    """How torch takes convolutions on a GPU, and other products, of float32."""
+    return torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
+def test_products_of_float32_are_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training as the recipe says, in evaluation always; then they are the user's again."""
+    seen: dict[bool, set[tuple[bool, str]]] = {True: set(), False: set()}
+
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small_model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 2:  # not where it is merely tried out
+                seen[self.training].add(products())
+            scores: Tensor = self.inner(x)
+            return scores
+
+    def see(**changes: Any) -> dict[bool, set[tuple[bool, str]]]:
+        for found in seen.values():
+            found.clear()
+        one = recipe(weights="float", features="float", limit=None, batch=16, **changes)
+        train(
+            one,
+            tmp_path / str(len(list(tmp_path.iterdir()))),
+            dataset=small_dataset(),
+            model=Told(),
+        )
+        return seen
+
+    whole = (False, "highest")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        theirs = (True, "medium")
+        assert products() == theirs
+        assert see(precision="float32") == {True: {whole}, False: {whole}}
+        assert products() == theirs
+        assert see(precision="auto") == {True: {whole}, False: {whole}}
+        assert see(precision="bfloat16") == {True: {theirs}, False: {whole}}
+        assert products() == theirs
+        with products_in("tf32"):
+            assert products() == (True, "high")
+        assert products() == theirs
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_tf32_is_refused_where_it_is_not(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"float32 or bfloat16 on cpu, .*'tf32' was given"):
+        train(recipe(precision="tf32"), tmp_path / "x")
 
 
 def test_folds_differ_and_cover_everything(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "folds": st.integers(7, 10**9),
     "fold": st.integers(0, 6),
     "seed": st.integers(0, 2**63 - 1),
-    "precision": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "precision": st.sampled_from(["auto", "float32", "tf32", "bfloat16"]),
     "compile": st.sampled_from(["auto", "always", "never"]),
     "kernels": st.sampled_from(["auto", "reference"]),
     "capture": st.sampled_from(["auto", "always", "never"]),

@@ -40,7 +40,7 @@ class Command:
     """Network of step and partition; auto: vgg8 on a GPU, digits on a CPU."""
     batch: int | None = None
     """Examples in a batch; None: 256 on a GPU, fewer on a CPU."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """Of the steps, the twin's too; auto: bfloat16 on a GPU that has it, else float32."""
     augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
     """Augmentation in the steps, the twin's too."""

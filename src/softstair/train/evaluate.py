@@ -1,18 +1,18 @@
 """How good the hard network is: evaluation with the noise removed, in float32."""
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair.data.examples import Examples
+from softstair.train.machine import products_in
 from softstair.train.parallel import ALONE, Team
 
-__all__ = ["evaluate", "in_float32"]
+__all__ = ["evaluate"]
 
 CHUNKS = {"cuda": 1000}
 """Examples at a time: on a GPU, starting kernels would otherwise take longer than they do."""
@@ -40,7 +40,7 @@ def evaluate(
     chunks = -(-len(examples) // size)
     # Kept where the examples are: nobody waits for a device before the end.
     sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)
-    with in_float32():
+    with products_in("float32"):
         for number, (x, y) in enumerate(examples.chunks(size)):
             if number % team.size == team.rank:
                 scores = (forward or network)(x).float()
@@ -53,14 +53,3 @@ def evaluate(
     # One after the other, whoever computed them: another order would round otherwise.
     loss, right = (functools.reduce(operator.add, column) for column in sums.T.tolist())
     return loss / len(examples), right / len(examples)
-
-
-@contextlib.contextmanager
-def in_float32() -> Iterator[None]:
-    """Convolutions in float32: on a GPU, torch takes the shorter TF32 for them by itself."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before

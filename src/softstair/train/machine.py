@@ -15,6 +15,7 @@ __all__ = [
     "device_named",
     "enough_memory",
     "own_settings",
+    "products_in",
     "refuse_absent_kernels",
     "threads_for",
 ]
@@ -85,7 +86,8 @@ def threads_for(network: nn.Module, batch: int) -> int:
 
 @contextlib.contextmanager
 def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Random numbers, threads and CPU kernels of our own; the caller's are given back untouched."""
+    """Random numbers, threads, kernels of the CPU and products of a GPU of our own; the caller's
+    are given back untouched."""
     threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
     measures = torch.backends.cudnn.benchmark
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -96,12 +98,31 @@ def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
                 torch._C._set_mkldnn_enabled(False)
             # Batches have one shape: which of its kernels is fastest is found out once.
             torch.backends.cudnn.benchmark = True
-            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            with contextlib.ExitStack() as settings:
+                precision = recipe.precision_on(device)
+                if precision != "bfloat16":
+                    settings.enter_context(products_in(precision))
+                if device.type == "cuda":
+                    settings.enter_context(torch.cuda.device(device))
                 yield
         finally:
             torch.backends.cudnn.benchmark = measures
             torch.set_num_threads(threads)
             torch._C._set_mkldnn_enabled(onednn)
+
+
+@contextlib.contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Convolutions and other products in float32 or tf32; by itself torch takes TF32 for the first,
+    on a GPU that has it, and float32 for the second."""
+    short = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = short[0]
+        torch.set_float32_matmul_precision(short[1])
 
 
 def _has_bfloat16() -> bool:

@@ -7,6 +7,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import torch
+
 from softstair import noise as noises
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
@@ -106,9 +108,9 @@ class Recipe:
     """Into how many folds the training partition is cut."""
     seed: int = 0
     """Seed of weights, order, augmentation and random forward passes; folds do not depend on it."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the training steps; auto: bfloat16 on a GPU that has it, else float32. Evaluation is in
-    float32."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Of the training steps; tf32: float32 whose factors a GPU rounds to 11 bits; auto: bfloat16
+    on a GPU that has it, else float32. Evaluation is in float32."""
     compile: Literal["auto", "always", "never"] = "auto"
     """Compile the network with torch.compile; auto: on a GPU, where the run is long enough and its
     layers are not fused by kernels of softstair's own."""
@@ -154,6 +156,23 @@ class Recipe:
         name = getattr(self, of)
         quantum = self.weight_quantum if of == "weights" else self.feature_quantum
         return None if name == "float" else named(name, quantum, self.thresholds)
+
+    def precision_on(self, device: torch.device) -> str:
+        """The precision of the training steps on a device: float32, tf32 or bfloat16.
+
+        >>> Recipe().precision_on(torch.device("cpu"))
+        'float32'
+        """
+        cuda = device.type == "cuda"
+        if self.precision == "auto":
+            return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
+        has_tf32 = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+        if self.precision == "tf32" and not has_tf32:
+            raise ValueError(
+                f"precision must be auto, float32 or bfloat16 on {device}, which has no TF32, but "
+                "'tf32' was given."
+            )
+        return self.precision
 
     def schedule(self, layers: int) -> Schedule:
         """The noise schedule of a network with so many quantised layers."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from softstair.data.examples import Examples
 from softstair.graph import mode
-from softstair.train.evaluate import in_float32
+from softstair.train.machine import products_in
 from softstair.train.parallel import ALONE, Team
 
 __all__ = ["refresh"]
@@ -51,7 +51,7 @@ def refresh(
     batches = order.split(batch)[: max(1, min(ENOUGH, len(order)) // batch)]
     before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
     try:
-        with mode(network, training=False), in_float32():
+        with mode(network, training=False), products_in("float32"):
             for norm in norms:
                 norm.train()
                 norm.reset_running_stats()

@@ -58,9 +58,7 @@ def treat(
             "capture must be auto or never where several processes train a run, whose steps are "
             "no graph, but 'always' was given."
         )
-    precision = recipe.precision
-    if precision == "auto":
-        precision = "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
+    precision = recipe.precision_on(device)
     captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
     captured = captured and cuda and processes == 1
     known = recipe.kernels == "triton" or not own
