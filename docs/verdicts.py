@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reproduction.md anew from results/reproduction and results/precision.
+"""Writes the tables of docs/reproduction.md anew from results/reproduction and results/variations.
 
 python docs/verdicts.py
 """
@@ -15,7 +15,7 @@ from softstair.experiments.studies import studies
 
 DOCS = Path(__file__).parent
 TABLES = DOCS.parent / "results" / "reproduction"
-PRECISIONS = DOCS.parent / "results" / "precision"
+VARIATIONS = DOCS.parent / "results" / "variations"
 
 
 def everything() -> list[Training]:
@@ -66,13 +66,13 @@ def _is_full(one: Training) -> bool:
     return int(one.settings["epochs"]) >= FULL.get(one.settings["data"], 0)
 
 
-def accuracies(trainings: list[Training]) -> str:
-    """A row for each unit of the full scale."""
+def accuracies(trainings: list[Training], data: str) -> str:
+    """A row for each unit of a data set at full scale, the best first."""
     lines = [
         "| configuration | epochs | fold | validation | before the drop | best epoch's | test |",
         "|---|---|---|---|---|---|---|",
     ]
-    full = [one for one in trainings if _is_full(one)]
+    full = [one for one in trainings if one.settings["data"] == data and _is_full(one)]
     for one in sorted(full, key=lambda one: -one.valid_accuracy):
         drop = int(float(one.settings["drop"]))
         before = [epoch.valid_accuracy for epoch in one.curve[drop - 10 : drop]]
@@ -84,20 +84,28 @@ def accuracies(trainings: list[Training]) -> str:
     return "\n".join(lines)
 
 
-def precisions(trainings: list[Training]) -> str:
-    """A row for each unit that was trained in both precisions; ``auto`` was bfloat16."""
-    lines = ["| configuration | epochs | fold | bfloat16 | float32 |", "|---|---|---|---|---|"]
-    apart = [one for table in sorted(PRECISIONS.glob("*.csv")) for one in load(table)]
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    for one in (*apart, *trainings):
-        same = ("epochs", "fold", "data", "seed", "statistics")
-        key = (one.configuration, *(one.settings[name] for name in same))
-        precision = one.settings["precision"].replace("auto", "bfloat16")
-        found.setdefault(key, {})[precision] = f"{100 * one.valid_accuracy:.2f}"
-    for (name, epochs, fold, *_), of in found.items():
-        if len(of) == 2:
-            cells = (f"`{name}`", epochs, fold, of["bfloat16"], of["float32"])
-            lines.append(f"| {' | '.join(cells)} |")
+def variations(trainings: list[Training]) -> str:
+    """A row for each configuration and number of epochs that was trained in other ways too: as the
+    rest is, which is in bfloat16, and as the names of the tables end."""
+    plain = [(one, "bfloat16") for one in trainings if one.settings["statistics"] == "running"]
+    apart = [
+        (one, table.stem.split("-", 3)[3])
+        for table in sorted(VARIATIONS.glob("*.csv"))
+        for one in load(table)
+    ]
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for one, how in (*plain, *apart):
+        if one.fold == 0:
+            row = found.setdefault((one.configuration, one.settings["epochs"]), {})
+            row[how] = f"{100 * one.valid_accuracy:.2f}"
+    columns = {"bfloat16": "bfloat16", "tf32": "TF32", "float32": "float32", "seed-1": "seed 1"}
+    lines = [
+        f"| configuration | epochs | {' | '.join(columns.values())} |",
+        "|---" * (2 + len(columns)) + "|",
+    ]
+    for name, epochs in sorted({(one.configuration, one.settings["epochs"]) for one, _ in apart}):
+        cells = (found[name, epochs].get(column, "") for column in columns)
+        lines.append(f"| `{name}` | {epochs} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -105,8 +113,8 @@ def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     trainings = everything()
     tables = {
-        "full scale": accuracies(trainings),
-        "precision": precisions(trainings),
+        "full scale": accuracies(trainings, "cifar10"),
+        "variations": variations(trainings),
         "verdicts": verdicts(trainings),
         "shorter": shorter(trainings),
         **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},

@@ -176,6 +176,29 @@ def test_the_longest_study_that_can_tell_does() -> None:
     assert "50 epochs" in found["same-end"]
 
 
+def test_a_study_with_all_cells_completes_what_a_longer_one_begins() -> None:
+    """Where the longer one holds, as far as it goes; if it says otherwise, it has the word."""
+    whole = study(epochs=50)
+
+    def told(higher: float) -> Verdict:
+        long = study(shifted(higher, interval="same_end"))
+        some = ("partition", "same_end")
+        wanted = {"forward": "expectation", "power": "homogeneous", "noise": "uniform"}
+        part = [
+            one
+            for one in long
+            if one.settings["interval"] in some and wanted.items() <= one.settings.items()
+        ]
+        alone = CLAIM["same-end"].measured(part)
+        assert "500 epochs); without mode, random; without same start" in alone.sentence
+        return CLAIM["same-end"].measured([*whole, *part])
+
+    assert told(0.0).verdict == "holds"
+    assert told(0.0).sentence.endswith("(5 folds, 50 epochs).")
+    assert told(0.5).verdict == "does not hold"
+    assert "500 epochs); without" in told(0.5).sentence
+
+
 def test_fresh_statistics_come_first_and_are_named() -> None:
     """Of two studies that are equally long; what is wanting is said of the larger one."""
     fresh = [

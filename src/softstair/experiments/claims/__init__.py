@@ -36,11 +36,12 @@ class Claim:
     judge: Callable[[Study], Verdict]
 
     def measured(self, trainings: Iterable[Training]) -> Verdict:
-        """The verdict of the longest study of its data set that has what it takes."""
+        """The verdict of the longest study of its data set that can tell; where that holds as far
+        as it goes, of the longest that has all that the claim is about."""
         return self.of(studies(trainings))
 
     def of(self, parts: Iterable[Study]) -> Verdict:
-        """The same of studies, the longest first; if none has what it takes, what the one of most
+        """The same of studies, the longest first; if none can tell, what the one of most
         trainings is in want of."""
         mine = [one for one in parts if one.data == self.data]
         if not mine:
@@ -48,7 +49,10 @@ class Claim:
         found = [self.judge(one) for one in mine]
         tested = [one for one in found if one.verdict != "not tested"]
         most = max(range(len(mine)), key=lambda number: len(mine[number].trainings))
-        return tested[0] if tested else found[most]
+        if not tested:
+            return found[most]
+        complete = [one for one in tested if one.complete]
+        return complete[0] if tested[0].so_far and complete else tested[0]
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,16 @@ standard errors of one on the same 10,000 examples, if the networks part on one 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and a sentence with what was measured."""
+    """A word, and a sentence with what was measured.
+
+    complete   whether that is all that the claim is about
+    so_far     whether it would hold, were it complete
+    """
 
     verdict: Word
     sentence: str
+    complete: bool = True
+    so_far: bool = False
 
 
 def so(good: bool) -> Word:
@@ -75,7 +81,8 @@ def whole(verdict: Verdict, there: Iterable[str], wanted: Iterable[str]) -> Verd
     if not missing:
         return verdict
     said = f"{verdict.sentence.removesuffix('.')}; without {', '.join(missing)}."
-    return Verdict(in_part(verdict.verdict), said)
+    so_far = verdict.so_far or verdict.verdict == "holds"
+    return Verdict(in_part(verdict.verdict), said, complete=False, so_far=so_far)
 
 
 def untested(study: Study, what: str) -> Verdict:
