@@ -7,6 +7,7 @@ from pathlib import Path
 
 from parts import put
 
+from softstair import noise as noises
 from softstair.experiments import Training, load
 from softstair.experiments.claims import judged
 from softstair.experiments.claims.static import FULL
@@ -42,12 +43,14 @@ def shorter(trainings: list[Training]) -> str:
     return "\n".join([*head, *rows])
 
 
-def means(trainings: list[Training], data: str) -> str:
-    """A row for each configuration of the shorter trainings of a data set, the best first."""
+def means(trainings: list[Training], data: str, full: bool = False) -> str:
+    """A row for each configuration of the shorter trainings of a data set, or of those that are as
+    long as the paper's, the best first."""
     head = ["| configuration | folds | validation, % |", "|---|---|---|"]
     rows = []
-    short = [one for one in trainings if one.settings["data"] == data and not _is_full(one)]
-    found = studies(short)
+    found = studies(
+        one for one in trainings if one.settings["data"] == data and _is_full(one) == full
+    )
     for study in found:
         if len(found) > 1:
             rows.append(f"| **{study.scale}** | | |")
@@ -88,17 +91,19 @@ def variations(trainings: list[Training]) -> str:
     """A row for each configuration and number of epochs that was trained in other ways too: as the
     rest is, which is in bfloat16, and as the names of the tables end."""
     plain = [(one, "bfloat16") for one in trainings if one.settings["statistics"] == "running"]
-    apart = [
-        (one, table.stem.split("-", 3)[3])
-        for table in sorted(VARIATIONS.glob("*.csv"))
-        for one in load(table)
-    ]
+    apart = _apart("cifar10")
     found: dict[tuple[str, str], dict[str, str]] = {}
     for one, how in (*plain, *apart):
         if one.fold == 0:
             row = found.setdefault((one.configuration, one.settings["epochs"]), {})
             row[how] = f"{100 * one.valid_accuracy:.2f}"
-    columns = {"bfloat16": "bfloat16", "tf32": "TF32", "float32": "float32", "seed-1": "seed 1"}
+    columns = {
+        "bfloat16": "bfloat16",
+        "tf32": "TF32",
+        "float32": "float32",
+        "seed-1": "seed 1",
+        "fresh-unaugmented": "fresh, not augmented",
+    }
     lines = [
         f"| configuration | epochs | {' | '.join(columns.values())} |",
         "|---" * (2 + len(columns)) + "|",
@@ -109,6 +114,37 @@ def variations(trainings: list[Training]) -> str:
     return "\n".join(lines)
 
 
+def widths(trainings: list[Training]) -> str:
+    """A row for each width of static noise that DSCNN was trained with, the widest first."""
+    fresh = [one for one in trainings if one.settings["statistics"] == "fresh"]
+    found: dict[tuple[str, str, float], list[float]] = {}
+    for one in (*fresh, *(one for one, _ in _apart("speech"))):
+        noise, forward, still = (one.settings[key] for key in ("noise", "forward", "static_std"))
+        if (one.settings["data"], forward, still) == ("speech", "mode", "true"):
+            std0 = one.settings.get("std0", "None")
+            std = noises.get(noise).std_within(0.5) if std0 == "None" else float(std0)
+            found.setdefault((one.settings["epochs"], noise, std), []).append(one.valid_accuracy)
+    lines = ["| epochs | noise | std, quanta | folds | validation, % |", "|---|---|---|---|---|"]
+    for (epochs, noise, std), each in sorted(found.items(), key=_place):
+        mean = mean_of(each).in_hundredths()
+        lines.append(f"| {epochs} | {noise} | {std:.3f} | {len(each)} | {mean} |")
+    return "\n".join(lines)
+
+
+def _place(item: tuple[tuple[str, str, float], list[float]]) -> tuple[int, int, float]:
+    (epochs, noise, std), _ = item
+    return -int(epochs), list(noises.names()).index(noise), -std
+
+
+def _apart(data: str) -> list[tuple[Training, str]]:
+    """The units of a data set that were trained in other ways, and how, by the table's name."""
+    return [
+        (one, table.stem.split("-", 3)[3])
+        for table in sorted(VARIATIONS.glob(f"{data}-*.csv"))
+        for one in load(table)
+    ]
+
+
 def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     trainings = everything()
@@ -117,6 +153,8 @@ def rewritten(page: str) -> str:
         "variations": variations(trainings),
         "verdicts": verdicts(trainings),
         "shorter": shorter(trainings),
+        "speech at full scale": means(trainings, "speech", full=True),
+        "widths": widths(trainings),
         **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},
     }
     return put(tables, page)
