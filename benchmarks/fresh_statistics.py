@@ -3,7 +3,8 @@
     python benchmarks/fresh_statistics.py NETWORK [--data-dir data]
 
 NETWORK is a packed network or its name. Prints the accuracy on its validation fold, with the
-statistics that it was packed with and with those estimated anew from its training examples.
+statistics that it was packed with, and with those estimated anew from its training examples, as
+they were augmented and as they are.
 """
 
 import argparse
@@ -29,9 +30,11 @@ def main() -> None:
     parts = split(data, recipe["fold"], recipe["folds"])
     numbers = held["mean"], held["std"]
     training, valid = (Examples(data.x[part], data.y[part], *numbers) for part in parts)
-    before = evaluate(network, valid)[1]
-    refresh(network.train(), training, batch=256, seed=0)
-    print(f"running statistics {before:.2%}, fresh {evaluate(network, valid)[1]:.2%}")
+    found = {"running": evaluate(network, valid)[1]}
+    for name, augment in {"fresh": recipe["augment"], "fresh, not augmented": "none"}.items():
+        refresh(network.train(), training, batch=256, seed=0, augment=augment)
+        found[name] = evaluate(network.eval(), valid)[1]
+    print("; ".join(f"{name} {accuracy:.2%}" for name, accuracy in found.items()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from short import metrics_of, recipe
 from torch import nn
 
 import softstair as ss
+from softstair.data.augment import crop, flip
 from softstair.data.digits import load as load_digits
 from softstair.data.examples import Examples
 from softstair.data.folds import split
@@ -35,17 +36,22 @@ def network() -> nn.Sequential:
     return ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), forward="random", skip="8")
 
 
-def test_they_are_the_means_over_batches_of_the_network_without_noise() -> None:
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_they_are_the_means_over_batches_of_the_network_without_noise(augment: str) -> None:
     net, examples = network(), some()
     net.train()
     net(examples.batch(torch.arange(32))[0] * 9)  # other statistics, to begin with
     before = torch.get_rng_state()
-    refresh(net, examples, batch=16, seed=5)
+    refresh(net, examples, batch=16, seed=5, augment=augment)
     assert torch.equal(torch.get_rng_state(), before)
     assert net.training
     assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
     order = torch.randperm(70, generator=torch.Generator().manual_seed(5))
-    batches = [examples.batch(part)[0].double() for part in order[:64].split(16)]
+    draw, batches = torch.Generator().manual_seed(5), []
+    for part in order[:64].split(16):
+        x = examples.x[part]
+        x = flip(crop(x, generator=draw), draw) if augment == "crop-flip" else x
+        batches.append((x.double() - 100) / 50)
     steps = lambda x: (x >= 0.5).double() - (x < -0.5).double()
     first = [x.flatten(1) @ steps(net[1].weight).t() for x in batches]
     norm = net[2]
@@ -106,9 +112,9 @@ def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
 
 
 def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
-    fresh = recipe(statistics="fresh", seed=3)
+    fresh = recipe(statistics="fresh", seed=3, augment="crop")
     summary = train(fresh, tmp_path / "fresh")
-    train(recipe(seed=3), tmp_path / "running")
+    train(recipe(seed=3, augment="crop"), tmp_path / "running")
     assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
     data = load_digits().sample(200)
     net = trained_network(tmp_path / "fresh", data)
@@ -117,12 +123,12 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     )
     assert evaluate(net, valid)[1] == summary["valid_accuracy"]
     kept = {name: value.clone() for name, value in net.state_dict().items()}
-    refresh(net.train(), training, fresh.batch, fresh.seed)
+    refresh(net.train(), training, fresh.batch, fresh.seed, fresh.augment)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same(tmp_path: Path) -> None:
-    fresh = recipe(statistics="fresh")
+    fresh = recipe(statistics="fresh", augment="crop")
     train(fresh, tmp_path / "whole")
 
     class Stop:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,24 @@ def test_advice_is_given_where_it_is_due_and_nowhere_else() -> None:
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     (plain,) = advice(state(Recipe(), bare))
     assert "no normalisation" in plain
+
+
+def test_advice_on_noise_that_leaves_gaps_between_thresholds() -> None:
+    def said(**changes: Any) -> list[str]:
+        stairs = {"weights": "int4", "weight_quantum": 0.07, "static_std": True}
+        return advice(state(Recipe(**{**stairs, **changes})))
+
+    (gaps,) = said(noise="triangular")
+    assert gaps.startswith("static triangular noise of std 0.204 hardly reaches half-way between")
+    assert "weights of 16 levels" in gaps
+    (gaps,) = said(std0=0.2)
+    assert "static uniform noise of std 0.2 " in gaps
+    for noise in ("uniform", "normal", "logistic"):
+        assert said(noise=noise) == []
+    assert said(noise="triangular", std0=0.25) == []
+    assert said(noise="triangular", thresholds="floor") != []
+    for harmless in ({"weights": "ternary"}, {"weights": "float"}, {"static_std": False}):
+        assert said(noise="triangular", **harmless) == []
 
 
 def test_small_networks_train_on_one_thread() -> None:

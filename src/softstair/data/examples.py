@@ -29,15 +29,18 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, indices: Tensor, augment: str = "none") -> tuple[Tensor, Tensor]:
-        """The examples at ``indices``, drawn anew as ``augment`` says."""
+    def batch(
+        self, indices: Tensor, augment: str = "none", generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The examples at ``indices``, drawn anew as ``augment`` says, by a generator of their
+        device; None: by torch's own."""
         x = self.x[indices]
         if augment in ("crop", "crop-flip"):
-            x = crop(x)
+            x = crop(x, generator=generator)
         if augment == "crop-flip":
-            x = flip(x)
+            x = flip(x, generator=generator)
         if augment == "shift":
-            x = shift(x)
+            x = shift(x, generator=generator)
         return self._numbers(x), self.y[indices]
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -57,7 +57,8 @@ def measure(state: State, train: Examples, valid: Examples, between: Any) -> dic
     """The line of metrics of the epoch that the state has just come to the end of."""
     recipe = state.recipe
     if recipe.statistics == "fresh":
-        refresh(state.network, train, recipe.batch, recipe.seed, between, state.team)
+        how = (recipe.batch, recipe.seed, recipe.augment)
+        refresh(state.network, train, *how, between, state.team)
     valid_loss, valid_accuracy = evaluate(
         state.network, valid, between, state.team, state.treatment.judged
     )

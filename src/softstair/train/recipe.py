@@ -100,7 +100,7 @@ class Recipe:
 
     statistics: Literal["running", "fresh"] = "running"
     """Batch normalisations are evaluated with what they averaged over their last batches, or with
-    what is estimated anew, without noise, from some 4,096 training examples."""
+    what is estimated anew, without noise, from some 4,096 training examples, augmented as ever."""
 
     fold: int = 0
     """Which fold validates, counting from 0."""

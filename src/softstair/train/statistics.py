@@ -3,9 +3,10 @@
 A batch normalisation is evaluated with means and variances that it has averaged over its last
 batches. Two things make them another network's: weights that still cross thresholds from step to
 step, which in depthwise networks moves whole channels, and noise that is in the features of
-training and not in those of evaluation. Estimated anew, without noise or augmentation, from some
-training examples, they fit. Those that training itself uses, of modules that are in evaluation
-then too, stay as they are.
+training and not in those of evaluation. Estimated anew, without noise, from some training examples,
+they fit. These are augmented as in training: black borders and the like are part of what the
+thresholds behind the normalisations were trained on. Statistics that training itself uses, of
+modules that are in evaluation then too, stay as they are.
 """
 
 from collections.abc import Callable
@@ -31,12 +32,13 @@ def refresh(
     examples: Examples,
     batch: int,
     seed: int,
+    augment: str = "none",
     between: Callable[[], None] = lambda: None,
     team: Team = ALONE,
 ) -> None:
     """Gives every batch normalisation that is in training the mean and the variance of its
-    batches, averaged over some of the examples, which the seed chooses; ``between`` is called
-    after each batch. A team has what the first one finds."""
+    batches, averaged over some of the examples, which the seed chooses and augments; ``between``
+    is called after each batch. A team has what the first one finds."""
     norms = [
         module
         for module in network.modules()
@@ -47,7 +49,9 @@ def refresh(
     if not norms:
         return
     draw = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(examples), generator=draw).to(examples.y.device)
+    device = examples.y.device
+    order = torch.randperm(len(examples), generator=draw).to(device)
+    drawn = torch.Generator(device).manual_seed(seed)
     batches = order.split(batch)[: max(1, min(ENOUGH, len(order)) // batch)]
     before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
     try:
@@ -57,7 +61,7 @@ def refresh(
                 norm.reset_running_stats()
                 norm.momentum = None  # all batches weigh the same
             for indices in batches:
-                network(examples.batch(indices)[0])
+                network(examples.batch(indices, augment, drawn)[0])
                 between()
     finally:
         for norm, (momentum, tracked) in zip(norms, before, strict=True):
