@@ -22,7 +22,8 @@ from torch import nn
 from softstair.data import Dataset
 from softstair.train import Recipe, train
 from softstair.train.interrupt import Interrupted
-from softstair.train.machine import own_settings, products_in
+from softstair.train.machine import own_settings
+from softstair.train.products import products_in
 from softstair.train.state import State
 
 

@@ -1,6 +1,8 @@
 """The loop: what it does in every step and epoch, told from outside, or by a loop of our own."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,7 +24,7 @@ from softstair.models import build
 from softstair.train import Recipe, train, trained_network
 from softstair.train.evaluate import evaluate
 from softstair.train.job import device_named, make_network
-from softstair.train.machine import products_in
+from softstair.train.products import products_in
 from softstair.train.state import State
 
 
@@ -358,6 +360,33 @@ def test_products_of_float32_are_in_float32(
         assert products() == theirs
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+TOLD_BY_OPERATION = """
+import torch
+from softstair.train.products import products_in
+
+b = torch.backends
+one = (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul)
+for told in ((b.cuda.matmul, "tf32"), (b.cudnn.conv, "ieee"), (b, "tf32"), (b.cudnn.rnn, "ieee")):
+    told[0].fp32_precision = told[1]
+    before = [each.fp32_precision for each in one]
+    for precision, called in (("float32", "ieee"), ("tf32", "tf32")):
+        with products_in(precision):
+            assert {each.fp32_precision for each in one} == {called}
+            assert b.cudnn.allow_tf32 == b.cuda.matmul.allow_tf32 == (called == "tf32")
+        assert [each.fp32_precision for each in one] == before
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch tells operations apart since 2.9"
+)
+def test_products_that_torch_was_told_of_by_operation() -> None:
+    """Which makes the older settings unreadable, in that process for good."""
+    words = [sys.executable, "-W", "error", "-c", TOLD_BY_OPERATION]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_tf32_is_refused_where_it_is_not(tmp_path: Path) -> None:

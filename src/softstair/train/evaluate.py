@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair.data.examples import Examples
-from softstair.train.machine import products_in
 from softstair.train.parallel import ALONE, Team
+from softstair.train.products import products_in
 
 __all__ = ["evaluate"]
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from softstair import kernels
 from softstair.kernels import triton
+from softstair.train.products import products_in
 from softstair.train.recipe import Recipe
 from softstair.train.run import AGAIN, RunError
 
@@ -15,7 +16,6 @@ __all__ = [
     "device_named",
     "enough_memory",
     "own_settings",
-    "products_in",
     "refuse_absent_kernels",
     "threads_for",
 ]
@@ -109,20 +109,6 @@ def own_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
             torch.backends.cudnn.benchmark = measures
             torch.set_num_threads(threads)
             torch._C._set_mkldnn_enabled(onednn)
-
-
-@contextlib.contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Convolutions and other products in float32 or tf32; by itself torch takes TF32 for the first,
-    on a GPU that has it, and float32 for the second."""
-    short = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = short[0]
-        torch.set_float32_matmul_precision(short[1])
 
 
 def _has_bfloat16() -> bool:

@@ -16,8 +16,8 @@ from torch import nn
 
 from softstair.data.examples import Examples
 from softstair.graph import mode
-from softstair.train.machine import products_in
 from softstair.train.parallel import ALONE, Team
+from softstair.train.products import products_in
 
 __all__ = ["refresh"]
 

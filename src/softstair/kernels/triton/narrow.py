@@ -12,6 +12,8 @@ of which Xᵀdz alone needs a pass over memory, the one that makes the sums of d
 the way back, and dc never written.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -285,4 +287,9 @@ def _length(weight: Tensor) -> int:
 
 def _precision() -> str:
     """Of products in float32, as torch has it for its own convolutions."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    cudnn: Any = torch.backends.cudnn
+    try:
+        rounds = cudnn.allow_tf32
+    except RuntimeError:  # torch was told by operation
+        rounds = cudnn.conv.fp32_precision == "tf32"
+    return "tf32" if rounds else "ieee"
