@@ -1,11 +1,14 @@
 """``softstair grid``: what it lists, what it refuses, how far it says that a grid is."""
 
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import statistics
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
@@ -13,17 +16,21 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 
 from experiments.test_design import GRIDS, TABLE, point
 from softstair import cli
-from softstair.cli import _grid_status
+from softstair.cli import _grid_progress, _grid_status
 from softstair.cli._console import Console
+from softstair.cli._grid_progress import Progress
 from softstair.cli.grid import Command
 from softstair.experiments import load
+from softstair.experiments.estimate import Estimate
 from softstair.experiments.files import read
 from softstair.train import Recipe, train
+from softstair.train.run import recipe_of
 from train.short import files, is_sentence
 
 DESIGN = """
@@ -140,7 +147,19 @@ def test_a_dry_run_estimates_and_keeps_nothing(
     assert (code, err) == (0, "")
     assert "2 configurations × 2 folds = 4 units of 2 epochs" in out
     assert re.search(r"a step of forward=mode takes [\d.]+ ms on cpu", out)
+    assert re.search(r"and [\d.]+ \w+ for all, one after another", out)
+    assert "[[without]]" not in out
     assert [path.name for path in Path.cwd().iterdir()] == ["mine.toml"]
+
+
+def test_a_dry_run_says_what_without_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the whole design, whichever part is asked for."""
+    Path("mine.toml").write_text(
+        DESIGN + 'seed = [0, 1, 2]\n[[without]]\nforward = "random"\nseed = [0, 2]\n'
+    )
+    for words in ([], ["--where", "forward=mode"]):
+        out = run(capsys, "mine.toml", "--dry-run", "--device", "nowhere", *words)[1]
+        assert "[[without]] leaves out 2 of the combinations of mine\n" in out
 
 
 # ---- Flags that choose and change
@@ -153,6 +172,8 @@ def test_a_dry_run_estimates_and_keeps_nothing(
         ("--where interval=none", 8, 40),
         ("--where interval=partition,same_end power=progressive --folds 0", 64, 64),
         ("--where static-mean=true static_std=false forward=mode --folds 4,2", 32, 64),
+        ("--where interval=none --folds 0-2", 8, 24),
+        ("--where interval=none --folds 4,0-2", 8, 32),
     ],
 )
 def test_where_and_folds(
@@ -193,8 +214,15 @@ def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("paper-svhn --folds 5", ["0 to 4", "[5]"]),
         ("paper-svhn --folds 0,0", ["different", "[0, 0]"]),
-        ("paper-svhn --folds=-1", ["--folds", "'-1'"]),
-        ("paper-svhn --folds 0-2", ["--folds", "'0-2'"]),
+        ("paper-svhn --folds=-1", ["--folds", "from 0 to 4", "0-1", "'-1'"]),
+        ("paper-svhn --folds 2-0", ["--folds", "'2-0'"]),
+        ("paper-svhn --folds 0-5", ["--folds", "from 0 to 4", "'0-5'"]),
+        ("paper-svhn --folds 0-99999", ["--folds", "from 0 to 4", "'0-99999'"]),
+        ("paper-svhn --folds 0-2,1", ["different", "[0, 1, 2, 1]"]),
+        ("paper-svhn --folds 0-", ["--folds", "'0-'"]),
+        ("paper-svhn --where fold=0", ["--folds", "fold was given"]),
+        ("paper-svhn --where fold=1", ["--folds", "fold was given"]),
+        ("paper-svhn --where noise=unifrom", ["perhaps uniform", "'unifrom'"]),
         ("paper-svhn --folds 1.0", ["--folds", "'1.0'"]),
         ("paper-svhn --folds ,", ["--folds", "','"]),
         ("paper-svhn --folds=", ["--folds", "''"]),
@@ -210,7 +238,7 @@ def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper-svhn --set batch=1", ["batch", "but 1"]),
         ("paper-svhn --set precision=float64", ["precision", "'float64'", "bfloat16"]),
         ("paper-svhn --set augment=shift", ["augment", "'shift'", "svhn"]),
-        ("paper-svhn --json", ["--json", "--dry-run"]),
+        ("paper-svhn --json", ["--json", "--dry-run", "--status"]),
         ("paper-svhn --dry-run --status", ["--dry-run", "--status"]),
         ("paper-svhn --address x:1", ["--address", "--engine ray", "'x:1'"]),
         ("paper-svhn --engine slurm", ["--engine", "local", "ray", "'slurm'"]),
@@ -279,6 +307,24 @@ def test_fewer_folds(capsys: pytest.CaptureFixture[str]) -> None:
     assert {recipe.folds for recipe in recipes(plain).values()} == {3}
 
 
+def test_more_folds_are_those_of_the_design_where_it_names_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """0 and 1 of ten; a design that names none takes all."""
+    Path("mine.toml").write_text(DESIGN)
+    Path("every.toml").write_text(DESIGN.replace("folds = [0, 1]", ""))
+    Path("five.toml").write_text(DESIGN.replace("[0, 1]", "[0, 1, 2, 3, 4]"))
+    for name, folds in (("mine", [0, 1]), ("every", range(10)), ("five", range(5))):
+        plain = listed(capsys, f"{name}.toml", "--set", "folds=10")
+        assert plain["folds"] == list(folds)
+        assert {recipe.folds for recipe in recipes(plain).values()} == {10}
+    assert listed(capsys, "mine.toml", "--set", "folds=10", "--folds", "7-9")["folds"] == [7, 8, 9]
+    assert listed(capsys, "paper-svhn", "--set", "folds=3")["folds"] == [0, 1, 2]
+    said = refused(capsys, "five.toml", "--set", "folds=3", "--dry-run")
+    assert "more than 4" in said
+    assert "3 was given: choose others with --folds" in said
+
+
 def test_set_fold_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "paper-svhn", "--set", "fold=3", "--dry-run", "--json")
     assert "--folds" in err if code == 2 else json.loads(out)["folds"] == [3]
@@ -305,6 +351,13 @@ def done(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("runs/mine")
 
 
+def keep_an_epoch(path: Path) -> list[str]:
+    """Leaves the first line of the metrics, and returns all."""
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text(lines[0])
+    return lines
+
+
 def accuracies(folder: Path, name: str) -> list[float]:
     found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}/*/summary.json"))]
     return [one["valid_accuracy"] for one in found]
@@ -317,6 +370,8 @@ def test_what_came_of_it(done: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"table: {done / 'table.csv'}" in out
     found = rows(out)
     assert set(found) == {"forward=mode", "forward=random"}
+    best = max(found, key=lambda name: statistics.mean(accuracies(done, name)))
+    assert f"\nbest: {best}, validation {found[best][1]}\n" in out
     for name, (folds, valid, test, _) in found.items():
         values = accuracies(done, name)
         spread = f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
@@ -358,7 +413,8 @@ def test_a_part_of_a_grid_has_a_table_of_its_own(
 def test_another_recipe_in_the_folder_is_refused(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "begun or done in" in run(capsys, "mine.toml", "--dry-run", "--device", "cpu")[1]
+    out = run(capsys, "mine.toml", "--dry-run", "--device", "cpu")[1]
+    assert f"of these 4 done in {done}, none waiting" in out
     others = ["--status"], ["--dry-run"], []
     for words in (
         ["--set", "seed=5"],
@@ -369,6 +425,51 @@ def test_another_recipe_in_the_folder_is_refused(
         assert "was begun with" in said
         assert "another --out" in said
     assert "seed = 0" in refused(capsys, "mine.toml", "--set", "seed=5", "--where", "forward=mode")
+
+
+def test_a_dry_run_says_what_is_left(
+    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of units and epochs that are not done; what is done and begun is counted apart."""
+    measured: list[Recipe] = []
+
+    def estimate(recipe: Recipe, *_: Any) -> Estimate:
+        measured.append(recipe)
+        return Estimate(step=0.001, evaluation=0.1, unit=20.0, device="cpu")
+
+    monkeypatch.setattr("softstair.experiments.estimate.estimate", estimate)
+    code, out, err = run(capsys, "mine.toml", "--dry-run")
+    assert (code, err) == (0, "")
+    assert f"of these 4 done in {done}, none waiting" in out
+    assert not measured, "there is nothing to estimate"
+    (done / "forward=mode" / "fold-1" / "summary.json").unlink()
+    keep_an_epoch(done / "forward=mode" / "fold-1")
+    shutil.rmtree(done / "forward=random" / "fold-0")
+    out = run(capsys, "mine.toml", "--dry-run")[1]
+    assert f"of these 2 done, 1 begun in {done}, 1 waiting" in out
+    assert "about 20 s a unit, and 30 s for what is left of 2 units, one after another" in out
+    shutil.rmtree(done)
+    out = run(capsys, "mine.toml", "--dry-run")[1]
+    assert "about 20 s a unit, and 80 s for all, one after another" in out
+    assert "waiting" not in out
+
+
+@pytest.mark.parametrize("words", [["--status"], [], ["--dry-run", "--device", "nowhere"]])
+def test_a_row_is_a_line_where_there_is_no_terminal(
+    words: list[str],
+    done: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However narrow, so that grep finds it; on a terminal it is folded."""
+    monkeypatch.setenv("COLUMNS", "30")
+    out = run(capsys, "mine.toml", *words)[1]
+    if "--dry-run" in words:
+        assert rows(out)["forward"] == ["mode, random"]
+        return
+    found = rows(out)
+    assert {"forward=mode", "forward=random"} <= set(found)
+    assert all("" not in (found[name][0], found[name][-1]) for name in found)
 
 
 @pytest.mark.parametrize("path", ["nowhere/x.csv", "folder.csv", "mine.toml/x.csv"])
@@ -439,7 +540,7 @@ def status(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[st
 
 def long_ago(path: Path) -> None:
     for one in (path, *path.rglob("*")):
-        os.utime(one, (1e9, 1e9))
+        os.utime(one, (1e9, 1e9), follow_symlinks=False)
 
 
 def test_status_from_nothing_to_done(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -451,20 +552,22 @@ def test_status_from_nothing_to_done(done: Path, capsys: pytest.CaptureFixture[s
     found = status(capsys)
     assert found["forward=mode"] == ["2", "", "", "", "4/4", mean(values["forward=mode"])]
     assert found["forward=random"] == ["2", "", "", "", "4/4", mean(values["forward=random"])]
-    assert found["all"] == ["4", "", "", "", "8", mean(every)]
-    # One not, and written just now.
+    assert found["all"] == ["4", "", "", "", "8/8", mean(every)]
+    # One not, and somebody trains it; how long ago it wrote something does not matter.
     (mode / "fold-1" / "summary.json").unlink()
-    lines = (mode / "fold-1" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (mode / "fold-1" / "metrics.jsonl").write_text(lines[0])
+    lines = keep_an_epoch(mode / "fold-1")
     first = json.loads(lines[0])["valid_accuracy"]
     half = ["1", "1", "", "", "3/4", mean([values["forward=mode"][0], first])]
-    assert status(capsys)["forward=mode"] == half
-    # With half a line more: somebody is writing.
-    (mode / "fold-1" / "metrics.jsonl").write_text(lines[0] + lines[1][:50])
-    assert status(capsys)["forward=mode"] == half
-    # And long ago.
-    long_ago(mode / "fold-1")
-    assert status(capsys)["forward=mode"][:5] == ["1", "", "1", "", "3/4"]
+    with filelock.FileLock(mode / "fold-1" / "lock"):
+        assert status(capsys)["forward=mode"] == half
+        # With half a line more: somebody is writing.
+        (mode / "fold-1" / "metrics.jsonl").write_text(lines[0] + lines[1][:50])
+        assert status(capsys)["forward=mode"] == half
+        long_ago(mode / "fold-1")
+        assert status(capsys)["forward=mode"] == half
+    # And nobody does, though it was written just now.
+    (mode / "fold-1" / "metrics.jsonl").write_text(lines[0])
+    assert status(capsys)["forward=mode"] == ["1", "", "1", *half[3:]]
     # Begun, and no epoch yet.
     (mode / "fold-1" / "metrics.jsonl").write_text("")
     assert status(capsys)["forward=mode"][4] == "2/4"
@@ -476,17 +579,113 @@ def test_status_from_nothing_to_done(done: Path, capsys: pytest.CaptureFixture[s
     found = status(capsys)
     assert found["forward=mode"] == ["1", "", "", "1", "2/4", mean(values["forward=mode"][:1])]
     assert found["forward=random"] == ["", "", "", "2", "0/4", ""]
-    assert found["all"][:5] == ["1", "", "", "3", "2"]
+    assert found["all"][:5] == ["1", "", "", "3", "2/8"]
     # Nothing at all; and it makes nothing.
     shutil.rmtree("runs")
-    assert status(capsys)["all"] == ["", "", "", "4", "0", ""]
+    assert status(capsys)["all"] == ["", "", "", "4", "0/8", ""]
     assert not Path("runs").exists()
+
+
+def test_status_makes_no_lock_and_does_without(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the lock cannot be looked at, what was written lately is taken to be training."""
+    path = done / "forward=mode" / "fold-1"
+    (path / "summary.json").unlink()
+    (path / "lock").unlink()
+    assert status(capsys)["forward=mode"][:4] == ["1", "", "1", ""]
+    assert not (path / "lock").exists()
+    (path / "lock").symlink_to("lock")  # nobody can open it
+    assert status(capsys)["forward=mode"][:4] == ["1", "1", "", ""]
+    long_ago(path)
+    assert status(capsys)["forward=mode"][:4] == ["1", "", "1", ""]
+
+
+def test_status_where_files_cannot_be_locked(
+    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    (done / "forward=mode" / "fold-1" / "summary.json").unlink()
+    assert status(capsys)["forward=mode"][:4] == ["1", "1", "", ""]
+    long_ago(done / "forward=mode" / "fold-1")
+    assert status(capsys)["forward=mode"][:4] == ["1", "", "1", ""]
+
+
+def test_a_trainer_that_starts_while_somebody_looks_is_not_refused(done: Path) -> None:
+    path = done / "forward=mode" / "fold-1"
+    (path / "summary.json").unlink()
+    recipe = recipe_of(path)
+    assert recipe is not None
+    with open(path / "lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        away = threading.Timer(0.3, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        away.start()
+        train(recipe, path, device="cpu", resume=True)
+        away.join()
+    assert (path / "summary.json").exists()
+
+
+def test_status_as_data(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = accuracies(done, "forward=mode")
+    (done / "forward=mode" / "fold-1" / "summary.json").unlink()
+    shutil.rmtree(done / "forward=random")
+    code, out, err = run(capsys, "mine.toml", "--status", "--json")
+    assert (code, err) == (0, "")
+    plain = json.loads(out)
+    mode, random = plain.pop("configurations")
+    counts = {"done": 1, "training": 0, "begun": 1, "waiting": 2, "epochs": 4, "of_epochs": 8}
+    mean = statistics.mean(values)
+    assert plain == {"name": "mine", "folder": str(done), **counts, "valid_accuracy": mean}
+    assert [mode["name"], mode["waiting"], mode["of_epochs"]] == ["forward=mode", 0, 4]
+    assert mode["units"] == [
+        {"fold": 0, "state": "done", "epochs": 2, "of_epochs": 2, "valid_accuracy": values[0]},
+        {"fold": 1, "state": "begun", "epochs": 2, "of_epochs": 2, "valid_accuracy": values[1]},
+    ]
+    assert (random["waiting"], random["epochs"], random["valid_accuracy"]) == (2, 0, None)
+
+
+def test_what_is_done_is_counted_whatever_its_place(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of four comes last; a unit that had but its summary to write has an accuracy."""
+    units = list(read(Path("mine.toml")).units())
+    late = units[1].path(done) / "summary.json"
+    kept = late.read_bytes()
+    late.unlink()
+    with Progress(units, done) as progress:
+        progress.told(units[1], {"said": "start"})
+        late.write_bytes(kept)
+        progress.told(units[1], {"said": "done"})
+    accuracy = json.loads(kept)["valid_accuracy"]
+    assert capsys.readouterr().err == (
+        f"softstair grid: 4/4 {units[1].name} is done, validation {accuracy:.2%}\n"
+    )
+
+
+def test_on_a_terminal_a_bar_has_the_number_of_those_done_or_begun(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    console = lambda **given: Console(file=screen, force_terminal=True, width=160, **given)
+    monkeypatch.setattr(_grid_progress, "Console", console)
+    units = list(read(Path("mine.toml")).units())
+    for unit in units[:2]:
+        (unit.path(done) / "summary.json").unlink()
+    with Progress(units, done) as progress:
+        for unit in (units[1], units[0]):
+            progress.told(unit, {"said": "start"})
+            progress.told(unit, {"said": "done"})
+    for label in (f"3/4 {units[1].name} getting ready", f"4/4 {units[0].name} getting ready"):
+        assert label in screen.getvalue()
 
 
 def test_status_of_a_part_and_elsewhere(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = status(capsys, "--where", "forward=random", "--folds", "1")
     assert set(found) == {"forward=random", "all"}
-    assert found["all"][:5] == ["1", "", "", "", "2"]
+    assert found["all"][:5] == ["1", "", "", "", "2/2"]
     done.rename("elsewhere")
     assert status(capsys)["all"][3] == "4"
     assert status(capsys, "--out", "elsewhere")["all"][0] == "4"

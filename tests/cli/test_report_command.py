@@ -107,12 +107,55 @@ def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) 
     assert not page.exists()
 
 
+def test_a_unit_in_two_places_names_both(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    copy = tmp_path / "tables" / "copy.csv"
+    copy.parent.mkdir()
+    copy.write_bytes(table.read_bytes())
+    said = refused(capsys, table, copy.parent, "-o", page)
+    assert f"was given twice, by {str(table)!r} and by {str(copy)!r}: leave one" in said
+    path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
+    results.write(results.load(tmp_path / "runs"), copy)
+    said = refused(capsys, tmp_path / "runs", copy, "-o", page)
+    assert f"fold 1 of 'a' was given twice, by {str(path)!r} and by {str(copy)!r}" in said
+    assert not page.exists()
+
+
+def test_tables_of_other_things_are_passed_over(capsys, tmp_path: Path, table: Path) -> None:
+    page, folder = tmp_path / "page.html", tmp_path / "tables"
+    folder.mkdir()
+    foreign = folder / "foreign.csv"
+    foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
+    said = refused(capsys, folder, "-o", page)
+    assert f"{str(foreign)!r} is no table of softstair grid --table" in said
+    good = folder / "deeper" / "grid.csv"
+    good.parent.mkdir()
+    good.write_bytes(table.read_bytes())
+    code, out, err = run(capsys, folder, "-o", page)
+    assert (code, err) == (0, "")
+    notice, last = out.splitlines()
+    assert notice == f"{str(foreign)!r} is no table of softstair grid --table: it was passed over."
+    assert "4 units" in last
+    good.rename(folder / "grid.csv")
+    code, again, _ = run(capsys, folder, "-o", page)
+    assert (code, again) == (0, out)
+    assert "is no table of softstair grid" in refused(capsys, foreign, "-o", page)
+    (folder / "grid.csv").write_text(table.read_text().replace(",seconds", ",minutes"))
+    assert "grid.csv' is no table of softstair grid" in refused(capsys, folder, "-o", page)
+
+
+def test_a_title_of_ones_own(capsys, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run(capsys, table, "-o", page, "--title", "Mine & <yours>")[0] == 0
+    assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
+
+
 def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
     assert "does not end in .html" in refused(capsys, table, "-o", tmp_path / "page.txt")
     assert "is a folder" in refused(capsys, table, "-o", _folder(tmp_path / "page.html"))
     assert "does not exist" in refused(capsys, table, "-o", tmp_path / "no" / "page.html")
     assert "--out needs a value" in refused(capsys, table, "-o")
-    assert "after DIR, the flags are --out, --figures, but '--json'" in refused(
+    assert "after DIR, the flags are --out, --figures, --title, but '--json'" in refused(
         capsys, table, "--json"
     )
     inside = table / "figures"

@@ -304,6 +304,7 @@ def test_where_is_the_filter_that_it_says() -> None:
     [
         ({"intervall": ["partition"]}, ["'intervall'", "perhaps interval", "noise, forward"]),
         ({"": ["x"]}, ["''", "noise, forward"]),
+        ({"noise": ["unifrom"]}, ["'unifrom'", "perhaps uniform"]),
         ({"recipe": ["x"]}, ["'recipe'"]),
         ({"__class__": ["x"]}, ["'__class__'"]),
         ({"to_json": ["x"]}, ["'to_json'"]),
@@ -326,6 +327,13 @@ def test_where_refuses_in_a_sentence(wanted: dict[str, Any], words: list[str]) -
     assert is_sentence(str(caught.value)), str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("fold", ["0", "3"])
+def test_where_chooses_no_folds(fold: str) -> None:
+    with pytest.raises(ValueError, match=r"folds are chosen by .* --folds") as caught:
+        DESIGNS["paper-svhn"].where({"fold": [fold]})
+    assert is_sentence(str(caught.value))
 
 
 def test_none_means_that_nothing_moves() -> None:

@@ -235,8 +235,13 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
         ["forward", "'rnadom'", "expectation"],
     ),
     "fold": ("[vary]\nfold = [0, 1]", ["folds = [0, 1]"]),
-    "twice": ("[vary]\nforward = ['mode', 'mode']", ["'forward=mode'", "two"]),
-    "equal": ("[vary]\nperiod = [1, 1.0]", ["'period=1.0'", "two"]),
+    "twice": ("[vary]\nforward = ['mode', 'mode']", ["forward", "'mode' is listed twice"]),
+    "a number twice": ("[vary]\nseed = [0, 1, 0]", ["seed", "'0' is listed twice"]),
+    "None twice": ("[vary]\ndrop = ['None', 3, 'None']", ["drop", "'None' is listed twice"]),
+    "equal": ("[vary]\nperiod = [1, 1.0]", ["period", "'1.0' is listed twice"]),
+    "None for a number that must be": ("[recipe]\nperiod = 'None'", ["period", "'None'"]),
+    "fold in without": ("[[without]]\nfold = 0", ["folds = [0, 1]"]),
+    "no value in without": ("[vary]\nseed = [0, 1]\n[[without]]\nseed = []", ["seed", "'[]'"]),
     "alike": ("[vary]\nmodel = ['a b:f', 'a_b:f']", ["'model=a_b_f'", "two"]),
     "nothing left": ("[[without]]\nforward = 'mode'", ["a configuration"]),
     # Folds.
@@ -287,8 +292,8 @@ def test_it_is_the_same_sentence_whatever_was_asked(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("nowhere.toml", ["No such file"]),
-        ("nowhere/at/all", ["No such file"]),
+        ("nowhere.toml", ["'nowhere.toml'", "there is no such file", "paper-speech"]),
+        ("nowhere/at/all", ["'nowhere/at/all'", "there is no such file"]),
         ("folder.toml", ["directory"]),
         ("./folder", ["directory"]),
         ("file/design.toml", ["Not a directory"]),
@@ -372,7 +377,7 @@ def test_a_fold_in_the_recipe_is_not_passed_over() -> None:
     assert "folds" in found if isinstance(found, str) else found.folds == (3,)
 
 
-@pytest.mark.parametrize("value", ["rnadom", "expectation", 3, True, ["mode"]])
+@pytest.mark.parametrize("value", ["rnadom", "expectation", 3, True, ["mode", "rnadom"]])
 def test_a_value_in_without_that_nothing_has_is_refused(value: Any) -> None:
     table = {"vary": {"forward": ["mode", "random"]}, "without": [{"forward": value}]}
     with pytest.raises(ValueError, match="forward"):
@@ -382,6 +387,40 @@ def test_a_value_in_without_that_nothing_has_is_refused(value: Any) -> None:
 def test_without_hears_lists() -> None:
     table = {"vary": {"skip": [["0"], ["3"]]}, "without": [{"skip": ["0"]}]}
     assert [one.recipe.skip for one in parse(table).configurations] == [("3",)]
+    table = {"vary": {"skip": [["0"], ["3"], ["6"]]}, "without": [{"skip": [["0"], ["6"]]}]}
+    assert [one.recipe.skip for one in parse(table).configurations] == [("3",)]
+
+
+def test_without_leaves_out_each_of_several_values() -> None:
+    vary = {"forward": ["mode", "random"], "seed": [0, 1, 2]}
+    design = parse({"vary": vary, "without": [{"forward": "random", "seed": [0, 2]}]})
+    found = [(one.recipe.forward, one.recipe.seed) for one in design.configurations]
+    assert found == [("mode", 0), ("mode", 1), ("mode", 2), ("random", 1)]
+    assert design.left_out == 2
+
+
+def test_what_is_left_out_is_counted_by_name() -> None:
+    """Static noise has one configuration, whatever its interval: it is there, or left out."""
+    vary = {"static_std": [True, False], "interval": ["partition", "same_end"]}
+    still: dict[str, Any] = {"static_std": True}
+    for unwanted, number in (([still], 1), ([still | {"interval": "partition"}], 0), ([], 0)):
+        assert parse({"vary": vary, "without": unwanted}).left_out == number
+
+
+def test_none_is_a_word() -> None:
+    """As the flag has it; TOML has no word of its own."""
+    design = parse({"vary": {"drop": ["None", 3.0]}, "recipe": {"limit": "None"}})
+    assert [(one.name, one.recipe.drop) for one in design.configurations] == [
+        ("drop=None", None),
+        ("drop=3.0", 3.0),
+    ]
+    (one,) = parse({"vary": {"drop": ["None", 3.0]}, "without": [{"drop": "None"}]}).configurations
+    assert one.recipe.drop == 3.0
+
+
+def test_a_design_knows_whether_it_names_its_folds() -> None:
+    assert parse({"folds": [0, 1, 2, 3, 4]}).names_folds
+    assert not parse({}).names_folds
 
 
 def test_an_interval_of_noise_that_stays_is_left_out_or_explained() -> None:

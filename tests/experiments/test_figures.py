@@ -66,13 +66,11 @@ def test_the_papers_panels_by_name(svhn: list[Training]) -> None:
     rest = [f"svhn-{name}" for name in (*small, "final-accuracy", "variance")]
     assert names[-len(rest) - 1 :] == [*rest, "schedules"]
     assert "cifar10-dynamic-random-normal" in names
-    assert figures.missing([*svhn, *cifar10]) == [
-        "Speech Commands: there is no training of it, and no panel."
-    ]
+    assert figures.missing([*svhn, *cifar10]) == []
 
 
 def test_what_is_missing_is_said(svhn: list[Training]) -> None:
-    """A sentence for each data set, and for each block that is not whole."""
+    """A sentence for each study, and for each block that is not whole; none for other data."""
     few = [one for one in svhn if one.settings["forward"] == "mode"]
     few = [one for one in few if one.configuration != "uniform-mode-std-same_end-progressive"]
     assert list(figures.figures(few)) == [
@@ -83,12 +81,63 @@ def test_what_is_missing_is_said(svhn: list[Training]) -> None:
         "schedules",
     ]
     said = figures.missing(few)
-    assert said[0] == "CIFAR-10: there is no training of it, and no panel."
-    assert said[1].startswith("SVHN, 20 epochs: there is no training for static-random, dynamic-")
-    assert said[3].startswith("SVHN, 20 epochs, variance of forward × interval × power (uniform")
-    assert said[3].endswith(
+    assert len(said) == 2
+    assert said[0].startswith("SVHN, 20 epochs: there is no training for static-random, dynamic-")
+    assert said[1].startswith("SVHN, 20 epochs, variance of forward × interval × power (uniform")
+    assert said[1].endswith(
         "1 of 8 combinations are not done, such as mode, same_end, progressive."
     )
+
+
+def varied(units: list[Training], **values: str) -> list[Training]:
+    """The same units with other settings."""
+    return [replace(one, settings={**one.settings, **values}) for one in units]
+
+
+def texts_of(figure: Any) -> list[str]:
+    """The title of a panel, and the lines under it."""
+    axes = figure.axes[0]
+    below = [text.get_text() for text in axes.texts if "accuracy in %" in text.get_text()]
+    return [axes.get_title(loc="left").strip(), *below[0].split("\n")]
+
+
+def test_titles_tell_studies_apart(svhn: list[Training]) -> None:
+    """What differs is under the title, and nothing is where nothing differs."""
+    few = [one for one in svhn if one.settings["forward"] == "mode"]
+    own = [
+        one
+        for rate in ("0.001", "0.01")
+        for seed in ("0", "1")
+        for one in varied(few, learning_rate=rate, seed=seed)
+    ]
+    drawn = figures.figures(own)
+    panels = [texts_of(make()) for name, make in drawn.items() if name.endswith("mode-uniform")]
+    assert [panel[:2] for panel in panels] == [
+        ["SVHN: dynamic uniform noise, mode", f"learning rate {rate}, seed {seed}"]
+        for rate in ("0.001", "0.01")
+        for seed in ("0", "1")
+    ]
+    for ending in ("final-accuracy", "variance"):
+        made_up = [make() for name, make in drawn.items() if name.endswith(ending)]
+        said = [figure.get_suptitle().split("\n")[1] for figure in made_up]
+        assert said == [panel[1] for panel in panels]
+    assert len(texts_of(figures.figures(few)["svhn-dynamic-mode-uniform"]())) == 2
+    both = [*few, *varied(few, epochs="30")]
+    units = [
+        texts_of(make())[1] for name, make in figures.figures(both).items() if "static" in name
+    ]
+    assert units == ["30 epochs", "20 epochs"]
+
+
+def test_what_several_studies_miss_is_said_once(svhn: list[Training]) -> None:
+    """Together where all of them do, and else of which."""
+    few = [one for one in svhn if one.settings["forward"] == "mode"]
+    own = [*varied(few, seed="0"), *varied(few, seed="1")]
+    said = figures.missing(own)
+    assert len(said) == len(set(said)) == 1
+    assert said[0].startswith("SVHN, 20 epochs, each of 2 studies: there is no training for static")
+    said = figures.missing([*varied(svhn, seed="0"), *varied(few, seed="1")])
+    assert [one.split(":")[0] for one in said] == ["SVHN, 20 epochs, seed 1"]
 
 
 def test_a_static_panel_is_in_the_captions_colours(svhn: list[Training]) -> None:
@@ -164,6 +213,46 @@ def test_one_fold_and_unfinished_folds(svhn: list[Training]) -> None:
     drawn["svhn-dynamic-mode-uniform"]().draw_without_rendering()
 
 
+def test_a_single_epoch_is_a_dot(svhn: list[Training]) -> None:
+    """Where all have one, and where the folds share one; then the figure says so."""
+    few = [one for one in svhn if one.configuration == "uniform-mode-static" and one.fold < 2]
+    begun = [replace(one, seconds=None) for one in few]
+    uneven = [replace(begun[0], curve=begun[0].curve[:1]), begun[1]]
+    for units in ([replace(one, curve=one.curve[:1]) for one in begun], uneven):
+        figure = figures.figures(units)["svhn-static-mode"]()
+        line = figure.axes[0].lines[0]
+        assert line.get_marker() == "o"
+        low, high = figure.axes[0].get_xlim()
+        assert low < line.get_xdata()[0] < high
+        assert list(figure.axes[0].get_xticks()) == [1]
+    assert "means of the epochs that all have (1 of 20)" in texts_of(figure)[-1]
+    assert curves_of(figures.figures(few)["svhn-static-mode"]())[0].get_marker() == "None"
+
+
+def test_axes_are_whole_epochs_and_possible_accuracies(svhn: list[Training]) -> None:
+    """A tick at the top, and no band or interval beyond 0 and 100 %."""
+    wide = [
+        one
+        for accuracy, fold in ((0.99, 0), (0.2, 1))
+        for one in made("paper-svhn", lambda settings, _, top=accuracy: top, 4, (fold,))
+    ]
+    drawn = figures.figures(wide)
+    axes = drawn["svhn-static-mode"]().axes[0]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert axes.get_ylim()[1] == axes.get_yticks()[-1]
+    assert axes.get_yticks()[-1] >= 59.5
+    heights = np.concatenate([band.get_paths()[0].vertices[:, 1] for band in axes.collections])
+    assert (heights.min(), heights.max()) == (0, 100)
+    summary = drawn["svhn-final-accuracy"]().axes
+    for one in summary:
+        spans = np.concatenate([line.get_xdata() for line in one.lines])
+        assert (spans.min(), spans.max()) == (0, 100)
+        assert one.get_xlim() == (0, 100)
+    high = figures.figures(svhn)["svhn-dynamic-mode-uniform"]().axes[0]
+    assert high.get_yticks()[-1] >= max(line.get_ydata()[-1] for line in high.lines[:-1])
+    assert high.get_yticks()[-1] <= 100
+
+
 def test_final_accuracies_are_means_of_a_balanced_block(svhn: list[Training]) -> None:
     """Large points; where a combination is missing, there are small ones alone."""
     figure = figures.figures(svhn)["svhn-final-accuracy"]()
@@ -180,6 +269,53 @@ def test_final_accuracies_are_means_of_a_balanced_block(svhn: list[Training]) ->
     figure = figures.figures(holed)["svhn-final-accuracy"]()
     assert not [one for one in figure.axes[3].collections if one.get_sizes()[0] > 40]
     assert any("there are no means" in text.get_text() for text in figure.axes[3].texts)
+
+
+def test_final_accuracies_by_whatever_else_is_varied(svhn: list[Training]) -> None:
+    """Means are over what every value has: one that lacks a combination moves no other."""
+    few = [one for one in svhn if one.settings["forward"] == "mode"]
+    lower = [
+        replace(
+            one, curve=tuple(replace(e, valid_accuracy=e.valid_accuracy - 0.1) for e in one.curve)
+        )
+        for one in few
+    ]
+    own = [*varied(few, learning_rate="0.01"), *varied(lower, learning_rate="0.001")]
+    assert not [name for name in figures.figures(few) if "by-setting" in name]
+    axes = figures.figures(own)["svhn-20-epochs-final-accuracy-by-setting"]().axes
+    assert len(axes) == 1
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["0.001", "0.01"]
+    large = lambda one: [each.get_offsets()[0][0] for each in one.collections[1::2]]
+    whole = 100 * np.mean([one.valid_accuracy for one in few])
+    assert large(axes[0]) == pytest.approx([whole - 10, whole])
+    worst = "uniform-mode-std-same_end-progressive"
+    holed = [
+        one for one in own if one.configuration != worst or one.settings["learning_rate"] == "0.001"
+    ]
+    axes = figures.figures(holed)["svhn-20-epochs-final-accuracy-by-setting"]().axes
+    rest = 100 * np.mean([one.valid_accuracy for one in few if one.configuration != worst])
+    assert large(axes[0]) == pytest.approx([rest - 10, rest])
+    told = [text.get_text() for text in axes[0].texts]
+    assert f"{len(few) // 5 - 1} combinations of the others, 5 folds" in told
+    apart = [
+        one
+        for one in own
+        if ("static" in one.configuration) is (one.settings["learning_rate"] == "0.01")
+    ]
+    axes = figures.figures(apart)["svhn-20-epochs-final-accuracy-by-setting"]().axes
+    assert any("there are no means" in text.get_text() for text in axes[0].texts)
+
+
+def test_long_titles_have_two_lines() -> None:
+    """Those that would not fit into one."""
+    units = varied(made("paper-speech", level, 10, (0, 1)), statistics="fresh")
+    figure = figures.figures(units)["speech-final-accuracy"]()
+    figure.draw_without_rendering()
+    title = figure.get_suptitle()
+    assert title == (
+        "Speech Commands, 10 epochs, fresh statistics:\nfinal accuracy by degree of freedom"
+    )
+    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
 
 
 def test_bars_are_the_shares_of_the_variance(svhn: list[Training]) -> None:

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from softstair import cli
-from softstair.cli._train_progress import Progress
+from softstair.cli._grid_progress import Progress
 from softstair.experiments import Unit, load
 from softstair.experiments.engines import local, unfinished
 from softstair.experiments.engines.pace import Pace
@@ -125,13 +125,13 @@ def watched(words: list[str], act: Callable[[str, News], None]) -> Stage:
     heard: list[tuple[str, News]] = []
 
     class Watching(Progress):
-        def told(self, label: str, news: News) -> None:
-            super().told(label, news)
-            heard.append((label.partition(" ")[2], news))
-            act(label, news)
+        def told(self, unit: Unit, news: News) -> None:
+            super().told(unit, news)
+            heard.append((unit.name, news))
+            act(unit.name, news)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("softstair.cli._train_progress.Progress", Watching)
+        patch.setattr("softstair.cli._grid_progress.Progress", Watching)
         return Stage(*spoken(words), heard=heard)
 
 
@@ -230,7 +230,7 @@ def a_killed_process_is_told_of_and_the_others_go_on(story: Story) -> None:
     failed = {name for name, news in stage.heard if news["said"] == "failed"}
     assert len(failed) == 1
     assert failed.isdisjoint(stage.done)
-    assert killed.partition(": ")[2].partition(": ")[0].partition(" ")[2] in failed
+    assert killed.partition(": ")[2].partition(": ")[0] in failed
     assert stage.done == {unit.name for unit in story.units} - failed
 
 
@@ -246,6 +246,8 @@ def the_same_command_ends_it(story: Story) -> None:
     stage = story.whole
     assert (stage.code, stage.err) == (0, "")
     assert len(stage.ends) == len(stage.done - story.told.done) > 0
+    counts = [line.partition(": ")[2].partition(" ")[0] for line in stage.ends]
+    assert counts == [f"{number}/4" for number in range(len(story.told.done) + 1, 5)]
     assert stage.done == {unit.name for unit in story.units}
     assert "forward=mode" in stage.out
     assert "table.csv" in stage.out
@@ -299,13 +301,14 @@ def table(status: str) -> dict[str, list[str]]:
 
 
 def the_status_after_every_stage(story: Story) -> None:
-    """done, training (within the last minutes) or begun, waiting, epochs, accuracy."""
+    """done, begun, waiting, epochs, accuracy; nobody trains any more."""
     for stage in (story.interrupted, story.killed, story.told, story.whole, story.again):
         rows = table(stage.status)
         assert set(rows) == {"forward=mode", "forward=random", "all"}
         counts = {name: [int(cell or 0) for cell in row[:4]] for name, row in rows.items()}
         assert counts["all"][0] == len(stage.done)
         assert sum(counts["all"]) == 4
+        assert counts["all"][1] == 0
         for name in ("forward=mode", "forward=random"):
             assert counts[name][0] == sum(one.startswith(name) for one in stage.done)
             assert sum(counts[name]) == 2
@@ -314,7 +317,7 @@ def the_status_after_every_stage(story: Story) -> None:
             assert 30 * counts[name][0] <= epochs <= total
     for stage in (story.whole, story.again):
         rows = table(stage.status)
-        assert rows["all"][:5] == ["4", "", "", "", "120"]
+        assert rows["all"][:5] == ["4", "", "", "", "120/120"]
         found = load(story.folder)
         for name in ("forward=mode", "forward=random"):
             scores = [one.valid_accuracy for one in found if one.configuration == name]

@@ -1,6 +1,7 @@
 """The report in a browser: it opens in silence, and what it shows is what was measured."""
 
 import colorsys
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -321,6 +322,140 @@ def test_without_scripts_claims_and_tables_are_there(browser: Any, file: Path) -
         assert len(names_in(visit, "runs-table")) == 64
         assert not visit.page.locator("#explorer").is_visible()
         assert "scripts are off" in visit.page.inner_text("#curves")
+
+
+@contextlib.contextmanager
+def opened(browser: Any, trainings: list[Training], file: Path, width: int = 1280) -> Iterator[Any]:
+    """A page of these trainings, which complains of nothing."""
+    report.write(trainings, file)
+    with Visit(browser, file, width) as visit:
+        yield visit
+        assert visit.complaints == []
+        assert visit.overflow() <= 0
+
+
+def test_a_single_epoch_is_a_dot_and_single_folds_are_lines(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    begun = {"seconds": None, "best_valid_accuracy": None, "test_accuracy": None}
+    first, second = (replace(one, **begun) for one in trainings[:2])
+    short = replace(second, curve=second.curve[:1])
+    with opened(browser, [first, short], tmp_path / "page.html") as visit:
+        page = visit.page
+        chart = page.locator(".chart").bounding_box()
+        dot = page.locator(".chart .spot").last.bounding_box()
+        assert dot["width"] >= 8
+        assert dot["x"] > chart["x"]
+        assert page.locator(".chart .fold").count() == 1
+        assert page.locator(".chart .fold").bounding_box()["width"] > 0.8 * chart["width"]
+        hint = page.inner_text(".hint")
+        assert (
+            "have not come equally far: its mean is of the epochs that all have (1 of 50)" in hint
+        )
+    alone = [replace(one, curve=one.curve[:1]) for one in (first, second)]
+    with opened(browser, alone, tmp_path / "page.html") as visit:
+        assert visit.page.locator(".chart .spot").count() == 1
+        assert visit.page.locator(".hint").count() == 0
+        visit.page.locator(".chart").hover()
+        assert "epoch 1 " in visit.page.inner_text("#tip")
+
+
+def test_a_float_twin_has_a_look_of_its_own(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    one = trainings[0]
+    settings = {**one.settings, "weights": "float", "features": "float", "forward": "mode"}
+    twin = replace(one, configuration="float", settings={**settings, "interval": "none"})
+    with opened(browser, [*trainings, twin], tmp_path / "page.html") as visit:
+        page = visit.page
+        entries = page.locator(".entry").all_inner_texts()
+        assert (entries[-2], entries[-1]) == ("static", "float")
+        dashed = page.locator(".chart .line.dashed")
+        assert dashed.count() == page.locator(".chart").count() == 3
+        assert page.locator(".chart .line.grey.dashed").count() == 0
+        row = page.locator("#configurations-table tr", has_text="float").first
+        assert row.locator("td.missing").count() == 4
+        page.locator(".entry", has_text="float").click()
+        assert dashed.count() == 0
+        assert len(drawn(visit)) == 32
+        page.locator(".entry", has_text="float").click()
+        page.click('[data-field="forward"][data-value="mode"]')
+        assert "float" not in drawn(visit)
+        page.click("text=clear filters")
+        page.click('[data-field="weights"][data-value="float"]')
+        assert drawn(visit) == {"float"}
+
+
+def test_a_study_has_panels_of_its_own(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    longer = made_up("paper-svhn", epochs=60)
+    with opened(browser, [*trainings, *longer], tmp_path / "page.html") as visit:
+        page = visit.page
+        assert page.input_value("#choose-rows") == "study"
+        captions = page.locator(".panel figcaption").all_inner_texts()
+        names = ("expectation", "mode", "random")
+        assert captions == [
+            f"SVHN, {epochs} epochs, forward {name}" for epochs in (50, 60) for name in names
+        ]
+        lines = json.loads(page.locator("#data").text_content())["lines"]
+        for at in range(6):
+            own = page.locator(".chart").nth(at).locator(".line")
+            numbers = own.evaluate_all("all => all.map(one => Number(one.dataset.line))")
+            assert {lines[number]["epochs"] for number in numbers} == {50 if at < 3 else 60}
+        page.click('[data-field="study"][data-value="SVHN, 60 epochs"]')
+        assert page.locator(".chart").count() == 3
+        assert "32 of 64" in page.inner_text("#count")
+
+
+def test_bands_end_at_100_percent_and_ticks_come_near(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    level = lambda one, top: replace(
+        one, curve=tuple(replace(e, valid_accuracy=top * e.valid_accuracy) for e in one.curve)
+    )
+    spread = [level(trainings[0], 0.5), level(trainings[1], 1.05)]
+    with opened(browser, spread, tmp_path / "page.html") as visit:
+        page = visit.page
+        outline = page.locator(".chart .band").get_attribute("d")
+        heights = [float(one) for one in re.findall(r"[ML][\d.-]+ ([\d.-]+)", outline)]
+        ticks = page.locator(".chart .tick").evaluate_all(
+            "all => all.filter(one => one.textContent.endsWith('%'))"
+            ".map(one => [parseFloat(one.textContent), Number(one.getAttribute('y')) - 4])"
+        )
+        (low, low_at), (high, high_at) = ticks[0], ticks[-1]
+        value = lambda at: low + (at - low_at) / (high_at - low_at) * (high - low)
+        assert max(map(value, heights)) == pytest.approx(100, abs=0.3)
+        assert min(map(value, heights)) == pytest.approx(0, abs=0.3)
+        line = page.locator(".chart .line").get_attribute("d")
+        top = max(value(float(one)) for one in re.findall(r"[ML][\d.]+ ([\d.]+)", line))
+        assert high >= top
+        assert len(ticks) >= 5
+
+
+def test_it_says_why_there_are_no_bands(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    with opened(browser, trainings, tmp_path / "page.html") as visit:
+        assert visit.page.locator(".hint").count() == 0
+        visit.page.select_option("#choose-columns", "")
+        assert visit.page.locator(".hint").all_inner_texts() == [
+            "Too many lines for bands: point at one to see its 95 % interval."
+        ]
+        visit.page.uncheck("#bands")
+        assert visit.page.locator(".hint").count() == 0
+    with opened(browser, trainings[:1], tmp_path / "page.html") as visit:
+        assert visit.page.inner_text(".hint") == "No 95 % interval: one fold has none."
+
+
+def test_long_names_fit_a_telephone(browser: Any, tmp_path: Path) -> None:
+    cifar10, svhn = made_up("paper-cifar10", most=1), made_up("paper-svhn", most=1)
+    name = "weights=int3,noise=logistic,forward=mode,interval=partition,learning_rate=0.001,seed=0"
+    units = [replace(one, configuration=name) for one in [*cifar10, *svhn]]
+    for width in (390, 330, 300):
+        with opened(browser, units, tmp_path / "page.html", width) as visit:
+            lines = visit.page.locator("h1 .whole").evaluate("one => one.getClientRects().length")
+            assert lines == 1
 
 
 def test_hostile_names_are_text(browser: Any, tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def page(trainings: list[Training]) -> str:
     return report.page(trainings, Path(), CLAIMS, {"Static schedules": DRAWING})
 
 
+def twin(trainings: list[Training]) -> Training:
+    """A float network that is better than any other."""
+    one = trainings[0]
+    last = replace(one.curve[-1], valid_accuracy=0.99)
+    settings = {**one.settings, "weights": "float", "features": "float", "forward": "mode"}
+    return replace(one, configuration="float", settings=settings, curve=(*one.curve[:-1], last))
+
+
 def data_of(page: str) -> dict[str, Any]:
     return json.loads(Outline(page).texts["data"])
 
@@ -193,6 +201,94 @@ def test_it_says_when_and_with_what(tmp_path: Path, trainings: list[Training]) -
     assert unit["href"] == "./runs/javascript%3Afold-1/config.json"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "runs"]
     assert str(tmp_path) not in text
+
+
+def test_it_says_of_how_many_units_it_knows_with_what(
+    tmp_path: Path, trainings: list[Training]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"versions": {"softstair": "9.8.7"}, "device": "cpu"})
+    )
+    known = replace(trainings[0], path=tmp_path)
+    text = report.page([known, *trainings[1:3]], Path())
+    said = "1 of 3 units was trained with softstair 9.8.7, on cpu; the other 2 do not record it."
+    assert said in text
+    text = report.page([known, trainings[1]], Path())
+    assert "the other one does not record it." in text
+    assert "rained with softstair" not in report.page(trainings[1:3], Path())
+
+
+def test_a_float_twin_is_called_float_and_is_not_the_best(trainings: list[Training]) -> None:
+    data = data_of(report.page([*trainings, twin(trainings)], Path()))
+    *others, line = data["lines"]
+    fields = [field["name"] for field in data["fields"]]
+    assert line["float"] is True
+    assert not any("float" in other for other in others)
+    assert dict(zip(fields, line["values"], strict=True)) == {
+        "noise": None, "forward": None, "static_std": None, "interval": None, "power": None,
+        "weights": "float",
+    }  # fmt: skip
+    text = report.page([*trainings, twin(trainings)], Path())
+    best = max(
+        np.mean([one.valid_accuracy for one in trainings if one.configuration == name])
+        for name in {one.configuration for one in trainings}
+    )
+    assert f"Best: {100 * best:.2f} ± " in text
+    assert "In float, for comparison: 99.00 % on SVHN." in text
+    alone = report.page([twin(trainings)], Path())
+    assert "Best:" not in alone
+    assert data_of(alone)["fields"] == []
+
+
+def test_the_best_are_said_once(trainings: list[Training]) -> None:
+    text = report.page([*trainings, *made_up("paper-speech", most=2)], Path())
+    assert text.count("Best: ") == 1
+    assert " % on SVHN by " in text
+    assert " % on Speech Commands by " in text
+
+
+def test_a_study_is_a_field_where_data_sets_have_several(trainings: list[Training]) -> None:
+    fresh = [
+        replace(one, settings={**one.settings, "statistics": "fresh"}) for one in trainings[:4]
+    ]
+    longer = made_up("paper-svhn", epochs=60, most=1)
+    speech = made_up("paper-speech", most=1)
+    data = data_of(report.page([*trainings, *fresh, *longer, *speech], Path()))
+    assert data["fields"][-1]["name"] == "study"
+    assert data["fields"][-1]["values"] == [
+        "SVHN, 50 epochs, running statistics",
+        "SVHN, 50 epochs, fresh statistics",
+        "SVHN, 60 epochs, running statistics",
+        "Speech Commands",
+    ]
+    shown = [line["values"][-1] for line in data["lines"]]
+    assert shown.count("SVHN, 50 epochs, fresh statistics") == 2
+    assert shown[-2:] == ["SVHN, 60 epochs, running statistics", "Speech Commands"]
+    reordered = [*longer, *speech, *fresh, *trainings]
+    assert data_of(report.page(reordered, Path()))["fields"][-1]["values"] == [
+        "SVHN, 50 epochs, running statistics",
+        "SVHN, 50 epochs, fresh statistics",
+        "SVHN, 60 epochs, running statistics",
+        "Speech Commands",
+    ]
+    several = data_of(report.page([*trainings, *speech], Path()))["fields"]
+    assert "study" not in [field["name"] for field in several]
+
+
+def test_folds_that_came_further_are_shown_whole(trainings: list[Training]) -> None:
+    begun = {"seconds": None, "best_valid_accuracy": None, "test_accuracy": None}
+    first, second = (replace(one, **begun) for one in trainings[:2])
+    short = replace(second, curve=second.curve[:1])
+    line = data_of(report.page([first, short], Path()))["lines"][0]
+    assert (line["epochs"], line["longest"]) == (1, 50)
+    assert [len(fold) for fold in line["valid_accuracy"]["folds"]] == [50, 1]
+    assert "longest" not in data_of(report.page([first, second], Path()))["lines"][0]
+
+
+def test_a_title_breaks_in_no_name_of_data(trainings: list[Training]) -> None:
+    text = report.page(made_up("paper-cifar10", most=1), Path())
+    assert '<h1>Additive noise annealing on <span class="whole">CIFAR-10</span></h1>' in text
+    assert "<title>Additive noise annealing on CIFAR-10</title>" in text
 
 
 def test_nonsense_is_refused_in_a_sentence(trainings: list[Training]) -> None:

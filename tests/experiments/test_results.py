@@ -16,7 +16,9 @@ import torch
 from data.mutations import mutations
 from softstair.data import load as load_data
 from softstair.experiments import Training, load
-from softstair.experiments.results import collect, find, rows, write
+from softstair.experiments.design import FIELDS, value_of
+from softstair.experiments.report.sources import gathered
+from softstair.experiments.results import ForeignTable, collect, find, rows, write
 from softstair.train import Recipe, RunError, train
 from train.short import is_sentence, recipe
 
@@ -199,6 +201,115 @@ def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
+def trained(store: Path, **fields: Any) -> Training:
+    """A unit as if it had been trained by another recipe."""
+    one = load(store)[0]
+    recipe = Recipe(epochs=3, batch=48, **fields)
+    name = ",".join(f"{field}={value}" for field, value in fields.items())
+    return replace(one, configuration=name, settings={f: value_of(recipe, f) for f in FIELDS})
+
+
+EVERY: list[dict[str, Any]] = [
+    {"drop": None, "period": 7},
+    {"drop": 32, "limit": 600, "mean0": -0.25, "std0": 0.5, "folds": 9, "fold": 8},
+    {"drop": 1e-7, "learning_rate": 1e-30, "seed": 2**63 - 1, "skip": ("0", "3")},
+    {"static_std": True, "truncate": False, "weights": "int4", "data": "None:load"},
+]
+"""Fields of every kind, with and without a value."""
+
+
+def test_parquet_has_the_types_of_the_fields(store: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    found = [trained(store, **fields) for fields in EVERY]
+    found = [replace(one, test_accuracy=None) for one in found]
+    write(found, tmp_path / "table.parquet")
+    table = parquet.read_table(tmp_path / "table.parquet")
+    types = {name: str(table.schema.field(name).type) for name in table.column_names}
+    wanted = {
+        "int64": "epoch epochs seed fold folds limit batch",
+        "double": "drop period mean0 std0 first_learning_rate valid_loss test_accuracy seconds",
+        "bool": "static_mean static_std truncate",
+        "string": "configuration data weights interval skip precision",
+    }
+    for kind, names in wanted.items():
+        assert {name: types[name] for name in names.split()} == dict.fromkeys(names.split(), kind)
+    assert table.column("drop").to_pylist()[::3] == [None, 32.0, 1e-7, 32.0]
+    assert table.column("limit").to_pylist()[::3] == [None, 600, None, None]
+    assert table.column("static_std").to_pylist()[::3] == [False, False, False, True]
+    assert set(table.column("test_accuracy").to_pylist()) == {None}
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(0, 1), slice(1, 2), slice(3, 4)], ids=str)
+def test_parquet_says_what_csv_says(part: slice, store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    found = [trained(store, **fields) for fields in EVERY[part]]
+    write(found, tmp_path / "table.csv")
+    write(found, tmp_path / "table.parquet")
+    by_csv, by_parquet = load(tmp_path / "table.csv"), load(tmp_path / "table.parquet")
+    assert [one.settings for one in by_parquet] == [one.settings for one in by_csv]
+    assert [one.settings for one in by_parquet] == [one.settings for one in found]
+    write(by_parquet, tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+
+
+def test_parquet_of_words_as_it_was_written_before(store: Path, tmp_path: Path) -> None:
+    """There an empty cell is the default, since tables were put together, and None is a word."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = [trained(store, **fields) for fields in EVERY]
+    table = list(rows(found))
+    columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
+    assert columns["drop"][::3] == ["None", "32.0", "1e-07", "32.0"]
+    columns["drop"] = [None if one == "32.0" else one for one in columns["drop"]]
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    again = load(tmp_path / "table.parquet")
+    assert [one.settings for one in again] == [one.settings for one in found]
+
+
+def test_parquet_put_together(store: Path, tmp_path: Path) -> None:
+    """What only one of them has is empty in the other, and no None."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = [trained(store, **fields) for fields in ({"drop": None}, {"period": 7}, EVERY[1])]
+    parts = []
+    for one in found:
+        write([one], tmp_path / "part.parquet")
+        parts.append(parquet.read_table(tmp_path / "part.parquet"))
+    whole = arrow.concat_tables(parts, promote_options="default")
+    parquet.write_table(whole, tmp_path / "table.parquet")
+    again = load(tmp_path / "table.parquet")
+    assert [one.settings for one in again] == [one.settings for one in found]
+
+
+def test_parquet_whose_numbers_became_floats(store: Path, tmp_path: Path) -> None:
+    """As pandas makes of whole numbers some of which are missing."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = [trained(store, **fields) for fields in EVERY[:2]]
+    write(found, tmp_path / "table.parquet")
+    table = parquet.read_table(tmp_path / "table.parquet")
+    for name in ("limit", "fold", "epochs", "seed", "batch"):
+        number = table.column_names.index(name)
+        table = table.set_column(number, name, table.column(name).cast(arrow.float64()))
+    parquet.write_table(table, tmp_path / "table.parquet")
+    again = load(tmp_path / "table.parquet")
+    assert [one.settings for one in again] == [one.settings for one in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", "one"), ("period", "long"), ("truncate", "yes")]
+)
+def test_a_setting_that_is_not_of_its_kind_is_not_written(
+    name: str, value: str, store: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    one = load(store)[0]
+    with pytest.raises(ValueError, match=f"{name} must be .* but '{value}' was given") as caught:
+        write([replace(one, settings={**one.settings, name: value})], tmp_path / "table.parquet")
+    assert is_sentence(str(caught.value))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_table_takes_the_place_of_the_one_before(store: Path, tmp_path: Path) -> None:
     found = load(store)
     for name in ("table.csv", "table.parquet"):
@@ -347,6 +458,53 @@ def test_columns_of_others_do_no_harm(store: Path, tmp_path: Path) -> None:
     assert load(spoiled(store, tmp_path / "table.csv", add)) == load(
         spoiled(store, tmp_path / "plain.csv", lambda cells: None)
     )
+
+
+FOREIGN = [
+    b"a,b\n1,2\n",
+    b"epoch,seed,other\n",
+    b"name,epochs\nfirst\n1,2,3,4\n",
+    "prénom,âge\nZoë,3\n".encode("latin-1"),
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=lambda content: repr(content[:12]))
+def test_a_table_of_something_else_is_told_from_damage(
+    content: bytes, store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.csv").write_bytes(content)
+    with pytest.raises(ForeignTable) as caught:
+        load(tmp_path / "other.csv")
+    assert no_table(tmp_path / "other.csv") == str(caught.value)
+    # Beside one of ours too; what gathers the units of a report passes over it, and says so.
+    write(load(store), tmp_path / "table.csv")
+    with pytest.raises(ForeignTable):
+        load(tmp_path)
+    found = gathered([tmp_path])
+    assert found.trainings == load(tmp_path / "table.csv")
+    assert found.passed_over == [tmp_path / "other.csv"]
+    # Alone it is nothing to show.
+    (tmp_path / "table.csv").unlink()
+    with pytest.raises(ForeignTable):
+        gathered([tmp_path])
+
+
+@pytest.mark.parametrize("kind", ["no rows", "no noise", "nan", "a short row", "an epoch missing"])
+def test_damage_is_not_taken_for_a_table_of_something_else(
+    kind: str, store: Path, tmp_path: Path
+) -> None:
+    file = spoiled(store, tmp_path / "table.csv", CHANGES[kind][0])
+    with pytest.raises(RunError) as caught:
+        gathered([file.parent])
+    assert not isinstance(caught.value, ForeignTable)
+
+
+def test_parquet_of_something_else(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"a": [1], "epoch": [2]}), tmp_path / "other.parquet")
+    with pytest.raises(ForeignTable):
+        load(tmp_path / "other.parquet")
 
 
 def outcome(file: Path) -> str:

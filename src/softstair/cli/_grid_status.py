@@ -1,99 +1,93 @@
-"""How far a grid is, from its run directories; on a terminal the table moves on by itself."""
+"""How far a grid is, as a table or as JSON; on a terminal the table moves on by itself."""
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.live import Live
 from rich.table import Table
 
 from softstair.cli._console import Console
-from softstair.experiments.design import Design, Unit
-from softstair.experiments.engines import has_begun
-from softstair.train.run import RunError, summary_of
+from softstair.cli._grid_places import STATES, Place, places
+from softstair.cli._grid_tables import widened
+from softstair.experiments.design import Design
 
 __all__ = ["show"]
 
 PAUSE = 2.0
 """Seconds between two looks."""
-LATELY = 120.0
-"""A unit that wrote something so many seconds ago is taken to be training."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a unit stands: waiting, begun, training or done; its epochs so far, and accuracy."""
-
-    what: str
-    epochs: int = 0
-    accuracy: float | None = None
-
-
-def show(asked: Design, folder: Path) -> int:
-    """Prints a line for every configuration; returns the exit code."""
-    console = Console(markup=False)
-    table, left = _look(asked, folder)
-    if not console.is_terminal or not left:
-        console.print(table)
+def show(asked: Design, folder: Path, as_json: bool = False) -> int:
+    """Prints a line for every configuration, or all as JSON; returns the exit code."""
+    found = places(asked, folder)
+    if as_json:
+        print(json.dumps(_plain(asked, folder, found), indent=1))
+        return 0
+    console = widened(Console(markup=False))
+    if not console.is_terminal or _ended(found):
+        console.print(_table(asked, folder, found))
         return 0
     try:
-        with Live(table, console=console, auto_refresh=False) as live:
-            while left:
+        with Live(_table(asked, folder, found), console=console, auto_refresh=False) as live:
+            while not _ended(found):
                 time.sleep(PAUSE)
-                table, left = _look(asked, folder)
-                live.update(table, refresh=True)
+                found = places(asked, folder)
+                live.update(_table(asked, folder, found), refresh=True)
     except KeyboardInterrupt:
         return 0  # whoever looks may look away
     return 0
 
 
-def _look(asked: Design, folder: Path) -> tuple[Table, int]:
-    """The table, and how many units are not done."""
+def _ended(found: Sequence[Place]) -> bool:
+    return all(place.is_done for place in found)
+
+
+def _grouped(asked: Design, found: Sequence[Place]) -> dict[str, list[Place]]:
+    """The places of each configuration."""
+    size = len(asked.folds)
+    groups = [list(found[start : start + size]) for start in range(0, len(found), size)]
+    return dict(zip([one.name for one in asked.configurations], groups, strict=True))
+
+
+def _table(asked: Design, folder: Path, found: Sequence[Place]) -> Table:
     table = Table(title=f"{asked.name} in {folder}")
     table.add_column("configuration", overflow="fold")
-    for name in ("done", "training", "begun", "waiting", "epochs", "validation"):
+    for name in (*STATES, "epochs", "validation"):
         table.add_column(name, justify="right")
-    total: list[Place] = []
-    for configuration in asked.configurations:
-        places = [_place(configuration.unit(fold), folder) for fold in asked.folds]
-        total += places
-        table.add_row(configuration.name, *_cells(places, configuration.recipe.epochs))
+    for name, group in _grouped(asked, found).items():
+        table.add_row(name, *_cells(_sums(group)))
     table.add_section()
-    table.add_row("all", *_cells(total, None))
-    return table, sum(place.what != "done" for place in total)
+    table.add_row("all", *_cells(_sums(found)))
+    return table
 
 
-def _cells(places: list[Place], epochs: int | None) -> list[str]:
-    counts = [
-        sum(p.what == what for p in places) for what in ("done", "training", "begun", "waiting")
+def _plain(asked: Design, folder: Path, found: Sequence[Place]) -> dict[str, Any]:
+    configurations = [
+        {"name": name, **_sums(group), "units": [place.to_json() for place in group]}
+        for name, group in _grouped(asked, found).items()
     ]
-    done = sum(place.epochs for place in places)
-    scores = [place.accuracy for place in places if place.accuracy is not None]
-    mean = f"{sum(scores) / len(scores):.2%}" if scores else ""
-    whole = f"{done}/{epochs * len(places)}" if epochs is not None else str(done)
-    return [*(str(count) if count else "" for count in counts), whole, mean]
+    all_of_them = {"name": asked.name, "folder": str(folder), **_sums(found)}
+    return {**all_of_them, "configurations": configurations}
 
 
-def _place(unit: Unit, folder: Path) -> Place:
-    path = unit.path(folder)
-    if not has_begun(unit, folder):
-        return Place("waiting")
-    epochs, accuracy = _last(path / "metrics.jsonl")
-    if summary_of(path) is not None:
-        return Place("done", epochs, accuracy)
-    files = [path / "metrics.jsonl", path / "config.json", path / "checkpoint"]
-    written = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    lately = time.time() - written < LATELY
-    return Place("training" if lately else "begun", epochs, accuracy)
+def _sums(found: Sequence[Place]) -> dict[str, Any]:
+    """How many are done, training, begun and waiting; their epochs, and their mean accuracy."""
+    scores = [place.accuracy for place in found if place.accuracy is not None]
+    return {
+        **{state: sum(place.state == state for place in found) for state in STATES},
+        "epochs": sum(place.epochs for place in found),
+        "of_epochs": sum(place.of_epochs for place in found),
+        "valid_accuracy": sum(scores) / len(scores) if scores else None,
+    }
 
 
-def _last(file: Path) -> tuple[int, float | None]:
-    """The number of epochs done, and the accuracy of the last; somebody may be writing there."""
-    if not file.is_file():
-        return 0, None
-    lines = file.read_bytes().split(b"\n")[:-1]
-    try:
-        return len(lines), float(json.loads(lines[-1])["valid_accuracy"]) if lines else None
-    except (ValueError, LookupError, TypeError):
-        raise RunError(f"{str(file)!r} is damaged or was edited: restore it.") from None
+def _cells(sums: dict[str, Any]) -> list[str]:
+    accuracy = sums["valid_accuracy"]
+    return [
+        *(str(sums[state] or "") for state in STATES),
+        f"{sums['epochs']}/{sums['of_epochs']}",
+        "" if accuracy is None else f"{accuracy:.2%}",
+    ]

@@ -1,19 +1,30 @@
 """A design, and what came of it, as tables."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.table import Table
 
 from softstair.cli._console import Console, say
+from softstair.cli._grid_places import STATES, Place
 from softstair.experiments.design import Design, value_of
 from softstair.experiments.estimate import Estimate
 from softstair.experiments.results import Training
 
-__all__ = ["design", "duration", "estimate", "outcome", "say"]
+__all__ = ["design", "duration", "estimate", "outcome", "progress", "say", "widened"]
 
 FEW = 40
 """Configurations that are listed one by one."""
+WIDEST = 10_000
+"""Columns of what is no terminal."""
+
+
+def widened(console: Console) -> Console:
+    """The console; where it is no terminal, it has room for every row in a line of its own."""
+    if not console.is_terminal:
+        console.width = WIDEST
+    return console
 
 
 def design(asked: Design) -> None:
@@ -25,29 +36,41 @@ def design(asked: Design) -> None:
     for field in asked.varied():
         values = dict.fromkeys(value_of(recipe, field) for recipe in recipes)
         table.add_row(field, ", ".join(values))
-    console = Console(markup=False)
+    console = widened(Console(markup=False))
     if asked.varied():
         console.print(table)
     if len(recipes) <= FEW:
         console.print("\n".join(one.name for one in asked.configurations), soft_wrap=True)
     epochs = sorted({recipe.epochs for recipe in recipes})
     count, folds = len(recipes), len(asked.folds)
+    if asked.left_out:
+        say(f"[[without]] leaves out {asked.left_out} of the combinations of {asked.name}")
     say(
         f"{count} configuration{_s(count)} × {folds} fold{_s(folds)} = {len(asked)} units of "
         f"{', '.join(map(str, epochs))} epochs"
     )
 
 
-def estimate(asked: Design, found: Estimate) -> None:
-    """Prints how long it would take here, one unit after the other."""
+def progress(places: Sequence[Place], folder: Path) -> None:
+    """Prints how many units are done and begun, if any are."""
+    counts = {state: sum(place.state == state for place in places) for state in STATES}
+    words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
+    if words:
+        say(f"of these {', '.join(words)} in {folder}, {counts['waiting'] or 'none'} waiting")
+
+
+def estimate(asked: Design, found: Estimate, places: Sequence[Place]) -> None:
+    """Prints how long what is left would take here, one unit after the other."""
     first = asked.configurations[0]
-    recipes = [one.recipe for one in asked.configurations]
-    scale = sum(recipe.epochs for recipe in recipes) / (first.recipe.epochs * len(recipes))
-    whole = found.unit * len(asked) * scale
+    left = [place for place in places if not place.is_done]
+    epochs = sum(place.of_epochs - place.epochs for place in left)
+    begun = epochs < sum(place.of_epochs for place in places)
+    which = f"what is left of {len(left)} unit{_s(len(left))}" if begun else "all"
     say(
         f"a step of {first.name} takes {1000 * found.step:.3g} ms on {found.device}, and an "
         f"evaluation {found.evaluation:.2g} s: about {duration(found.unit)} a unit, and "
-        f"{duration(whole)} for all, one after another; truncation and units side by side take less"
+        f"{duration(found.unit * epochs / first.recipe.epochs)} for {which}, one after another; "
+        "truncation and units side by side take less"
     )
 
 
@@ -72,7 +95,13 @@ def outcome(found: Iterable[Training]) -> None:
             _spread(tests) if tests else "none",
             f"{statistics.mean(one.seconds or 0.0 for one in folds):.1f}",
         )
-    Console(markup=False).print(table)
+    widened(Console(markup=False)).print(table)
+    if len(grouped) > 1:
+        accuracies = {
+            name: [one.valid_accuracy for one in folds] for name, folds in grouped.items()
+        }
+        best = max(accuracies, key=lambda name: statistics.mean(accuracies[name]))
+        say(f"best: {best}, validation {_spread(accuracies[best])}")
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shlex
 import signal
 import sys
@@ -20,7 +21,6 @@ from softstair.cli.train import refuse_no_number, refuse_threads
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.files import changed, read
 from softstair.train.interrupt import Interrupted
-from softstair.train.news import News
 
 __all__ = ["Command", "parse"]
 
@@ -49,7 +49,7 @@ class Command:
     epochs: int | None = None
     """Over so many epochs; period and drop of the recipes follow in proportion."""
     folds: str | None = None
-    """Which folds, separated by commas, counting from 0; None: those of the design."""
+    """Which folds, counting from 0, as in 0,3 or 0-2; None: those of the design."""
     engine: Literal["local", "ray"] = "local"
     """This machine alone, or a Ray cluster."""
     address: str | None = None
@@ -64,22 +64,25 @@ class Command:
     threads: int | None = None
     """Threads of each unit on a CPU; None: as many as suit its network."""
     dry_run: bool = False
-    """Train nothing: show the design, the number of units, and an estimate of the time."""
+    """Train nothing: show the design, the number of units, how many of them are done, and an
+    estimate of the time that is left."""
     json: bool = False
-    """With --dry-run: print every configuration as JSON, and nothing else."""
+    """With --dry-run or --status: print every configuration as JSON, and nothing else."""
     status: bool = False
     """Train nothing: show how far each configuration is; on a terminal, until all are done."""
     table: Path | None = None
-    """Write the table of all epochs there, as CSV or Parquet by its ending; None: table.csv in the
-    folder of the run directories, for all that the folder holds."""
+    """Write a table of every epoch of the units asked for there, as CSV or Parquet by its ending;
+    None: table.csv in the folder of the run directories, of all units that the folder holds."""
 
     def __post_init__(self) -> None:
         if not self.design:
             raise ValueError(
                 f"DESIGN must be one of {', '.join(DESIGNS)}, or a TOML file, but none was given."
             )
-        if self.json and not self.dry_run:
-            raise ValueError("--json goes with --dry-run, which was not given.")
+        if self.json and not (self.dry_run or self.status):
+            raise ValueError(
+                "--json goes with --dry-run or --status, but neither of them was given."
+            )
         if self.dry_run and self.status:
             raise ValueError("--dry-run and --status exclude each other, but both were given.")
         if self.address is not None and self.engine != "ray":
@@ -112,7 +115,7 @@ class Command:
         if self.status:
             from softstair.cli import _grid_status
 
-            return _grid_status.show(asked, folder)
+            return _grid_status.show(asked, folder, self.json)
         return self._train(asked, folder)
 
     def asked(self) -> Design:
@@ -135,33 +138,40 @@ class Command:
                     "differs: choose some of them with --where."
                 )
         made = [replace(one, recipe=changed(one.recipe, values)) for one in found.configurations]
+        count = made[0].recipe.folds
         folds = found.folds
         if self.folds is not None:
-            folds = _folds(self.folds)
-        elif "folds" in values:
-            folds = tuple(range(made[0].recipe.folds))
-        return Design(found.name, tuple(made), folds)
+            folds = _folds(self.folds, count)
+        elif not found.names_folds:
+            folds = tuple(range(count))
+        elif max(folds) >= count:
+            raise ValueError(
+                f"--set folds must be more than {max(folds)}, which is a fold of {found.name}, but "
+                f"{count} was given: choose others with --folds."
+            )
+        return replace(found, configurations=tuple(made), folds=folds)
 
     def _show(self, asked: Design, folder: Path) -> int:
         if self.json:
             print(json.dumps(asked.to_json(), indent=1))
             return 0
         from softstair.cli import _grid_tables
-        from softstair.experiments.engines import has_begun
+        from softstair.cli._grid_places import places
         from softstair.experiments.estimate import estimate
 
         # What was begun with another recipe is refused here as it would be there.
-        begun = sum(has_begun(unit, folder) for unit in asked.units())
+        found = places(asked, folder)
         _grid_tables.design(asked)
-        if begun:
-            _grid_tables.say(f"{begun} of them begun or done in {folder}")
+        _grid_tables.progress(found, folder)
+        if all(place.is_done for place in found):
+            return 0
         first = asked.configurations[0].recipe
         try:
-            found = estimate(first, str(self.data_dir), self.device, self.threads)
+            measured = estimate(first, str(self.data_dir), self.device, self.threads)
         except ValueError as error:
             _grid_tables.say(f"no estimate of the time: {error}")
             return 0
-        _grid_tables.estimate(asked, found)
+        _grid_tables.estimate(asked, measured, found)
         return 0
 
     def _train(self, asked: Design, folder: Path) -> int:
@@ -176,20 +186,13 @@ class Command:
             return self._train_all(asked, folder, table)
 
     def _train_all(self, asked: Design, folder: Path, table: Path | None) -> int:
-        from softstair.cli import _grid_tables
-        from softstair.cli._train_progress import Progress
+        from softstair.cli import _grid_progress, _grid_tables
         from softstair.experiments import results
 
         units = list(asked.units())
-        numbers = {unit.name: number for number, unit in enumerate(units, start=1)}
         try:
-            with Progress(verb="grid") as progress:
-
-                def tell(unit: Unit, news: News) -> None:
-                    label = f"{numbers[unit.name]}/{len(units)} {unit.name}"
-                    progress.told(label, news)
-
-                failed = self._engine(units, folder, tell)
+            with _grid_progress.Progress(units, folder) as progress:
+                failed = self._engine(units, folder, progress.told)
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
             if table is None:
@@ -289,10 +292,20 @@ def _value(words: str) -> Any:
         return words
 
 
-def _folds(words: str) -> tuple[int, ...]:
-    parts = words.split(",")
-    if not all(part.strip().isdecimal() and len(part) < 6 for part in parts):
-        raise ValueError(
-            f"--folds must be whole numbers separated by commas, but {words!r} was given."
-        )
-    return tuple(int(part) for part in parts)
+def _folds(words: str, count: int) -> tuple[int, ...]:
+    """The folds that are named, one by one or from one to another.
+
+    >>> _folds("4,0-2", count=5)
+    (4, 0, 1, 2)
+    """
+    folds: list[int] = []
+    for part in words.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last or (found and found[2] and last >= count):
+            raise ValueError(
+                f"--folds must be whole numbers from 0 to {count - 1}, as in 0,1 or 0-1, but "
+                f"{words!r} was given."
+            )
+        folds += range(first, last + 1)
+    return tuple(folds)

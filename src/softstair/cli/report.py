@@ -9,7 +9,9 @@ from typing import Annotated
 import tyro
 
 from softstair.cli._files import reserved
-from softstair.experiments import report, results
+from softstair.experiments import report
+from softstair.experiments.report import sources
+from softstair.experiments.results import Training
 
 __all__ = ["Command"]
 
@@ -19,9 +21,9 @@ class Command:
     """Makes one HTML page of what came of a grid: claims, curves, tables, configurations.
 
     DIR is a folder of run directories, as softstair grid and softstair train make them, a table of
-    them in CSV or Parquet, or a folder of such tables; several are shown together. The page is one
-    file that opens offline, in any browser, and asks nobody for anything. Units that are still
-    being trained are shown as far as they have come.
+    them in CSV or Parquet, or a folder of such tables, in which a CSV of something else is passed
+    over; several are shown together. The page is one file that opens offline, in any browser, and
+    asks nobody for anything. Units that are still being trained are shown as far as they have come.
     Exit code 0: written; 2: an error.
     """
 
@@ -34,6 +36,8 @@ class Command:
     """The page to write (.html)."""
     figures: Path | None = None
     """Folder to write the paper's figures to as well, as SVG; made if need be."""
+    title: str | None = None
+    """What the page is called; by default, it names the data sets."""
 
     def __post_init__(self) -> None:
         if not self.folders:
@@ -44,10 +48,11 @@ class Command:
     def run(self) -> int:
         with reserved(self.out, "--out", (".html", ".htm")) as page:
             assert page is not None
-            trainings = [one for folder in self.folders for one in _load(folder)]
+            found = _load(self.folders)
+            trainings = found.trainings
             if self.figures is not None:
                 _make(self.figures)
-            report.write(trainings, page, _claims(trainings), _figures(trainings))
+            report.write(trainings, page, _claims(trainings), _figures(trainings), self.title)
             size = page.stat().st_size
         if self.figures is not None:
             from softstair.experiments import figures
@@ -55,6 +60,8 @@ class Command:
             figures.draw(trainings, self.figures)
             for sentence in figures.missing(trainings):
                 print(sentence)
+        for table in found.passed_over:
+            print(f"{str(table)!r} is no table of softstair grid --table: it was passed over.")
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
         return 0
@@ -72,15 +79,15 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _load(folder: Path) -> list[results.Training]:
+def _load(folders: Sequence[Path]) -> sources.Sources:
     try:
-        return results.load(folder)
+        return sources.gathered(folders)
     except ModuleNotFoundError as error:
         # A table in Parquet needs a package that the command does without.
         raise ValueError(str(error)) from None
 
 
-def _claims(trainings: Sequence[results.Training]) -> Sequence[report.Row]:
+def _claims(trainings: Sequence[Training]) -> Sequence[report.Row]:
     """The paper's claims about these data sets, each with what these trainings say of it."""
     from softstair.experiments.claims import CLAIMS, judged
 
@@ -89,7 +96,7 @@ def _claims(trainings: Sequence[results.Training]) -> Sequence[report.Row]:
     return [finding for finding in judged(trainings) if finding.name in mine]
 
 
-def _figures(trainings: Sequence[results.Training]) -> Mapping[str, str]:
+def _figures(trainings: Sequence[Training]) -> Mapping[str, str]:
     """The paper's figures of these trainings, as SVG by their names."""
     from softstair.experiments import figures
 

@@ -72,6 +72,10 @@ class Design:
     name: str
     configurations: tuple[Configuration, ...]
     folds: tuple[int, ...]
+    names_folds: bool = True
+    """Whether it says which folds it takes; else it takes all that its recipes have."""
+    left_out: int = 0
+    """Combinations that are no configurations of it, since it says so."""
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.configurations]
@@ -110,7 +114,8 @@ class Design:
             for value in allowed:
                 if value not in values:
                     raise ValueError(
-                        f"{name} must be {_or(values)} in {self.name}, but {value!r} was given."
+                        f"{name} must be {_or(values)} in {self.name}{_perhaps(value, values)}, "
+                        f"but {value!r} was given."
                     )
             left = tuple(one for one in left if value_of(one.recipe, name) in allowed)
         if not left:
@@ -157,15 +162,17 @@ def value_of(recipe: Recipe, name: str) -> str:
 
 
 def refuse_unknown(name: str) -> None:
-    """Refuses what is no field of a recipe."""
-    if name in FIELDS:
-        return
-    near = difflib.get_close_matches(name, FIELDS, n=1)
-    hint = f", perhaps {near[0]}" if near else ""
-    raise ValueError(
-        f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
-        f"recipe{hint}, but {name!r} was given."
-    )
+    """Refuses what is no field of a recipe, and the fold, which no configuration has by itself."""
+    if name == "fold":
+        raise ValueError(
+            "folds are chosen by folds = [0, 1] in the file of a design, or by --folds, but fold "
+            "was given."
+        )
+    if name not in FIELDS:
+        raise ValueError(
+            f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
+            f"recipe{_perhaps(name, FIELDS)}, but {name!r} was given."
+        )
 
 
 def configuration(recipe: Recipe) -> Configuration:
@@ -204,7 +211,7 @@ def _designed(
 ) -> Design:
     base = preset(name)
     made = tuple(configuration(replace(base, **one)) for one in grid(base))
-    return Design(name, made, tuple(range(folds)))
+    return Design(name, made, tuple(range(folds)), names_folds=False)
 
 
 DESIGNS: dict[str, Design] = {
@@ -250,6 +257,12 @@ def _like(value: str, values: Sequence[str]) -> str:
             if value not in values and float(one) == number:
                 return one
     return value
+
+
+def _perhaps(word: str, words: Sequence[str]) -> str:
+    """The one of the words that may have been meant."""
+    near = difflib.get_close_matches(word, words, n=1)
+    return f", perhaps {near[0]}" if near else ""
 
 
 def _or(values: Sequence[str]) -> str:

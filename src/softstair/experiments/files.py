@@ -1,5 +1,8 @@
 """A design of the user's own, from a TOML file.
 
+The word None is the value of a field that may have none, such as drop; in without, a list of values
+means each of them.
+
 ::
 
     name = "quanta"             # what the grid is called; else the file's name
@@ -22,12 +25,20 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from softstair.experiments.design import FIELDS, Configuration, Design, refuse_unknown, value_of
+from softstair.experiments.design import (
+    DESIGNS,
+    FIELDS,
+    Configuration,
+    Design,
+    refuse_unknown,
+    value_of,
+)
 from softstair.train.presets import preset
 from softstair.train.recipe import Recipe
 
@@ -37,16 +48,24 @@ KEYS = ("name", "preset", "folds", "recipe", "vary", "without")
 LARGEST = 1 << 20
 MOST = 10_000
 """Configurations of one design; more are a mistake."""
+OPTIONAL = {name for name, kind in get_type_hints(Recipe).items() if NoneType in get_args(kind)}
+"""Fields that may be None, for which TOML has no word of its own."""
 
 
-def read(path: Path) -> Design:
+def read(path: Path | str) -> Design:
     """The design that a file describes; what is wrong with it is said in one sentence."""
+    path = Path(path)
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST + 1)  # a pipe has no length to ask for
         if len(data) > LARGEST:
             raise ValueError("it is too long for a design")
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
+    except FileNotFoundError:
+        raise ValueError(
+            f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {str(path)!r} was "
+            "given, and there is no such file."
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]
@@ -79,8 +98,8 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
             raise ValueError("without must be tables, each with a field, but another was given")
         for field in one:
             refuse_unknown(field)
-    found = _configurations(base, _table(table, "vary"), without)
-    return Design(name, tuple(found), tuple(folds))
+    found, left_out = _configurations(base, _table(table, "vary"), without)
+    return Design(name, tuple(found), tuple(folds), "folds" in table, left_out)
 
 
 def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
@@ -88,11 +107,7 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     given too."""
     for name in fields:
         refuse_unknown(name)
-        if name == "fold":
-            raise ValueError("folds are chosen by folds = [0, 1] or --folds, but fold was given")
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
+    given = {name: _plain(name, value) for name, value in fields.items()}
     if "epochs" in given:
         recipe = recipe.rescaled(given["epochs"])
     return replace(recipe, **given)
@@ -100,11 +115,12 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
 
 def _configurations(
     base: Recipe, vary: Mapping[str, Any], without: list[Mapping[str, Any]]
-) -> Iterator[Configuration]:
+) -> tuple[list[Configuration], int]:
+    """Every combination but for those without, and how many these are."""
     for field, values in vary.items():
         refuse_unknown(field)
-        if field in ("fold", "folds"):
-            raise ValueError(f"folds are given by folds = [0, 1], but {field} was given in vary")
+        if field == "folds":
+            raise ValueError("folds are given by folds = [0, 1], but folds was given in vary")
         if not isinstance(values, list) or not values:
             raise ValueError(
                 f"{field} must vary over a list of values, but {str(values)[:80]!r} was given"
@@ -113,28 +129,50 @@ def _configurations(
         raise ValueError(f"a design must have at most {MOST:,} configurations, but has more")
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     recipes = [replace(changed(base, one), fold=0) for one in chosen]
-    for field, value in ((field, value) for one in without for field, value in one.items()):
-        there = [getattr(recipe, field) for recipe in recipes]
-        if _plain(value) not in there:
-            raise ValueError(
-                f"{field} in without must be a value that a configuration has, but "
-                f"{str(value)[:80]!r} was given"
-            )
+    for field, values in vary.items():
+        _refuse_twice(field, values)
+    unwanted = [{field: _values(field, value) for field, value in one.items()} for one in without]
+    for field, values in (item for one in unwanted for item in one.items()):
+        _refuse_absent(field, values, recipes)
+    found: list[Configuration] = []
     seen: dict[str, Recipe] = {}
+    left_out: set[str] = set()
     for recipe in recipes:
-        if any(_has_all(recipe, one) for one in without):
-            continue
         words = [f"{field}={value_of(recipe, field)}" for field in FIELDS if field in vary]
         name = _file_name(",".join(words)) or "all"
+        if any(_has_all(recipe, one) for one in unwanted):
+            left_out.add(name)
         # Where nothing moves, interval and power do not matter: the first of them stands for all.
-        if name in seen and _is_same(recipe, seen[name]):
-            continue
-        seen[name] = recipe
-        yield Configuration(name, recipe)
+        elif name not in seen or not _is_same(recipe, seen[name]):
+            seen[name] = recipe
+            found.append(Configuration(name, recipe))
+    return found, len(left_out - set(seen))
 
 
-def _has_all(recipe: Recipe, wanted: Mapping[str, Any]) -> bool:
-    return all(getattr(recipe, field) == _plain(value) for field, value in wanted.items())
+def _refuse_twice(field: str, values: list[Any]) -> None:
+    seen = set()
+    for value in (_plain(field, one) for one in values):
+        if value in seen:
+            raise ValueError(
+                f"{field} must vary over different values, but {str(value)[:80]!r} is listed twice"
+            )
+        seen.add(value)
+
+
+def _refuse_absent(field: str, values: list[Any], recipes: list[Recipe]) -> None:
+    """Refuses what without says of a field where no recipe has it."""
+    there = [getattr(recipe, field) for recipe in recipes]
+    absent = [value for value in values if value not in there]
+    if absent or not values:
+        given = str(absent[0] if absent else values)[:80]
+        raise ValueError(
+            f"{field} in without must be a value that a configuration has, or a list of such, but "
+            f"{given!r} was given"
+        )
+
+
+def _has_all(recipe: Recipe, wanted: Mapping[str, list[Any]]) -> bool:
+    return all(getattr(recipe, field) in values for field, values in wanted.items())
 
 
 def _is_same(one: Recipe, other: Recipe) -> bool:
@@ -142,8 +180,17 @@ def _is_same(one: Recipe, other: Recipe) -> bool:
     return bool(differ) and all(value_of(one, name) == value_of(other, name) for name in differ)
 
 
-def _plain(value: Any) -> Any:
+def _plain(field: str, value: Any) -> Any:
+    """A value of TOML as a recipe has it."""
+    if value == "None" and field in OPTIONAL:
+        return None
     return tuple(value) if isinstance(value, list) else value
+
+
+def _values(field: str, value: Any) -> list[Any]:
+    """What without says of a field: one value, or a list of them; that of skip is a list itself."""
+    several = isinstance(value, list) and (field != "skip" or any(type(x) is list for x in value))
+    return [_plain(field, one) for one in value] if several else [_plain(field, value)]
 
 
 def _file_name(words: str) -> str:

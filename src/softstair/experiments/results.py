@@ -2,7 +2,8 @@
 
 The tidy table has a row for every epoch of every unit: what was trained (:data:`SETTINGS`, and
 every other field of a recipe that has not its default), what the epoch gave, and what the unit gave
-in the end. As CSV it needs nothing; as Parquet it needs pyarrow.
+in the end. As CSV it needs nothing; as Parquet, where each column has the type of its field, it
+needs pyarrow.
 """
 
 import contextlib
@@ -12,15 +13,15 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, value_of
-from softstair.extras import needed
 from softstair.train.files import replacing
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
 
-__all__ = ["Epoch", "Training", "collect", "find", "load", "rows", "write"]
+__all__ = ["Epoch", "ForeignTable", "Training", "collect", "find", "load", "rows", "write"]
 
 SETTINGS = (
     "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
@@ -50,6 +51,24 @@ COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in FIELDS
 """The column of each field of a recipe; that of the learning rate has one for every epoch too."""
 DEFAULTS = {name: value_of(Recipe(), name) for name in FIELDS}
 """What a field has where a table has no column for it."""
+
+
+def _kind(hint: Any) -> type:
+    """What the values of a field are by its annotation, but for None."""
+    return next((kind for kind in (bool, int, float) if kind in (hint, *get_args(hint))), str)
+
+
+HINTS = get_type_hints(Recipe)
+OPTIONAL = tuple(name for name in FIELDS if type(None) in get_args(HINTS[name]))
+KINDS = {COLUMNS[name]: _kind(HINTS[name]) for name in FIELDS}
+KINDS |= {"configuration": str, **dict.fromkeys((*METRICS, *OUTCOME), float), "epoch": int}
+"""What the cells of each column are."""
+NEEDED = ("configuration", *(COLUMNS[one] for one in SETTINGS), *METRICS, *OUTCOME)
+"""Columns that every table has."""
+
+
+class ForeignTable(RunError):
+    """A file that is a table of something else, as its columns say; not one of ours with damage."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +144,10 @@ def readable(folder: Path) -> list[Training]:
 
 def load(path: Path | str) -> list[Training]:
     """What came of a grid: of a folder of run directories, of a table in CSV or Parquet, or of a
-    folder of such tables."""
+    folder of such tables. A table of something else is refused with :class:`ForeignTable`."""
     path = Path(path)
-    if path.suffix == ".csv" and path.is_file():
-        return _from_rows(path, _csv_rows(path))
-    if path.suffix == ".parquet" and path.is_file():
-        return _from_rows(path, _parquet_rows(path))
+    if path.suffix in (".csv", ".parquet") and path.is_file():
+        return _from_rows(path, _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path))
     if path.is_dir() and not find(path):
         tables = sorted(one for one in path.iterdir() if one.suffix in (".csv", ".parquet"))
         if tables:
@@ -138,10 +155,13 @@ def load(path: Path | str) -> list[Training]:
     return collect(path)
 
 
-def rows(trainings: Iterable[Training]) -> Iterator[dict[str, str | float | None]]:
-    """The tidy table: a row for every epoch of every unit."""
+def rows(
+    trainings: Iterable[Training], always: Sequence[str] = SETTINGS
+) -> Iterator[dict[str, str | float | None]]:
+    """The tidy table: a row for every epoch of every unit; with these settings, and every other
+    that has not its default somewhere."""
     trainings = list(trainings)
-    settings = _columns(trainings)
+    settings = _columns(trainings, always)
     for one in trainings:
         same = {"configuration": one.configuration}
         same |= {COLUMNS[name]: one.settings[name] for name in settings}
@@ -152,15 +172,14 @@ def rows(trainings: Iterable[Training]) -> Iterator[dict[str, str | float | None
 
 def write(trainings: Sequence[Training], path: Path) -> None:
     """Writes the tidy table, as CSV or Parquet by the name of the file."""
-    table = list(rows(trainings))
+    # Null is None in Parquet, and must not be taken for an empty cell, which is the default.
+    unlike = [name for name in OPTIONAL if DEFAULTS[name] != "None"]
+    always = (*SETTINGS, *unlike) if path.suffix == ".parquet" else SETTINGS
+    table = list(rows(trainings, always))
     if not table:
         raise ValueError("a table must be of one unit at least, but none was given.")
     if path.suffix == ".parquet":
-        arrow, parquet = needed("pyarrow", "tables"), needed("pyarrow.parquet", "tables")
-        columns = {name: [row[name] for row in table] for name in table[0]}
-        with replacing(path) as partial:
-            parquet.write_table(arrow.table(columns), partial)
-        return
+        return _parquet.write(table, KINDS, path)
     if path.suffix != ".csv":
         raise ValueError(f"a table must end in .csv or .parquet, but {str(path)!r} was given.")
     text = io.StringIO()
@@ -201,14 +220,14 @@ def _has_epochs(path: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def _columns(trainings: Sequence[Training]) -> list[str]:
+def _columns(trainings: Sequence[Training], always: Sequence[str]) -> list[str]:
     """The settings that a table shows."""
     others = [
         name
         for name in FIELDS
-        if name not in SETTINGS and any(one.settings[name] != DEFAULTS[name] for one in trainings)
+        if name not in always and any(one.settings[name] != DEFAULTS[name] for one in trainings)
     ]
-    return [*SETTINGS, *others]
+    return [*always, *others]
 
 
 def _short(value: str | float | None) -> str:
@@ -221,28 +240,43 @@ def _csv_rows(path: Path) -> list[dict[str, str]]:
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError("it is too long to be one")
+        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            _refuse_foreign(path, next(csv.reader(file), []))
         with open(path, encoding="utf-8-sig", newline="") as file:
             found = [dict(row) for row in csv.DictReader(file, strict=True)]
         for number, row in enumerate(found, start=2):
             if None in row or None in row.values():
                 raise ValueError(f"row {number} has not as many cells as the first")
         return found
+    except ForeignTable:
+        raise
     except (OSError, ValueError, csv.Error) as error:
         raise _no_table(path, error) from None
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    parquet = needed("pyarrow.parquet", "tables")
     try:
-        return parquet.read_table(path).to_pylist()
+        names, found = _parquet.read(path, [COLUMNS[name] for name in OPTIONAL])
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise _no_table(path, error) from None
+    _refuse_foreign(path, names)
+    return found
+
+
+def _refuse_foreign(path: Path, names: Sequence[str]) -> None:
+    """Refuses columns most of which are not ours; where few are missing, that is damage."""
+    missing = [name for name in NEEDED if name not in names]
+    if names and 2 * len(missing) > len(NEEDED):
+        raise ForeignTable(
+            f"{str(path)!r} is no table of softstair grid --table (it has no column "
+            f"{', '.join(missing[:3])}): take it away, or write it again from the run directories."
+        )
 
 
 def _from_rows(path: Path, table: list[dict[str, Any]]) -> list[Training]:
     """The units that a table tells of; the rows of one lie together."""
     try:
-        for name in ("configuration", *(COLUMNS[one] for one in SETTINGS), *METRICS, *OUTCOME):
+        for name in NEEDED:
             if table and name not in table[0]:
                 raise ValueError(f"it has no column {name}")
         units: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -290,9 +324,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, str]:
         value = row.get(column)
         if field not in SETTINGS and value in ("", None):
             continue  # tables that were put together leave empty what only some have
-        # Of true and false, others write True or TRUE.
-        is_either = DEFAULTS[field] in ("true", "false")
-        settings[field] = str(value).lower() if is_either else str(value)
+        settings[field] = _words(value, KINDS[column])
     fold, folds = (_whole(settings, one) for one in ("fold", "folds"))
     if fold >= folds:
         raise ValueError(f"{fold} is no fold of {folds}, which count from 0")
@@ -300,6 +332,18 @@ def _settings(row: Mapping[str, Any]) -> dict[str, str]:
         if settings[field] not in ("true", "false"):
             raise ValueError(f"{field} is {settings[field][:40]!r}, and not true or false")
     return settings
+
+
+def _words(value: Any, kind: type) -> str:
+    """A setting as ``--where`` has it, from the cell of a table that others may have written.
+
+    >>> _words("TRUE", bool), _words(4.0, int), _words(9, float)
+    ('true', '4', '9.0')
+    """
+    if kind is bool:
+        return str(value).lower()
+    is_number = kind is not str and type(value) in (int, float)
+    return str(kind(value)) if is_number and kind(value) == value else str(value)
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

@@ -332,7 +332,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path / "lock", timeout=0)
+        # softstair grid --status holds it for a moment when it looks.
+        lock = filelock.FileLock(path / "lock", timeout=1.0)
         lock.acquire()
     except filelock.Timeout:
         raise RunError(

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from softstair.experiments.figures import panels, summary
+from softstair.experiments.figures import panels, settings, summary
+from softstair.experiments.figures.apart import apart, titled
 from softstair.experiments.figures.panels import PANELS, Panel
 from softstair.experiments.figures.schedules import LAYERS, schedules
 from softstair.experiments.figures.style import COLOURS
 from softstair.experiments.results import Training
-from softstair.experiments.studies import TITLES, Study, studies
+from softstair.experiments.studies import Study, studies
 from softstair.experiments.variance import BLOCKS, explained
 from softstair.extras import needed
 from softstair.train.files import replacing
@@ -37,13 +38,19 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     every = studies(trainings)
     for study in every:
+        said = apart(study, every)
+        whole = ", ".join(filter(None, [_scale(study, every), said]))
         for one in [*_of_the_paper(study), *_others(study)]:
             if panels.trainings_of(study, one):
-                found[f"{study.name}-{one.name}"] = partial(panels.panel, study, one)
+                found[f"{study.name}-{one.name}"] = partial(panels.panel, study, one, whole)
         if summary.facets_of(study):
-            found[f"{study.name}-final-accuracy"] = partial(summary.final_accuracy, study)
+            found[f"{study.name}-final-accuracy"] = partial(summary.final_accuracy, study, said)
         if any(explained(block, study.trainings)[0] for block in BLOCKS.values()):
-            found[f"{study.name}-variance"] = partial(summary.variance, study)
+            found[f"{study.name}-variance"] = partial(summary.variance, study, said)
+    for title, study in {study.title: study for study in every}.items():
+        if settings.settings_of(title, every):
+            name = re.sub(r"[^\w.]+", "-", f"{study.data}-{study.scale}-final-accuracy-by-setting")
+            found[name] = partial(settings.by_setting, title, every)
     for layers in dict.fromkeys(_layers(study) for study in every):
         name = "schedules" if layers == LAYERS["vgg8"] else f"schedules-{layers}-layers"
         found[name] = partial(schedules, layers)
@@ -51,25 +58,47 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:
-    """What the paper shows and these trainings cannot, in a sentence for each data set."""
+    """What the paper shows and these trainings cannot, in a sentence for each study.
+
+    Studies of one title that lack the same are told of together; a data set of which nothing was
+    trained is not missed.
+    """
     every = studies(trainings)
-    found = []
-    for data in ("cifar10", *SMALL):
-        own = [study for study in every if study.data == data]
-        if not own:
-            found.append(f"{TITLES[data]}: there is no training of it, and no panel.")
-        for study in own:
-            absent = [
-                one.name for one in _of_the_paper(study) if not panels.trainings_of(study, one)
-            ]
-            if absent:
-                found.append(f"{study.title}: there is no training for {', '.join(absent)}.")
-    for study in every:
-        whole = study.data not in SMALL
-        blocks = [one for name, one in BLOCKS.items() if whole or name != "dynamic-expectation"]
-        tried = [explained(block, study.trainings) for block in blocks]
-        found += [f"{study.title}, variance of {said}" for shares, said in tried if shares is None]
-    return found
+    found: dict[tuple[str, str], list[Study]] = {}
+    for tell in (_absent, _unexplained):
+        for study in every:
+            for sentence in tell(study):
+                found.setdefault((study.title, sentence), []).append(study)
+    said = []
+    for (title, sentence), own in found.items():
+        alike = sum(one.title == title for one in every)
+        if len(own) == alike > 1:
+            said.append(f"{title}, each of {alike} studies{sentence}")
+        else:
+            said += [f"{titled(one, every)}{sentence}" for one in own]
+    return said
+
+
+def _absent(study: Study) -> list[str]:
+    """Which panels of the paper have nothing to show."""
+    if study.data not in ("cifar10", *SMALL):
+        return []
+    absent = [one.name for one in _of_the_paper(study) if not panels.trainings_of(study, one)]
+    return [f": there is no training for {', '.join(absent)}."] if absent else []
+
+
+def _unexplained(study: Study) -> list[str]:
+    """Of which blocks the variance is not known, and why."""
+    whole = study.data not in SMALL
+    blocks = [one for name, one in BLOCKS.items() if whole or name != "dynamic-expectation"]
+    tried = [explained(block, study.trainings) for block in blocks]
+    return [f", variance of {why}" for shares, why in tried if shares is None]
+
+
+def _scale(study: Study, every: Sequence[Study]) -> str:
+    """How long it was, where others of its data set were not."""
+    scales = {one.scale for one in every if one.data == study.data}
+    return study.scale if len(scales) > 1 else ""
 
 
 def draw(
@@ -128,6 +157,6 @@ def _others(study: Study) -> list[Panel]:
 
 def _layers(study: Study) -> int:
     """How many layers are annealed; a network of one's own is shown as the paper's."""
-    settings = study.trainings[0].settings
-    model = {"speech": "dscnn", "digits": "digits"}.get(settings["data"], "vgg8")
-    return LAYERS.get(settings["model"] if settings["model"] != "auto" else model, LAYERS["vgg8"])
+    own = study.trainings[0].settings
+    model = {"speech": "dscnn", "digits": "digits"}.get(own["data"], "vgg8")
+    return LAYERS.get(own["model"] if own["model"] != "auto" else model, LAYERS["vgg8"])

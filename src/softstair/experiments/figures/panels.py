@@ -24,6 +24,7 @@ from softstair.extras import needed
 __all__ = ["PANELS", "Panel", "panel", "trainings_of"]
 
 STYLES: dict[str, Any] = {"homogeneous": "-", "progressive": (0, (1.1, 1.3))}
+STEPS = [1, 2, 5, 10]
 SKIPPED = 0.1
 """The first share of the epochs, in which all curves come up from chance: it may lie below."""
 
@@ -66,8 +67,8 @@ def trainings_of(study: Study, panel: Panel) -> list[Training]:
     return [one for one in found if panel.noise is None or one.settings["interval"] != "none"]
 
 
-def panel(study: Study, which: Panel) -> Any:
-    """The figure of a panel."""
+def panel(study: Study, which: Panel, said: str = "") -> Any:
+    """The figure of a panel; ``said`` is what tells its study from others, if any is like it."""
     figure = blank(5.6, 3.5)
     axes = figure.subplots()
     shown = trainings_of(study, which)
@@ -77,7 +78,7 @@ def panel(study: Study, which: Panel) -> Any:
     ends: list[tuple[float, str, str]] = []
     if baseline:
         curve = curve_of(baseline)
-        axes.plot(curve.epochs, 100 * curve.mean, color=GREY, linewidth=0.8, zorder=1.5)
+        _plot(axes, curve, color=GREY, linewidth=0.8, zorder=1.5)
         ends.append((100 * curve.mean[-1], f"static {baseline[0].settings['forward']}", GREY))
         curves.append(curve)
     for (value, power), folds in groups.items():
@@ -93,7 +94,8 @@ def panel(study: Study, which: Panel) -> Any:
     _mark_drop(axes, shown)
     _explain_styles(axes, {power for _, power in groups})
     label_ends(axes, ends)
-    heading(axes, f"{study.title.split(',')[0]}: {which.title}", _below(curves))
+    below = [*filter(None, [said]), _below(curves), *_uneven([baseline, *groups.values()])]
+    heading(axes, f"{study.title.split(',')[0]}: {which.title}", "\n".join(below))
     return figure
 
 
@@ -118,9 +120,9 @@ def _grouped(trainings: Sequence[Training], name: str) -> dict[tuple[str, str], 
 
 
 def _line(axes: Any, curve: Curve, colour: str, style: Any) -> None:
-    axes.plot(
-        curve.epochs,
-        100 * curve.mean,
+    _plot(
+        axes,
+        curve,
         color=colour,
         linestyle=style,
         linewidth=1.5,
@@ -130,20 +132,36 @@ def _line(axes: Any, curve: Curve, colour: str, style: Any) -> None:
     if curve.low is not None and curve.high is not None:
         # A band's outline is not simplified as lines are, and 250 points are as many as one sees.
         few = slice(None, None, max(1, len(curve.epochs) // 250))
-        low, high = 100 * curve.low[few], 100 * curve.high[few]
+        low, high = (100 * np.clip(one[few], 0, 1) for one in (curve.low, curve.high))
         axes.fill_between(curve.epochs[few], low, high, color=colour, alpha=0.16, linewidth=0)
+        if len(curve.epochs) == 1:
+            axes.vlines(curve.epochs, low, high, color=colour, alpha=0.4, linewidth=1.5)
+
+
+def _plot(axes: Any, curve: Curve, **style: Any) -> None:
+    """A line; of a single epoch, a dot."""
+    if len(curve.epochs) == 1:
+        style |= {"marker": "o", "markersize": 5, "clip_on": False}
+    axes.plot(curve.epochs, 100 * curve.mean, **style)
 
 
 def _limits(axes: Any, curves: Sequence[Curve]) -> None:
     last = max(len(curve.epochs) for curve in curves)
-    axes.set_xlim(1, max(last, 2))
+    axes.set_xlim(*((1, last) if last > 1 else (0, 2)))
     start = int(SKIPPED * last)
     lines = np.concatenate([one.mean[start:] for one in curves if len(one.mean) > start])
     low, high = 100 * float(lines.min()), 100 * float(lines.max())
     # Bands widen the view, but the wide ones of two or three folds do not flatten the lines.
     air = max(0.12 * (high - low), 0.5)
-    axes.set_ylim(max(low - air, 0), min(high + air, 100))
-    axes.locator_params(steps=[1, 2, 5, 10])
+    low, high = max(low - air, 0), min(high + air, 100)
+    ticks = needed("matplotlib.ticker").MaxNLocator(6, steps=STEPS).tick_values(low, high)
+    axes.set_yticks([one for one in ticks if low <= one < high + ticks[1] - ticks[0]])
+    axes.set_ylim(low, axes.get_yticks()[-1])
+    axes.xaxis.set_major_locator(
+        needed("matplotlib.ticker").MaxNLocator("auto", integer=True, steps=STEPS)
+    )
+    if last == 1:
+        axes.set_xticks([1])
 
 
 def _mark_drop(axes: Any, trainings: Sequence[Training]) -> None:
@@ -185,6 +203,19 @@ def _explain_styles(axes: Any, powers: set[str]) -> None:
             columnspacing=1.4,
             borderaxespad=0,
         )
+
+
+def _uneven(lines: Sequence[Sequence[Training]]) -> list[str]:
+    """How far a mean goes, where the folds of a line have not come equally far."""
+    found = {
+        (min(lengths), max(lengths))
+        for folds in lines
+        if (lengths := [len(one.curve) for one in folds]) and min(lengths) < max(lengths)
+    }
+    if not found:
+        return []
+    shared = ", ".join(f"{least} of {most}" for least, most in sorted(found)[:3])
+    return [f"folds have not come equally far: means of the epochs that all have ({shared})"]
 
 
 def _below(curves: Sequence[Curve]) -> str:

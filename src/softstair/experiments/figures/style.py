@@ -46,7 +46,8 @@ def clean(axes: Any) -> None:
 
 def heading(axes: Any, title: str, below: str) -> None:
     """A title, and under it in grey what is shown: in the place of a label along the axis."""
-    axes.set_title(f"{title}\n", loc="left", fontsize=11, fontweight="bold", color=INK)
+    room = "\n" * (1 + below.count("\n"))
+    axes.set_title(f"{title}{room}", loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.annotate(
         below,
         (0, 1),

@@ -18,7 +18,7 @@ from softstair.experiments.report import story, tables
 from softstair.experiments.report.embed import data_of, harmless
 from softstair.experiments.report.story import VERDICTS, Row
 from softstair.experiments.report.study import arranged
-from softstair.experiments.report.words import text
+from softstair.experiments.report.words import text, unbroken
 from softstair.experiments.results import Training
 from softstair.train.files import replacing
 
@@ -60,12 +60,14 @@ def page(
     made      when; None: now
     """
     lines = arranged(trainings)
+    named = title or story.title_of(lines)
     style = _own("style.css")
     script = '"use strict";\n{\n' + "".join(map(_own, SCRIPTS)) + "}\n"
     return Template(_own("page.html")).substitute(
         policy=_policy(script, style),
         version=text(__version__),
-        title=text(title or story.title_of(lines)),
+        title=text(named),
+        heading=unbroken(named),
         facts=story.facts(lines, made or datetime.datetime.now(datetime.UTC)),
         claims=story.claims_of(claims),
         figures=story.pictures(figures or {}),

@@ -3,10 +3,11 @@
 const MARGIN = { left: 50, right: 12, top: 10, bottom: 36 };
 const MOST_BANDS = 14;
 const MOST_ROWS = 10;
+const LEVELS = 7;
 
 const epochAt = (line, index) => (line.at ? line.at[index] : index) + 1;
 const foldEpochAt = (line, index) => (line.fold_at ? line.fold_at[index] : index) + 1;
-const lastOf = (lines) => Math.max(...lines.map((line) => line.epochs));
+const lastOf = (lines) => Math.max(...lines.map((line) => line.longest ?? line.epochs));
 const halfAt = (line, metric, index) => line[metric].half?.[index] ?? null;
 
 /** The point of a line that is nearest to an epoch; -1 where the line has ended before. */
@@ -25,22 +26,35 @@ function indexOf(line, epoch, metric) {
   return before ? low - 1 : low;
 }
 
-/** From where to where the axes go. Intervals may reach beyond: of two folds they are very wide. */
+const mostOf = (metric) => (isAccuracy(metric) ? data.scale : Infinity);
+
+/**
+ * From where to where the axes go, up to a tick. Intervals may reach beyond: of two folds they are
+ * very wide.
+ */
 function domainOf(lines, metric, laterHalf) {
   const last = lastOf(lines);
   let low = Infinity;
   let high = -Infinity;
-  for (const line of lines) {
-    line[metric].mean.forEach((value, index) => {
-      if (value === null || (laterHalf && epochAt(line, index) <= last / 2)) return;
+  const widen = (values, epochOf) =>
+    values.forEach((value, index) => {
+      if (value === null || (laterHalf && epochOf(index) <= last / 2)) return;
       low = Math.min(low, value);
       high = Math.max(high, value);
     });
+  for (const line of lines) {
+    widen(line[metric].mean, (index) => epochAt(line, index));
+    const folds = line.longest ? line[metric].folds : [];
+    for (const fold of folds) widen(fold, (index) => foldEpochAt(line, index));
   }
   if (low > high) [low, high] = [0, data.scale];
   const room = 0.05 * (high - low) || 0.01 * Math.abs(high) || 1;
-  const top = isAccuracy(metric) ? Math.min(high + room, Math.max(data.scale, high)) : high + room;
-  return { first: 1, last: Math.max(last, 2), low: Math.max(low - room, 0), high: top };
+  low = Math.max(low - room, 0);
+  const step = roundStep(high + room / 4 - low, LEVELS);
+  const top = Math.min(Math.ceil((high + room / 4) / step - 1e-9) * step, mostOf(metric));
+  // A single epoch lies in the middle.
+  const [first, end] = last === 1 ? [0, 2] : [1, last];
+  return { first, last: end, epochs: last, low, high: top, step };
 }
 
 /** points: [epoch, value] one after the other; a value of null interrupts the path. */
@@ -55,8 +69,13 @@ function pathOf(points, x, y) {
     path += `${pen}${x(epoch).toFixed(1)} ${y(value).toFixed(1)}`;
     pen = "L";
   }
-  // A single point is drawn by its round ends.
-  return path.includes("L") || !path ? path : `${path}h.01`;
+  return path;
+}
+
+/** The point of a path that has no other, and would not be seen. */
+function onlyOf(points) {
+  const known = points.filter(([, value]) => value !== null);
+  return known.length === 1 ? known[0] : null;
 }
 
 function bandOf(line, metric, x, y) {
@@ -66,10 +85,32 @@ function bandOf(line, metric, x, y) {
   mean.forEach((value, index) => {
     const half = halfAt(line, metric, index);
     if (value === null || half === null) return;
-    upper.push([epochAt(line, index), value + half]);
-    lower.push([epochAt(line, index), value - half]);
+    upper.push([epochAt(line, index), Math.min(value + half, mostOf(metric))]);
+    lower.push([epochAt(line, index), Math.max(value - half, 0)]);
   });
   return upper.length > 1 ? `${pathOf([...upper, ...lower.reverse()], x, y)}Z` : "";
+}
+
+/** What a chart does not show that one may look for, in a sentence each. */
+function hintsOf({ lines, metric, bands }) {
+  const hints = [];
+  const uneven = lines.filter((line) => line.longest);
+  if (uneven.length) {
+    const [of, their] = uneven.length === 1 ? ["one line", "its"] : [`${uneven.length} lines`, "a"];
+    const shared = [...new Set(uneven.map((line) => `${line.epochs} of ${line.longest}`))];
+    const epochs = shared.length > 3 ? "" : ` (${shared.join(", ")})`;
+    hints.push(
+      `The folds of ${of} have not come equally far: ${their} mean is of the epochs that all ` +
+        `have${epochs}, and thin lines are single folds.`,
+    );
+  }
+  const wide = lines.filter((line) => line[metric].half);
+  if (bands && wide.length && lines.length > MOST_BANDS) {
+    hints.push("Too many lines for bands: point at one to see its 95 % interval.");
+  } else if (bands && !wide.length) {
+    hints.push("No 95 % interval: one fold has none.");
+  }
+  return hints;
 }
 
 /**
@@ -87,7 +128,8 @@ function makePanel(told, pointed, pinned) {
     "aria-label": `${told.metricLabel}, ${told.title}: ${lines.length} lines; arrow keys read them`,
   });
   const caption = make("figcaption", {}, told.title);
-  const node = make("figure", { class: "panel" }, caption, svg);
+  const hints = hintsOf(told).map((hint) => make("p", { class: "hint" }, hint));
+  const node = make("figure", { class: "panel" }, caption, ...hints, svg);
   const panel = { node, svg, measure, draw, mark, emphasise };
   const paths = new Map();
   let x, y, width, height, overlay, folds;
@@ -110,14 +152,16 @@ function makePanel(told, pointed, pinned) {
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("height", height);
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
+    // With room at the sides for dots: lines do not go there.
     const area = {
-      x: MARGIN.left,
+      x: MARGIN.left - 5,
       y: MARGIN.top,
-      width: right - MARGIN.left,
+      width: right - MARGIN.left + 10,
       height: bottom - MARGIN.top,
     };
     const bands = shape("g", { "clip-path": `url(#${clip})` });
     const curves = shape("g", { "clip-path": `url(#${clip})` });
+    const dots = shape("g");
     folds = shape("g", { class: "folds", "clip-path": `url(#${clip})` });
     overlay = shape("g", { class: "overlay" });
     paths.clear();
@@ -134,8 +178,11 @@ function makePanel(told, pointed, pinned) {
       paths.set(line, { curve, band });
       // Many bands are mud: then only what stands out has one.
       if (lines.length <= MOST_BANDS) fillBand(line);
+      if (line.longest) bands.append(...foldsOf(line));
       curves.append(curve);
       bands.append(band);
+      const only = onlyOf(points);
+      if (only && isInside(only[1])) dots.append(dot(style, only, 4));
     }
     svg.replaceChildren(
       shape("defs", {}, shape("clipPath", { id: clip }, shape("rect", area))),
@@ -143,10 +190,28 @@ function makePanel(told, pointed, pinned) {
       bands,
       folds,
       curves,
+      dots,
       ...dropLine(bottom),
       overlay,
     );
   }
+
+  function dot(style, [epoch, value], size) {
+    const place = { cx: x(epoch).toFixed(1), cy: y(value).toFixed(1), r: size };
+    return shape("circle", { class: `spot ${style.colour}`, ...place });
+  }
+
+  const isInside = (value) => value >= domain.low && value <= domain.high;
+
+  const foldsOf = (line) =>
+    line[metric].folds.map((fold) => {
+      const points = fold.map((value, index) => [foldEpochAt(line, index), value]);
+      const style = told.styleOf(line);
+      const only = onlyOf(points);
+      return only
+        ? dot(style, only, 3)
+        : shape("path", { class: `fold ${style.colour}`, d: pathOf(points, x, y) });
+    });
 
   function fillBand(line) {
     const { band } = paths.get(line);
@@ -155,17 +220,16 @@ function makePanel(told, pointed, pinned) {
 
   function axes(right, bottom) {
     const drawn = [];
-    const levels = ticks(domain.low, domain.high, height / 38);
-    const step = levels.length > 1 ? levels[1] - levels[0] : domain.high - domain.low;
-    for (const level of levels) {
+    const { step } = domain;
+    for (const level of ticks(domain.low, domain.high, step)) {
       const label = { class: "tick", x: MARGIN.left - 8, y: y(level) + 4, "text-anchor": "end" };
       drawn.push(
         shape("path", { class: "grid", d: `M${MARGIN.left} ${y(level).toFixed(1)}H${right}` }),
         shape("text", label, axisLabel(metric, level, step)),
       );
     }
-    const epochs = ticks(domain.first, domain.last, width / 65).filter(Number.isInteger);
-    for (const epoch of epochs) {
+    const stride = Math.max(roundStep(domain.last - domain.first, width / 65), 1);
+    for (const epoch of ticks(1, domain.epochs, stride)) {
       const label = { class: "tick", x: x(epoch), y: bottom + 17, "text-anchor": "middle" };
       drawn.push(
         shape("path", { class: "grid short", d: `M${x(epoch).toFixed(1)} ${bottom}v5` }),
@@ -212,11 +276,8 @@ function makePanel(told, pointed, pinned) {
       shape("path", { class: "cross", d: `M${at} ${MARGIN.top}V${height - MARGIN.bottom}` }),
     ];
     for (const one of valuesAt(epoch)) {
-      const style = told.styleOf(one.line);
       const size = one.line === line ? 5 : 2.5;
-      const place = { cx: x(one.at).toFixed(1), cy: y(one.value).toFixed(1), r: size };
-      const inside = one.value >= domain.low && one.value <= domain.high;
-      if (inside) drawn.push(shape("circle", { class: `spot ${style.colour}`, ...place }));
+      if (isInside(one.value)) drawn.push(dot(told.styleOf(one.line), [one.at, one.value], size));
     }
     overlay.replaceChildren(...drawn);
   }
@@ -239,14 +300,7 @@ function makePanel(told, pointed, pinned) {
       fillBand(line);
     }
     strong = here;
-    const drawn = here.slice(0, 6).flatMap((line) =>
-      line[metric].folds.map((fold) => {
-        const points = fold.map((value, index) => [foldEpochAt(line, index), value]);
-        const colour = `fold ${told.styleOf(line).colour}`;
-        return shape("path", { class: colour, d: pathOf(points, x, y) });
-      }),
-    );
-    folds.replaceChildren(...drawn);
+    folds.replaceChildren(...here.slice(0, 6).flatMap(foldsOf));
   }
 
   function tell(epoch, line, byKeys) {
@@ -261,7 +315,7 @@ function makePanel(told, pointed, pinned) {
     const top = ((event.clientY - box.top) / box.height) * height;
     const share = (left - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
     const wanted = domain.first + share * (domain.last - domain.first);
-    const epoch = Math.min(Math.max(Math.round(wanted), domain.first), domain.last);
+    const epoch = Math.min(Math.max(Math.round(wanted), 1), domain.epochs);
     const near = valuesAt(epoch).sort(
       (one, other) => Math.abs(y(one.value) - top) - Math.abs(y(other.value) - top),
     )[0];
@@ -270,7 +324,7 @@ function makePanel(told, pointed, pinned) {
   }
 
   function keys(event) {
-    const { epoch, line } = current ?? { epoch: domain.last, line: null };
+    const { epoch, line } = current ?? { epoch: domain.epochs, line: null };
     const last = lastOf(lines);
     const far = event.shiftKey ? 10 : 1;
     const values = valuesAt(epoch);

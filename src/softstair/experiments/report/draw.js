@@ -29,14 +29,18 @@ const sample = (style) =>
     shape("path", { class: lineClass(style), d: "M2 5H26" }),
   );
 
-const lineClass = (style) => `line ${style.colour}${style.dotted ? " dotted" : ""}`;
+const lineClass = ({ colour, dotted, dashed }) =>
+  `line ${colour}${dotted ? " dotted" : ""}${dashed ? " dashed" : ""}`;
 
-/** Round numbers from low to high, about so many. */
-function ticks(low, high, about) {
-  const rough = (high - low) / Math.max(about, 1);
-  if (!(rough > 0)) return [low];
+/** A round number of which about so many make the way. */
+function roundStep(way, about) {
+  const rough = way / Math.max(about, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((one) => one * power >= rough * 0.999) * power;
+  return [1, 2, 5, 10].find((one) => one * power >= rough * 0.999) * power;
+}
+
+/** The multiples of a step from low to high. */
+function ticks(low, high, step) {
   const found = [];
   const last = Math.floor(high / step + 1e-9);
   for (let at = Math.ceil(low / step - 1e-9); at <= last; at++) found.push(at * step);

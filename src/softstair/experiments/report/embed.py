@@ -4,17 +4,18 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from softstair.experiments.report import names
+from softstair.experiments.report import names, panels
 from softstair.experiments.report.study import Folds, values_of, varied
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import Numbers, curve_of, drop_of
 from softstair.train.run import read
 
-__all__ = ["clean", "data_of", "harmless", "versions"]
+__all__ = ["Recorded", "clean", "data_of", "harmless", "recorded"]
 
 METRICS = ("valid_accuracy", "train_accuracy", "valid_loss", "train_loss")
 SCALE = 10_000
@@ -25,16 +26,36 @@ FOLD_POINTS, FOLD_NUMBERS = 100, 600_000
 """Of the curve of a fold, at most, and of all of them together."""
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What units were trained with, and on, as far as they say so.
+
+    values   the versions of each package, and the devices
+    units    how many say so
+    """
+
+    values: dict[str, list[str]]
+    units: int
+
+
 def data_of(lines: Sequence[Folds], folder: Path) -> dict[str, Any]:
     """What the page's script draws from, as plain data."""
     count = sum(len(line.units) for line in lines)
     each = max(10, min(FOLD_POINTS, FOLD_NUMBERS // (count * len(METRICS))))
     freedoms = varied(lines)
+    fields = [_field(name, values_of(lines, name)) for name in freedoms]
+    drawn = [_line(line, freedoms, each) for line in lines]
+    titles = [clean(title) for title in panels.titles(lines)]
+    # Where every data set is one study, the data set tells.
+    if len(set(titles)) > len({line.settings["data"] for line in lines}):
+        fields.append(_field(panels.STUDY, panels.ordered(lines, titles)))
+        for line, title in zip(drawn, titles, strict=True):
+            line["values"].append(title)
     return {
         "scale": SCALE,
         "metrics": METRICS,
-        "fields": [_field(name, values_of(lines, name)) for name in freedoms],
-        "lines": [_line(line, freedoms, each) for line in lines],
+        "fields": fields,
+        "lines": drawn,
         **_configurations([unit for line in lines for unit in line.units], folder),
     }
 
@@ -54,18 +75,20 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def versions(units: Iterable[Training]) -> dict[str, list[str]]:
-    """What the units were trained with, and on, where their run directories say so."""
+def recorded(units: Iterable[Training]) -> Recorded:
+    """What the run directories of units say; tables say nothing of it."""
     found: dict[str, set[str]] = {}
+    count = 0
     for unit in units:
         config = (unit.path and read(unit.path, "config.json")) or {}
         said = config.get("versions")
         known = {**said} if isinstance(said, dict) else {}
         known["device"] = config.get("device")
-        for name, value in known.items():
-            if isinstance(value, str):
-                found.setdefault(clean(name), set()).add(clean(value))
-    return {name: sorted(values) for name, values in found.items()}
+        said_here = {name: value for name, value in known.items() if isinstance(value, str)}
+        for name, value in said_here.items():
+            found.setdefault(clean(name), set()).add(clean(value))
+        count += bool(said_here)
+    return Recorded({name: sorted(values) for name, values in found.items()}, count)
 
 
 def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
@@ -83,18 +106,23 @@ def _line(line: Folds, freedoms: Sequence[str], each: int) -> dict[str, Any]:
     units = line.shown
     curves = {metric: curve_of(units, metric) for metric in METRICS}
     length = len(curves[METRICS[0]].epochs)
-    kept, few = _thin(length, POINTS), _thin(length, each)
+    longest = max(len(unit.curve) for unit in units)
+    kept, few = _thin(length, POINTS), _thin(longest, each)
     told: dict[str, Any] = {
         "name": clean(line.name),
-        "values": [clean(line.settings[name]) for name in freedoms],
+        "values": [None if (one := line.value(name)) is None else clean(one) for name in freedoms],
         "epochs": length,
         "drop": drop_of(max(units, key=lambda unit: len(unit.curve))),
         "folds": [unit.fold for unit in units],
     }
     if len(kept) < length:
         told["at"] = kept
-    if len(few) < length:
+    if len(few) < longest:
         told["fold_at"] = few
+    if longest > length:
+        told["longest"] = longest
+    if line.is_float:
+        told["float"] = True
     for metric, curve in curves.items():
         halves = None if curve.high is None else curve.high - curve.mean
         told[metric] = {
@@ -112,7 +140,7 @@ def _thin(length: int, most: int) -> list[int]:
 
 
 def _whole(values: Sequence[float] | Numbers, kept: Sequence[int]) -> list[int | None]:
-    numbers = [float(values[at]) for at in kept]
+    numbers = [float(values[at]) for at in kept if at < len(values)]
     return [round(number * SCALE) if math.isfinite(number) else None for number in numbers]
 
 

@@ -176,14 +176,19 @@ function placeTip(tip, panel, x, width, height) {
   else put(left - size.width / 2, top + chart.height + 4);
 }
 
-/** The values of a field that lines have, in order; one nameless value of no field. */
-const split = (lines, name) =>
-  name
-    ? fieldOf(name).values
-        .map((value) => [value, lines.filter((line) => valueOf(line, name) === value)])
-        .filter(([, own]) => own.length)
-        .map(([value, own]) => [labelOf(name, value), own])
-    : [["", lines]];
+/**
+ * The values of a field that lines have, in order; one nameless value of no field. What a field
+ * does not touch, which is a float network, is beside every value.
+ */
+function split(lines, name) {
+  if (!name) return [["", lines]];
+  const beside = lines.filter((line) => valueOf(line, name) === null);
+  const found = fieldOf(name).values
+    .map((value) => [value, lines.filter((line) => valueOf(line, name) === value)])
+    .filter(([, own]) => own.length)
+    .map(([value, own]) => [labelOf(name, value), [...own, ...beside]]);
+  return found.length || !beside.length ? found : [["float", beside]];
+}
 
 function renderPanels(lines, styleOf) {
   const metricLabel = METRICS[state.metric];

@@ -34,7 +34,11 @@ const has = (name) => places.has(name);
 const fieldOf = (name) => data.fields[places.get(name)];
 const valueOf = (line, name) => line.values[places.get(name)];
 const labelOf = (name, value) => fieldOf(name).labels.get(value) ?? value;
-const varied = (lines, name) => new Set(lines.map((line) => valueOf(line, name))).size > 1;
+const varied = (lines, name) => {
+  const values = new Set(lines.map((line) => valueOf(line, name)));
+  values.delete(null); // a degree of freedom does not matter to a float network
+  return values.size > 1;
+};
 
 const state = {
   metric: "valid_accuracy",
@@ -51,9 +55,9 @@ const state = {
   panel: null,
   told: null,
 };
-// Data sets are never drawn into one chart, and noises are not where that would be a thicket.
+// Studies are never drawn into one chart, and noises are not where that would be a thicket.
 const crowded = data.lines.length > 40 * (state.columns ? fieldOf("forward").values.length : 1);
-state.rows = has("data") ? "data" : crowded && has("noise") ? "noise" : "";
+state.rows = ["study", "data"].find(has) ?? (crowded && has("noise") ? "noise" : "");
 
 const filtered = () =>
   data.lines.filter((line) =>
@@ -68,9 +72,9 @@ function colourField(lines) {
   if (state.colour) return state.colour;
   if (has("interval") && varied(lines, "interval")) return "interval";
   if (has("noise") && varied(lines, "noise")) return "noise";
-  const moves = (line) => valueOf(line, "interval") !== "none";
+  const moves = (line) => ![null, "none"].includes(valueOf(line, "interval"));
   if (has("interval") && lines.some(moves)) return "interval";
-  const taken = [state.columns, state.rows, "power"];
+  const taken = [state.columns, state.rows, "power", "study"];
   const free = data.fields.filter(({ name }) => !taken.includes(name));
   return free.find(({ name }) => varied(lines, name))?.name ?? "";
 }
@@ -80,7 +84,9 @@ function stylist(lines) {
   const field = colourField(lines);
   const dots = has("power");
   const laws = dots && field !== "power" && varied(lines, "power");
+  const float = { colour: "ink", dashed: true, label: "float", order: Infinity, key: "float" };
   const styles = data.lines.map((line) => {
+    if (line.float) return float;
     const value = field ? valueOf(line, field) : "";
     const rank = field ? fieldOf(field).values.indexOf(value) : 0;
     const colour = PAPER[field]?.get(value) ?? PALETTE[rank % PALETTE.length];
@@ -97,8 +103,8 @@ function stylist(lines) {
 /** What tells a line of a panel from the others, in as few words as can be. */
 function labeller(lines) {
   const names = data.fields.map((field) => field.name);
-  const first = ["interval", "power"];
-  const rank = (name) => (first.includes(name) ? 0 : name.startsWith("static_") ? 2 : 1);
+  const order = { interval: 0, power: 0, static_mean: 2, static_std: 2, study: 3 };
+  const rank = (name) => order[name] ?? 1;
   names.sort((one, other) => rank(one) - rank(other));
   const say = (name, line) => {
     const value = labelOf(name, valueOf(line, name));
@@ -108,7 +114,8 @@ function labeller(lines) {
     return bare ? `${fieldOf(name).label} ${value}` : value;
   };
   const words = (line) => {
-    let alike = lines;
+    if (line.float) return line.name;
+    let alike = lines.filter((one) => !one.float);
     const said = [];
     for (const name of names) {
       const same = alike.filter((one) => valueOf(one, name) === valueOf(line, name));

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from softstair import __version__
 from softstair.experiments.report import names
-from softstair.experiments.report.embed import versions
+from softstair.experiments.report.embed import recorded
 from softstair.experiments.report.study import Folds, values_of
-from softstair.experiments.report.words import duration, element, listed, percent, text
+from softstair.experiments.report.words import duration, element, listed, percent, text, unbroken
+from softstair.experiments.results import Training
 
 __all__ = ["VERDICTS", "Row", "claims_of", "facts", "pictures", "title_of"]
 
@@ -64,18 +65,13 @@ def facts(lines: Sequence[Folds], made: datetime.datetime) -> str:
         "their time together": duration(sum(unit.seconds or 0.0 for unit in units)),
     }
     tiles = [
-        element("div", [element("dt", text(name)), element("dd", text(words))])
+        element("div", [element("dt", text(name)), element("dd", unbroken(words))])
         for name, words in short.items()
     ]
-    used = {name: listed(values) for name, values in versions(units).items()}
-    device = f", on {used.pop('device')}" if "device" in used else ""
-    said = [f"Best: {best}." for best in _best(lines)]
-    said += [f"Network: {listed(_values(lines, 'model'))}."]
-    if used:
-        said += [f"Trained with {listed(f'{name} {one}' for name, one in used.items())}{device}."]
+    said = [*_best(lines), f"Network: {listed(_values(lines, 'model'))}.", *_trained_with(units)]
     said += [f"Page made on {made.day} {made:%B %Y at %H:%M %Z} by softstair {__version__}."]
     return element("dl", tiles, {"class": "facts"}) + element(
-        "p", [element("span", text(one)) + " " for one in said], {"class": "note"}
+        "p", [element("span", unbroken(one)) + " " for one in said], {"class": "note"}
     )
 
 
@@ -144,10 +140,29 @@ def _values(lines: Sequence[Folds], name: str) -> list[str]:
 
 
 def _best(lines: Sequence[Folds]) -> list[str]:
-    """The best accuracy in the end, of each data set."""
-    found: dict[str, str] = {}
+    """The best accuracy in the end of each data set; that of a float network is another matter."""
+    found: dict[bool, dict[str, str]] = {False: {}, True: {}}
     ranked = [(mean, line) for line in lines if (mean := line.outcome("valid_accuracy"))]
     for mean, line in sorted(ranked, key=lambda pair: -pair[0].value):
         data = names.value("data", line.settings["data"])
-        found.setdefault(data, f"{percent(mean)} % on {data} by {line.name}")
-    return list(found.values())
+        by = "" if line.is_float else f" by {line.name}"
+        found[line.is_float].setdefault(data, f"{percent(mean)} % on {data}{by}")
+    heads = {False: "Best", True: "In float, for comparison"}
+    return [f"{heads[one]}: {'; '.join(best.values())}." for one, best in found.items() if best]
+
+
+def _trained_with(units: Sequence[Training]) -> list[str]:
+    """Versions and devices, and of how many units they are."""
+    found = recorded(units)
+    used = {name: listed(values) for name, values in found.values.items()}
+    device = f"on {used.pop('device')}" if "device" in used else ""
+    packages = listed(f"{name} {one}" for name, one in used.items())
+    told = ", ".join(filter(None, [packages and f"with {packages}", device]))
+    if not told:
+        return []
+    if found.units == len(units):
+        return [f"Trained {told}."]
+    were = "was" if found.units == 1 else "were"
+    rest = len(units) - found.units
+    record = "one does not record it" if rest == 1 else f"{rest} do not record it"
+    return [f"{found.units} of {len(units)} units {were} trained {told}; the other {record}."]

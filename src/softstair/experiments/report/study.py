@@ -3,12 +3,13 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from softstair.experiments import design
 from softstair.experiments.design import FIELDS
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.train.run import RunError
 
-__all__ = ["Folds", "arranged", "telling", "values_of", "varied"]
+__all__ = ["Folds", "arranged", "repeated", "telling", "values_of", "varied"]
 
 FREEDOMS = (
     "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
@@ -44,6 +45,15 @@ class Folds:
         return mean_of(known) if known else None
 
     @property
+    def is_float(self) -> bool:
+        """Whether it is a float twin, which no degree of freedom touches."""
+        return self.settings.get("weights") == self.settings.get("features") == "float"
+
+    def value(self, name: str) -> str | None:
+        """What a field is set to; None where that does not matter."""
+        return None if self.is_float and name in design.FREEDOMS else self.settings[name]
+
+    @property
     def shown(self) -> list[Training]:
         """Those that its curve is of: the ones that are done, or all until one is."""
         return self.done or list(self.units)
@@ -57,17 +67,16 @@ def arranged(trainings: Sequence[Training]) -> list[Folds]:
     """
     if not trainings:
         raise ValueError("a report must have a training to tell of, but none was given.")
-    known = [name for name in FIELDS if name != "fold"]
-    known = [name for name in known if all(name in one.settings for one in trainings)]
+    if (twice := repeated(trainings)) is not None:
+        one = trainings[twice[1]]
+        raise RunError(
+            f"each unit must be given once, but fold {one.fold} of {one.configuration!r} was "
+            "given twice: leave one of the two out."
+        )
+    known = _known(trainings)
     found: dict[Hashable, dict[int, Training]] = {}
     for one in trainings:
-        folds = found.setdefault((one.configuration, *(one.settings[n] for n in known)), {})
-        if one.fold in folds:
-            raise RunError(
-                f"each unit must be given once, but fold {one.fold} of {one.configuration!r} was "
-                "given twice: leave one of the two out."
-            )
-        folds[one.fold] = one
+        found.setdefault(_identity(one, known), {})[one.fold] = one
     lines = []
     for folds in found.values():
         units = tuple(folds[fold] for fold in sorted(folds))
@@ -76,13 +85,24 @@ def arranged(trainings: Sequence[Training]) -> list[Folds]:
     return lines
 
 
+def repeated(trainings: Sequence[Training]) -> tuple[int, int] | None:
+    """The places of the first unit that is given twice, if one is."""
+    known = _known(trainings)
+    first: dict[Hashable, int] = {}
+    for place, one in enumerate(trainings):
+        before = first.setdefault((_identity(one, known), one.fold), place)
+        if before != place:
+            return before, place
+    return None
+
+
 def varied(lines: Sequence[Folds]) -> list[str]:
     """The fields in which the configurations differ: of the first ones every one, of the others
     those that no other settles."""
     names = [name for name in (*FREEDOMS, *FIELDS) if name in lines[0].settings]
     found: list[str] = []
     for name in dict.fromkeys(names):
-        if len(values_of(lines, name)) == 1:
+        if len(values_of(lines, name)) < 2:
             continue
         if name in FREEDOMS or not any(_settles(lines, other, name) for other in found):
             found.append(name)
@@ -100,7 +120,8 @@ def telling(lines: Sequence[Folds]) -> list[str]:
 
 def values_of(lines: Sequence[Folds], name: str) -> list[str]:
     """The values of a field, in the paper's order, or by size, or as they come."""
-    values = list(dict.fromkeys(one.settings[name] for one in lines))
+    every = dict.fromkeys(one.value(name) for one in lines)
+    values = [one for one in every if one is not None]
     if name in ORDER:
         known = ORDER[name]
         return sorted(values, key=lambda one: known.index(one) if one in known else len(known))
@@ -113,4 +134,13 @@ def values_of(lines: Sequence[Folds], name: str) -> list[str]:
 def _settles(lines: Sequence[Folds], one: str, other: str) -> bool:
     """Whether each value of the first field comes with one value of the other."""
     pairs = {(line.settings[one], line.settings[other]) for line in lines}
-    return len(pairs) == len(values_of(lines, one))
+    return len(pairs) == len({line.settings[one] for line in lines})
+
+
+def _known(trainings: Sequence[Training]) -> list[str]:
+    every = [name for name in FIELDS if name != "fold"]
+    return [name for name in every if all(name in one.settings for one in trainings)]
+
+
+def _identity(one: Training, known: Sequence[str]) -> Hashable:
+    return one.configuration, *(one.settings[name] for name in known)

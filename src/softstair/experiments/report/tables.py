@@ -66,7 +66,7 @@ def _configuration(
         *([_cell(line.outcome("test_accuracy"), percent)] if tested else []),
         _cell(done, lambda _: str(done) if done == folds else f"{done} of {folds}"),
         _cell(line.outcome("seconds"), lambda mean: duration(mean.value)),
-        *(element("td", text(names.value(name, line.settings[name]))) for name in columns),
+        *(_word(name, line.value(name)) for name in columns),
     ]
     return element("tr", cells, {"data-line": at})
 
@@ -117,6 +117,12 @@ def _cell(of: Mean | float | None, words: Callable[[Any], str]) -> str:
     return element("td", words(of), {"class": "number", "data-value": f"{value:.6g}"})
 
 
+def _word(field: str, value: str | None) -> str:
+    if value is None:
+        return '<td class="missing">–</td>'
+    return element("td", text(names.value(field, value)))
+
+
 def _level(line: Folds) -> float:
     accuracy = line.outcome("valid_accuracy")
     return -1.0 if accuracy is None else accuracy.value
@@ -126,7 +132,7 @@ def _scale(lines: Sequence[Folds]) -> tuple[float, float]:
     """From where to where the dots go: all the means fit, but not the widest interval."""
     means = [level for line in lines if (level := _level(line)) >= 0] or [0.0]
     room = 0.08 * (max(means) - min(means)) or 0.01
-    return min(means) - room, max(means) + room
+    return max(min(means) - room, 0.0), min(max(means) + room, 1.0)
 
 
 def _dots(accuracy: Mean, scale: tuple[float, float]) -> str:

@@ -5,12 +5,15 @@
 """
 
 import html
+import re
 from collections.abc import Iterable, Mapping
 
 from softstair.experiments.report.embed import clean
 from softstair.experiments.statistics import Mean
 
-__all__ = ["duration", "element", "listed", "percent", "text"]
+__all__ = ["duration", "element", "listed", "percent", "text", "unbroken"]
+
+HYPHENATED = re.compile(r"\b[A-Za-z]{1,9}-\d{1,4}\b")
 
 
 def element(name: str, inside: str | Iterable[str], attributes: Mapping[str, object] = {}) -> str:
@@ -23,6 +26,15 @@ def element(name: str, inside: str | Iterable[str], attributes: Mapping[str, obj
 def text(words: str) -> str:
     """Words as HTML."""
     return html.escape(clean(words))
+
+
+def unbroken(words: str) -> str:
+    """Words as HTML in which a name such as CIFAR-10 stays on one line.
+
+    >>> unbroken("on CIFAR-10 & SVHN")
+    'on <span class="whole">CIFAR-10</span> &amp; SVHN'
+    """
+    return HYPHENATED.sub(lambda found: element("span", found[0], {"class": "whole"}), text(words))
 
 
 def percent(of: Mean | float) -> str:
