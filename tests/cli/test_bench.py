@@ -94,6 +94,7 @@ def test_without_json_it_says_how_to_keep_them(capsys: pytest.CaptureFixture[str
         ("--stairs int4@inf", "but 'int4@inf' was given"),
         ("--stairs ,", "--stairs must be one or more stairs such as ternary or int4@0.07"),
         ("--device tpu", "device must be auto, cpu, cuda or cuda:N"),
+        ("--precision tf32 --device cpu", "on cpu, which has no TF32, but 'tf32' was given"),
         ("--model dscnn --augment crop", "augment must be one of none, shift for speech"),
         ("--json .", "--json must name a file that can be written"),
         ("--speed", "the flags are --what, --device"),

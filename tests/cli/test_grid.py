@@ -219,6 +219,7 @@ def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper-svhn --folds 0-5", ["--folds", "from 0 to 4", "'0-5'"]),
         ("paper-svhn --folds 0-99999", ["--folds", "from 0 to 4", "'0-99999'"]),
         ("paper-svhn --folds 0-2,1", ["different", "[0, 1, 2, 1]"]),
+        ("paper-svhn --set folds=1000000000", ["at most 10,000", "1000000000", "--folds"]),
         ("paper-svhn --folds 0-", ["--folds", "'0-'"]),
         ("paper-svhn --where fold=0", ["--folds", "fold was given"]),
         ("paper-svhn --where fold=1", ["--folds", "fold was given"]),
@@ -597,6 +598,11 @@ def test_status_makes_no_lock_and_does_without(
     assert not (path / "lock").exists()
     (path / "lock").symlink_to("lock")  # nobody can open it
     assert status(capsys)["forward=mode"][:4] == ["1", "1", "", ""]
+    (path / "lock").unlink()
+    os.mkfifo(path / "lock")  # nobody ever writes there
+    assert status(capsys)["forward=mode"][:4] == ["1", "", "1", ""]
+    (path / "lock").unlink()
+    (path / "lock").symlink_to("lock")
     long_ago(path)
     assert status(capsys)["forward=mode"][:4] == ["1", "", "1", ""]
 
@@ -700,7 +706,11 @@ def test_status_of_a_part_and_elsewhere(done: Path, capsys: pytest.CaptureFixtur
         ("config.json", "{"),
         ("config.json", "{}"),
         ("summary.json", "{}"),
+        ("metrics.jsonl", "[" * 100_000 + "\n"),
+        ("metrics.jsonl", '{"valid_accuracy": NaN}\n'),
+        ("metrics.jsonl", '{"valid_accuracy": 7}\n'),
     ],
+    ids=lambda content: content[:30],
 )
 def test_status_of_damage_is_one_sentence(
     name: str, content: str, done: Path, capsys: pytest.CaptureFixture[str]

@@ -137,8 +137,10 @@ def test_tables_of_other_things_are_passed_over(capsys, tmp_path: Path, table: P
     assert notice == f"{str(foreign)!r} is no table of softstair grid --table: it was passed over."
     assert "4 units" in last
     good.rename(folder / "grid.csv")
+    (folder / "same.csv").symlink_to("grid.csv")
     code, again, _ = run(capsys, folder, "-o", page)
     assert (code, again) == (0, out)
+    (folder / "same.csv").unlink()
     assert "is no table of softstair grid" in refused(capsys, foreign, "-o", page)
     (folder / "grid.csv").write_text(table.read_text().replace(",seconds", ",minutes"))
     assert "grid.csv' is no table of softstair grid" in refused(capsys, folder, "-o", page)

@@ -194,7 +194,10 @@ def test_a_study_with_all_cells_completes_what_a_longer_one_begins() -> None:
         return CLAIM["same-end"].measured([*whole, *part])
 
     assert told(0.0).verdict == "holds"
-    assert told(0.0).sentence.endswith("(5 folds, 50 epochs).")
+    said = " Longer ones hold it as far as they go: same end"
+    short, _, long = told(0.0).sentence.partition(said)
+    assert short.endswith("(5 folds, 50 epochs).")
+    assert "500 epochs); without mode, random; without same start" in long
     assert told(0.5).verdict == "does not hold"
     assert "500 epochs); without" in told(0.5).sentence
 

@@ -386,6 +386,34 @@ def test_a_float_twin_has_a_look_of_its_own(
         assert drawn(visit) == {"float"}
 
 
+def test_float_networks_alone_are_lines_as_any(
+    browser: Any, trainings: list[Training], tmp_path: Path
+) -> None:
+    """Where nothing is quantised there is no twin: they are told apart, and the best is named."""
+    wanted = {"noise": "uniform", "forward": "mode", "interval": "partition"}
+    same = [one for one in trainings if wanted.items() <= one.settings.items()]
+    alone = [
+        replace(
+            one,
+            configuration=f"at {rate}",
+            settings={
+                **one.settings,
+                "weights": "float",
+                "features": "float",
+                "learning_rate": rate,
+            },
+        )
+        for rate in ("0.001", "0.01")
+        for one in same
+        if one.settings["power"] == "homogeneous"
+    ]
+    with opened(browser, alone, tmp_path / "page.html") as visit:
+        assert visit.page.locator(".chart .line.dashed").count() == 0
+        assert visit.page.locator(".entry").all_inner_texts() == ["0.001", "0.01"]
+        assert " by at 0.0" in visit.page.inner_text("body")
+        assert "for comparison" not in visit.page.inner_text("body")
+
+
 def test_a_study_has_panels_of_its_own(
     browser: Any, trainings: list[Training], tmp_path: Path
 ) -> None:

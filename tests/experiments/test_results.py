@@ -297,7 +297,8 @@ def test_parquet_whose_numbers_became_floats(store: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("seed", "one"), ("period", "long"), ("truncate", "yes")]
+    ("name", "value"),
+    [("seed", "one"), ("seed", "99999999999999999999"), ("period", "long"), ("truncate", "yes")],
 )
 def test_a_setting_that_is_not_of_its_kind_is_not_written(
     name: str, value: str, store: Path, tmp_path: Path

@@ -367,9 +367,18 @@ import torch
 from softstair.train.products import products_in
 
 b = torch.backends
-one = (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul)
-for told in ((b.cuda.matmul, "tf32"), (b.cudnn.conv, "ieee"), (b, "tf32"), (b.cudnn.rnn, "ieee")):
-    told[0].fp32_precision = told[1]
+on_cpu = (b.mkldnn.matmul, b.mkldnn.conv, b.mkldnn.rnn)
+one = (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, *on_cpu)
+b.fp32_precision = "ieee"
+with products_in("float32"):
+    pass
+b.fp32_precision = "tf32"  # which all follow that were not told themselves
+assert {each.fp32_precision for each in one} == {"tf32"}
+for told, what in (
+    (b.cuda.matmul, "tf32"), (b.cudnn.conv, "ieee"), (b, "tf32"), (b.cudnn.rnn, "ieee"),
+    (b.mkldnn, "bf16"), (b.mkldnn.conv, "ieee"),
+):
+    told.fp32_precision = what
     before = [each.fp32_precision for each in one]
     for precision, called in (("float32", "ieee"), ("tf32", "tf32")):
         with products_in(precision):

@@ -72,7 +72,7 @@ def _is_training(path: Path) -> bool:
     try:
         import fcntl
 
-        file = os.open(path / "lock", os.O_RDONLY)
+        file = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except (ImportError, OSError):
@@ -102,7 +102,12 @@ def _last(file: Path) -> tuple[int, float | None]:
     if not file.is_file():
         return 0, None
     lines = file.read_bytes().split(b"\n")[:-1]
+    if not lines:
+        return 0, None
     try:
-        return len(lines), float(json.loads(lines[-1])["valid_accuracy"]) if lines else None
-    except (ValueError, LookupError, TypeError):
+        accuracy = float(json.loads(lines[-1])["valid_accuracy"])
+        if not 0 <= accuracy <= 1:
+            raise ValueError("no accuracy")
+        return len(lines), accuracy
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise RunError(f"{str(file)!r} is damaged or was edited: restore it.") from None

@@ -63,7 +63,7 @@ def estimate(asked: Design, found: Estimate, places: Sequence[Place]) -> None:
     """Prints how long what is left would take here, one unit after the other."""
     first = asked.configurations[0]
     left = [place for place in places if not place.is_done]
-    epochs = sum(place.of_epochs - place.epochs for place in left)
+    epochs = sum(max(0, place.of_epochs - place.epochs) for place in left)
     begun = epochs < sum(place.of_epochs for place in places)
     which = f"what is left of {len(left)} unit{_s(len(left))}" if begun else "all"
     say(

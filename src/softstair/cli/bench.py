@@ -93,7 +93,7 @@ class Command:
         effort = Effort.on(device, self.quick, self.repeats)
         if self.elements is not None:
             effort = replace(effort, elements=self.elements)
-        self._check(model, batch)
+        self._check(device, model, batch)
         with reserved(self.json, "--json") as text:
             found: dict[str, Any] = {"command": self.line(), **about(device)}
             show = _bench_tables.Tables(found)
@@ -115,12 +115,13 @@ class Command:
         usual = 256 if device == "cuda" else SMALL_BATCHES[model]
         return self.batch or usual, model
 
-    def _check(self, model: str, batch: int) -> None:
+    def _check(self, device: Any, model: str, batch: int) -> None:
         """Refuses before anything is measured what would be refused after the first part."""
         from softstair.bench.operator import target
         from softstair.bench.subject import subject
 
-        subject(model).recipe(batch, precision=self.precision, augment=self.augment)
+        recipe = subject(model).recipe(batch, precision=self.precision, augment=self.augment)
+        recipe.precision_on(device)
         for name in _words(self.stairs or ""):
             target(name)
 

@@ -25,6 +25,7 @@ from softstair.train.interrupt import Interrupted
 __all__ = ["Command", "parse"]
 
 PYTHON = {"None": None, "True": True, "False": False}
+MOST_FOLDS = 10_000
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE...")]
 
 
@@ -143,6 +144,11 @@ class Command:
         if self.folds is not None:
             folds = _folds(self.folds, count)
         elif not found.names_folds:
+            if count > MOST_FOLDS:
+                raise ValueError(
+                    f"--set folds must be at most {MOST_FOLDS:,} where all are trained, but "
+                    f"{count} was given: choose some with --folds."
+                )
             folds = tuple(range(count))
         elif max(folds) >= count:
             raise ValueError(

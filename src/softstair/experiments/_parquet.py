@@ -12,7 +12,8 @@ from softstair.train.files import replacing
 
 __all__ = ["read", "write"]
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+LARGEST = 1 << 63
+WORDS = {int: "a whole number of 64 bits", float: "a number", bool: "true or false"}
 
 
 def write(table: Sequence[Mapping[str, Any]], kinds: Mapping[str, type], path: Path) -> None:
@@ -50,8 +51,11 @@ def _value(name: str, value: str | float | None, kind: type) -> Any:
     if value is None or (kind is not str and value == "None"):
         return None
     try:
-        return {"true": True, "false": False}[str(value)] if kind is bool else kind(value)
-    except (LookupError, ValueError):
+        found = {"true": True, "false": False}[str(value)] if kind is bool else kind(value)
+        if kind is int and not -LARGEST <= found < LARGEST:
+            raise ValueError("it is too large")
+        return found
+    except (LookupError, ValueError, OverflowError):
         raise ValueError(
             f"{name} must be {WORDS[kind]} in a table, but {str(value)[:80]!r} was given."
         ) from None

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from softstair import noise as noises
 from softstair.schedule import INTERVALS, POWERS
@@ -27,6 +28,9 @@ FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power"
 """The paper's degrees of freedom, as a recipe names them."""
 FORWARDS = ("expectation", "mode", "random")
 FIELDS = tuple(field.name for field in fields(Recipe))
+HINTS = get_type_hints(Recipe)
+OPTIONAL = tuple(name for name in FIELDS if NoneType in get_args(HINTS[name]))
+"""The fields that may be None."""
 NONE = "none"
 """The interval and the power law of noise that stays as it is: they do not matter."""
 

@@ -28,12 +28,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from softstair.experiments.design import (
     DESIGNS,
     FIELDS,
+    OPTIONAL,
     Configuration,
     Design,
     refuse_unknown,
@@ -48,8 +48,6 @@ KEYS = ("name", "preset", "folds", "recipe", "vary", "without")
 LARGEST = 1 << 20
 MOST = 10_000
 """Configurations of one design; more are a mistake."""
-OPTIONAL = {name for name, kind in get_type_hints(Recipe).items() if NoneType in get_args(kind)}
-"""Fields that may be None, for which TOML has no word of its own."""
 
 
 def read(path: Path | str) -> Design:
@@ -181,7 +179,7 @@ def _is_same(one: Recipe, other: Recipe) -> bool:
 
 
 def _plain(field: str, value: Any) -> Any:
-    """A value of TOML as a recipe has it."""
+    """A value of TOML as a recipe has it; for None it has no word of its own."""
     if value == "None" and field in OPTIONAL:
         return None
     return tuple(value) if isinstance(value, list) else value

@@ -13,10 +13,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from softstair.experiments import _parquet
-from softstair.experiments.design import FIELDS, value_of
+from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
 from softstair.train.files import replacing
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
@@ -58,8 +58,6 @@ def _kind(hint: Any) -> type:
     return next((kind for kind in (bool, int, float) if kind in (hint, *get_args(hint))), str)
 
 
-HINTS = get_type_hints(Recipe)
-OPTIONAL = tuple(name for name in FIELDS if type(None) in get_args(HINTS[name]))
 KINDS = {COLUMNS[name]: _kind(HINTS[name]) for name in FIELDS}
 KINDS |= {"configuration": str, **dict.fromkeys((*METRICS, *OUTCOME), float), "epoch": int}
 """What the cells of each column are."""

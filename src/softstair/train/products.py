@@ -28,7 +28,7 @@ def products_in(precision: str) -> Iterator[None]:
     short = precision == "tf32"
     convolutions = _read(lambda: torch.backends.cudnn.allow_tf32)
     others = _read(torch.get_float32_matmul_precision)
-    operations = [(one, one.fp32_precision) for one in _operations()]
+    operations = [(one, _own(one, above)) for one, above in _operations()]
     _say(short, "high" if short else "highest")
     for one, _ in operations:
         one.fp32_precision = "tf32" if short else "ieee"
@@ -54,9 +54,17 @@ def _read(setting: Callable[[], T]) -> T | None:
         return None
 
 
-def _operations() -> list[Any]:
+def _operations() -> list[tuple[Any, Any]]:
+    """The operations that can be told, each with what it follows until it is."""
     backends: Any = torch.backends
     if not hasattr(backends, "fp32_precision"):
         return []
     cudnn, onednn = backends.cudnn, backends.mkldnn
-    return [backends.cuda.matmul, cudnn.conv, cudnn.rnn, onednn.matmul]
+    on_gpu = [(one, cudnn) for one in (backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+    return [*on_gpu, *((one, onednn) for one in (onednn.matmul, onednn.conv, onednn.rnn))]
+
+
+def _own(operation: Any, above: Any) -> str:
+    """What an operation was told; if that is what it would follow anyway, that it follows."""
+    told: str = operation.fp32_precision
+    return "none" if told == above.fp32_precision else told

@@ -6,7 +6,7 @@ configurations that are alike in all else; a difference is there if its 95 % int
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from softstair.experiments.claims import dynamic, static
@@ -37,7 +37,7 @@ class Claim:
 
     def measured(self, trainings: Iterable[Training]) -> Verdict:
         """The verdict of the longest study of its data set that can tell; where that holds as far
-        as it goes, of the longest that has all that the claim is about."""
+        as it goes, of the longest that has all that the claim is about, and both are told."""
         return self.of(studies(trainings))
 
     def of(self, parts: Iterable[Study]) -> Verdict:
@@ -52,7 +52,11 @@ class Claim:
         if not tested:
             return found[most]
         complete = [one for one in tested if one.complete]
-        return complete[0] if tested[0].so_far and complete else tested[0]
+        if not (tested[0].so_far and complete):
+            return tested[0]
+        longer = tested[0].sentence[:1].lower() + tested[0].sentence[1:]
+        both = f"{complete[0].sentence} Longer ones hold it as far as they go: {longer}"
+        return replace(complete[0], sentence=both)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair.experiments.figures import panels, settings, summary
-from softstair.experiments.figures.apart import apart, titled
+from softstair.experiments.figures.apart import apart, telling
 from softstair.experiments.figures.panels import PANELS, Panel
 from softstair.experiments.figures.schedules import LAYERS, schedules
 from softstair.experiments.figures.style import COLOURS
@@ -37,8 +37,9 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
     """What can be drawn, by name: functions that make the figures, in the paper's order."""
     found: dict[str, Callable[[], Any]] = {}
     every = studies(trainings)
+    fields = {title: telling(title, every) for title in {study.title for study in every}}
     for study in every:
-        said = apart(study, every)
+        said = apart(study, fields[study.title])
         whole = ", ".join(filter(None, [_scale(study, every), said]))
         for one in [*_of_the_paper(study), *_others(study)]:
             if panels.trainings_of(study, one):
@@ -74,8 +75,9 @@ def missing(trainings: Iterable[Training]) -> list[str]:
         alike = sum(one.title == title for one in every)
         if len(own) == alike > 1:
             said.append(f"{title}, each of {alike} studies{sentence}")
-        else:
-            said += [f"{titled(one, every)}{sentence}" for one in own]
+            continue
+        fields = telling(title, every)
+        said += [", ".join(filter(None, [title, apart(one, fields)])) + sentence for one in own]
     return said
 
 

@@ -6,7 +6,7 @@ from softstair.experiments.design import FIELDS, FREEDOMS
 from softstair.experiments.figures.style import words
 from softstair.experiments.studies import Study
 
-__all__ = ["apart", "telling", "titled"]
+__all__ = ["apart", "telling"]
 
 TITLED = ("epochs", "statistics")
 """What the title of a study says."""
@@ -26,13 +26,7 @@ def telling(title: str, every: Sequence[Study]) -> list[str]:
     return chosen
 
 
-def apart(study: Study, every: Sequence[Study]) -> str:
-    """Such as "learning rate 0.001, seed 0": what tells it from others of the same title."""
+def apart(study: Study, names: Sequence[str]) -> str:
+    """Such as "learning rate 0.001, seed 0": what it has in the fields that tell it from others."""
     own = study.trainings[0].settings
-    names = telling(study.title, every)
     return ", ".join(f"{words(name)} {own.get(name, 'none')}" for name in names)
-
-
-def titled(study: Study, every: Sequence[Study]) -> str:
-    """The title of a study, with what tells it from others of the same title."""
-    return ", ".join(filter(None, [study.title, apart(study, every)]))

@@ -121,7 +121,7 @@ def _line(line: Folds, freedoms: Sequence[str], each: int) -> dict[str, Any]:
         told["fold_at"] = few
     if longest > length:
         told["longest"] = longest
-    if line.is_float:
+    if line.is_twin:
         told["float"] = True
     for metric, curve in curves.items():
         halves = None if curve.high is None else curve.high - curve.mean

@@ -49,7 +49,9 @@ def _placed(path: Path, passed_over: list[Path]) -> list[tuple[Training, Path]]:
         for depth in ("*", "*/*", "*/*/*"):
             named = (one for one in path.glob(depth) if one.suffix in (".csv", ".parquet"))
             found: list[tuple[Training, Path]] = []
-            for table in sorted(one for one in named if one.is_file()):
+            # A table that links lead to twice is one table.
+            tables = {one.resolve(): one for one in sorted(named, reverse=True) if one.is_file()}
+            for table in sorted(tables.values()):
                 try:
                     found += [(one, table) for one in results.load(table)]
                 except ForeignTable:

@@ -140,13 +140,14 @@ def _values(lines: Sequence[Folds], name: str) -> list[str]:
 
 
 def _best(lines: Sequence[Folds]) -> list[str]:
-    """The best accuracy in the end of each data set; that of a float network is another matter."""
+    """The best accuracy in the end of each data set; that of a float twin is another matter."""
     found: dict[bool, dict[str, str]] = {False: {}, True: {}}
     ranked = [(mean, line) for line in lines if (mean := line.outcome("valid_accuracy"))]
     for mean, line in sorted(ranked, key=lambda pair: -pair[0].value):
         data = names.value("data", line.settings["data"])
-        by = "" if line.is_float else f" by {line.name}"
-        found[line.is_float].setdefault(data, f"{percent(mean)} % on {data}{by}")
+        alone = line.is_twin and sum(one.is_twin for one in lines) == 1
+        by = "" if alone else f" by {line.name}"
+        found[line.is_twin].setdefault(data, f"{percent(mean)} % on {data}{by}")
     heads = {False: "Best", True: "In float, for comparison"}
     return [f"{heads[one]}: {'; '.join(best.values())}." for one, best in found.items() if best]
 

@@ -27,11 +27,16 @@ ORDER = {
 
 @dataclass(frozen=True)
 class Folds:
-    """A configuration: the units that differ in their fold alone, by fold."""
+    """A configuration: the units that differ in their fold alone, by fold.
+
+    is_twin   whether it is a float network beside quantised ones, to which no degree of freedom
+              matters
+    """
 
     name: str
     settings: dict[str, str]
     units: tuple[Training, ...]
+    is_twin: bool = False
 
     @property
     def done(self) -> list[Training]:
@@ -44,14 +49,9 @@ class Folds:
         known = [value for value in values if value is not None]
         return mean_of(known) if known else None
 
-    @property
-    def is_float(self) -> bool:
-        """Whether it is a float twin, which no degree of freedom touches."""
-        return self.settings.get("weights") == self.settings.get("features") == "float"
-
     def value(self, name: str) -> str | None:
         """What a field is set to; None where that does not matter."""
-        return None if self.is_float and name in design.FREEDOMS else self.settings[name]
+        return None if self.is_twin and name in design.FREEDOMS else self.settings[name]
 
     @property
     def shown(self) -> list[Training]:
@@ -77,12 +77,18 @@ def arranged(trainings: Sequence[Training]) -> list[Folds]:
     found: dict[Hashable, dict[int, Training]] = {}
     for one in trainings:
         found.setdefault(_identity(one, known), {})[one.fold] = one
+    quantised = {one.settings["data"] for one in trainings if not _is_float(one)}
     lines = []
     for folds in found.values():
         units = tuple(folds[fold] for fold in sorted(folds))
         settings = {name: units[0].settings[name] for name in known}
-        lines.append(Folds(units[0].configuration, settings, units))
+        is_twin = _is_float(units[0]) and settings["data"] in quantised
+        lines.append(Folds(units[0].configuration, settings, units, is_twin))
     return lines
+
+
+def _is_float(one: Training) -> bool:
+    return one.settings.get("weights") == one.settings.get("features") == "float"
 
 
 def repeated(trainings: Sequence[Training]) -> tuple[int, int] | None:
