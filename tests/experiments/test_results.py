@@ -490,6 +490,17 @@ def test_a_table_of_something_else_is_told_from_damage(
         gathered([tmp_path])
 
 
+def test_tables_in_folders_of_a_folder(store: Path, tmp_path: Path) -> None:
+    """One that links lead to twice is one; where some are, none is looked for deeper."""
+    deep = tmp_path / "all" / "deep" / "table.csv"
+    deep.parent.mkdir(parents=True)
+    write(load(store), deep)
+    (tmp_path / "all" / "same").symlink_to("deep")
+    assert load(tmp_path / "all") == load(deep)
+    write(load(store)[:1], tmp_path / "all" / "near.csv")
+    assert load(tmp_path / "all") == load(tmp_path / "all" / "near.csv")
+
+
 @pytest.mark.parametrize("kind", ["no rows", "no noise", "nan", "a short row", "an epoch missing"])
 def test_damage_is_not_taken_for_a_table_of_something_else(
     kind: str, store: Path, tmp_path: Path

@@ -21,13 +21,26 @@ from softstair.train.files import replacing
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
 
-__all__ = ["Epoch", "ForeignTable", "Training", "collect", "find", "load", "rows", "write"]
+__all__ = [
+    "Epoch",
+    "ForeignTable",
+    "Training",
+    "collect",
+    "find",
+    "load",
+    "located",
+    "rows",
+    "write",
+]
 
 SETTINGS = (
     "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
     "epochs", "precision", "seed", "fold",
 )  # fmt: skip
 """The fields of a recipe that the table always has, in words as ``--where`` has them."""
+TABLES = (".csv", ".parquet")
+DEPTHS = ("*", "*/*", "*/*/*")
+"""How deep in a folder run directories and tables may lie."""
 LARGEST = 1 << 30
 LARGEST_NUMBER = 1e100
 """Whose square is still a number."""
@@ -111,7 +124,7 @@ def find(folder: Path) -> list[Path]:
     if (folder / "config.json").is_file():
         return [folder]
     found: dict[Path, Path] = {}  # each once, whichever links lead to it
-    for depth in ("*", "*/*", "*/*/*"):
+    for depth in DEPTHS:
         for path in folder.glob(f"{depth}/config.json"):
             found.setdefault(path.resolve(), path)
     return sorted((path.parent for path in found.values()), key=_order)
@@ -143,14 +156,35 @@ def readable(folder: Path) -> list[Training]:
 def load(path: Path | str) -> list[Training]:
     """What came of a grid: of a folder of run directories, of a table in CSV or Parquet, or of a
     folder of such tables. A table of something else is refused with :class:`ForeignTable`."""
-    path = Path(path)
-    if path.suffix in (".csv", ".parquet") and path.is_file():
-        return _from_rows(path, _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path))
+    return [one for one, _ in located(Path(path))]
+
+
+def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Training, Path]]:
+    """What :func:`load` gives, each unit with its run directory or its table.
+
+    The tables of a folder may lie in its folders, as run directories may; where some are, none is
+    looked for deeper. With a list for them, tables of something else that lie beside others are
+    put there, and not refused.
+    """
+    if path.suffix in TABLES and path.is_file():
+        return [(one, path) for one in _table(path)]
+    foreign: ForeignTable | None = None
     if path.is_dir() and not find(path):
-        tables = sorted(one for one in path.iterdir() if one.suffix in (".csv", ".parquet"))
-        if tables:
-            return [training for table in tables for training in load(table)]
-    return collect(path)
+        for depth in DEPTHS:
+            found: list[tuple[Training, Path]] = []
+            for table in _tables(path, depth):
+                try:
+                    found += [(one, table) for one in _table(table)]
+                except ForeignTable as error:
+                    if passed_over is None:
+                        raise
+                    passed_over.append(table)
+                    foreign = foreign or error
+            if found:
+                return found
+    if foreign is not None:
+        raise foreign
+    return [(one, one.path or path) for one in collect(path)]
 
 
 def rows(
@@ -232,6 +266,19 @@ def _short(value: str | float | None) -> str:
     if value is None:
         return ""
     return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _tables(folder: Path, depth: str) -> list[Path]:
+    """The tables so deep in a folder, in order; each once, whichever links lead to it."""
+    found: dict[Path, Path] = {}
+    for path in sorted(one for one in folder.glob(depth) if one.suffix in TABLES):
+        if path.is_file():
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _table(path: Path) -> list[Training]:
+    return _from_rows(path, _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path))
 
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:

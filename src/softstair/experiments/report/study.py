@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from softstair.experiments import design
 from softstair.experiments.design import FIELDS
@@ -9,7 +10,7 @@ from softstair.experiments.results import Training
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.train.run import RunError
 
-__all__ = ["Folds", "arranged", "repeated", "telling", "values_of", "varied"]
+__all__ = ["Folds", "arranged", "refuse_repeated", "telling", "values_of", "varied"]
 
 FREEDOMS = (
     "data", "model", "noise", "forward", "static_mean", "static_std", "interval", "power",
@@ -67,12 +68,7 @@ def arranged(trainings: Sequence[Training]) -> list[Folds]:
     """
     if not trainings:
         raise ValueError("a report must have a training to tell of, but none was given.")
-    if (twice := repeated(trainings)) is not None:
-        one = trainings[twice[1]]
-        raise RunError(
-            f"each unit must be given once, but fold {one.fold} of {one.configuration!r} was "
-            "given twice: leave one of the two out."
-        )
+    refuse_repeated(trainings)
     known = _known(trainings)
     found: dict[Hashable, dict[int, Training]] = {}
     for one in trainings:
@@ -91,15 +87,20 @@ def _is_float(one: Training) -> bool:
     return one.settings.get("weights") == one.settings.get("features") == "float"
 
 
-def repeated(trainings: Sequence[Training]) -> tuple[int, int] | None:
-    """The places of the first unit that is given twice, if one is."""
+def refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] | None = None) -> None:
+    """Refuses a unit that is given twice; ``places`` are where the units lie, if that is known."""
     known = _known(trainings)
     first: dict[Hashable, int] = {}
-    for place, one in enumerate(trainings):
-        before = first.setdefault((_identity(one, known), one.fold), place)
-        if before != place:
-            return before, place
-    return None
+    for number, one in enumerate(trainings):
+        before = first.setdefault((_identity(one, known), one.fold), number)
+        if before != number:
+            by = ""
+            if places is not None:
+                by = f", by {str(places[before])!r} and by {str(places[number])!r}"
+            raise RunError(
+                f"each unit must be given once, but fold {one.fold} of {one.configuration!r} was "
+                f"given twice{by}: leave one of the two out."
+            )
 
 
 def varied(lines: Sequence[Folds]) -> list[str]:
