@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from softstair import _check
 from softstair.nn import StairLayer, StairModule, layer_count, stair_modules
 from softstair.schedule import NoisePath, Schedule
 from softstair.truncate import Truncation
@@ -57,10 +58,11 @@ class Annealer:
             raise ValueError(f"net must be a torch.nn.Module, but {net!r} was given.")
         self.net = _unwrapped(net)
         self.layers = layer_count(self.net)
-        for name, value in (("truncate", truncate), ("freeze", freeze), ("shift", shift)):
-            if not isinstance(value, bool) and not (name == "shift" and value is None):
-                raise ValueError(f"{name} must be True or False, but {value!r} was given.")
-        _check(net, schedule, self.layers, steps_per_unit, update, truncate, freeze)
+        _check.boolean("truncate", truncate)
+        _check.boolean("freeze", freeze)
+        if shift is not None:
+            _check.boolean("shift", shift)
+        _check_fit(net, schedule, self.layers, steps_per_unit, update, truncate, freeze)
         self.schedule, self.steps_per_unit, self.update = schedule, steps_per_unit, update
         self.truncate, self.freeze = truncate, freeze
         self.steps = 0
@@ -211,10 +213,7 @@ class Annealer:
                     f"{name} must be the one the state was saved with, {state[name]!r}, "
                     f"but the annealer has {mine[name]!r}."
                 )
-        steps = state["steps"]
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise ValueError(f"steps must be a whole number from 0, but {steps!r} was given.")
-        self.steps = steps
+        steps = self.steps = _check.integer("steps", state["steps"], 0)
         self._now = [None] * self.layers
         if steps:
             self._set(self._time(steps - 1))
@@ -238,7 +237,7 @@ def _unwrapped(net: nn.Module) -> nn.Module:
         net = inner
 
 
-def _check(
+def _check_fit(
     net: nn.Module,
     schedule: NoisePath,
     layers: int,
@@ -256,13 +255,8 @@ def _check(
             f"schedule must have as many layers as the network, {layers}, but it has "
             f"{schedule.layers}; Schedule.for_network counts them."
         )
-    whole = isinstance(steps_per_unit, int) and not isinstance(steps_per_unit, bool)
-    if not whole or steps_per_unit < 1:
-        raise ValueError(
-            f"steps_per_unit must be a whole number from 1, but {steps_per_unit!r} was given."
-        )
-    if update not in ("iteration", "epoch"):
-        raise ValueError(f"update must be iteration or epoch, but {update!r} was given.")
+    _check.integer("steps_per_unit", steps_per_unit, 1)
+    _check.choice("update", update, ("iteration", "epoch"))
     if freeze and not truncate:
         raise ValueError("freeze goes with truncate=True, but truncate=False was given.")
     parallel = isinstance(net, nn.parallel.DistributedDataParallel)

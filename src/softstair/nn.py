@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair import kernels
+from softstair import _check, kernels
 from softstair import noise as noises
 from softstair.kernels import exact
 from softstair.noise import Noise
@@ -64,7 +64,7 @@ class StairModule(nn.Module):
         check_forward(forward)
         self.noise = noises.get(noise)
         std = self.noise.std_within(0.5) if std is None else std
-        _check(stair, layer, mean, std)
+        _check_stair(stair, layer, mean, std)
         self.stair, self.strategy, self.layer = stair, forward, layer
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -336,13 +336,9 @@ def layer_count(net: nn.Module) -> int:
     return max(layers) + 1
 
 
-def _check(stair: Any, layer: Any, mean: Any, std: Any) -> None:
+def _check_stair(stair: Any, layer: Any, mean: Any, std: Any) -> None:
     if not isinstance(stair, Stair):
         raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
-        raise ValueError(f"layer must be a whole number from 0, but {layer!r} was given.")
-    for name, value in (("mean", mean), ("std", std)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or (name == "std" and value < 0):
-            allowed = "0 or above" if name == "std" else "finite"
-            raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")
+    _check.integer("layer", layer, 0)
+    _check.number("mean", mean)
+    _check.number("std", std, 0)

@@ -18,14 +18,13 @@ neighbour misses the mass beyond its far side; and bins of unequal width compete
 operator returns argmax pₖ, as defined; ties, and differences within a few ulp, go to σ(x − mean).
 """
 
-import math
 from typing import Any, Literal, get_args
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from softstair import kernels
+from softstair import _check, kernels
 from softstair import noise as noises
 from softstair.noise import Noise
 from softstair.stair import Stair
@@ -60,7 +59,7 @@ def regularise(
     tensor([1.0000, 1.0000, 1.0000])
     """
     noise = noises.get(noise)
-    _check(x, stair, noise, forward)
+    _check_operands(x, stair, noise, forward)
     mean, std = _parameter("mean", mean), _parameter("std", std)
     if kernels.is_transformed():
         return _composite(x, stair, noise, mean, std, forward, generator)
@@ -165,7 +164,7 @@ def check_forward(forward: str) -> None:
         raise ValueError(f"forward must be one of {allowed}, but {forward!r} was given.")
 
 
-def _check(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
+def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
     kernels.check_tensor(x)
     if not isinstance(stair, Stair):
         raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
@@ -183,13 +182,8 @@ def _parameter(name: str, value: float | Tensor) -> float | Tensor:
             raise ValueError(f"{name} must not require a gradient: noise is scheduled, not learnt.")
         seen = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
         if name == "std" and seen and value < 0:
-            raise ValueError(f"std must be a number 0 or above, but {value.item():g} was given.")
+            _check.number(name, value.item(), 0)
         return value
     if torch.compiler.is_compiling():  # a number that moves is symbolic there, and has no bounds
         return value
-    allowed = "0 or above" if name == "std" else "finite"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")
-    if name == "std" and value < 0:
-        raise ValueError(f"{name} must be a number {allowed}, but {value!r} was given.")
-    return float(value)
+    return _check.number(name, value, 0 if name == "std" else None)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from softstair import _check
+
 __all__ = ["INTERVALS", "POWERS", "Interval", "NoisePath", "Power", "Schedule"]
 
 Interval = Literal["same_start", "same_end", "partition", "overlapped"]
@@ -58,19 +60,15 @@ class Schedule:
     std0: float = UNIFORM_HALF_QUANTUM
 
     def __post_init__(self) -> None:
-        _require(_is_whole(self.layers) and self.layers >= 1, "layers", self.layers, "at least 1")
-        _require(_is_number(self.period) and self.period > 0, "period", self.period, "above 0")
-        _require(_is_number(self.std0) and self.std0 >= 0, "std0", self.std0, "0 or above")
+        _check.integer("layers", self.layers, 1)
+        _check.number("period", self.period, above=0)
+        _check.number("std0", self.std0, 0)
         if self.mean0 is not None:
-            _require(_is_number(self.mean0), "mean0", self.mean0, "that is finite, or None")
-        for name, allowed in (("interval", INTERVALS), ("power", POWERS)):
-            if (given := getattr(self, name)) not in allowed:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(allowed)}, but {given!r} was given."
-                )
-        for name in ("static_mean", "static_std"):
-            if not isinstance(given := getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, but {given!r} was given.")
+            _check.number("mean0", self.mean0)
+        _check.choice("interval", self.interval, INTERVALS)
+        _check.choice("power", self.power, POWERS)
+        _check.boolean("static_mean", self.static_mean)
+        _check.boolean("static_std", self.static_std)
 
     def __call__(self, layer: int, t: float) -> tuple[float, float]:
         """The mean and standard deviation, in quanta, of a layer's noise at time t."""
@@ -100,11 +98,7 @@ class Schedule:
     def range(self, layer: int) -> tuple[float, float]:
         """(t_start, t_end): the annealing range of a layer."""
         n, period = self.layers, self.period
-        if not (_is_whole(layer) and 0 <= layer < n):
-            raise ValueError(
-                f"layer must lie between 0 and {n - 1}, the schedule having {n} layers, "
-                f"but {layer!r} was given."
-            )
+        _check.integer("layer", layer, 0, n - 1)
         return {
             "same_start": (0.0, period * (layer + 1)),
             "same_end": (period * (n - layer - 1), period * n),
@@ -149,17 +143,3 @@ class Schedule:
                 f"{', '.join(sorted(known))}, but {values!r} was given."
             )
         return cls(**values)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(condition: bool, name: str, given: object, allowed: str) -> None:
-    if not condition:
-        kind = "a whole number" if name == "layers" else "a number"
-        raise ValueError(f"{name} must be {kind} {allowed}, but {given!r} was given.")

@@ -20,6 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from softstair import _check
+
 __all__ = ["Quantum", "Stair"]
 
 Quantum = float | tuple[float, ...]
@@ -90,10 +92,8 @@ class Stair:
                 f"axis goes with a quantum per channel, but axis={self.axis!r} was given "
                 f"with the one quantum {self.quantum!r}."
             )
-        if self.axis is not None and (
-            isinstance(self.axis, bool) or not isinstance(self.axis, int)
-        ):
-            raise ValueError(f"axis must be a whole number or None, but {self.axis!r} was given.")
+        if self.axis is not None:
+            _check.integer("axis", self.axis)
         # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
         axis = -1 if self.axis is None else self.axis
         object.__setattr__(self, "_hash", hash((self.levels, self.thresholds, self.quantum, axis)))
@@ -131,10 +131,8 @@ class Stair:
         ``"floor"`` puts each threshold at the level above it: ε·clip(⌊x/ε⌋, z, z + K − 1), the
         paper's text. ``"midpoint"`` puts it half-way between neighbours, its experiments.
         """
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 16:
-            raise ValueError(f"bits must be a whole number from 1 to 16, but {bits!r} was given.")
-        if thresholds not in ("floor", "midpoint"):
-            raise ValueError(f"thresholds must be floor or midpoint, but {thresholds!r} was given.")
+        _check.integer("bits", bits, 1, 16)
+        _check.choice("thresholds", thresholds, ("floor", "midpoint"))
         lowest = -(2 ** (bits - 1)) if signed else 0
         integers = range(lowest, lowest + 2**bits)
         back = 0.0 if thresholds == "floor" else 0.5

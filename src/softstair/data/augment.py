@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from softstair import _check
+
 __all__ = ["crop", "cut", "flip", "shift"]
 
 
@@ -26,9 +28,8 @@ def crop(x: Tensor, padding: int = 4, generator: Generator | None = None) -> Ten
             [5, 6, 0],
             [8, 9, 0]], dtype=torch.uint8)
     """
-    _check(x, generator)
-    if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
-        raise ValueError(f"padding must be a whole number from 0, but {padding!r} was given.")
+    _check_images(x, generator)
+    _check.integer("padding", padding, 0)
     down, right = torch.randint(
         2 * padding + 1, (2, len(x)), generator=generator, device=x.device
     ).unbind()
@@ -61,7 +62,7 @@ def flip(x: Tensor, generator: Generator | None = None) -> Tensor:
     >>> flip(x, generator=Generator().manual_seed(0)).flatten(1).tolist()
     [[1, 2], [2, 1], [2, 1], [1, 2]]
     """
-    _check(x, generator)
+    _check_images(x, generator)
     mirrored = torch.randint(2, (len(x),), generator=generator, device=x.device)
     both = torch.cat([x, x.flip(3)])
     return both.index_select(0, mirrored * len(x) + torch.arange(len(x), device=x.device))
@@ -77,16 +78,15 @@ def shift(x: Tensor, frames: int = 5, generator: Generator | None = None) -> Ten
     >>> shift(x, frames=2, generator=Generator().manual_seed(1)).flatten().tolist()
     [0, 0, 0, 1]
     """
-    _check(x, generator)
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 0:
-        raise ValueError(f"frames must be a whole number from 0, but {frames!r} was given.")
+    _check_images(x, generator)
+    _check.integer("frames", frames, 0)
     moved = torch.randint(2 * frames + 1, (len(x), 1), generator=generator, device=x.device)
     times = torch.arange(x.shape[2], device=x.device) + moved - frames
     places = times.clamp(0, x.shape[2] - 1).reshape(len(x), 1, -1, 1)
     return x.gather(2, places.expand(x.shape))
 
 
-def _check(x: Tensor, generator: Generator | None) -> None:
+def _check_images(x: Tensor, generator: Generator | None) -> None:
     if x.dim() != 4:
         raise ValueError(f"x must be (N, C, H, W), but {tuple(x.shape)} was given.")
     if generator is not None and generator.device.type != x.device.type:

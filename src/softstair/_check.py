@@ -1,0 +1,102 @@
+"""Checks of arguments: each returns the value, or raises ValueError that names the parameter."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from softstair._errors import SoftstairError
+
+__all__ = ["boolean", "choice", "integer", "number", "shortened"]
+
+
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """Return ``value`` if it is an integer from ``low`` to ``high``.
+
+    >>> integer("bits", 4, 1, 16)
+    4
+    >>> integer("bits", 4.5, 1, 16)
+    Traceback (most recent call last):
+    softstair._errors.SoftstairError: bits must be an integer from 1 to 16, but 4.5 was given.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and _within(value, low, high):
+        return value
+    raise _error(name, value, "an integer" + _range(low, high))
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+) -> float:
+    """Return ``value`` as a float if it is a finite number from ``low`` to ``high``.
+
+    Args:
+        above: A bound that the value must exceed.
+
+    >>> number("std", 1, low=0)
+    1.0
+    >>> number("period", 0, above=0)
+    Traceback (most recent call last):
+    softstair._errors.SoftstairError: period must be a number above 0, but 0 was given.
+    """
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= _LARGEST
+        and _within(value, low, high)
+        and (above is None or value > above)
+    ):
+        return float(value)
+    allowed = f" above {above:g}" if above is not None else _range(low, high)
+    raise _error(name, value, f"a number{allowed}" if allowed else "a finite number")
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Return ``value`` if it is True or False."""
+    if isinstance(value, bool):
+        return value
+    raise _error(name, value, "True or False")
+
+
+def choice(name: str, value: Any, options: Collection[str]) -> str:
+    """Return ``value`` if it is one of ``options``.
+
+    >>> choice("update", "step", ("iteration", "epoch"))
+    Traceback (most recent call last):
+    softstair._errors.SoftstairError: update must be iteration or epoch, but 'step' was given.
+    """
+    if isinstance(value, str) and value in options:
+        return value
+    names = list(options)
+    allowed = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+    raise _error(name, value, allowed)
+
+
+def shortened(value: object, limit: int = 80) -> str:
+    """Return ``repr(value)``, cut to ``limit`` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+_LARGEST = math.nextafter(math.inf, 0)
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low:g} to {high:g}"
+    if low is not None:
+        return f" of at least {low:g}"
+    return f" of at most {high:g}" if high is not None else ""
+
+
+def _error(name: str, value: Any, allowed: str) -> SoftstairError:
+    return SoftstairError(
+        f"{name} must be {allowed}, but {shortened(value)} was given.", field=name
+    )

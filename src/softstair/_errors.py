@@ -1,0 +1,68 @@
+"""The exceptions that softstair raises on purpose, and how an exception is shown in one line."""
+
+import importlib
+from types import ModuleType
+
+__all__ = ["MissingExtraError", "SoftstairError", "first_line", "import_extra"]
+
+
+class SoftstairError(ValueError):
+    """Base class of errors that a caller can correct: a wrong argument, file or environment.
+
+    Messages name parameters in backquotes, as in ``pass another `out```. The command shows them as
+    flags (``--out``).
+
+    Args:
+        message: What was wrong, what was given, what is allowed and what to do.
+        field: Name of the parameter that the message is about, if there is one.
+
+    >>> SoftstairError("period must be above 0, but -1 was given.", field="period").field
+    'period'
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class MissingExtraError(SoftstairError, ModuleNotFoundError):
+    """An optional package is not installed; the message says which extra to install."""
+
+
+def import_extra(name: str, extra: str = "cli") -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        name: Module to import.
+        extra: Extra of softstair that installs it.
+
+    Raises:
+        MissingExtraError: If the package is not installed.
+
+    >>> import_extra("json").loads("1")
+    1
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        missing = MissingExtraError(
+            f"this needs the package {package}, which is not installed: run pip install "
+            f"'softstair[{extra}]'."
+        )
+        missing.name = package
+        raise missing from None
+
+
+def first_line(error: BaseException, limit: int = 200) -> str:
+    """Return the first line of an exception's message without its full stop, or its type's name.
+
+    >>> first_line(ValueError("too long.\\nDetails follow."))
+    'too long'
+    >>> first_line(KeyboardInterrupt())
+    'KeyboardInterrupt'
+    """
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(". ")[:limit] if text else type(error).__name__
