@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair._errors import import_extra
 from softstair.data import Dataset, load
-from softstair.extras import needed
 from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.advice import advice
@@ -173,7 +173,7 @@ def test_small_networks_train_on_one_thread() -> None:
 
 def test_a_package_that_is_missing_is_named_with_its_remedy() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'softstair\[cli\]'"):
-        needed("no_such_package.inner")
+        import_extra("no_such_package.inner")
 
 
 def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(

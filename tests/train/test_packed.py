@@ -265,7 +265,7 @@ def test_code_that_a_file_names_is_not_called(file: Path, monkeypatch: pytest.Mo
     words, table, body = read(file)
     called: list[Any] = []
     monkeypatch.setattr(os, "system", lambda *given: called.append(given) or 0)
-    monkeypatch.setattr("softstair.own.call", lambda *given, **more: called.append(given))
+    monkeypatch.setattr("softstair._plugins.call", lambda *given, **more: called.append(given))
     for model in ("os:system", "a:b:c", ":", "torch.nn:Identity"):
         words["recipe"]["model"] = model
         assert "code of its own" in refused(make(file, words, table, body))

@@ -276,10 +276,10 @@ def _once(flag: str, words: Sequence[str]) -> list[str]:
 
 
 def _refuse_no_parquet() -> None:
-    from softstair.extras import needed
+    from softstair._errors import import_extra
 
     try:
-        needed("pyarrow.parquet", "tables")
+        import_extra("pyarrow.parquet", "tables")
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from None
 

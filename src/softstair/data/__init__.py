@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from softstair import own
+from softstair import _plugins
 from softstair.data.dataset import DataError, Dataset
 
 __all__ = ["NAMES", "DataError", "Dataset", "Loading", "load"]
@@ -29,7 +29,7 @@ def load(name: str, root: Path | str = "data", loading: Loading | None = None) -
     ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
     """
     if ":" in name:
-        return own.call(name, "data", Dataset, root=Path(root))
+        return _plugins.call(name, "data", Dataset, root=Path(root))
     if name not in NAMES:
         raise ValueError(
             f"data must be one of {', '.join(NAMES)}, or package.module:function for data of your "

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from softstair._errors import import_extra
 from softstair.data.dataset import Dataset
-from softstair.extras import needed
 
 __all__ = ["load"]
 
@@ -17,7 +17,7 @@ def load(root: Path | None = None) -> Dataset:
     >>> digits.x.shape, int(digits.x.max())
     (torch.Size([1797, 1, 8, 8]), 16)
     """
-    images, labels = needed("sklearn.datasets").load_digits(return_X_y=True)
+    images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
     x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels).to(torch.int64)
     return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.integer import ExportError
 from softstair.deploy.network import IntegerNetwork
 from softstair.deploy.onnx import about
 from softstair.deploy.onnx.graph import Described, Graph, plain_names
 from softstair.deploy.onnx.sums import EXACT_IN_FLOAT, how_to_sum, reach
-from softstair.extras import needed
 
 __all__ = ["feature_tensors", "model", "write"]
 
@@ -71,7 +71,7 @@ def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
         note = made.graph.quantization_annotation.add(tensor_name=name)
         note.quant_parameter_tensor_names.add(key="finn_datatype", value=integers)
     graph.onnx.checker.check_model(made)
-    return needed("onnx.shape_inference", "onnx").infer_shapes(made)
+    return import_extra("onnx.shape_inference", "onnx").infer_shapes(made)
 
 
 class _Annotated(Graph):

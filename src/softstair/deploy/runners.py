@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from softstair._errors import import_extra
 from softstair.deploy.comparison import CLASS, Runner, layers
 from softstair.deploy.network import IntegerNetwork
-from softstair.extras import needed
 
 __all__ = ["by_c", "by_onnx"]
 
@@ -16,7 +16,7 @@ def by_onnx(network: IntegerNetwork, folder: Path) -> Runner:
     """ONNX Runtime, with its default options, on a file that shows its features as well."""
     from softstair.deploy import onnx
 
-    runtime = needed("onnxruntime", "onnx")
+    runtime = import_extra("onnxruntime", "onnx")
     file = onnx.write(network, folder / "network.onnx", features=True)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     outputs = onnx.feature_outputs(network)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from softstair.extras import needed
+from softstair._errors import import_extra
 from softstair.train.files import replacing
 
 __all__ = ["read", "write"]
@@ -18,7 +18,7 @@ WORDS = {int: "a whole number of 64 bits", float: "a number", bool: "true or fal
 
 def write(table: Sequence[Mapping[str, Any]], kinds: Mapping[str, type], path: Path) -> None:
     """Writes rows that have the same columns, of these kinds."""
-    arrow, parquet = needed("pyarrow", "tables"), needed("pyarrow.parquet", "tables")
+    arrow, parquet = import_extra("pyarrow", "tables"), import_extra("pyarrow.parquet", "tables")
     types = {int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_(), str: arrow.string()}
     columns = {
         name: arrow.array(
@@ -33,7 +33,7 @@ def write(table: Sequence[Mapping[str, Any]], kinds: Mapping[str, type], path: P
 def read(path: Path, optional: Sequence[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and the rows. Where an optional setting is null, it is the word
     None; but not in a column of words, as older versions wrote it: there null is an empty cell."""
-    table = needed("pyarrow.parquet", "tables").read_table(path)
+    table = import_extra("pyarrow.parquet", "tables").read_table(path)
     names = table.column_names
     empty = [
         name

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from softstair._errors import import_extra
 from softstair.experiments.results import Epoch, Training
-from softstair.extras import needed
 
 __all__ = ["Curve", "Mean", "curve_of", "curves", "drop_of", "final_of", "mean_of"]
 
@@ -117,6 +117,6 @@ def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]
     if folds < 2:
         return mean, None, None
     # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
-    quantile = needed("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
+    quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
     margin = quantile * values.std(0, ddof=1) / folds**0.5
     return mean, mean - margin, mean + margin

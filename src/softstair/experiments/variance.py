@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softstair import noise as noises
+from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import CONFIDENCE
 from softstair.experiments.studies import DYNAMIC, STATIC, select
-from softstair.extras import needed
 from softstair.schedule import INTERVALS, POWERS
 
 __all__ = [
@@ -228,7 +228,7 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
                 eta=square / total,
                 omega=max(0.0, (square - freedom * error) / (total + error)),
                 f=f,
-                p=float(needed("scipy.special").fdtrc(freedom, left, f)),
+                p=float(import_extra("scipy.special").fdtrc(freedom, left, f)),
                 low=spans[term][0],
                 high=spans[term][1],
             )
@@ -286,7 +286,7 @@ def _intervals(
 
 def _centrality(square: Numbers, freedom: int, chance: Numbers) -> Numbers:
     """The λ for which a χ² with that non-centrality lies below ``square`` with that chance."""
-    special = needed("scipy.special")
+    special = import_extra("scipy.special")
     # Far out, where the series are long, √χ² is normal around √(λ + df − 1) to 3 figures.
     far = square > 1000
     near = special.chndtrinc(np.where(far, 1.0, square), freedom, chance)

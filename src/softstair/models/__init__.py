@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from softstair import own
+from softstair import _plugins
 from softstair.models.digits import digits
 from softstair.models.dscnn import dscnn
 from softstair.models.vgg8 import vgg8
@@ -77,7 +77,7 @@ def build(name: str, classes: int, shape: Shape) -> nn.Module:
             f"of your own, but {name!r} was given."
         )
     if ":" in name:
-        return own.call(name, "model", nn.Module, classes=classes, shape=shape)
+        return _plugins.call(name, "model", nn.Module, classes=classes, shape=shape)
     entry = NETWORKS[name]
     fits = len(shape) == 3 and all(
         wanted in (None, given) for wanted, given in zip(entry.shape, shape, strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softstair.extras import needed
+from softstair._errors import import_extra
 from softstair.train.files import replacing, write
 
 __all__ = ["CheckpointError", "is_like", "load", "save"]
@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 def save(folder: Path, state: Mapping[str, Any]) -> Path:
     """Writes nested dictionaries, lists and tuples of tensors and plain values as the newest
     checkpoint; the older ones go, but for the last before it."""
-    save_tensors = needed("safetensors.torch").save
+    save_tensors = import_extra("safetensors.torch").save
     folder.mkdir(exist_ok=True)
     number = max(_numbers(folder), default=0) + 1
     tensors: dict[str, Tensor] = {}
@@ -55,8 +55,8 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
 
 def load(folder: Path) -> dict[str, Any] | None:
     """The newest checkpoint as it was saved, its tensors on the CPU; None if there is none."""
-    SafetensorError = needed("safetensors").SafetensorError
-    load_tensors = needed("safetensors.torch").load
+    SafetensorError = import_extra("safetensors").SafetensorError
+    load_tensors = import_extra("safetensors.torch").load
     numbers = sorted(_numbers(folder))
     if not numbers:
         return None

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from softstair.extras import needed
+from softstair._errors import import_extra
 from softstair.train.state import State
 
 __all__ = ["Events"]
@@ -17,7 +17,7 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         try:
-            needed("tensorboard", extra="tensorboard")
+            import_extra("tensorboard", extra="tensorboard")
         except ModuleNotFoundError as error:
             raise ValueError(f"--tensorboard: {error}") from None
         from torch.utils.tensorboard import SummaryWriter

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softstair._errors import import_extra
 from softstair.data import Dataset
-from softstair.extras import needed
 from softstair.models import build, default_for
 from softstair.nn import StairLayer, StairWeight
 from softstair.stair import Stair
@@ -81,7 +81,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
         "test_accuracy": summary["test_accuracy"],
         "versions": summary["config"].get("versions"),
     }
-    held = needed("safetensors.torch").save(
+    held = import_extra("safetensors.torch").save(
         _packed(network), metadata={"softstair": json.dumps(words, allow_nan=False)}
     )
     with replacing(Path(file)) as partial:
@@ -140,7 +140,7 @@ def _find(name: Path | str, folder: Path | str) -> Path:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    safetensors = needed("safetensors")
+    safetensors = import_extra("safetensors")
     try:
         if file.stat().st_size > LARGEST:
             raise ValueError("it is too long to be one")

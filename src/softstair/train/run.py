@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import softstair
-from softstair.extras import needed
+from softstair._errors import import_extra
 from softstair.train import checkpoint
 from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
@@ -328,7 +328,7 @@ def _lost(what: str, state: State) -> RunError:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """The directory is made, and held by a lock."""
-    filelock = needed("filelock")
+    filelock = import_extra("filelock")
     try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)

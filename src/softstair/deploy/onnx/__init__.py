@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.integer import ExportError
 from softstair.deploy.network import IntegerNetwork
@@ -27,7 +28,6 @@ from softstair.deploy.onnx.graph import Described, Graph, plain_names
 from softstair.deploy.onnx.stairs import steps
 from softstair.deploy.onnx.stored import Stored
 from softstair.deploy.onnx.sums import total
-from softstair.extras import needed
 
 __all__ = ["feature_outputs", "model", "write"]
 
@@ -116,8 +116,8 @@ def about(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, s
 
 def _checked(made: Any) -> Any:
     """The model with the shapes that ONNX infers, after its checker has passed it."""
-    onnx = needed("onnx", "onnx")
-    shapes = needed("onnx.shape_inference", "onnx")
+    onnx = import_extra("onnx", "onnx")
+    shapes = import_extra("onnx.shape_inference", "onnx")
     onnx.checker.check_model(made, full_check=True)
     return shapes.infer_shapes(made, check_type=True, strict_mode=True, data_prop=True)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import softstair
+from softstair._errors import import_extra
 from softstair.deploy.network import IntegerNetwork
-from softstair.extras import needed
 
 __all__ = ["Described", "Graph", "plain_names", "unique"]
 
@@ -29,8 +29,8 @@ class Graph:
     """
 
     def __init__(self, taken: set[str]) -> None:
-        self.onnx = needed("onnx", "onnx")
-        needed("onnx.numpy_helper", "onnx")
+        self.onnx = import_extra("onnx", "onnx")
+        import_extra("onnx.numpy_helper", "onnx")
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.taken = set(taken)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from softstair.extras import needed
+from softstair._errors import import_extra
 from softstair.train.interrupt import Interrupted
 
 __all__ = ["joined", "nodes"]
@@ -52,7 +52,7 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
     """
     given: dict[str, Any] = {}
     with _handlers_kept(), _environment(QUIET), contextlib.ExitStack() as ending:
-        ray = needed("ray", "ray")
+        ray = import_extra("ray", "ray")
         if ray.is_initialized():
             yield ray
             return

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from softstair._errors import import_extra
 from softstair.experiments.figures import panels, settings, summary
 from softstair.experiments.figures.apart import apart, telling
 from softstair.experiments.figures.panels import PANELS, Panel
@@ -21,7 +22,6 @@ from softstair.experiments.figures.style import COLOURS
 from softstair.experiments.results import Training
 from softstair.experiments.studies import Study, studies
 from softstair.experiments.variance import BLOCKS, explained
-from softstair.extras import needed
 from softstair.train.files import replacing
 
 __all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
@@ -132,7 +132,10 @@ def _rendered(figure: Any, ending: str) -> bytes:
     """The same bytes each time: no date is in them, and no number drawn at random."""
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
     file = io.BytesIO()
-    with needed("matplotlib").rc_context({"svg.hashsalt": "softstair"}), warnings.catch_warnings():
+    with (
+        import_extra("matplotlib").rc_context({"svg.hashsalt": "softstair"}),
+        warnings.catch_warnings(),
+    ):
         # A figure of very few points may have no room to lay out: it is drawn all the same.
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
         figure.savefig(file, format=ending, dpi=DOTS, metadata=date)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from softstair._errors import import_extra
 from softstair.experiments.figures.style import (
     COLOURS,
     GREY,
@@ -19,7 +20,6 @@ from softstair.experiments.figures.style import (
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import Curve, curve_of, drop_of
 from softstair.experiments.studies import DYNAMIC, STATIC, Study, select
-from softstair.extras import needed
 
 __all__ = ["PANELS", "Panel", "panel", "trainings_of"]
 
@@ -154,11 +154,11 @@ def _limits(axes: Any, curves: Sequence[Curve]) -> None:
     # Bands widen the view, but the wide ones of two or three folds do not flatten the lines.
     air = max(0.12 * (high - low), 0.5)
     low, high = max(low - air, 0), min(high + air, 100)
-    ticks = needed("matplotlib.ticker").MaxNLocator(6, steps=STEPS).tick_values(low, high)
+    ticks = import_extra("matplotlib.ticker").MaxNLocator(6, steps=STEPS).tick_values(low, high)
     axes.set_yticks([one for one in ticks if low <= one < high + ticks[1] - ticks[0]])
     axes.set_ylim(low, axes.get_yticks()[-1])
     axes.xaxis.set_major_locator(
-        needed("matplotlib.ticker").MaxNLocator("auto", integer=True, steps=STEPS)
+        import_extra("matplotlib.ticker").MaxNLocator("auto", integer=True, steps=STEPS)
     )
     if last == 1:
         axes.set_xticks([1])
@@ -184,7 +184,7 @@ def _mark_drop(axes: Any, trainings: Sequence[Training]) -> None:
 
 
 def _explain_styles(axes: Any, powers: set[str]) -> None:
-    line = needed("matplotlib.lines").Line2D
+    line = import_extra("matplotlib.lines").Line2D
     handles = [
         line([], [], color=INK, linestyle=style, linewidth=1.5, label=power)
         for power, style in STYLES.items()

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from softstair._errors import import_extra
 from softstair.experiments.figures.style import GREY, INK, blank, clean, words
-from softstair.extras import needed
 from softstair.schedule import INTERVALS, POWERS, Interval, Schedule
 
 __all__ = ["LAYERS", "schedules"]
@@ -21,7 +21,7 @@ def schedules(layers: int) -> Any:
     figure = blank(8.4, 3.7)
     grid = figure.subplots(len(POWERS), len(INTERVALS), sharex=True, sharey=True)
     times = np.linspace(0, layers, 40 * layers + 1)
-    colours = needed("matplotlib").colormaps["viridis"](np.linspace(0, 0.88, layers))
+    colours = import_extra("matplotlib").colormaps["viridis"](np.linspace(0, 0.88, layers))
     for row, power in zip(grid, POWERS, strict=True):
         for axes, interval in zip(row, ORDER, strict=True):
             schedule = Schedule(layers, period=1, interval=interval, power=power, std0=1.0)
@@ -47,7 +47,7 @@ def schedules(layers: int) -> Any:
 
 def _key(figure: Any, grid: Any, layers: int, colours: Any) -> None:
     """Which colour is which layer."""
-    line = needed("matplotlib.lines").Line2D
+    line = import_extra("matplotlib.lines").Line2D
     handles = [line([], [], color=colours[n], linewidth=3, label=str(n + 1)) for n in range(layers)]
     figure.legend(
         handles=handles,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from softstair.extras import needed
+from softstair._errors import import_extra
 
 __all__ = ["COLOURS", "GREY", "INK", "WORDS", "blank", "clean", "heading", "label_ends", "words"]
 
@@ -32,7 +32,7 @@ def words(name: str) -> str:
 
 def blank(width: float, height: float) -> Any:
     """A figure of its own, not pyplot's: no window system is asked for, and none is left open."""
-    return needed("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    return import_extra("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def clean(axes: Any) -> None:
