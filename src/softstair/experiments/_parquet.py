@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from softstair._files import replacing
 from softstair.extras import needed
-from softstair.train.files import replacing
 
 __all__ = ["read", "write"]
 

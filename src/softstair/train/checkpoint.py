@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from softstair._files import replacing, write
 from softstair.extras import needed
-from softstair.train.files import replacing, write
 
 __all__ = ["CheckpointError", "is_like", "load", "save"]
 

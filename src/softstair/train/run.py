@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import softstair
+from softstair._files import write
 from softstair.extras import needed
 from softstair.train import checkpoint
-from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
