@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import softstair
-from softstair._files import write
+from softstair._files import refuse_link, write
 from softstair.extras import needed
 from softstair.train import checkpoint
 from softstair.train.interrupt import Interrupted, StopRequest
@@ -332,6 +332,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for name in ("lock", "checkpoint"):
+            refuse_link(path / name)
         # softstair grid --status holds it for a moment when it looks.
         lock = filelock.FileLock(path / "lock", timeout=1.0)
         lock.acquire()
