@@ -12,7 +12,7 @@ from softstair.models import build, default_for, last_layer
 from softstair.report import report
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, recipe_of
+from softstair.train.run import RunError, load_checkpoint, read, recipe_of
 
 __all__ = ["make_network", "stair_network", "table", "trained_network"]
 
@@ -68,7 +68,8 @@ def trained_network(
     torch.Size([1, 10])
     """
     recipe = recipe_of(Path(path))
-    state = None if recipe is None else checkpoint.load(Path(path) / "checkpoint")
+    config = read(Path(path), "config.json")
+    state = None if config is None else load_checkpoint(Path(path), config)
     if recipe is None or state is None:
         folds = ", but folds: name one, such as fold-0" if (Path(path) / "fold-0").is_dir() else ""
         raise RunError(
