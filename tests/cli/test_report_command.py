@@ -53,6 +53,17 @@ def test_a_page_of_a_table(capsys, tmp_path: Path, table: Path, monkeypatch) -> 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "report.html"]
 
 
+def test_the_default_page_replaces_a_link(capsys, tmp_path: Path, table: Path, monkeypatch) -> None:
+    """The current folder may be a grid from anybody."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.html"
+    mine.write_text("mine")
+    (tmp_path / "report.html").symlink_to(mine)
+    assert run(capsys, table)[0] == 0
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
 def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
     path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
     page = tmp_path / "pages" / "mine.html"
