@@ -23,7 +23,7 @@ from softstair.deploy.folding import fold
 from softstair.deploy.network import IntegerNetwork
 from softstair.deploy.sums import pair, total
 from softstair.deploy.values import ExportError, Pending, Value, Whole
-from softstair.graph import trace
+from softstair.graph import Graph, trace
 from softstair.nn import StairActivation, StairLayer
 
 __all__ = ["ExportError", "integerise"]
@@ -58,14 +58,14 @@ def integerise(
     _check_input(zero, scale)
     net = copy.deepcopy(net).cpu().float().eval()
     try:
-        _, traced = trace(net, training=False)
+        graph, traced = trace(net, training=False)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(
             f"net must be traceable by torch.fx to be exported, but it is not ({reason})."
         ) from None
     with torch.no_grad():
-        return _Walk(net, tuple(shape), zero, float(scale)).through(traced)
+        return _Walk(net, tuple(shape), zero, float(scale)).through(traced, graph)
 
 
 def _check_input(zero: Any, scale: Any) -> None:
@@ -88,6 +88,8 @@ class _Walk:
         self.net = net
         self.made: dict[str, nodes.Node] = {}
         self.taken: set[str] = set()
+        self.written: dict[fx.Node, str] = {}
+        """The values that an in-place operation has changed since, and its name."""
         self.stairs: list[str] = []
         self.sizes: dict[str, Shape] = {}
         low, high = -zero, 255 - zero
@@ -95,9 +97,11 @@ class _Walk:
         values = tuple(number / scale for number in range(low, high + 1))
         self.input = Whole("input", 1 / scale, low, high, values)
 
-    def through(self, traced: fx.Graph) -> IntegerNetwork:
+    def through(self, traced: fx.Graph, graph: Graph) -> IntegerNetwork:
         values: dict[fx.Node, Any] = {}
-        for node in traced.nodes:
+        order = list(traced.nodes)
+        for node, step in zip(order, graph.steps, strict=True):
+            self._refuse_written(node)
             if node.op == "placeholder":
                 if values and node.users:
                     raise ExportError(
@@ -112,13 +116,26 @@ class _Walk:
                     last = self._rescaled(last)
                 if not isinstance(last, str):
                     raise _no_scores()
-                return IntegerNetwork(tuple(self.made.values()), self.sizes, tuple(self.stairs))
+                return self._network(last)
             else:
                 values[node] = self._step(node, values)
+                # A dropout that works in place writes nothing in evaluation: it gives what it took.
+                if not any(values[node] is values[source] for source in node.all_input_nodes):
+                    self.written |= {order[number]: _name(node) for number in step.written}
         raise AssertionError("a traced network has an output")
 
+    def _refuse_written(self, node: fx.Node) -> None:
+        """Raises ExportError if a node reads what was changed in place after it was computed."""
+        for source in node.all_input_nodes:
+            if source in self.written:
+                raise ExportError(
+                    f"{_name(node)} reads {_name(source)}, which {self.written[source]} has "
+                    f"changed in place: read the result of {self.written[source]} instead, or do "
+                    "not work in place."
+                )
+
     def _step(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        name = str(node.target) if node.op == "call_module" else node.name
+        name = _name(node)
         taken = [values[one] for one in node.all_input_nodes]
         if any(isinstance(one, str) for one in taken):
             raise ExportError(
@@ -337,6 +354,11 @@ class _Walk:
         layer = x.layer
         if layer is None:
             raise _no_scores()
+        if x.source in self.taken:
+            raise ExportError(
+                f"the network ends in the sum of {x.source}, which a stair takes too: give the "
+                "stair weights of its own."
+            )
         count = layer.weight.shape[0]
         scale = layer.weight_stair.scale(layer.weight, 0)
         scale = torch.as_tensor(scale * (layer.input_quantum or 1.0), dtype=torch.float32)
@@ -352,6 +374,19 @@ class _Walk:
                 "fewer layers in float."
             )
         return x
+
+    def _network(self, last: str) -> IntegerNetwork:
+        """The network of the nodes that the scores of node ``last`` depend on."""
+        needed = {last}
+        for node in reversed(self.made.values()):
+            if node.name in needed:
+                needed.update(node.inputs)
+        needed.add("input")
+        kept = {name: node for name, node in self.made.items() if name in needed and name != last}
+        kept[last] = self.made[last]
+        sizes = {name: self.sizes[name] for name in kept}
+        stairs = tuple(name for name in self.stairs if name in kept)
+        return IntegerNetwork(tuple(kept.values()), sizes, stairs)
 
     def _add(self, node: Any) -> Any:
         """Takes a node in, and notes the shape of what it gives."""
@@ -377,6 +412,10 @@ class _Walk:
             f"{name} ({what}) has no exact form in whole numbers: leave it out of the network that "
             "is exported, or replace it."
         )
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
 
 
 def _spread(levels: tuple[int, ...], floats: Sequence[float]) -> tuple[float, ...]:
