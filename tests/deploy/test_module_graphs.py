@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled import differing, needs_compiler, program_of, run_in_program
 from random_modules import SCALE, ZERO, as_floats
 from torch import Tensor, nn
 
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer, verify
 from softstair.deploy.c import write
+from softstair.deploy.nodes import Add, Expand
+from softstair.deploy.runners import by_c, by_onnx
 
 TERNARY = ss.Stair.ternary()
 SHAPE = (2, 4, 5)
@@ -50,6 +55,144 @@ def exported(net: nn.Module, shape: tuple[int, ...] = SHAPE) -> IntegerNetwork:
     assert torch.equal(network(x), scores)
     assert len(network.features(x)[network.stairs[-1]].unique()) > 1
     return network
+
+
+class Shortcut(nn.Module):
+    """Features of 6 channels, and others with one place along some axes, added up."""
+
+    def __init__(self, kernel: tuple[int, int], channels: int, add: str, call: Any) -> None:
+        super().__init__()
+        self.first, self.norm0, self.act0 = nn.Conv2d(2, 6, 1), nn.BatchNorm2d(6), nn.ReLU()
+        self.small, self.norm1, self.act1 = (
+            nn.Conv2d(6, channels, kernel), nn.BatchNorm2d(channels), nn.ReLU()
+        )  # fmt: skip
+        self.large, self.norm2, self.act2 = nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU()
+        self.add, self.call = add, call
+        self.last = nn.Linear(6 * 4 * 5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act0(self.norm0(self.first(x)))
+        small = self.norm1(self.small(h))
+        if self.add == "small sum":
+            y = self.act2(self.call(small, h))
+        elif self.add == "features":
+            y = self.act2(self.norm2(self.large(self.call(h, self.act1(small)))))
+        else:
+            y = self.act2(self.call(self.norm2(self.large(h)), self.act1(small)))
+        return self.last(y.flatten(1))
+
+
+SMALL = {
+    "(C, 1, 1)": ((4, 5), 6),
+    "(1, H, W)": ((1, 1), 1),
+    "(C, H, 1)": ((1, 5), 6),
+    "(C, 1, W)": ((4, 1), 6),
+    "(1, 1, 1)": ((4, 5), 1),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("small", SMALL)
+def test_a_shortcut_that_broadcasts_is_exact_in_integers_onnx_and_c(
+    small: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    x = random_bytes()
+    nets = [
+        quantised(Shortcut(*SMALL[small], add, operator.add))
+        for add in ("sum", "small sum", "features")
+    ]
+    networks = {number: exported(net) for number, net in enumerate(nets)}
+    program = program_of(networks, tmp_path)
+    for number, network in networks.items():
+        features = network.features(x)
+        onnx = by_onnx(network, tmp_path)(x)
+        assert all(torch.equal(onnx[name], features[name]) for name in onnx if name in features)
+        assert differing(features, run_in_program(program, number, network, x)) == {}
+
+
+def test_c_refuses_to_add_features_of_different_shapes(tmp_path: Path) -> None:
+    """A network of nodes that were put together by hand; integerise adds Expand nodes."""
+    network = exported(quantised(Shortcut((4, 5), 6, "features", operator.add)))
+    sources = {node.name: node.inputs[0] for node in network.nodes if isinstance(node, Expand)}
+    kept = tuple(
+        replace(node, inputs=tuple(sources.get(name, name) for name in node.inputs))
+        if isinstance(node, Add)
+        else node
+        for node in network.nodes
+    )
+    with pytest.raises(ExportError, match=r"shape \(6, 4, 5\) but takes .* shape \(6, 1, 1\)"):
+        write(IntegerNetwork(kept, network.sizes, network.stairs), tmp_path)
+
+
+class Places(nn.Module):
+    """A linear layer that is applied to matrices: its outputs are the last axis."""
+
+    def __init__(self, *, norm: bool = False, shortcut: bool = False, pool: bool = False) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(5, 5), nn.ReLU()
+        self.first, self.act0 = nn.Conv2d(2, 3, 1), nn.ReLU()
+        self.norm = nn.BatchNorm2d(3) if norm else nn.Identity()
+        self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
+        self.shortcut = shortcut
+        self.last = nn.Linear(3 * 4 if pool else 3 * 4 * 5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act0(self.first(x))
+        y = self.pool(self.norm(self.linear(h)))
+        return self.last(self.act(y + h if self.shortcut else y).flatten(1))
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_linear_layer_on_matrices_has_the_thresholds_of_its_outputs(
+    shortcut: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    network = exported(quantised(Places(shortcut=shortcut)))
+    x = random_bytes()
+    onnx, features = by_onnx(network, tmp_path)(x), network.features(x)
+    assert all(torch.equal(onnx[name], features[name]) for name in onnx if name in features)
+    with pytest.raises(ExportError, match="linear layer over places"):
+        write(network, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["norm", "pool"])
+def test_what_works_on_another_axis_than_the_weights_is_refused(kind: str) -> None:
+    with pytest.raises(ExportError, match=f"{kind} (normalises axis 1|pools over the channels)"):
+        integerise(quantised(Places(**{kind: True})), SHAPE, ZERO, SCALE)
+
+
+class Convolutional(nn.Module):
+    def __init__(self, kernel: tuple[int, int], bias: bool) -> None:
+        super().__init__()
+        self.first, self.act = nn.Conv2d(2, 6, 1), nn.ReLU()
+        self.last = nn.Conv2d(6, 4, kernel, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(x)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fit", ["layer", "channel"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kernel", [(4, 5), (1, 1), (1, 2)])
+def test_a_convolution_gives_scores(
+    kernel: tuple[int, int], bias: bool, fit: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = Convolutional(kernel, bias)
+    net = ss.quantise(model, TERNARY, TERNARY, init="keep", fit=fit).eval()
+    network, x = exported(net), random_bytes()
+    runners = {"onnx": by_onnx(network, tmp_path)}
+    if kernel == (4, 5):
+        runners["c"] = by_c(network, tmp_path)
+    else:
+        with pytest.raises(ExportError, match="gives scores for each place"):
+            write(network, tmp_path)
+    found = verify(net, network, x, runners)
+    assert all(comparison.mismatches == 0 for comparison in found.values())
+    assert all("last.scores" in comparison.compared for comparison in found.values())
 
 
 class InPlace(nn.Module):
@@ -118,6 +261,13 @@ def test_the_result_of_an_operation_in_place_is_exact(kind: str) -> None:
     exported(_in_place(UNCHANGED[kind], kind in ("a function", "a method")))
 
 
+def test_an_addition_in_place_that_does_not_fit_is_refused() -> None:
+    """The network itself raises an error, since (6, 1, 1) does not hold the sum."""
+    net = quantised(Shortcut((4, 5), 6, "small sum", _add_to))
+    with pytest.raises(ExportError, match="write x = x \\+ y"):
+        integerise(net, SHAPE, ZERO, SCALE)
+
+
 class Heads(nn.Module):
     def __init__(self, returned: str) -> None:
         super().__init__()
@@ -152,3 +302,18 @@ def test_a_sum_that_is_the_scores_and_has_a_stair_is_refused() -> None:
     """The stair may turn the sign of its weights round."""
     with pytest.raises(ExportError, match="sum of b, which a stair takes too"):
         integerise(quantised(Heads("b, with a stair")), SHAPE, ZERO, SCALE)
+
+
+def test_features_of_another_quantum_than_a_layer_sums_are_refused() -> None:
+    net = quantised(Convolutional((1, 1), True))
+    net.last.input_quantum = 0.5
+    with pytest.raises(
+        ExportError, match=r"multiples of 1\.0, but it sums them as multiples of 0\.5"
+    ):
+        integerise(net, SHAPE, ZERO, SCALE)
+
+
+def test_a_convolution_over_matrices_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
+    with pytest.raises(ExportError, match="convolution over features of shape \\(3, 4\\)"):
+        integerise(quantised(model), (3, 4), ZERO, SCALE)
