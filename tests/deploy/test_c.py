@@ -17,6 +17,7 @@ from compiled import (
     BUILDS,
     bits,
     differing,
+    expansions,
     needs_compiler,
     numbers,
     shortcuts,
@@ -39,6 +40,7 @@ NETWORKS: dict[str, Callable[[], Growing]] = {
     "bits": bits,
     "numbers": numbers,
     "both": shortcuts,
+    "expansions": expansions,
     "scores": whole_scores,
 }
 
