@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from softstair.deploy import IntegerNetwork, last
 from softstair.fit import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
-from softstair.train.packed import pack
+from softstair.train.packed import about, pack
 
 RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True)
 KEPT = str(Path(__file__).parents[2] / "results/networks/cifar10-uniform-mode-static.safetensors")
 """Trained without ``--integer-input``."""
 HAS_COMPILER = shutil.which("cc") is not None
+sys.path.append(str(Path(__file__).parents[1] / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,48 @@ def test_a_packed_network_is_as_good(
     code, out, _ = told(["verify", file, "--ways", "none", "--limit", 20], capsys)
     assert code == 0
     assert "0 mismatches" in out
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a small Speech Commands of tones."""
+    import speech_tree
+
+    folder = tmp_path_factory.mktemp("speech")
+    speech_tree.make_folders(folder / "speech_commands_v0.02")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        ([], (128.0, 16.0)),
+        (["--integer-input"], (128.0, 16.0)),
+        (["--no-centre-input"], (0.0, 1.0)),
+    ],
+    ids=["default", "integer input", "not centred"],
+)
+def test_a_speech_network_is_exact_when_exported(
+    flags: list[str],
+    numbers: tuple[float, float],
+    speech: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    stairs = "--weights int4 --weight-quantum 0.07 --features uint4 --feature-quantum 0.07"
+    words = f"train --data speech {stairs} --epochs 2 --period 0.2 --batch 16 --device cpu"
+    given = [*words.split(), *flags, "--data-dir", speech, "--out", tmp_path / "run"]
+    assert told(given, capsys)[0] == 0
+    file = pack(tmp_path / "run", load("speech", speech), tmp_path / "speech.safetensors")
+    assert (about(file)["mean"], about(file)["std"]) == numbers
+    ways = [] if flags else ["onnx", "c"] if HAS_COMPILER else ["onnx"]
+    for path, way in [(file, "none"), *((tmp_path / "run", way) for way in ways)]:
+        code, out, err = told(["verify", path, "--ways", way, "--data-dir", speech], capsys)
+        assert (code, err) == (0, "")
+        assert out.count(": 0 mismatches of") == (1 if way == "none" else 2)
+    words = ["export", tmp_path / "run", "--data-dir", speech, "--out", tmp_path / "net.onnx"]
+    assert told(words, capsys)[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["export", "verify"])

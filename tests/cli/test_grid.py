@@ -186,10 +186,11 @@ def test_where_and_folds(
 
 def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--epochs 100 --set precision=float32 seed=3 std0=0.3 truncate=false"
+    words += " centre_input=true"
     for recipe in recipes(listed(capsys, "paper-svhn", *words.split())).values():
         assert (recipe.epochs, recipe.period, recipe.drop) == (100, 10.0, 80.0)
         assert (recipe.precision, recipe.seed, recipe.std0) == ("float32", 3, 0.3)
-        assert recipe.truncate is False
+        assert (recipe.truncate, recipe.centre_input) == (False, True)
     (one,) = recipes(
         listed(capsys, "paper-svhn", "--where", "noise=normal", "forward=mode",
                "--set", 'skip=["features.0","features.3"]', "epochs=50", "period=7")

@@ -75,6 +75,8 @@ def test_classes_counts_and_groups(root: Path) -> None:
     assert found.classes == ("silence", "unknown", *WANTED)
     assert found.x.shape == (10 * PER_WORD + 2 * EXTRA, 1, 49, 10)
     assert (found.mean, found.std) == (0.0, 1.0)
+    assert found.numbers(centre=True) == found.numbers(integer=True, centre=True) == (128.0, 16.0)
+    assert found.numbers() == found.numbers(integer=True) == (0.0, 1.0)
     assert torch.bincount(found.y).tolist() == [EXTRA, EXTRA, *[PER_WORD] * 10]
     # Two speakers test: 20 clips of words, so 2 of unknown and 2 of silence.
     assert found.test_y is not None

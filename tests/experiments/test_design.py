@@ -90,6 +90,7 @@ SHARED = {
     "skip": (),
     "freeze": False,
     "integer_input": False,
+    "centre_input": False,
     "statistics": "running",
 }
 TABLE: dict[str, dict[str, Any]] = {

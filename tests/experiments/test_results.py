@@ -740,6 +740,24 @@ def test_cells_that_a_merged_table_leaves_empty_have_their_defaults(
     assert load(spoiled(store, tmp_path / "table.csv", empty)) == load(tmp_path / "before.csv")
 
 
+def test_tables_older_than_centred_input_are_of_inputs_that_are_not_centred(
+    store: Path, tmp_path: Path
+) -> None:
+    def without(cells: list[list[str]]) -> None:
+        number = cells[0].index("centre_input")
+        for row in cells:
+            del row[number]
+
+    found = load(store)
+    assert {one.settings["centre_input"] for one in found} == {"true"}
+    write(found, tmp_path / "new.csv")
+    assert {one.settings["centre_input"] for one in load(tmp_path / "new.csv")} == {"true"}
+    old = load(spoiled(store, tmp_path / "old.csv", without))
+    assert {one.settings["centre_input"] for one in old} == {"false"}
+    write(old, tmp_path / "again.csv")
+    assert "centre_input" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+
+
 def test_a_name_in_any_script_comes_back(store: Path, tmp_path: Path) -> None:
     one = replace(load(store)[0], configuration="Ｗ\u3000一\u00a0é")
     write([one], tmp_path / "table.csv")

@@ -99,6 +99,28 @@ def test_a_data_set_must_have_numbers_to_divide_by() -> None:
     for mean, std in ((float("nan"), 1.0), (0.0, float("inf")), (0.0, 0.0)):
         with pytest.raises(ValueError, match="mean must be finite and std above 0"):
             Dataset("none", x, y, ("a",), mean=mean, std=std)
+        with pytest.raises(ValueError, match="centred must be a finite zero point"):
+            Dataset("none", x, y, ("a",), mean=0.0, std=1.0, centred=(mean, std))
+
+
+def test_centring_changes_only_data_that_name_a_zero_point_of_their_own() -> None:
+    x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    plain = Dataset("plain", x, y, ("a",), mean=120.7, std=63.8)
+    assert plain.numbers(centre=True) == plain.numbers() == (120.7, 63.8)
+    assert plain.numbers(integer=True, centre=True) == plain.numbers(integer=True) == (121.0, 64.0)
+    own = replace(plain, centred=(100.4, 30.0)).sample(1)
+    assert own.numbers() == (120.7, 63.8)
+    assert own.numbers(centre=True) == (100.4, 30.0)
+    assert own.numbers(integer=True, centre=True) == (100.0, 32.0)
+
+
+def test_a_run_is_not_resumed_with_another_zero_point(tmp_path: Path) -> None:
+    data = replace(load("digits"), centred=(8.0, 4.0))
+    train(SHORT, tmp_path / "run", dataset=data)
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(RunError, match="other data"):
+        train(SHORT, tmp_path / "run", dataset=replace(data, centred=(7.0, 4.0)), resume=True)
+    train(SHORT, tmp_path / "run", dataset=data, resume=True)
 
 
 def state(recipe: Recipe, model: nn.Module | None = None) -> State:

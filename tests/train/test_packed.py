@@ -162,14 +162,25 @@ def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
     assert words["versions"] == summary["config"]["versions"]
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["mean and std", "whole numbers"])
-def test_it_says_how_to_ask_it(whole: bool, digits: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("integer", "centre", "numbers"),
+    [
+        (False, False, (4.88, 6.02)),
+        (True, False, (5.0, 8.0)),
+        (False, True, (9.0, 4.0)),
+        (True, True, (9.0, 4.0)),
+    ],
+)
+def test_it_says_how_to_ask_it(
+    integer: bool, centre: bool, numbers: tuple[float, float], digits: Dataset, tmp_path: Path
+) -> None:
     """With its own mean and std it has the accuracy that it says that it has."""
-    data = replace(digits, mean=4.88, std=6.02)
-    train(replace(SHORT, integer_input=whole), tmp_path / "run", dataset=data)
+    data = replace(digits, mean=4.88, std=6.02, centred=(9.0, 4.0))
+    recipe = replace(SHORT, integer_input=integer, centre_input=centre)
+    train(recipe, tmp_path / "run", dataset=data)
     file = pack(tmp_path / "run", data, tmp_path / "packed.safetensors")
     words = about(file)
-    assert ((words["mean"], words["std"]) == (4.88, 6.02)) is not whole
+    assert (words["mean"], words["std"]) == numbers
     few = data.sample(100)
     valid = split(few, 0, 5)[1]
     inputs = (few.x[valid].float() - words["mean"]) / words["std"]

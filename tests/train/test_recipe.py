@@ -29,6 +29,7 @@ BAD: dict[str, list[Any]] = {
     "limit": [0, *[value for value in NO_WHOLE if value is not None]],
     "augment": [*NO_WORD, "flip"],
     "integer_input": NO_FLAG,
+    "centre_input": NO_FLAG,
     "weights": [*NO_WORD, "int9", "int", "uint16"],
     "weight_quantum": [*NO_FLOAT, 0, 0.0, -1.0, 1e40],
     "features": [*NO_WORD, "int1", "Float"],
@@ -141,6 +142,7 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "limit": st.none() | st.integers(1, 10**12),
     "augment": st.sampled_from(["none", "crop", "crop-flip"]),
     "integer_input": st.booleans(),
+    "centre_input": st.booleans(),
     "weights": st.sampled_from(STAIRS),
     "weight_quantum": positive,
     "features": st.sampled_from(STAIRS),
@@ -236,10 +238,10 @@ def test_garbage_is_refused(garbage: Any) -> None:
     assert is_sentence(str(caught.value)), str(caught.value)
 
 
-def test_recipes_of_before_have_the_defaults_of_what_came_later() -> None:
+def test_old_recipes_have_the_values_they_were_trained_with() -> None:
     written = Recipe(forward="random").to_json()
-    del written["integer_input"], written["statistics"]
-    assert Recipe.from_json(written) == Recipe(forward="random")
+    del written["integer_input"], written["statistics"], written["centre_input"]
+    assert Recipe.from_json(written) == Recipe(forward="random", centre_input=False)
     with pytest.raises(ValueError, match="seed missing"):
         Recipe.from_json({name: value for name, value in written.items() if name != "seed"})
 
@@ -299,7 +301,7 @@ COMMON = {
     "drop_factor": 0.1, "thresholds": "midpoint", "last_layer": "float", "skip": (),
     "noise": "uniform", "forward": "mode",
     "static_mean": True, "static_std": True, "update": "epoch", "limit": None,
-    "precision": "auto",
+    "precision": "auto", "centre_input": False,
 }  # fmt: skip
 
 
@@ -316,6 +318,7 @@ def test_presets_say_what_the_paper_says(name: str) -> None:
 def test_the_digits_preset_is_a_partition() -> None:
     recipe = preset("digits")
     assert recipe == Recipe() == PRESETS["digits"]
+    assert recipe.centre_input
     assert (recipe.noise, recipe.forward, recipe.interval) == ("uniform", "mode", "partition")
     assert (recipe.static_mean, recipe.static_std) == (True, False)
     # By the last epoch, every layer of the network is a hard stair.

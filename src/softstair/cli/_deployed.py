@@ -59,7 +59,7 @@ def deployed(run: Path, data_dir: Path, last_layer: LastLayer = "float") -> Depl
         dataset = load(recipe.data, data_dir)
         trained = trained_network(run, dataset)
         shape, classes = tuple(dataset.x.shape[1:]), dataset.classes
-        mean, std = dataset.numbers(recipe.integer_input)
+        mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
     if recipe.is_float:
         raise ExportError(f"the network of {str(run)!r} is in float: there is no stair to export.")
     if not mean.is_integer():

@@ -27,6 +27,8 @@ class Dataset:
     std       what becomes 1, in the units of x: a network sees (x − mean)/std
     groups    (N,) int64 or None: examples of one group (one speaker) stay on one side of a fold
     test_x, test_y   as x and y, or None
+    centred   (zero point, scale) for a centred input, (x − zero point)/scale, where mean and std
+              do not centre x; None where they do
 
     >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
     >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0))
@@ -42,6 +44,7 @@ class Dataset:
     groups: Tensor | None = None
     test_x: Tensor | None = None
     test_y: Tensor | None = None
+    centred: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self._check(self.x, self.y, "x", "y")
@@ -59,6 +62,13 @@ class Dataset:
                 "mean must be finite and std above 0, but "
                 f"mean={self.mean!r} and std={self.std!r} were given."
             )
+        if self.centred is not None:
+            zero, scale = self.centred
+            if not (0 < scale < math.inf and abs(zero) < math.inf):
+                raise ValueError(
+                    "centred must be a finite zero point and a finite scale above 0, or None, but "
+                    f"{self.centred!r} was given."
+                )
         if self.groups is not None and self.groups.shape != self.y.shape:
             raise ValueError(
                 f"groups must have the shape of y, {tuple(self.y.shape)}, but "
@@ -85,17 +95,22 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
-    def numbers(self, integer: bool = False) -> tuple[float, float]:
-        """(what becomes 0, what becomes 1): mean and std, or if ``integer`` the whole number next
-        to the mean and the power of two next to the std.
+    def numbers(self, integer: bool = False, centre: bool = False) -> tuple[float, float]:
+        """Zero point and scale of the input: a network sees (x − zero point)/scale.
+
+        They are ``mean`` and ``std``; with ``centre``, ``centred`` where the data set has it. With
+        ``integer``, the nearest integer byte and the nearest power of two.
 
         >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
         >>> Dataset("blank", x, y, ("no", "yes"), mean=120.7, std=63.8).numbers(integer=True)
         (121.0, 64.0)
         """
+        zero, scale = self.mean, self.std
+        if centre and self.centred is not None:
+            zero, scale = self.centred
         if not integer:
-            return self.mean, self.std
-        return float(min(max(round(self.mean), 0), 255)), 2.0 ** round(math.log2(self.std))
+            return zero, scale
+        return float(min(max(round(zero), 0), 255)), 2.0 ** round(math.log2(scale))
 
     def sample(self, count: int, seed: int = 0) -> "Dataset":
         """So many examples, drawn at random, and as many of the test set; all, if there are fewer.

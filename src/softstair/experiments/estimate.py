@@ -62,7 +62,7 @@ def estimate(
         network = make_network(recipe, dataset)
         torch.set_num_threads(threads or threads_for(network, recipe.batch))
         parts = split(dataset, recipe.fold, recipe.folds)
-        numbers = *dataset.numbers(recipe.integer_input), place
+        numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
         training, valid = (Examples(dataset.x[one], dataset.y[one], *numbers) for one in parts)
         # Compiling takes longer than what is measured, and pays in a whole unit alone.
         state = State(replace(recipe, compile="never"), network, len(training), place)

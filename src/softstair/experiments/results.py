@@ -18,7 +18,7 @@ from typing import Any, get_args
 from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
 from softstair.train.files import replacing
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import FIELDS_ADDED_LATER, Recipe
 from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
 
 __all__ = [
@@ -62,8 +62,8 @@ OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second
 METRICS = tuple(field.name for field in fields(Epoch))
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in FIELDS}
 """The column of each field of a recipe; that of the learning rate has one for every epoch too."""
-DEFAULTS = {name: value_of(Recipe(), name) for name in FIELDS}
-"""What a field has where a table has no column for it."""
+DEFAULTS = {name: value_of(Recipe(**FIELDS_ADDED_LATER), name) for name in FIELDS}
+"""The value of a field where a table has no column for it: as in tables older than the field."""
 
 
 def _kind(hint: Any) -> type:

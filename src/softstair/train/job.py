@@ -117,7 +117,7 @@ def _train(
     watch: Watch,
     own: bool,
 ) -> dict[str, Any]:
-    team, numbers = run.team, (*dataset.numbers(recipe.integer_input), device)
+    team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
     if team.size > 1:
         # A model of one's own may draw its first weights from elsewhere than torch.
         network.load_state_dict(team.share(network.state_dict))
@@ -162,7 +162,10 @@ def refuse_other_recipe(given: Recipe, begun: Recipe, out: Path) -> None:
 
 def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, Any]:
     """config.json: everything needed to repeat a run."""
-    digest = zlib.crc32(repr((dataset.classes, dataset.mean, dataset.std)).encode())
+    words: tuple[Any, ...] = (dataset.classes, dataset.mean, dataset.std)
+    if recipe.centre_input and dataset.centred is not None:
+        words += dataset.centred
+    digest = zlib.crc32(repr(words).encode())
     for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
         digest = zlib.crc32(b"" if part is None else part.cpu().numpy().tobytes(), digest)
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{digest:08x}"}

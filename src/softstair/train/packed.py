@@ -69,7 +69,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
         raise RunError(f"{str(run)!r} holds no run that is done: train one with --out there.")
     network = trained_network(run, dataset)
     name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
-    mean, std = dataset.numbers(recipe.integer_input)
+    mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
     words = {
         "format": FORMAT,
         "recipe": replace(recipe, model=name).to_json(),

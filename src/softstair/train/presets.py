@@ -13,6 +13,7 @@ _CIFAR10 = Recipe(
     data="cifar10",
     model="vgg8",
     augment="crop-flip",
+    centre_input=False,
     static_std=True,
     period=50.0,
     update="epoch",

@@ -38,6 +38,9 @@ class Recipe:
     integer_input: bool = False
     """Let a whole number of the input's bytes be 0, and a power of two of them 1, instead of their
     mean and std: a network that is to run in integers sees the input exactly."""
+    centre_input: bool = True
+    """Centre the input where the data set's own mean and std do not: speech is seen as
+    (x - 128)/16 instead of x. No effect on images and digits, which their mean centres already."""
 
     weights: StairName | Literal["float"] = "ternary"
     """Stair of the weights."""
@@ -202,14 +205,15 @@ class Recipe:
         """The recipe that :meth:`to_json` wrote, before some fields came to it perhaps."""
         names = {field.name for field in fields(cls)}
         given = set(data) if isinstance(data, Mapping) else set()
-        if not names - LATER <= given <= names:
-            missing, unknown = sorted(names - LATER - given), sorted(map(repr, given - names))
+        needed = names - set(FIELDS_ADDED_LATER)
+        if not needed <= given <= names:
+            missing, unknown = sorted(needed - given), sorted(map(repr, given - names))
             what = f"{', '.join(missing[:3])} missing" if missing else f"{unknown[0][:80]} unknown"
             raise ValueError(
                 f"a recipe must hold each of its {len(names)} fields and nothing else, but there "
                 f"is {what}."
             )
-        return cls(**data)
+        return cls(**{**FIELDS_ADDED_LATER, **data})
 
     def differences(self, other: "Recipe") -> list[str]:
         """The names of the fields in which another recipe differs."""
@@ -217,8 +221,12 @@ class Recipe:
         return [name for name in mine if mine[name] != others[name]]
 
 
-LATER = frozenset({"integer_input", "statistics"})
-"""Fields that came when there were runs already: what has not got them has their defaults."""
+FIELDS_ADDED_LATER: dict[str, Any] = {
+    "integer_input": False,
+    "centre_input": False,
+    "statistics": "running",
+}
+"""Fields that older recipes do not have, and the values that these recipes are trained with."""
 
 _PICTURES = ("none", "crop", "crop-flip")
 AUGMENTATIONS = {

@@ -79,6 +79,8 @@ def dataset(corpus: Corpus, seed: int = 0) -> Dataset:
         groups=torch.from_numpy(groups.astype(np.int64)),
         test_x=_images(test_x),
         test_y=torch.from_numpy(test_y.astype(np.int64)),
+        # The bytes have 128 added to them, and a std of 2 to 27 in each coefficient.
+        centred=(128.0, 16.0),
     )
 
 
