@@ -16,7 +16,7 @@ from parts import put
 
 from softstair import noise as noises
 from softstair.experiments import Training, load
-from softstair.experiments.claims import Finding, Verdict, judged
+from softstair.experiments.claims import Finding, Verdict, decisive, judged
 from softstair.experiments.claims.contrasts import before_the_drop, final
 from softstair.experiments.claims.static import FULL
 from softstair.experiments.design import DESIGNS, FORWARDS
@@ -395,6 +395,18 @@ def cost() -> str:
 # The other files
 
 
+def left_out(trainings: Sequence[Training]) -> str:
+    """The configurations that decide nothing, each with its mean validation accuracy."""
+    names = []
+    for study in studies(trainings):
+        kept = {one.configuration for one in decisive(study).trainings}
+        for name, group in grouped(study.trainings).items():
+            if name not in kept:
+                mean = number(average(one.valid_accuracy for one in group))
+                names.append(f"`{name}` ({study.epochs} epochs, {mean} %)")
+    return f"  {', '.join(names)}."
+
+
 def evidence(findings: Sequence[Finding]) -> str:
     """A section for each claim: the rows that each of its verdicts follows from."""
     sections = []
@@ -465,7 +477,10 @@ def written() -> dict[Path, str]:
     }
     return {
         page: put(parts, page.read_text(encoding="utf-8")),
-        proof: put({"evidence": evidence(findings)}, proof.read_text(encoding="utf-8")),
+        proof: put(
+            {"left out": left_out(trainings), "evidence": evidence(findings)},
+            proof.read_text(encoding="utf-8"),
+        ),
         RESULTS / "configurations.csv": configurations(trainings),
     }
 

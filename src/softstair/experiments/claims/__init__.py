@@ -19,7 +19,7 @@ from softstair.experiments.statistics import final_of
 from softstair.experiments.studies import STATIC, TITLES, Study, select, studies
 from softstair.noise import names as noise_names
 
-__all__ = ["CLAIMS", "Claim", "Finding", "Verdict", "judged"]
+__all__ = ["CLAIMS", "Claim", "Finding", "Verdict", "decisive", "judged"]
 
 
 @dataclass(frozen=True)
