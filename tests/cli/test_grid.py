@@ -429,6 +429,44 @@ def test_another_recipe_in_the_folder_is_refused(
     assert "seed = 0" in refused(capsys, "mine.toml", "--set", "seed=5", "--where", "forward=mode")
 
 
+def put_version(path: Path, version: str) -> None:
+    """Lets a run directory record another data version."""
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(text.replace("scikit-learn digits", version))
+
+
+def test_a_grid_does_not_go_on_with_another_version_of_its_data(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even if the unit that is left has not begun, or is of another part of the design."""
+    put_version(done / "forward=mode" / "fold-0", "other digits")
+    assert run(capsys, "mine.toml")[0] == 0, "nothing is left to train"
+    (done / "table.csv").unlink()
+    shutil.rmtree(done / "forward=random" / "fold-1")
+    for words in ([], ["--where", "forward=random"]):
+        said = refused(capsys, "mine.toml", *words)
+        assert "was begun with the data 'other digits'" in said
+        assert "'data' holds 'scikit-learn digits'" in said
+
+
+def test_data_versions_are_not_averaged(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = accuracies(done, "forward=mode")
+    out = run(capsys, "mine.toml")[1]
+    assert "\ndata: scikit-learn digits\n" in out
+    put_version(done / "forward=mode" / "fold-1", "other digits")
+    out = run(capsys, "mine.toml")[1]
+    found = rows(out)
+    assert found["forward=mode (scikit-learn digits)"][:2] == ["1", f"{values[0]:.2%}"]
+    assert found["forward=mode (other digits)"][:2] == ["1", f"{values[1]:.2%}"]
+    assert "\ndata: scikit-learn digits; other digits\n" in out
+    code, out, _ = run(capsys, "mine.toml", "--status")
+    assert code == 0
+    found = rows(out)
+    assert [found[name][-1] for name in ("forward=mode", "all")] == ["", ""]
+    assert found["forward=random"][-1] != ""
+    assert "several data versions, no mean over them: scikit-learn digits; other digits" in out
+
+
 def test_a_dry_run_says_what_is_left(
     done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -648,8 +686,15 @@ def test_status_as_data(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plain == {"name": "mine", "folder": str(done), **counts, "valid_accuracy": mean}
     assert [mode["name"], mode["waiting"], mode["of_epochs"]] == ["forward=mode", 0, 4]
     assert mode["units"] == [
-        {"fold": 0, "state": "done", "epochs": 2, "of_epochs": 2, "valid_accuracy": values[0]},
-        {"fold": 1, "state": "begun", "epochs": 2, "of_epochs": 2, "valid_accuracy": values[1]},
+        {
+            "fold": fold,
+            "state": ("done", "begun")[fold],
+            "epochs": 2,
+            "of_epochs": 2,
+            "valid_accuracy": values[fold],
+            "data_version": "scikit-learn digits",
+        }
+        for fold in (0, 1)
     ]
     assert (random["waiting"], random["epochs"], random["valid_accuracy"]) == (2, 0, None)
 

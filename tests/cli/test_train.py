@@ -355,6 +355,12 @@ def test_every_fold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "was begun with seed = 0" in refused(
         capsys, "--resume", "--every-fold", "--seed", "4", "--out", "x"
     )
+    # Folds of two versions of the data are not trained side by side.
+    (tmp_path / "x" / "fold-2" / "summary.json").unlink()
+    config = tmp_path / "x" / "fold-0" / "config.json"
+    config.write_text(config.read_text().replace("scikit-learn digits", "other digits"))
+    said = refused(capsys, "--resume", "--every-fold", "--out", "x")
+    assert "with the data 'other digits', but 'data' holds 'scikit-learn digits'" in said
 
 
 # Resuming

@@ -73,6 +73,8 @@ def test_both_layouts(layout: str, tmp_path: Path) -> None:
         assert torch.equal(found.test_x, torch.tensor(batch("test_batch")[0]))
         assert found.test_y.tolist() == batch("test_batch")[1].tolist()
         assert found.x.is_contiguous()
+        # Both hold the same images.
+        assert found.version == data.version("cifar10", root) == "cifar-10 (official layout)"
 
 
 def test_binary_goes_before_pickles(tmp_path: Path) -> None:

@@ -316,6 +316,25 @@ def test_recordings_come_before_features_and_the_newer_before_the_older(
         speech.load(root)
 
 
+def test_the_version_says_which_recordings_and_which_test_set(root: Path, folder: Path) -> None:
+    def version(where: Path) -> str | None:
+        found = data.load("speech", where).version
+        assert found == data.version("speech", where)
+        return found
+
+    assert version(root) == "speech-commands-v0.02 recordings, test by testing_list.txt"
+    assert version(folder) == version(root)
+    speech_tree.make_features(folder, root / "other" / "gsc")
+    assert version(root / "other") == "speech-commands-v0.01 features, test v0.02"
+    speech_tree.make_test_set(root / "speech_commands_test_set_v0.02")
+    assert version(root) == "speech-commands-v0.02 recordings, test v0.02"
+    folder.rename(root / "speech_commands_v0.01")
+    assert version(root) == "speech-commands-v0.01 recordings, test v0.02"
+    (root / "speech_commands_v0.01").rename(root / "mine")
+    unknown = "speech-commands-(unknown release) recordings, test by testing_list.txt"
+    assert version(root / "mine") == unknown
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no Speech Commands.*data fetch speech.*--data-dir"):
         speech.load(tmp_path)

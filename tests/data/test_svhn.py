@@ -69,6 +69,14 @@ def test_both_forms(train: str, test: str | None, nested: bool, tmp_path: Path) 
     else:
         assert found.test_x is None
         assert found.test_y is None
+    words = {"mat": ".mat (official layout)", "npz": ".npz (not the official file)"}
+    tested = f"test {words[test]}" if test else "no test set"
+    assert found.version == data.version("svhn", tmp_path) == f"svhn {words[train]}, {tested}"
+
+
+def test_the_version_of_absent_data_is_unknown(tmp_path: Path) -> None:
+    for name in ("svhn", "speech", "mydata:load"):
+        assert data.version(name, tmp_path) is None
 
 
 def test_the_published_form_goes_first(tmp_path: Path) -> None:

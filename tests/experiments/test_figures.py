@@ -129,6 +129,16 @@ def test_titles_tell_studies_apart(svhn: list[Training]) -> None:
     assert units == ["30 epochs", "20 epochs"]
 
 
+def test_studies_of_two_data_versions_are_drawn_apart(svhn: list[Training]) -> None:
+    few = [one for one in svhn if one.settings["forward"] == "mode"]
+    both = [*varied(few, data_version="unknown"), *varied(few, data_version="svhn .mat")]
+    drawn = figures.figures(both)
+    captions = [texts_of(make())[1] for name, make in drawn.items() if "static" in name]
+    assert captions == ["20 epochs, data version svhn .mat", "20 epochs, data version unknown"]
+    alone = figures.figures(varied(few, data_version="svhn .mat"))
+    assert list(alone) == list(figures.figures(few))
+
+
 def test_what_several_studies_miss_is_said_once(svhn: list[Training]) -> None:
     """Together where all of them do, and else of which."""
     few = [one for one in svhn if one.settings["forward"] == "mode"]

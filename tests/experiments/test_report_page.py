@@ -275,6 +275,28 @@ def test_a_study_is_a_field_where_data_sets_have_several(trainings: list[Trainin
     assert "study" not in [field["name"] for field in several]
 
 
+def of_version(trainings: list[Training], version: str) -> list[Training]:
+    return [replace(one, settings={**one.settings, "data_version": version}) for one in trainings]
+
+
+def test_data_versions_are_named_and_are_never_averaged(trainings: list[Training]) -> None:
+    few = trainings[:4]
+    both = [*of_version(few[::2], "one"), *of_version(few[1::2], "another, test b")]
+    text = report.page(both, Path())
+    assert "<dt>data version</dt><dd>one; another, test b</dd>" in text
+    data = data_of(text)
+    assert [line["name"] for line in data["lines"]].count(few[0].configuration) == 2
+    assert {len(line["folds"]) for line in data["lines"]} == {1}
+    assert data["fields"][-1]["values"] == [
+        "SVHN, data version one",
+        "SVHN, data version another, test b",
+    ]
+    alike = report.page(of_version(few, "one"), Path())
+    assert "<dd>one</dd>" in alike
+    assert {len(line["folds"]) for line in data_of(alike)["lines"]} == {2}
+    assert "data version" not in report.page(of_version(few, "unknown"), Path())
+
+
 def test_folds_that_came_further_are_shown_whole(trainings: list[Training]) -> None:
     begun = {"seconds": None, "best_valid_accuracy": None, "test_accuracy": None}
     first, second = (replace(one, **begun) for one in trainings[:2])

@@ -109,7 +109,8 @@ def test_a_unit_is_what_its_files_say(store: Path) -> None:
             summary = json.loads((one.path / "summary.json").read_text())
             assert summary["best_valid_accuracy"] == max(line["valid_accuracy"] for line in metrics)
         assert [getattr(one, name) for name in OUTCOME] == [summary.get(name) for name in OUTCOME]
-        assert set(one.settings) == set(config)
+        assert set(one.settings) == {*config, "data_version"}
+        assert one.settings["data_version"] == "scikit-learn digits"
         still = config["static_mean"] and config["static_std"]
         for name, value in config.items():
             wanted = str(value).lower() if isinstance(value, bool) else str(value)
@@ -206,7 +207,8 @@ def trained(store: Path, **fields: Any) -> Training:
     one = load(store)[0]
     recipe = Recipe(epochs=3, batch=48, **fields)
     name = ",".join(f"{field}={value}" for field, value in fields.items())
-    return replace(one, configuration=name, settings={f: value_of(recipe, f) for f in FIELDS})
+    settings = {**one.settings, **{field: value_of(recipe, field) for field in FIELDS}}
+    return replace(one, configuration=name, settings=settings)
 
 
 EVERY: list[dict[str, Any]] = [
@@ -756,6 +758,31 @@ def test_tables_older_than_centred_input_are_of_inputs_that_are_not_centred(
     assert {one.settings["centre_input"] for one in old} == {"false"}
     write(old, tmp_path / "again.csv")
     assert "centre_input" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+
+
+def test_tables_keep_the_data_version_and_older_ones_do_not_know_it(
+    mine: Path, tmp_path: Path
+) -> None:
+    config = mine / ODD / "fold-2" / "config.json"
+    config.write_text(config.read_text().replace("scikit-learn digits", "other, digits"))
+    found = load(mine)
+    versions = ["scikit-learn digits"] * 3 + ["other, digits"]
+    for name in ("table.csv", "table.parquet"):
+        if name.endswith("parquet"):
+            pytest.importorskip("pyarrow", reason="needs pyarrow")
+        write(found, tmp_path / name)
+        again = load(tmp_path / name)
+        assert [one.settings["data_version"] for one in again] == versions
+
+    def without(cells: list[list[str]]) -> None:
+        number = cells[0].index("data_version")
+        for row in cells:
+            del row[number]
+
+    old = load(spoiled(mine, tmp_path / "old.csv", without))
+    assert {one.settings["data_version"] for one in old} == {"unknown"}
+    write(old, tmp_path / "again.csv")
+    assert "data_version" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
 
 
 def test_a_name_in_any_script_comes_back(store: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which network a recipe makes, what is said of it, and whose code makes it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.advice import advice
 from softstair.train.machine import threads_for
 from softstair.train.network import make_network
+from softstair.train.run import data_version_of
 from softstair.train.state import State
 
 SHORT = Recipe(limit=200, epochs=1, batch=32, period=0.2)
@@ -121,6 +123,31 @@ def test_a_run_is_not_resumed_with_another_zero_point(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="other data"):
         train(SHORT, tmp_path / "run", dataset=replace(data, centred=(7.0, 4.0)), resume=True)
     train(SHORT, tmp_path / "run", dataset=data, resume=True)
+
+
+def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    digits = load("digits")
+    summary = train(SHORT, run, dataset=digits)
+    config = json.loads((run / "config.json").read_text())
+    assert summary["config"]["data"]["version"] == "scikit-learn digits"
+    assert config["data"]["version"] == data_version_of(run) == "scikit-learn digits"
+    (run / "summary.json").unlink()
+    with pytest.raises(RunError, match=r"other data.*scikit-learn digits.*other digits"):
+        train(SHORT, run, dataset=replace(digits, version="other digits"), resume=True)
+    # Older runs do not record it; of data of one's own it may be unknown.
+    del config["data"]["version"]
+    (run / "config.json").write_text(json.dumps(config))
+    assert data_version_of(run) is None
+    train(SHORT, run, dataset=digits, resume=True)
+    own = train(SHORT, tmp_path / "own", dataset=replace(digits, version=None))
+    assert "version" not in own["config"]["data"]
+
+
+@pytest.mark.parametrize("version", [5, None, "", ["v1"], "a\nb", "x" * 300])
+def test_a_version_that_is_no_short_text_is_unknown(version: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"version": version}}))
+    assert data_version_of(tmp_path) is None
 
 
 def state(recipe: Recipe, model: nn.Module | None = None) -> State:

@@ -10,7 +10,7 @@ from typing import Any
 
 from softstair.experiments.design import Design, Unit
 from softstair.experiments.engines import has_begun
-from softstair.train.run import RunError, summary_of
+from softstair.train.run import RunError, data_version_of, summary_of
 
 __all__ = ["STATES", "Place", "places"]
 
@@ -22,13 +22,14 @@ training."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where a unit stands: waiting, begun, training or done; its epochs so far, of how many, and
-    the accuracy of the last."""
+    """Where a unit stands: waiting, begun, training or done; its epochs so far, of how many, the
+    accuracy of the last, and the version of the data set, if it is recorded."""
 
     unit: Unit
     state: str
     epochs: int = 0
     accuracy: float | None = None
+    data_version: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -48,6 +49,7 @@ class Place:
             "epochs": self.epochs,
             "of_epochs": self.of_epochs,
             "valid_accuracy": self.accuracy,
+            "data_version": self.data_version,
         }
 
 
@@ -60,10 +62,10 @@ def _place(unit: Unit, folder: Path) -> Place:
     path = unit.path(folder)
     if not has_begun(unit, folder):
         return Place(unit, "waiting")
-    epochs, accuracy = _last(path / "metrics.jsonl")
+    reached = *_last(path / "metrics.jsonl"), data_version_of(path)
     if summary_of(path) is not None:
-        return Place(unit, "done", epochs, accuracy)
-    return Place(unit, "training" if _is_training(path) else "begun", epochs, accuracy)
+        return Place(unit, "done", *reached)
+    return Place(unit, "training" if _is_training(path) else "begun", *reached)
 
 
 def _is_training(path: Path) -> bool:

@@ -13,6 +13,7 @@ from softstair.cli._console import Console
 from softstair.cli._grid_places import STATES, Place, places
 from softstair.cli._grid_tables import widened
 from softstair.experiments.design import Design
+from softstair.experiments.results import UNKNOWN
 
 __all__ = ["show"]
 
@@ -53,7 +54,11 @@ def _grouped(asked: Design, found: Sequence[Place]) -> dict[str, list[Place]]:
 
 
 def _table(asked: Design, folder: Path, found: Sequence[Place]) -> Table:
-    table = Table(title=f"{asked.name} in {folder}")
+    versions = _versions(found)
+    caption = None
+    if len(versions) > 1:
+        caption = f"several data versions, no mean over them: {'; '.join(versions)}"
+    table = Table(title=f"{asked.name} in {folder}", caption=caption)
     table.add_column("configuration", overflow="fold")
     for name in (*STATES, "epochs", "validation"):
         table.add_column(name, justify="right")
@@ -74,14 +79,23 @@ def _plain(asked: Design, folder: Path, found: Sequence[Place]) -> dict[str, Any
 
 
 def _sums(found: Sequence[Place]) -> dict[str, Any]:
-    """How many are done, training, begun and waiting; their epochs, and their mean accuracy."""
+    """How many are done, training, begun and waiting; their epochs, and their mean accuracy, if all
+    are of one data version."""
     scores = [place.accuracy for place in found if place.accuracy is not None]
+    if len(_versions(found)) > 1:
+        scores = []
     return {
         **{state: sum(place.state == state for place in found) for state in STATES},
         "epochs": sum(place.epochs for place in found),
         "of_epochs": sum(place.of_epochs for place in found),
         "valid_accuracy": sum(scores) / len(scores) if scores else None,
     }
+
+
+def _versions(found: Sequence[Place]) -> list[str]:
+    """The data versions of those with an accuracy."""
+    scored = [place for place in found if place.accuracy is not None]
+    return list(dict.fromkeys(place.data_version or UNKNOWN for place in scored))
 
 
 def _cells(sums: dict[str, Any]) -> list[str]:

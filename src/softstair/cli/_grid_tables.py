@@ -10,7 +10,7 @@ from softstair.cli._console import Console, say
 from softstair.cli._grid_places import STATES, Place
 from softstair.experiments.design import Design, value_of
 from softstair.experiments.estimate import Estimate
-from softstair.experiments.results import Training
+from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 
 __all__ = ["design", "duration", "estimate", "outcome", "progress", "say", "widened"]
 
@@ -75,10 +75,13 @@ def estimate(asked: Design, found: Estimate, places: Sequence[Place]) -> None:
 
 
 def outcome(found: Iterable[Training]) -> None:
-    """Prints the accuracy of every configuration over its folds."""
+    """Prints the accuracy of every configuration over its folds, each data version by itself."""
+    found = list(found)
+    versions = list(dict.fromkeys(one.settings[DATA_VERSION] for one in found))
     grouped: dict[str, list[Training]] = {}
     for one in found:
-        grouped.setdefault(one.configuration, []).append(one)
+        version = f" ({one.settings[DATA_VERSION]})" if len(versions) > 1 else ""
+        grouped.setdefault(f"{one.configuration}{version}", []).append(one)
     title = "accuracy of the network without noise"
     if any(len(folds) > 1 for folds in grouped.values()):
         title += ", mean ± standard deviation over folds"
@@ -102,6 +105,8 @@ def outcome(found: Iterable[Training]) -> None:
         }
         best = max(accuracies, key=lambda name: statistics.mean(accuracies[name]))
         say(f"best: {best}, validation {_spread(accuracies[best])}")
+    if versions != [UNKNOWN]:
+        say(f"data: {'; '.join(versions)}")
 
 
 def duration(seconds: float) -> str:

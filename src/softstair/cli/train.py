@@ -18,7 +18,7 @@ from softstair.train import parallel
 from softstair.train.interrupt import Interrupted
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
-from softstair.train.run import MOST_THREADS, recipe_of, summary_of
+from softstair.train.run import MOST_THREADS, recipe_of, refuse_other_data, summary_of
 
 if TYPE_CHECKING:
     from softstair.cli._train_progress import Progress
@@ -152,6 +152,10 @@ class Command:
         number = at_once(self.together, self.device, self.recipe.folds, self.threads or 1)
         left = self._unfinished(out)
         first = team.share(lambda: list(islice(left, number if self.every_fold else 1)))
+        if first and self.every_fold:
+            refuse_other_data(
+                (path for _, path in self._runs(out)), {self.recipe.data}, self.data_dir
+            )
         with Progress(self.resume) as progress:
             if len(first) > 1:
                 return self._train_together(chain(first, left), len(first), progress)

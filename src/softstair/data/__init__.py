@@ -11,7 +11,7 @@ from pathlib import Path
 from softstair import own
 from softstair.data.dataset import DataError, Dataset
 
-__all__ = ["NAMES", "DataError", "Dataset", "Loading", "load"]
+__all__ = ["NAMES", "DataError", "Dataset", "Loading", "load", "version"]
 
 Loading = Callable[[int, int], None]
 
@@ -40,3 +40,17 @@ def load(name: str, root: Path | str = "data", loading: Loading | None = None) -
 
         return speech.load(Path(root), progress=loading)
     return importlib.import_module(f"softstair.data.{name}").load(Path(root))
+
+
+def version(name: str, root: Path | str = "data") -> str | None:
+    """``Dataset.version`` of what :func:`load` would read, from the names of the files alone.
+
+    None where that is unknown: for a function of the user's own, and where there is no such data.
+
+    >>> version("digits")
+    'scikit-learn digits'
+    """
+    if name not in NAMES:
+        return None
+    found: str | None = importlib.import_module(f"softstair.data.{name}").version(Path(root))
+    return found

@@ -15,7 +15,7 @@ import torch
 from softstair.data.dataset import DataError, Dataset
 from softstair.data.formats import arrays, unpickle
 
-__all__ = ["load"]
+__all__ = ["load", "version"]
 
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -58,7 +58,13 @@ def load(root: Path) -> Dataset:
         std=0.25033 * 255,
         test_x=test_x,
         test_y=test_y,
+        version=version(root),
     )
+
+
+def version(root: Path) -> str:
+    """``Dataset.version`` of CIFAR-10: both layouts hold the same images."""
+    return "cifar-10 (official layout)"
 
 
 def _folder(root: Path) -> tuple[Path, bool]:

@@ -29,6 +29,8 @@ class Dataset:
     test_x, test_y   as x and y, or None
     centred   (zero point, scale) for a centred input, (x − zero point)/scale, where mean and std
               do not centre x; None where they do
+    version   which release or form of the data this is, in a few words for records; None if
+              unknown
 
     >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
     >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0))
@@ -45,6 +47,7 @@ class Dataset:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     centred: tuple[float, float] | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
         self._check(self.x, self.y, "x", "y")

@@ -7,7 +7,7 @@ import torch
 from softstair.data.dataset import Dataset
 from softstair.extras import needed
 
-__all__ = ["load"]
+__all__ = ["load", "version"]
 
 
 def load(root: Path | None = None) -> Dataset:
@@ -20,4 +20,10 @@ def load(root: Path | None = None) -> Dataset:
     images, labels = needed("sklearn.datasets").load_digits(return_X_y=True)
     x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels).to(torch.int64)
-    return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0)
+    digits = tuple("0123456789")
+    return Dataset("digits", x, y, digits, mean=8.0, std=8.0, version=version())
+
+
+def version(root: Path | None = None) -> str:
+    """``Dataset.version`` of the digits."""
+    return "scikit-learn digits"

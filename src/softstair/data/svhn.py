@@ -14,7 +14,7 @@ import torch
 from softstair.data.dataset import DataError, Dataset
 from softstair.data.formats import arrays, mat
 
-__all__ = ["load"]
+__all__ = ["load", "version"]
 
 LIMIT = 512 * 2**20
 REMEDY = "run `softstair data fetch svhn`, or say with --data-dir where SVHN lies"
@@ -35,10 +35,7 @@ def load(root: Path) -> Dataset:
     Traceback (most recent call last):
     softstair.data.dataset.DataError: 'nowhere/svhn/train_32x32.mat' is missing, and so is the ...
     """
-    root = Path(root)
-    folder = root / "svhn"
-    if not os.path.isdir(folder) and any(_paths(root, "train")):
-        folder = root
+    folder = _folder(Path(root))
     training = _part(folder, "train")
     if training is None:
         path = folder / "train_32x32.mat"
@@ -52,7 +49,30 @@ def load(root: Path) -> Dataset:
         std=0.1993 * 255,
         test_x=test_x,
         test_y=test_y,
+        version=version(root),
     )
+
+
+def version(root: Path) -> str | None:
+    """``Dataset.version`` of SVHN in ``root``: which of its files are as published; None if there
+    are none.
+
+    An .npz holds crops of somebody's making: what they were cut from, it does not say.
+    """
+    kinds: dict[str, str | None] = {}
+    for part in ("train", "test"):
+        mat_path, npz_path = _paths(_folder(Path(root)), part)
+        npz = None if npz_path is None else ".npz (not the official file)"
+        kinds[part] = npz if mat_path is None else ".mat (official layout)"
+    if kinds["train"] is None:
+        return None
+    test = "no test set" if kinds["test"] is None else f"test {kinds['test']}"
+    return f"svhn {kinds['train']}, {test}"
+
+
+def _folder(root: Path) -> Path:
+    folder = root / "svhn"
+    return root if not os.path.isdir(folder) and any(_paths(root, "train")) else folder
 
 
 def _paths(folder: Path, part: str) -> tuple[Path | None, Path | None]:

@@ -1,9 +1,9 @@
 """What came of a grid: read from its run directories, which are the store, or from a table.
 
-The tidy table has a row for every epoch of every unit: what was trained (:data:`SETTINGS`, and
-every other field of a recipe that has not its default), what the epoch gave, and what the unit gave
-in the end. As CSV it needs nothing; as Parquet, where each column has the type of its field, it
-needs pyarrow.
+The tidy table has a row for every epoch of every unit: what was trained (:data:`SETTINGS`, the
+version of the data set where it is recorded, and every other field of a recipe that has not its
+default), what the epoch gave, and what the unit gave in the end. As CSV it needs nothing; as
+Parquet, where each column has the type of its field, it needs pyarrow.
 """
 
 import contextlib
@@ -19,9 +19,12 @@ from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
 from softstair.train.files import replacing
 from softstair.train.recipe import FIELDS_ADDED_LATER, Recipe
-from softstair.train.run import RunError, metrics_of, recipe_of, summary_of
+from softstair.train.run import RunError, data_version_of, metrics_of, recipe_of, summary_of
 
 __all__ = [
+    "DATA_VERSION",
+    "NAMES",
+    "UNKNOWN",
     "Epoch",
     "ForeignTable",
     "Training",
@@ -60,9 +63,13 @@ class Epoch:
 
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
 METRICS = tuple(field.name for field in fields(Epoch))
-COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in FIELDS}
-"""The column of each field of a recipe; that of the learning rate has one for every epoch too."""
+DATA_VERSION, UNKNOWN = "data_version", "unknown"
+NAMES = (*FIELDS, DATA_VERSION)
+"""What tells trainings apart: the fields of a recipe, and the version of the data set."""
+COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
+"""The column of each of these; that of the learning rate has one for every epoch too."""
 DEFAULTS = {name: value_of(Recipe(**FIELDS_ADDED_LATER), name) for name in FIELDS}
+DEFAULTS |= {DATA_VERSION: UNKNOWN}
 """The value of a field where a table has no column for it: as in tables older than the field."""
 
 
@@ -72,7 +79,8 @@ def _kind(hint: Any) -> type:
 
 
 KINDS = {COLUMNS[name]: _kind(HINTS[name]) for name in FIELDS}
-KINDS |= {"configuration": str, **dict.fromkeys((*METRICS, *OUTCOME), float), "epoch": int}
+KINDS |= {DATA_VERSION: str, "configuration": str}
+KINDS |= {**dict.fromkeys((*METRICS, *OUTCOME), float), "epoch": int}
 """What the cells of each column are."""
 NEEDED = ("configuration", *(COLUMNS[one] for one in SETTINGS), *METRICS, *OUTCOME)
 """Columns that every table has."""
@@ -87,7 +95,9 @@ class Training:
     """A unit and what came of it so far.
 
     configuration    its name, which its folds share
-    settings         what was trained, in words: {"noise": "uniform", "interval": "none", …}
+    settings         what was trained, in words: {"noise": "uniform", "interval": "none", …}; the
+                     fields of the recipe, and data_version, which is "unknown" where none is
+                     recorded
     curve            its epochs, in order
     test_accuracy, best_valid_accuracy, seconds, images_per_second   once it is done; the first is
                      None where there is no test set
@@ -196,7 +206,7 @@ def rows(
     settings = _columns(trainings, always)
     for one in trainings:
         same = {"configuration": one.configuration}
-        same |= {COLUMNS[name]: one.settings[name] for name in settings}
+        same |= {COLUMNS[name]: _setting(one, name) for name in settings}
         outcome = {name: getattr(one, name) for name in OUTCOME}
         for epoch in one.curve:
             yield {**same, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
@@ -240,7 +250,10 @@ def _read(path: Path, folder: Path) -> Training | None:
     inside = name != folder and folder in name.parents
     return Training(
         configuration=str(name.relative_to(folder)) if inside else name.resolve().name,
-        settings={name: value_of(recipe, name) for name in FIELDS},
+        settings={
+            **{name: value_of(recipe, name) for name in FIELDS},
+            DATA_VERSION: data_version_of(path) or UNKNOWN,
+        },
         curve=tuple(Epoch(**line) for line in lines),
         path=path,
         **{name: (summary or {}).get(name) for name in OUTCOME},
@@ -256,10 +269,14 @@ def _columns(trainings: Sequence[Training], always: Sequence[str]) -> list[str]:
     """The settings that a table shows."""
     others = [
         name
-        for name in FIELDS
-        if name not in always and any(one.settings[name] != DEFAULTS[name] for one in trainings)
+        for name in NAMES
+        if name not in always and any(_setting(one, name) != DEFAULTS[name] for one in trainings)
     ]
     return [*always, *others]
+
+
+def _setting(one: Training, name: str) -> str:
+    return one.settings.get(name, DEFAULTS[name])
 
 
 def _short(value: str | float | None) -> str:

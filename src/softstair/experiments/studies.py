@@ -5,11 +5,12 @@ is compared, drawn or tested is always of one study.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.results import Training
+from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 
 __all__ = ["DYNAMIC", "STATIC", "TITLES", "Study", "select", "studies"]
 
@@ -28,10 +29,12 @@ class Study:
 
     name        such as cifar10; cifar10-epochs-100, where there is another of the same data
     trainings   one for each combination of degrees of freedom and each fold
+    version     of the data set, where there is a study of another version of it; else empty
     """
 
     name: str
     trainings: tuple[Training, ...]
+    version: str = ""
 
     @property
     def data(self) -> str:
@@ -56,7 +59,10 @@ class Study:
     @property
     def scale(self) -> str:
         """Such as 500 epochs; and what is not as the paper has it: 500 epochs, fresh statistics."""
-        return f"{self.epochs} epochs" + (", fresh statistics" if self.is_fresh else "")
+        words = [f"{self.epochs} epochs"]
+        words += ["fresh statistics"] if self.is_fresh else []
+        words += [f"data version {self.version}"] if self.version else []
+        return ", ".join(words)
 
     @property
     def title(self) -> str:
@@ -81,15 +87,20 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
         units = groups.setdefault(tuple(sorted(same)), {})
         if which not in units or (one.is_done and not units[which].is_done):
             units[which] = one
-    names = _names([dict(same) for same in groups])
+    shared = [dict(same) for same in groups]
+    versions = Counter(data for data, _ in {(one["data"], _version(one)) for one in shared})
     found = [
-        Study(name, tuple(units.values()))
-        for name, units in zip(names, groups.values(), strict=True)
+        Study(name, tuple(units.values()), _version(same) if versions[same["data"]] > 1 else "")
+        for name, same, units in zip(_names(shared), shared, groups.values(), strict=True)
     ]
     order = list(TITLES)
     place = {one.data: len(order) for one in found} | {data: i for i, data in enumerate(order)}
     order_of = lambda one: (place[one.data], one.data, one.is_fresh, -one.epochs, one.name)
     return sorted(found, key=order_of)
+
+
+def _version(settings: Mapping[str, str]) -> str:
+    return settings.get(DATA_VERSION, UNKNOWN)
 
 
 def select(trainings: Iterable[Training], wanted: Mapping[str, str]) -> list[Training]:

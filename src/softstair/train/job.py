@@ -169,6 +169,8 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
     for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
         digest = zlib.crc32(b"" if part is None else part.cpu().numpy().tobytes(), digest)
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{digest:08x}"}
+    if dataset.version is not None:
+        data["version"] = dataset.version
     versions = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
     return {
         "recipe": recipe.to_json(),

@@ -16,12 +16,13 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import softstair
+from softstair.data import version
 from softstair.extras import needed
 from softstair.train import checkpoint
 from softstair.train.files import write
@@ -30,10 +31,19 @@ from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
 from softstair.train.state import State, is_history
 
-__all__ = ["Run", "RunError", "metrics_of", "recipe_of", "summary_of"]
+__all__ = [
+    "Run",
+    "RunError",
+    "data_version_of",
+    "metrics_of",
+    "recipe_of",
+    "refuse_other_data",
+    "summary_of",
+]
 
 LARGEST_CONFIG = 1 << 20
 MOST_THREADS = 1024
+LONGEST_VERSION = 200
 AGAIN = "--resume (of a grid, the same command)"
 """What goes on with a run."""
 
@@ -101,7 +111,7 @@ class Run:
 
     def _begin(self, config: dict[str, Any], network: str) -> dict[str, Any]:
         if (begun := self.config) is not None:
-            if begun.get("data") != config["data"]:
+            if not _is_same_data(begun.get("data"), config["data"]):
                 raise RunError(
                     f"the run in {str(self.path)!r} was begun with other data, "
                     f"{begun.get('data')}, than {config['data']}: restore them, or give another "
@@ -206,6 +216,41 @@ def recipe_of(path: Path) -> Recipe | None:
             f"{str(path / 'config.json')!r} holds no recipe that can be followed "
             f"({str(error).rstrip('.')[:200]}): restore it, or give another --out."
         ) from None
+
+
+def data_version_of(path: Path) -> str | None:
+    """The version of its data set that a run directory records; None if it records none."""
+    data = (read(path, "config.json") or {}).get("data")
+    recorded = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(recorded, str) or not 0 < len(recorded) <= LONGEST_VERSION:
+        return None
+    return recorded if recorded.isprintable() else None
+
+
+def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Path | str) -> None:
+    """Raises RunError if a run in one of these directories, of one of these data sets, was begun
+    with another version of it than lies in ``data_dir``."""
+    for path in paths:
+        try:
+            recipe, recorded = recipe_of(path), data_version_of(path)
+        except RunError:
+            continue  # a run that cannot be read is reported where it is needed
+        if recipe is None or recorded is None or recipe.data not in names:
+            continue
+        present = version(recipe.data, data_dir)
+        if present is not None and present != recorded:
+            raise RunError(
+                f"the run in {str(path)!r} was begun with the data {recorded!r}, but "
+                f"{str(data_dir)!r} holds {present!r}: give the --data-dir that it was begun with, "
+                "or another --out."
+            )
+
+
+def _is_same_data(begun: Any, now: dict[str, Any]) -> bool:
+    """Whether a run was begun with these data; older runs do not record their version."""
+    if isinstance(begun, dict) and "version" not in begun:
+        now = {name: value for name, value in now.items() if name != "version"}
+    return bool(begun == now)
 
 
 def _refuse_another_version(path: Path, recipe: Any, versions: Any, error: ValueError) -> None:

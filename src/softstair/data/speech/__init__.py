@@ -11,7 +11,7 @@ from softstair.data.dataset import DataError, Dataset
 from softstair.data.speech import features, folders
 from softstair.data.speech.corpus import CLASSES, dataset
 
-__all__ = ["CLASSES", "load"]
+__all__ = ["CLASSES", "load", "version"]
 
 _REMEDY: Final = "get them with 'softstair data fetch speech', or name another --data-dir"
 
@@ -38,3 +38,10 @@ def load(root: Path, seed: int = 0, progress: Callable[[int, int], None] | None 
         wrong = f"holds no Speech Commands, neither recordings nor features (none of {names})"
         raise DataError(root, wrong, _REMEDY)
     return dataset(corpus, seed)
+
+
+def version(root: Path) -> str | None:
+    """``Dataset.version`` of what :func:`load` would read in ``root``; None if there is nothing."""
+    if (folder := folders.find(root)) is not None:
+        return folders.version(root, folder)
+    return None if features.find(root) is None else features.VERSION

@@ -35,6 +35,7 @@ class Corpus:
     speaker   (N,) names
     silence   (M, 49, 10) cuts of background noise
     test      the official test set, (T, 49, 10) and (T,) indices into ``CLASSES``, or None
+    version   ``Dataset.version``
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Corpus:
     speaker: NDArray[np.str_]
     silence: Bytes
     test: tuple[Bytes, NDArray[np.integer]] | None = None
+    version: str | None = None
 
 
 def dataset(corpus: Corpus, seed: int = 0) -> Dataset:
@@ -81,6 +83,7 @@ def dataset(corpus: Corpus, seed: int = 0) -> Dataset:
         test_y=torch.from_numpy(test_y.astype(np.int64)),
         # The bytes have 128 added to them, and a std of 2 to 27 in each coefficient.
         centred=(128.0, 16.0),
+        version=corpus.version,
     )
 
 

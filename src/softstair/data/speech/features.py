@@ -15,11 +15,12 @@ from softstair.data.formats import arrays
 from softstair.data.speech.corpus import CLASSES, REMEDY, TESTING, Corpus
 from softstair.data.speech.mfcc import COEFFICIENTS, FRAMES
 
-__all__ = ["CLIPS", "NOISE", "TEST", "find", "read"]
+__all__ = ["CLIPS", "NOISE", "TEST", "VERSION", "find", "read"]
 
 CLIPS: Final = "features_v001.npz"
 TEST: Final = "testset_v002.npz"
 NOISE: Final = "background.npz"
+VERSION: Final = "speech-commands-v0.01 features, test v0.02"
 
 _X: Final[arrays.Expected] = ("u1", ("N", FRAMES, COEFFICIENTS))
 _LIMIT: Final = 2**28
@@ -80,6 +81,7 @@ def read(folder: Path) -> Corpus:
         speaker=clips["speaker"][order],
         silence=arrays.read(folder / NOISE, {"x": _X}, REMEDY, _LIMIT)["x"],
         test=(test["x"], test["label"]),
+        version=VERSION,
     )
 
 

@@ -25,7 +25,7 @@ from softstair.data.speech import cache
 from softstair.data.speech.corpus import CLASSES, REMEDY, TESTING, TRAINING, VALIDATION, Corpus
 from softstair.data.speech.listing import Clip, digest, read_list, recordings, subfolders
 
-__all__ = ["FOLDERS", "TEST_FOLDER", "find", "read"]
+__all__ = ["FOLDERS", "TEST_FOLDER", "find", "read", "version"]
 
 FOLDERS: Final = ("speech_commands_v0.02", "speech_commands_v0.01")
 TEST_FOLDER: Final = "speech_commands_test_set_v0.02"
@@ -77,7 +77,17 @@ def read(root: Path, folder: Path, progress: Callable[[int, int], None] | None =
         speaker=np.array([clip.speaker for clip in clips]),
         silence=x["silence"],
         test=(x["test"], labels) if test else None,
+        version=version(root, folder),
     )
+
+
+def version(root: Path, folder: Path) -> str:
+    """``Dataset.version`` of the recordings in ``folder``, which its name tells."""
+    name = folder.absolute().name
+    release = name.rpartition("_")[2] if name in FOLDERS else "(unknown release)"
+    official = (root / TEST_FOLDER).is_dir()
+    test = TEST_FOLDER.rpartition("_")[2] if official else f"by {LISTS[TESTING]}"
+    return f"speech-commands-{release} recordings, test {test}"
 
 
 def _split(folder: Path, clips: list[Clip]) -> NDArray[np.int64]:

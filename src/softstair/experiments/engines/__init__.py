@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from softstair.experiments.design import Unit
+from softstair.experiments.results import find
 from softstair.train.news import News
-from softstair.train.run import RunError, recipe_of, summary_of
+from softstair.train.run import RunError, recipe_of, refuse_other_data, summary_of
 
-__all__ = ["Tell", "has_begun", "unfinished"]
+__all__ = ["Tell", "has_begun", "refuse_mixed_data", "unfinished"]
 
 Tell = Callable[[Unit, News], None]
 
@@ -22,6 +23,12 @@ def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
     for unit in units:
         if not has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
             yield unit
+
+
+def refuse_mixed_data(units: Iterable[Unit], folder: Path, data_dir: str) -> None:
+    """Raises RunError if the folder has runs of another version of these units' data sets than
+    lies in ``data_dir``."""
+    refuse_other_data(find(folder), {unit.recipe.data for unit in units}, data_dir)
 
 
 def has_begun(unit: Unit, folder: Path) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from softstair.experiments.design import Unit
-from softstair.experiments.engines import Tell, unfinished
+from softstair.experiments.engines import Tell, refuse_mixed_data, unfinished
 from softstair.experiments.engines.pace import Pace
 from softstair.train.machine import device_named
 from softstair.train.news import News
@@ -35,6 +35,7 @@ def run(
     left = {unit.path(folder): unit for unit in unfinished(units, folder)}
     if not left:
         return 0
+    refuse_mixed_data(left.values(), folder, data_dir)
     pace = _pace(together, device, len(left), threads)
 
     def hear(path: Path, news: News) -> None:

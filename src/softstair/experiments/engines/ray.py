@@ -22,7 +22,7 @@ import torch
 
 import softstair
 from softstair.experiments.design import Unit
-from softstair.experiments.engines import Tell, _ray_task, unfinished
+from softstair.experiments.engines import Tell, _ray_task, refuse_mixed_data, unfinished
 from softstair.experiments.engines._ray_cluster import joined, nodes
 from softstair.experiments.engines._ray_share import Share
 from softstair.train.interrupt import Interrupted, StopRequest
@@ -70,6 +70,7 @@ def run(
     left = list(unfinished(units, folder))
     if not left:
         return 0
+    refuse_mixed_data(left, folder, data_dir)
     share = Share(device, threads, together, cpus, gpus)
     with StopRequest() as stop, joined(address, share.cpus_here()) as ray, _token(folder) as token:
         share.settle(nodes(ray))

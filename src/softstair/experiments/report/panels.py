@@ -13,7 +13,7 @@ __all__ = ["STUDY", "ordered", "titles"]
 
 STUDY = "study"
 """The name of what is no field of a recipe, but tells the panels apart as one would."""
-ALIKE = ("epochs", "statistics", "precision", "model")
+ALIKE = ("epochs", "statistics", "precision", "model", "data_version")
 
 
 def titles(lines: Sequence[Folds]) -> list[str]:
@@ -44,4 +44,5 @@ def ordered(lines: Sequence[Folds], every: Sequence[str]) -> list[str]:
 
 def _said(name: str, settings: dict[str, str]) -> str:
     value = names.value(name, settings[name])
-    return f"{names.field(name)} {value}" if name == "model" else f"{value} {names.field(name)}"
+    named_first = name in ("model", "data_version")
+    return f"{names.field(name)} {value}" if named_first else f"{value} {names.field(name)}"

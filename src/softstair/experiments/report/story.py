@@ -11,7 +11,7 @@ from softstair.experiments.report import names
 from softstair.experiments.report.embed import recorded
 from softstair.experiments.report.study import Folds, values_of
 from softstair.experiments.report.words import duration, element, listed, percent, text, unbroken
-from softstair.experiments.results import Training
+from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 
 __all__ = ["VERDICTS", "Row", "claims_of", "facts", "pictures", "title_of"]
 
@@ -60,6 +60,7 @@ def facts(lines: Sequence[Folds], made: datetime.datetime) -> str:
     done = sum(unit.is_done for unit in units)
     short = {
         "data" if len(_values(lines, "data")) == 1 else "data sets": listed(_values(lines, "data")),
+        **_versions(lines),
         "configurations": str(len(lines)),
         "folds": ", ".join(map(str, sorted({unit.fold for unit in units}))),
         "units": str(done) if done == len(units) else f"{done} of {len(units)} done",
@@ -139,6 +140,13 @@ def _claim(row: Row) -> str:
 
 def _values(lines: Sequence[Folds], name: str) -> list[str]:
     return [names.value(name, one) for one in values_of(lines, name)]
+
+
+def _versions(lines: Sequence[Folds]) -> dict[str, str]:
+    """Which versions of the data sets were trained on, if any is recorded."""
+    known = [line for line in lines if DATA_VERSION in line.settings]
+    values = values_of(known, DATA_VERSION)
+    return {} if set(values) <= {UNKNOWN} else {"data version": "; ".join(values)}
 
 
 def _best(lines: Sequence[Folds]) -> list[str]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softstair.experiments import design
-from softstair.experiments.design import FIELDS
-from softstair.experiments.results import Training
+from softstair.experiments.results import NAMES, Training
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.train.run import RunError
 
@@ -106,7 +105,7 @@ def refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] | None
 def varied(lines: Sequence[Folds]) -> list[str]:
     """The fields in which the configurations differ: of the first ones every one, of the others
     those that no other settles."""
-    names = [name for name in (*FREEDOMS, *FIELDS) if name in lines[0].settings]
+    names = [name for name in (*FREEDOMS, *NAMES) if name in lines[0].settings]
     found: list[str] = []
     for name in dict.fromkeys(names):
         if len(values_of(lines, name)) < 2:
@@ -145,7 +144,7 @@ def _settles(lines: Sequence[Folds], one: str, other: str) -> bool:
 
 
 def _known(trainings: Sequence[Training]) -> list[str]:
-    every = [name for name in FIELDS if name != "fold"]
+    every = [name for name in NAMES if name != "fold"]
     return [name for name in every if all(name in one.settings for one in trainings)]
 
 
