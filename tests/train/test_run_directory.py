@@ -116,6 +116,7 @@ def test_resume_begins_where_there_is_nothing(tmp_path: Path) -> None:
     assert summary["epochs"] == 1
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("below", ["file", "file/x", "file/x/y"])
 def test_a_file_is_no_directory(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -386,6 +387,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_checkpoint_is_refused(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
@@ -396,7 +398,7 @@ def test_a_forged_checkpoint_is_refused(
     assert files(out) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_mutations_of_config(half: Path, tmp_path: Path) -> None:
     content = (half / "config.json").read_bytes()
     file = tmp_path / "config.json"
@@ -435,6 +437,7 @@ def test_mutated_configs_when_resuming(
     assert codes[2] > 100
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
 def test_mutations_of_what_came_of_a_run(
     name: str,
@@ -470,6 +473,7 @@ def test_mutations_of_what_came_of_a_run(
     assert found[2] > 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "read"),
     [("summary.json", run_files.summary_of), ("metrics.jsonl", run_files.metrics_of)],
