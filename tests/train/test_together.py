@@ -88,7 +88,6 @@ def wait_for(run: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.nightly
 def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
