@@ -64,6 +64,7 @@ def test_what_fails_is_named_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> 
     assert "naive" not in [row.name for row in found.rows]
 
 
+@pytest.mark.nightly
 def test_too_little_memory_is_not_a_rival_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def large(*_: object) -> None:
         raise MemoryError
@@ -73,6 +74,7 @@ def test_too_little_memory_is_not_a_rival_that_fails(monkeypatch: pytest.MonkeyP
         measure_step("cpu", "digits", batch=8, effort=SMALL)
 
 
+@pytest.mark.nightly
 def test_threads_and_random_numbers_are_given_back() -> None:
     threads, before = torch.get_num_threads(), torch.get_rng_state()
     measure_partition("cpu", "digits", batch=8, effort=SMALL)
@@ -95,6 +97,7 @@ def test_a_call_is_a_training_step() -> None:
     assert moved == list(before)
 
 
+@pytest.mark.nightly
 def test_the_schedule_stands_still_while_steps_are_timed() -> None:
     one = contestant(static_std=False, period=2.0)
     one.go_to(3)
@@ -123,6 +126,7 @@ def test_no_gradient_reaches_annealed_layers() -> None:
 # The schedule
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["digits", "paper-cifar10", "paper-speech"])
 def test_spans_are_what_an_annealer_goes_through(name: str) -> None:
     recipe = replace(preset(name), static_std=False)
@@ -185,6 +189,7 @@ def test_nonsense_is_refused() -> None:
         measure_partition("cpu", "dscnn", augment="crop", effort=SMALL)
 
 
+@pytest.mark.nightly
 def test_measuring_needs_no_terminal_packages() -> None:
     program = "import sys; sys.modules.update(rich=None, tyro=None); import softstair.bench"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -32,6 +32,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
+@pytest.mark.nightly
 def test_all_of_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
