@@ -169,7 +169,7 @@ def test_every_stair_by_name(name: str) -> None:
         (["--layers", "1000000"], ["between 1 and 200"]),
         (["--period", "0"], ["period", "above 0", "0.0 was given"]),
         (["--period", "x"], ["--period must be a number", "'x'"]),
-        (["--std0", "-1"], ["std0", "0 or above", "-1.0 was given"]),
+        (["--std0", "-1"], ["std0", "at least 0", "-1.0 was given"]),
         (["--mean0", "nan"], ["mean0", "finite", "nan was given"]),
         (["--quantum", "0"], ["quantum", "above 0"]),
         (["--seed", "-1"], ["--seed", "-1 was given"]),

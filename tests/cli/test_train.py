@@ -166,7 +166,7 @@ def test_words_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--limit 0", ["limit", "from 1"]),
         ("--limit 3", ["folds", "3"]),
         ("--limit 40", ["batch", "32", "64"]),
-        ("--std0 -1", ["std0", "0 or above"]),
+        ("--std0 -1", ["std0", "at least 0"]),
         ("--freeze --no-truncate", ["freeze", "truncate"]),
         ("--preset paper", ["preset", "paper-cifar10", "'paper'"]),
         ("--preset", ["preset", "paper-cifar10"]),
