@@ -101,6 +101,23 @@ def test_half_precision_is_the_sum_of_k_terms(name, dtype):
             check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
 
 
+@pytest.mark.parametrize("name", oracle.NAMES)
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
+def test_noise_narrower_than_the_spacing_of_numbers_is_the_sum_of_k_terms(name, dtype):
+    """Down to no width at all, values are right, and gradients are 0 where no density is."""
+    large = ss.Stair((0.0, 1e12, 2e12), (0.5, 1.5))
+    for stair in (UNEVEN, UINT4, large):
+        for mean, std in (
+            (0.0, 1e-3),
+            (1e-9, 1e-9),
+            (1 / 3, 1e-15),
+            (0.0, 1e-30),
+            (-1e-9, 1e-40),
+            (0.0, 5e-324),
+        ):
+            check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
 def test_a_family_of_ones_own_works_in_every_forward(name, dtype):
