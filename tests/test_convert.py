@@ -366,7 +366,7 @@ torch.save(answers, sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_networks_go_to_another_process(tmp_path):
     """Pickled here, loaded there: the same outputs, the table with it."""
     nets, sent, lost = {}, {}, []
@@ -393,6 +393,7 @@ def test_networks_go_to_another_process(tmp_path):
     assert not lost
 
 
+@pytest.mark.nightly(keep=10)
 @pytest.mark.parametrize("settings", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_round_trip(name, settings):
@@ -431,7 +432,9 @@ def test_a_float_checkpoint_loads_strictly(name):
 
 FAST = ("mlp",)
 COMPILED = [
-    n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "branching"
+    n if n in FAST else pytest.param(n, marks=pytest.mark.nightly)
+    for n in NAMES
+    if n != "branching"
 ]
 
 
@@ -455,7 +458,7 @@ def test_compiled_equals_eager(name):
         torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["shared"])
 def test_inductor_equals_eager(name):

@@ -82,7 +82,7 @@ GIVEN = {
 RUNNABLE = [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE]
 
 
-LONG = {"own.md": pytest.mark.slow}
+LONG = {"own.md": pytest.mark.nightly}
 RUNS = [pytest.param(page, marks=LONG.get(page.name, ()), id=page.name) for page in RUNNABLE]
 
 
@@ -304,6 +304,7 @@ def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
     assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 600_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["forwards", "schedules"])
 def test_a_picture_is_the_same_each_time(draw: ModuleType, name: str, tmp_path: Path) -> None:
     first = draw.draw(name, tmp_path).read_bytes()

@@ -66,6 +66,7 @@ def check_everything(
         oracle.check_between(torch.from_numpy(slope), low, high, v[known])
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @given(oracle.stairs(), MEANS, STDS, st.integers(0, 99))
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 55.0, 0)
@@ -299,6 +300,7 @@ class Fixed(TorchFunctionMode):
         return self.replace(out) if drawn else out
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_no_uniform_number_leaves_the_level_set(name, monkeypatch):
     """All 2^24 float32 u: every output a level, frequencies exact; so too at u = F exactly."""
@@ -513,6 +515,7 @@ def test_time_does_not_grow_with_the_levels_of_a_linear_stair(name, forward):
         assert count[8][1] <= count[4][1] + 4
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 def test_tensors_of_millions_and_odd_strides(name):
     """However the work is cut in pieces, every element is right; NaN hits itself alone."""

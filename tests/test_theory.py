@@ -180,8 +180,9 @@ def schedules(n: int, **settings: object) -> Iterator[Schedule]:
         yield Schedule(n, 50, interval, power, static_mean=mean, static_std=std, **settings)
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("noise", noises.names())
-@pytest.mark.parametrize("n", [2, 3, 5, 9])
+@pytest.mark.parametrize("n", [2, 9, 3, 4, 5, 6, 7, 8])
 def test_every_verdict_agrees_with_the_limit(noise: str, n: int) -> None:
     for schedule in schedules(n, std0=noises.get(noise).std_within(0.5)):
         proved = conclusion(check_all(schedule, noise)).proved
@@ -310,7 +311,8 @@ def expected_order(schedule: Schedule) -> str:
     return "strictly"
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 9])
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize("n", [2, 5, 3, 4, 6, 7, 8, 9])
 def test_exact_order_agrees_with_a_grid(n: int) -> None:
     for schedule in schedules(n):
         exact = synchronisation(schedule)

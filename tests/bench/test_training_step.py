@@ -59,6 +59,7 @@ def test_a_baseline_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.Mo
     assert "naive" not in [row.name for row in report.rows]
 
 
+@pytest.mark.nightly
 def test_out_of_memory_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def large(*args: object, **settings: object) -> None:
         raise MemoryError
@@ -134,6 +135,7 @@ def test_a_call_is_a_training_step() -> None:
     assert not any(torch.equal(p, before[name]) for name, p in parameters)
 
 
+@pytest.mark.nightly
 def test_the_epoch_does_not_advance_while_steps_are_timed() -> None:
     run_step = runner(static_std=False, period=2.0)
     run_step.go_to(3)
@@ -162,6 +164,7 @@ def test_no_gradient_reaches_annealed_layers() -> None:
 # The schedule
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("load", WORKLOADS.values(), ids=lambda load: load.model)
 def test_spans_are_those_of_an_annealer(load) -> None:
     recipe = replace(preset(load.preset), static_std=False)
@@ -223,6 +226,7 @@ def test_invalid_arguments_are_rejected() -> None:
         measure_partition("cpu", "dscnn", augment="crop", effort=SMALL)
 
 
+@pytest.mark.nightly
 def test_bench_imports_without_the_packages_of_the_command() -> None:
     program = "import sys; sys.modules.update(rich=None, tyro=None); import softstair.bench"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -80,6 +80,7 @@ def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
     assert [one.name for one in page.parent.iterdir()] == ["mine.html"]
 
 
+@pytest.mark.nightly
 def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
     other = tmp_path / "speech.csv"
     results.write(made_up("paper-speech", folds=2, most=2, epochs=12), other)

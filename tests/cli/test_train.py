@@ -328,6 +328,7 @@ def test_progress_of_a_float_and_of_a_static_network(monkeypatch: pytest.MonkeyP
 # Folds
 
 
+@pytest.mark.nightly
 def test_every_fold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, *FLAGS, "--folds", "3", "--every-fold", "--out", "x")
     assert code == 0

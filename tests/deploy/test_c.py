@@ -45,6 +45,7 @@ NETWORKS: dict[str, Callable[[], Growing]] = {
 }
 
 
+@pytest.mark.nightly(keep=6)
 @needs_compiler
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("name", NETWORKS)

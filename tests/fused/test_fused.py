@@ -22,6 +22,7 @@ def test_under_the_interpreter(run_interpreted):
     run_interpreted(__file__)
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("forward", ["mode", "expectation", "hard"])
 @pytest.mark.parametrize("noise", ss.noise.names())
 def test_values_gradients_and_statistics_are_the_networks(noise, forward):
@@ -264,7 +265,7 @@ def test_modules_that_do_otherwise_are_left_to_themselves():
     assert torch.equal(run(x).detach(), copy.deepcopy(net)(x).detach())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_network_for_speech():
     """DSCNN: strides, a convolution for each channel, sixteen levels, and int8 between."""
     from softstair.fused import fused

@@ -257,6 +257,7 @@ def test_the_trained_network_is_the_one_that_was_measured(tmp_path: Path) -> Non
 # Recipes of every kind
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize(
     "changes",
     [

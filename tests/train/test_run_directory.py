@@ -116,6 +116,7 @@ def test_resume_begins_where_there_is_nothing(tmp_path: Path) -> None:
     assert summary["epochs"] == 1
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("below", ["file", "file/x", "file/x/y"])
 def test_a_file_is_no_directory(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -389,6 +390,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_checkpoint_is_refused(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
@@ -462,7 +464,7 @@ def test_a_checkpoint_that_names_no_recipe_is_loaded_with_a_warning(
     trained_network(out, load_digits())  # what the run saved since then says it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_mutations_of_config(half: Path, tmp_path: Path) -> None:
     content = (half / "config.json").read_bytes()
     file = tmp_path / "config.json"
@@ -501,6 +503,7 @@ def test_mutated_configs_when_resuming(
     assert codes[2] > 100
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
 def test_mutations_of_what_came_of_a_run(
     name: str,
@@ -536,6 +539,7 @@ def test_mutations_of_what_came_of_a_run(
     assert found[2] > 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "read"),
     [("summary.json", run_files.summary_of), ("metrics.jsonl", run_files.metrics_of)],
