@@ -7,6 +7,8 @@ import pytest
 from softstair import _check
 from softstair._errors import MissingExtraError, SoftstairError, first_line, import_extra
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, 0, 17])
 def test_integer_accepts_integers_in_range_only(value):

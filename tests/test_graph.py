@@ -11,6 +11,8 @@ import networks
 from softstair.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
 from softstair.layers import number_layers
 
+pytestmark = pytest.mark.quick
+
 MODULAR = ["resnet", "mobilenet", "mlp", "transformer", "conv1d", "disordered", "shared"]
 
 

@@ -11,6 +11,8 @@ from softstair.experiments.results import Training
 from softstair.experiments.statistics import curve_of, curves, drop_of, final_of, mean_of
 from softstair.experiments.studies import studies
 
+pytestmark = pytest.mark.quick
+
 VALUES = [0.81, 0.84, 0.79, 0.83, 0.86]
 
 

@@ -11,6 +11,8 @@ from softstair import kernels
 from softstair.kernels import reference
 from softstair.kernels.rungs import Rungs
 
+pytestmark = pytest.mark.quick
+
 STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "ternary": ss.Stair.ternary(0.3),

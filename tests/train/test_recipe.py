@@ -15,6 +15,8 @@ from softstair.schedule import INTERVALS, POWERS
 from softstair.train import PRESETS, Recipe, preset
 from softstair.train.stairs import StairName, named
 
+pytestmark = pytest.mark.quick
+
 NAMES = [field.name for field in fields(Recipe)]
 STAIRS = (*get_args(StairName), "float")
 NO_NUMBER = ["1", "x", True, False, [1.0], {}, 1j, math.nan, math.inf, -math.inf, 10**400]
