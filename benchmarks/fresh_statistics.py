@@ -20,7 +20,6 @@ noise, augmented as in training. So those of one layer do not make up for what i
 of another. What is measured is printed, and written to --out. results/variations/statistics.csv:
 
     python benchmarks/fresh_statistics.py speech-uniform-mode-static-integer-input \
-        cifar10-uniform-mode-static --every-layer speech-uniform-mode-static-integer-input \
         --out results/variations/statistics.csv
 """
 
