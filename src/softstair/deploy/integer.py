@@ -89,7 +89,7 @@ class _Walk:
         self.made: dict[str, nodes.Node] = {}
         self.taken: set[str] = set()
         self.written: dict[fx.Node, str] = {}
-        """The values that an in-place operation has changed since, and its name."""
+        """The values of which an in-place operation has changed a view, and its name."""
         self.stairs: list[str] = []
         self.sizes: dict[str, Shape] = {}
         low, high = -zero, 255 - zero
@@ -118,20 +118,32 @@ class _Walk:
                     raise _no_scores()
                 return self._network(last)
             else:
-                values[node] = self._step(node, values)
-                # A dropout that works in place writes nothing in evaluation: it gives what it took.
-                if not any(values[node] is values[source] for source in node.all_input_nodes):
-                    self.written |= {order[number]: _name(node) for number in step.written}
+                result = self._step(node, values)
+                self._write(node, result, [order[number] for number in step.written], values)
+                values[node] = result
         raise AssertionError("a traced network has an output")
 
+    def _write(
+        self, node: fx.Node, result: Any, written: list[fx.Node], values: dict[fx.Node, Any]
+    ) -> None:
+        """Gives the tensor that a node writes into, under all its names, the new value."""
+        target = values[node.all_input_nodes[0]] if written else None
+        if result is target:  # a dropout writes nothing in evaluation
+            return
+        for source in written:
+            if values[source] is target:
+                values[source] = result
+            else:
+                self.written[source] = _name(node)
+
     def _refuse_written(self, node: fx.Node) -> None:
-        """Raises ExportError if a node reads what was changed in place after it was computed."""
+        """Raises ExportError if a node reads what was changed in place through another view."""
         for source in node.all_input_nodes:
             if source in self.written:
                 raise ExportError(
-                    f"{_name(node)} reads {_name(source)}, which {self.written[source]} has "
-                    f"changed in place: read the result of {self.written[source]} instead, or do "
-                    "not work in place."
+                    f"{_name(node)} reads {_name(source)}, whose memory {self.written[source]} has "
+                    f"changed in place through another view: read the result of "
+                    f"{self.written[source]} instead, or do not work in place."
                 )
 
     def _step(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
@@ -201,7 +213,9 @@ class _Walk:
             return self._flat(name, self._whole(name, taken[0]), start, end)
         if word in ("relu", "relu_") and len(taken) == 1:
             return self._chained(name, taken[0], F.relu)
-        if word == "contiguous" or (word == "dropout" and node.kwargs.get("training") is False):
+        if word == "contiguous":
+            return replace(taken[0])  # the same tensor or a copy: a write into it is not followed
+        if word == "dropout" and node.kwargs.get("training") is False:
             return taken[0]
         raise self._refusal(name, word or str(function))
 
@@ -271,8 +285,8 @@ class _Walk:
         self.made[x.source] = source
         shape = self._shape(x)
         if shape != self.sizes[x.source]:  # the shortcut is larger than the sum
-            own = (f"{name}.expanded", (x.source,), source.low, source.high, shape)
-            inputs = (self._add(nodes.Expand(*own)).name, *steps.inputs[1:])
+            expand = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
+            inputs = (self._add(expand).name, *steps.inputs[1:])
             table = steps.thresholds.expand(shape[axis - 1], *steps.thresholds.shape[1:])
             steps = replace(steps, inputs=inputs, thresholds=table.contiguous())
         # A pooling that waited comes after the stair, and gives what the stair gave.
