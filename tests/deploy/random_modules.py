@@ -516,7 +516,7 @@ def generate(seed: int) -> Generated:
     features = rng.choice([*FEATURES])
     settings: dict[str, Any] = {"features": FEATURES[features]}
     settings["weights"] = WEIGHTS[rng.choice([*WEIGHTS])]
-    if rng.random() < 0.3:
+    if rng.random() < 0.15:
         settings |= {"init": "keep", "fit": rng.choice(["layer", "channel"])}
     exact = features != "ternary, 0.3"
     _head(b, h, exact)

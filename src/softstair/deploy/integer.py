@@ -285,8 +285,8 @@ class _Walk:
         self.made[x.source] = source
         shape = self._shape(x)
         if shape != self.sizes[x.source]:  # the shortcut is larger than the sum
-            larger = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
-            inputs = (self._add(larger).name, *steps.inputs[1:])
+            expand = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
+            inputs = (self._add(expand).name, *steps.inputs[1:])
             table = steps.thresholds.expand(shape[axis - 1], *steps.thresholds.shape[1:])
             steps = replace(steps, inputs=inputs, thresholds=table.contiguous())
         # A pooling that waited comes after the stair, and gives what the stair gave.
