@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ import softstair
 from softstair import cli
 from softstair.cli import _check_picture, _check_tables, check
 from softstair.cli._check_report import examine
+from softstair.train.stairs import StairName
 
 SMALL = ["--layers", "3", "--period", "10"]
 
@@ -143,7 +145,7 @@ def test_the_defaults_are_the_papers_cifar_10_settings() -> None:
     assert command.target() == softstair.Stair.ternary()
 
 
-@pytest.mark.parametrize("name", check.StairName.__args__)
+@pytest.mark.parametrize("name", get_args(StairName))
 def test_every_stair_by_name(name: str) -> None:
     stair = check.Command(stair=name, quantum=0.5).target()
     assert stair.quantum == 0.5
