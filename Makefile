@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install test lint types format clean
+.PHONY: demo install test lint types format clean dist
 
 demo: $(VENV)/command
 	$(BIN)/softstair train --every-fold
@@ -40,5 +40,20 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The wheel and the source archive, in dist/: built, checked, installed into a fresh environment and tried there.
+dist: $(VENV)/dist
+	rm -rf dist .venv-dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[cli]"
+	cd dist && ../.venv-dist/bin/softstair --version
+	cd dist && ../.venv-dist/bin/python -I -c "import softstair, softstair.train, softstair.experiments; print(softstair.__file__)"
+	rm -rf .venv-dist
+
+$(VENV)/dist: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) build twine
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-dist .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
