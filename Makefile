@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install test lint types format clean dist
+.PHONY: demo install test lint types format clean dist oldest
 
 demo: $(VENV)/command
 	$(BIN)/softstair train --every-fold
@@ -55,5 +55,17 @@ $(VENV)/dist: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) build twine
 	touch $@
 
+# Part of the tests with the oldest packages that pyproject.toml allows. They need Python 3.11 or 3.12.
+OLDEST_TESTS ?= tests/test_stair.py tests/test_schedule.py tests/test_ste.py tests/test_nn.py tests/test_anneal.py \
+	tests/test_convert.py tests/deploy/test_integer.py tests/deploy/test_onnx.py tests/train/test_loop.py
+
+oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -q -m "not slow" $(OLDEST_TESTS)
+
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[cli,onnx]' pytest hypothesis scipy
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-dist .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
