@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install test lint types format clean dist oldest
+.PHONY: demo install test lint types format clean docs dist oldest
 
 demo: $(VENV)/command
 	$(BIN)/softstair train --every-fold
@@ -40,6 +40,14 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The API site, in site/. Read it with `python3 -m http.server --directory site`: the search needs a server.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	touch $@
+
 # The wheel and the source archive, in dist/: built, checked, installed into a fresh environment and tried there.
 dist: $(VENV)/dist
 	rm -rf dist .venv-dist
@@ -68,4 +76,4 @@ oldest: .venv-oldest/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site
