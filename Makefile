@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install test lint types format clean docs dist oldest
+.PHONY: demo install test lint types format clean docs dist oldest hooks
 
 demo: $(VENV)/command
 	$(BIN)/softstair train --every-fold
@@ -74,6 +74,11 @@ oldest: .venv-oldest/installed
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[cli,onnx]' pytest hypothesis scipy
 	touch $@
+
+# Runs lint and types before every commit.
+hooks: install
+	$(PIP) pre-commit
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site
