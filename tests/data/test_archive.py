@@ -307,7 +307,7 @@ def quick(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_mutations_are_unpacked_or_refused(quick: Path) -> None:
     chance = random.Random(0)
     room = Room(quick)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from softstair.data import Dataset
 from softstair.data.folds import split
 
+pytestmark = pytest.mark.quick
+
 
 def dataset(count: int, groups: list[int] | None = None) -> Dataset:
     return Dataset(

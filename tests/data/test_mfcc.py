@@ -52,7 +52,7 @@ def by_librosa() -> np.ndarray:
     return coefficients.transpose(0, 2, 1)[:, :49]
 
 
-@pytest.mark.slow  # librosa alone takes seconds to import
+@pytest.mark.nightly  # librosa alone takes seconds to import
 @pytest.mark.parametrize("block", [1, 3, 128])
 def test_coefficients_are_those_of_librosa(by_librosa: np.ndarray, block: int) -> None:
     ours = mfcc(torch.from_numpy(recordings()), block=block)
@@ -61,14 +61,14 @@ def test_coefficients_are_those_of_librosa(by_librosa: np.ndarray, block: int) -
     assert np.abs(ours.numpy() - by_librosa).max() < 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_float32_is_near(by_librosa: np.ndarray) -> None:
     ours = mfcc(torch.from_numpy(recordings()), torch.float32)
     assert ours.dtype == torch.float32
     assert np.abs(ours.numpy() - by_librosa).max() < 2e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bytes_are_those_of_the_formula(by_librosa: np.ndarray) -> None:
     bytes_ = quantise(torch.from_numpy(by_librosa))
     expected = np.floor(np.clip(by_librosa.astype(np.float32) + np.float32(128), 0, 255))
