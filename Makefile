@@ -3,13 +3,16 @@
 #   make quick     the checks to run before a commit (40 s)
 #   make test      lint, types and the default lane of the tests (4 minutes on 2 cores)
 #   make nightly   every test (an hour); make nightly ROOM=deploy: those of one room
+#   make oldest    part of the tests with the oldest packages that are supported
+#   make docs      the API site, in site/
+#   make dist      the wheel and the source archive, in dist/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install quick test nightly lint types format clean
+.PHONY: demo install quick test nightly oldest lint types format hooks docs dist clean
 
 # -n: one worker per core of the smallest machine that is supported.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
@@ -51,5 +54,45 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The API site, in site/. Read it with `python3 -m http.server --directory site`: the search needs a server.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	touch $@
+
+# The wheel and the source archive, in dist/: built, checked, installed into a fresh environment and tried there.
+dist: $(VENV)/dist
+	rm -rf dist .venv-dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[cli]"
+	cd dist && ../.venv-dist/bin/softstair --version
+	cd dist && ../.venv-dist/bin/python -I -c "import softstair, softstair.train, softstair.experiments; print(softstair.__file__)"
+	rm -rf .venv-dist
+
+$(VENV)/dist: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) build twine
+	touch $@
+
+# Part of the tests with the oldest packages that pyproject.toml allows. They need Python 3.11 or 3.12.
+OLDEST_TESTS ?= tests/test_stair.py tests/test_schedule.py tests/test_ste.py tests/test_nn.py tests/test_anneal.py \
+	tests/test_convert.py tests/deploy/test_integer.py tests/deploy/test_onnx.py tests/train/test_loop.py
+
+oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -q -m "not slow" $(OLDEST_TESTS)
+
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[cli,onnx]' pytest hypothesis scipy
+	touch $@
+
+# Runs lint and types before every commit.
+hooks: install
+	$(PIP) pre-commit
+	$(BIN)/pre-commit install
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-dist .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site

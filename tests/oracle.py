@@ -125,7 +125,9 @@ def slack(x: np.ndarray, threshold: float, mean: float, dtype: torch.dtype) -> n
     return np.where(np.isfinite(x), move, 0.0)
 
 
-def expectation_bounds(x, levels, thresholds, name, mean, std, dtype):
+def expectation_bounds(
+    x, levels, thresholds, name, mean, std, dtype
+) -> tuple[np.ndarray, np.ndarray]:
     """The interval that an expectation computed in dtype must lie in."""
     lower, upper = (np.full(np.shape(x), float(levels[0])) for _ in range(2))
     for k, threshold in enumerate(thresholds):
@@ -137,7 +139,7 @@ def expectation_bounds(x, levels, thresholds, name, mean, std, dtype):
     return lower - room, upper + room
 
 
-def gradient_bounds(x, levels, thresholds, name, mean, std, dtype):
+def gradient_bounds(x, levels, thresholds, name, mean, std, dtype) -> tuple[np.ndarray, np.ndarray]:
     """The interval that a gradient computed in dtype must lie in; exactly 0 for a Dirac."""
     lower, upper = (np.zeros(np.shape(x)) for _ in range(2))
     if std == 0:
@@ -241,9 +243,9 @@ def stairs(draw: st.DrawFn) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if kind == "linear":
         count = 2 ** draw(st.integers(1, 8))
         unit = draw(st.sampled_from([1.0, 0.07, 0.25, 3.0]))
-        levels = [unit * (k - draw(st.just(count // 2))) for k in range(count)]
+        multiples = [unit * (k - draw(st.just(count // 2))) for k in range(count)]
         shift = draw(st.sampled_from([0.0, 0.5]))
-        return tuple(levels), tuple(q - shift * unit for q in levels[1:])
+        return tuple(multiples), tuple(q - shift * unit for q in multiples[1:])
     count = draw(st.integers(2, 33))
     levels = rng.uniform(-30, 30) + np.cumsum(10 ** rng.uniform(-2, 1, count))
     gaps = np.full(count - 1, 0.5) if kind == "equal bins" else 10 ** rng.uniform(-2, 1, count - 1)

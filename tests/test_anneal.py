@@ -7,6 +7,7 @@ import io
 import json
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_an_interrupted_run_is_the_same_run(stop, forward, freeze):
     """Bit for bit, whatever had been annealed when it stopped."""
     x, y = data()
 
-    def start(seed):
+    def start(seed) -> tuple[Any, Any, Any]:
         net = network(forward=forward, seed=seed)
         schedule = ss.Schedule.for_network(net, period=2, static_mean=False)
         return (

@@ -637,10 +637,14 @@ def test_a_fit_per_channel_is_as_near_as_one_per_layer():
 
 def test_weights_only_and_features_only():
     _, weights, x = converted("mlp", features=None)
-    assert [type(m).__name__ for m in weights][:3] == ["StairLinear", "BatchNorm1d", "ReLU"]
+    assert [type(m).__name__ for m in weights.children()][:3] == [
+        "StairLinear",
+        "BatchNorm1d",
+        "ReLU",
+    ]
     assert [r.layer for r in ss.report(weights).rows if r.layer is not None] == [0, 1, 2]
     model, features, x = converted("mlp", weights=None)
-    kinds = [type(m).__name__ for m in features]
+    kinds = [type(m).__name__ for m in features.children()]
     assert kinds == ["Linear", "BatchNorm1d", "StairActivation"] * 2 + ["Linear"]
     assert torch.equal(features[0].weight, model[0].weight)
     wanted = copy.deepcopy(model)

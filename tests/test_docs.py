@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -142,26 +142,103 @@ def test_what_the_maths_page_says_is_printed(capsys: pytest.CaptureFixture[str])
 # Links
 
 
-def anchor(heading: str) -> str:
-    """GitHub's: lower case, no punctuation, hyphens for spaces."""
-    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
-    return kept.replace(" ", "-")
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+# Inline links and images, definitions of reference links, and HTML.
+LINK_FORMS = (
+    r"\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)",
+    r"^ {0,3}\[[^\]]+\]:\s*<?([^\s>]+)",
+    r"(?:href|src)=\"([^\"]+)\"",
+)
 
 
 def anchors(page: Path) -> set[str]:
-    return {anchor(found) for found in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)}
+    """The anchors that GitHub gives a page: lower case, no punctuation, hyphens for spaces."""
+    names: list[str] = re.findall(r"(?:id|name)=\"([^\"]+)\"", prose(page))
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return set(names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"https?:", target):
+def broken_links(page: Path) -> list[str]:
+    """The relative links of a page whose file or anchor does not exist."""
+    text = re.sub(r"`[^`\n]*`", "", prose(page))
+    targets = [target for form in LINK_FORMS for target in re.findall(form, text, re.MULTILINE)]
+    broken = []
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
             continue
         path, _, place = target.partition("#")
         there = (page.parent / path).resolve() if path else page
-        assert there.exists(), f"{page.name} points to {target}"
-        if place:
-            assert place in anchors(there), f"{page.name} points to {target}"
+        if not there.exists() or (place and place not in anchors(there)):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_broken_links_of_every_form_are_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `page`, with [links](x.md)\n## Twice\n## Twice\n"
+        "[good](#a-page-with-links) [good](page.md#twice-1) [good](https://a.example/b)\n"
+        '[a](none.md) [b](#twice-2) [c](page.md#nowhere "title") ![d](none.png)\n'
+        '[e][ref] <img src="none.svg">\n\n[ref]: none.txt\n',
+        encoding="utf-8",
+    )
+    assert sorted(broken_links(page)) == [
+        "#twice-2",
+        "none.md",
+        "none.png",
+        "none.svg",
+        "none.txt",
+        "page.md#nowhere",
+        "x.md",
+    ]
+
+
+# The API site
+
+
+@pytest.fixture(scope="module")
+def site_pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_has_every_page(site_pages: ModuleType) -> None:
+    listed = re.findall(r"^ +- (?:.+: )?(\S+\.md)$", text_of(ROOT / "mkdocs.yml"), re.MULTILINE)
+    pages = [page.name for page in DOCS.glob("*.md")]
+    generated = [*site_pages.FROM_ROOT.values(), *(f"api/{n}.md" for n in site_pages.MODULES)]
+    assert sorted(listed) == sorted([*pages, *generated])
+
+
+def test_every_public_name_is_on_the_site_with_a_docstring(site_pages: ModuleType) -> None:
+    for name in site_pages.MODULES:
+        module, page = importlib.import_module(name), site_pages.api_page(name)
+        for public in module.__all__:
+            value = getattr(module, public)
+            if not isinstance(value, ModuleType):
+                assert re.search(rf"^::: softstair\.\S*\b{public}$", page, re.MULTILINE), public
+            if isinstance(value, type | FunctionType):
+                # A dataclass without a docstring gets its signature as one.
+                assert value.__doc__, public
+                assert not value.__doc__.startswith(f"{public}("), public
+
+
+def test_links_to_files_that_the_site_lacks_become_text(site_pages: ModuleType) -> None:
+    text = "[a](../results/README.md) [b](maths.md#schedules) [c](../README.md) [d](#e)"
+    assert site_pages.relink(text, DOCS / "speed.md") == (
+        "a (`results/README.md`) [b](maths.md#schedules) [c](index.md) [d](#e)"
+    )
 
 
 # Commands

@@ -1,11 +1,19 @@
-"""Argument checks name the parameter; missing extras say what to install."""
+"""Argument checks name the parameter, missing extras what to install; deprecations warn once."""
 
+import linecache
 import math
+import warnings
 
 import pytest
 
 from softstair import _check
-from softstair._errors import MissingExtraError, SoftstairError, first_line, import_extra
+from softstair._errors import (
+    MissingExtraError,
+    SoftstairError,
+    deprecated,
+    first_line,
+    import_extra,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -45,3 +53,18 @@ def test_missing_extra_says_what_to_install():
 def test_first_line_of_an_error_without_a_message_is_its_type():
     assert first_line(KeyError()) == "KeyError"
     assert first_line(OSError("disk full.\nmore")) == "disk full"
+
+
+def test_a_deprecated_function_warns_once_and_points_at_its_caller():
+    def old_name():
+        deprecated("old_name", "new_name", removed_in="9.9")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        old_name()
+        old_name()
+    assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)]
+    assert str(caught[0].message) == (
+        "old_name is deprecated and will be removed in softstair 9.9; use new_name."
+    )
+    assert linecache.getline(__file__, caught[0].lineno).strip() == "old_name()"

@@ -1,9 +1,12 @@
-"""The exceptions that softstair raises on purpose, and how an exception is shown in one line."""
+"""The exceptions that softstair raises on purpose, their first line, and deprecation warnings."""
 
 import importlib
+import warnings
 from types import ModuleType
 
-__all__ = ["MissingExtraError", "SoftstairError", "first_line", "import_extra"]
+__all__ = ["MissingExtraError", "SoftstairError", "deprecated", "first_line", "import_extra"]
+
+_WARNED: set[str] = set()
 
 
 class SoftstairError(ValueError):
@@ -65,3 +68,25 @@ def first_line(error: BaseException, limit: int = 200) -> str:
     """
     text = str(error).strip()
     return text.splitlines()[0].rstrip(". ")[:limit] if text else type(error).__name__
+
+
+def deprecated(old: str, new: str, removed_in: str) -> None:
+    """Warn that a public name is deprecated, once per process.
+
+    Call it first in the deprecated function, or in a module's ``__getattr__``: the warning points
+    at the code that uses the old name.
+
+    Args:
+        old: The deprecated name.
+        new: What to use instead.
+        removed_in: The version that removes ``old``.
+
+    >>> def old_name(x):
+    ...     deprecated("old_name", "new_name", removed_in="0.3")
+    ...     return new_name(x)
+    """
+    if old in _WARNED:
+        return
+    _WARNED.add(old)
+    message = f"{old} is deprecated and will be removed in softstair {removed_in}; use {new}."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -224,7 +224,9 @@ def _allow_recompilations(layers: int) -> None:
     by default, is told for the whole process to bear with as many as there are layers."""
     if "torch._dynamo" in sys.modules:
         config = sys.modules["torch._dynamo"].config
-        config.recompile_limit = max(config.recompile_limit, layers + 8)
+        # torch 2.6 calls the limit cache_size_limit.
+        name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+        setattr(config, name, max(getattr(config, name), layers + 8))
 
 
 def _unwrapped(net: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err
 
 
-def data_of(page: Path) -> dict[str, list[dict[str, object]]]:
+def data_of(page: Path) -> dict[str, Any]:
     text = page.read_text(encoding="utf-8")
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 

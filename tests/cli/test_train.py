@@ -459,6 +459,8 @@ def test_a_reader_that_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """`softstair train | head -1`: the run is whole all the same."""
 
     class Gone(io.StringIO):
+        spare: int
+
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
@@ -466,10 +468,10 @@ def test_a_reader_that_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return self.spare
 
     gone = Gone()
-    gone.spare = os.dup(2)  # type: ignore[attr-defined]
+    gone.spare = os.dup(2)
     monkeypatch.setattr(sys, "stdout", gone)
     code = cli.main(["train", *FLAGS, "--out", "x"])
-    os.close(gone.spare)  # type: ignore[attr-defined]
+    os.close(gone.spare)
     assert code == 141
     assert (tmp_path / "x" / "summary.json").exists()
 

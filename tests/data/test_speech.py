@@ -14,7 +14,6 @@ from speech_tree import OTHERS, SPEAKERS, TESTING, VALIDATION, WANTED, tone, wri
 from softstair import data
 from softstair.data import DataError, Dataset, folds, speech
 from softstair.data.speech import audio as recordings
-from softstair.data.speech import listing
 
 # 7 speakers train, the first with two takes: 8 clips of each of ten words, and a tenth of 80.
 PER_WORD, EXTRA = 8, 8
@@ -232,7 +231,7 @@ def test_one_seed_one_draw_whatever_the_order_of_listing(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(listing.os, "scandir", Reversed)
+    monkeypatch.setattr(os, "scandir", Reversed)
     assert same(speech.load(root, seed=3), first)
 
 

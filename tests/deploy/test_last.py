@@ -187,7 +187,13 @@ REFUSED: dict[str, Any] = {
         TERNARY, TERNARY, skip="5",
     ).eval(),
 }  # fmt: skip
-REST = (nn.Conv2d(1, 2, 64, bias=False), nn.BatchNorm2d(2), nn.ReLU(), nn.Identity(), nn.Flatten())
+REST: tuple[nn.Module, ...] = (
+    nn.Conv2d(1, 2, 64, bias=False),
+    nn.BatchNorm2d(2),
+    nn.ReLU(),
+    nn.Identity(),
+    nn.Flatten(),
+)
 
 
 @pytest.mark.parametrize("words", list(REFUSED))

@@ -23,7 +23,8 @@ from softstair.data.folds import split
 from softstair.models import build
 from softstair.train import Recipe, train, trained_network
 from softstair.train.evaluate import evaluate
-from softstair.train.job import device_named, make_network
+from softstair.train.machine import device_named
+from softstair.train.network import make_network
 from softstair.train.products import products_in
 from softstair.train.state import State
 

@@ -679,6 +679,8 @@ def test_a_loss_that_is_no_number(kind: str, calls: int, tmp_path: Path) -> None
     class Save:
         """Saves as often as it can."""
 
+        run: Run
+
         def begin(self, state: State) -> None:
             pass
 
