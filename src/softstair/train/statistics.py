@@ -3,10 +3,10 @@
 A batch normalisation is evaluated with means and variances that it has averaged over its last
 batches. Two things make them another network's: weights that still cross thresholds from step to
 step, each of which shifts its channel by a level times the mean of its input, and noise that is in
-the features of training and not in those of evaluation. Estimated anew, without noise, from some training examples,
-they fit. These are augmented as in training: black borders and the like are part of what the
-thresholds behind the normalisations were trained on. Statistics that training itself uses, of
-modules that are in evaluation then too, stay as they are.
+the features of training and not in those of evaluation. Estimated anew, without noise, from some
+training examples, they fit. These are augmented as in training: black borders and the like are part
+of what the thresholds behind the normalisations were trained on. Statistics that training itself
+uses, of modules that are in evaluation then too, stay as they are.
 """
 
 from collections.abc import Callable
