@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from softstair.bench.clock import synchronise
 from softstair.bench.memory import peak, size
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.captured import CapturedStep
 from softstair.train.compiled import Compiled
 from softstair.train.recipe import Recipe

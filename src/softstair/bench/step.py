@@ -19,7 +19,7 @@ from softstair.bench.effort import Effort
 from softstair.bench.machine import is_out_of_memory, reason
 from softstair.bench.rivals import Rival, brevitas_network, has_brevitas, naive_network
 from softstair.bench.subject import Subject, subject
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
 from softstair.train.machine import own_settings, threads_for
 from softstair.train.network import stair_network

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train.presets import PresetName, preset
 from softstair.train.recipe import Recipe
