@@ -1,14 +1,59 @@
-"""Where Triton is not installed, the files that import it cannot be searched for examples."""
+"""Test lanes, and which source files are searched for examples."""
 
 from importlib.util import find_spec
+from itertools import groupby
 
+import pytest
+
+# Without Triton, the modules that import it cannot be searched for examples.
 collect_ignore_glob: list[str] = []
 if find_spec("triton") is None:
     collect_ignore_glob += ["src/softstair/kernels/triton/[!_]*.py", "src/softstair/fused/[!_]*.py"]
 
 
-def pytest_report_header() -> str | None:
-    """Says what is left out."""
-    return (
-        f"triton is not installed: {collect_ignore_glob} left out" if collect_ignore_glob else None
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--lane``."""
+    parser.addoption(
+        "--lane",
+        choices=("quick", "default", "nightly"),
+        default="default",
+        help="quick: tests marked quick; default: all but nightly ones; nightly: everything",
     )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the lane and what is left out."""
+    left_out = f"; triton is not installed: {collect_ignore_glob} left out"
+    return f"lane: {config.getoption('lane')}{left_out if collect_ignore_glob else ''}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other lanes; tests named by a node id always run.
+
+    ``@pytest.mark.nightly`` puts a test into the nightly lane. ``@pytest.mark.nightly(keep=n)``
+    leaves n of its parameter sets, evenly spaced, in the default lane.
+    """
+    lane = config.getoption("lane")
+    if lane == "nightly" or any("::" in argument for argument in config.args):
+        return
+    selected: list[pytest.Item] = []
+    for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        selected += _default_lane(list(group))
+    if lane == "quick":
+        selected = [item for item in selected if item.get_closest_marker("quick")]
+    if len(selected) < len(items):
+        chosen = set(selected)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = selected
+
+
+def _default_lane(group: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the parameter sets of one test that are in the default lane."""
+    nightly = [item for item in group if item.get_closest_marker("nightly")]
+    if not nightly:
+        return group
+    keep = max(item.get_closest_marker("nightly").kwargs.get("keep", 0) for item in nightly)  # type: ignore[union-attr]
+    keep = min(keep, len(nightly))
+    kept = {id(nightly[index * len(nightly) // keep]) for index in range(keep)}
+    return [item for item in group if id(item) in kept or not item.get_closest_marker("nightly")]

@@ -1,14 +1,34 @@
-"""What fresh statistics do for a trained network whose weights were moving to the last.
+"""Measure trained networks with running and with fresh batch-norm statistics, layer by layer.
 
-    python benchmarks/fresh_statistics.py NETWORK [--data-dir data]
+    python benchmarks/fresh_statistics.py NETWORK... [--every-layer NETWORK] [--data-dir data]
+        [--out FILE.csv]
 
-NETWORK is a packed network or its name. Prints the accuracy on its validation fold, with the
-statistics that it was packed with, and with those estimated anew from its training examples, as
-they were augmented and as they are.
+NETWORK is a packed network or its name. Each is evaluated on its validation fold and on the test
+set, with the statistics of its batch normalisations
+
+    running                     as it was packed
+    fresh                       all estimated anew
+    fresh in layer 0 alone      those of the first layer estimated anew, the others running
+    fresh in all but layer 0    those of the first layer running, the others estimated anew
+    fresh, not augmented        all, from examples without augmentation, if it was trained with one
+
+and, for those named by --every-layer, with the third and the fourth for every other layer.
+
+Fresh statistics are those that a training step would use: each layer's are estimated while the
+layers before it normalise by their batches, from 4,096 training examples in batches of 256, without
+noise, augmented as in training. So those of one layer do not make up for what is wrong with those
+of another. What is measured is printed, and written to --out. results/variations/statistics.csv:
+
+    python benchmarks/fresh_statistics.py speech-uniform-mode-static-integer-input \
+        --out results/variations/statistics.csv
 """
 
 import argparse
+import csv
+from collections.abc import Iterator
 from pathlib import Path
+
+from torch import nn
 
 from sentence import tell
 from softstair.data import load
@@ -18,23 +38,83 @@ from softstair.train.evaluate import evaluate
 from softstair.train.packed import about, packed_network
 from softstair.train.statistics import refresh
 
+COLUMNS = ("network", "statistics", "valid_accuracy", "test_accuracy", "data_version")
+BATCH, SEED = 256, 0
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("network", type=Path)
+    parser.add_argument("networks", type=Path, nargs="+", metavar="NETWORK")
+    parser.add_argument("--every-layer", type=Path, action="append", default=[], metavar="NETWORK")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    network, held = packed_network(given.network), about(given.network)
-    recipe = held["recipe"]
-    data = load(recipe["data"], given.data_dir)
+    rows = []
+    for name in given.networks:
+        for row in measure(name, given.data_dir, name in given.every_layer):
+            accuracies = (
+                f"validation {row['valid_accuracy']}, test {row['test_accuracy'] or 'none'}"
+            )
+            print(f"{row['network']}, {row['statistics']}: {accuracies}", flush=True)
+            rows.append(row)
+    if given.out is not None:
+        with open(given.out, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def measure(name: Path, data_dir: Path, every_layer: bool) -> Iterator[dict[str, str]]:
+    """A row of the table for each choice of statistics."""
+    words = about(name)
+    recipe = words["recipe"]
+    data = load(recipe["data"], data_dir)
+    data = data if recipe["limit"] is None else data.sample(recipe["limit"])
+    numbers = words["mean"], words["std"]
     parts = split(data, recipe["fold"], recipe["folds"])
-    numbers = held["mean"], held["std"]
     training, valid = (Examples(data.x[part], data.y[part], *numbers) for part in parts)
-    found = {"running": evaluate(network, valid)[1]}
-    for name, augment in {"fresh": recipe["augment"], "fresh, not augmented": "none"}.items():
-        refresh(network.train(), training, batch=256, seed=0, augment=augment)
-        found[name] = evaluate(network.eval(), valid)[1]
-    print("; ".join(f"{name} {accuracy:.2%}" for name, accuracy in found.items()))
+    test = None
+    if data.test_x is not None and data.test_y is not None:
+        test = Examples(data.test_x, data.test_y, *numbers)
+    for statistics, network in networks(name, training, recipe["augment"], every_layer):
+        yield {
+            "network": name.stem,
+            "statistics": statistics,
+            "valid_accuracy": f"{evaluate(network, valid)[1]:.4f}",
+            "test_accuracy": "" if test is None else f"{evaluate(network, test)[1]:.4f}",
+            "data_version": data.version or "",
+        }
+
+
+def networks(
+    name: Path, training: Examples, augment: str, every_layer: bool
+) -> Iterator[tuple[str, nn.Module]]:
+    """The packed network with each choice of statistics."""
+    running = packed_network(name)
+    yield "running", running
+    fresh = packed_network(name).train()
+    refresh(fresh, training, BATCH, SEED, augment)
+    yield "fresh", fresh.eval()
+    for layer in range(len(norms(running)) if every_layer else 1):
+        yield f"fresh in layer {layer} alone", with_norm(name, running, fresh, layer)
+        yield f"fresh in all but layer {layer}", with_norm(name, fresh, running, layer)
+    if augment != "none":
+        refresh(fresh.train(), training, BATCH, SEED)
+        yield "fresh, not augmented", fresh.eval()
+
+
+def with_norm(name: Path, network: nn.Module, other: nn.Module, layer: int) -> nn.Module:
+    """A copy of the network with one batch normalisation of another."""
+    copy = packed_network(name)
+    copy.load_state_dict(network.state_dict())
+    norms(copy)[layer].load_state_dict(norms(other)[layer].state_dict())
+    return copy
+
+
+def norms(network: nn.Module) -> list[nn.Module]:
+    """The batch normalisations of a network, input side first."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [module for module in network.modules() if isinstance(module, kind)]
 
 
 if __name__ == "__main__":

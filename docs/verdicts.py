@@ -1,165 +1,490 @@
-"""Writes the tables of docs/reproduction.md anew from results/reproduction and results/variations.
+"""Writes the tables of docs/reproduction.md, all of docs/claims.md and results/configurations.csv
+anew from the tables in results/.
 
 python docs/verdicts.py
 """
 
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from parts import put
 
 from softstair import noise as noises
 from softstair.experiments import Training, load
-from softstair.experiments.claims import judged
+from softstair.experiments.claims import Finding, Verdict, decisive, judged
+from softstair.experiments.claims.contrasts import before_the_drop, final
 from softstair.experiments.claims.static import FULL
-from softstair.experiments.statistics import mean_of
-from softstair.experiments.studies import studies
+from softstair.experiments.design import DESIGNS, FORWARDS
+from softstair.experiments.statistics import Mean, mean_of
+from softstair.experiments.studies import DYNAMIC, STATIC, select, studies
+from softstair.schedule import POWERS
 
 DOCS = Path(__file__).parent
-TABLES = DOCS.parent / "results" / "reproduction"
-VARIATIONS = DOCS.parent / "results" / "variations"
+RESULTS = DOCS.parent / "results"
+DATA = {"cifar10": "CIFAR-10", "svhn": "SVHN, regenerated", "speech": "Speech v0.01"}
+PAPER = {
+    "uniform-mode-static": "86",
+    "uniform-random-static": "82",
+    "uniform-expectation-std-partition-homogeneous": "79",
+}
+"""Levels in the paper's text, in per cent."""
+INTERVALS = ("partition", "same_start", "overlapped", "same_end")
+STEPS = {"cifar10": 156, "svhn": 228, "speech": 69}
+"""Steps of an epoch, in batches of 256: four fifths of the training examples."""
+LAST = 20
+NONE = "–"
 
 
-def everything() -> list[Training]:
-    """Every unit that was trained for the reproduction."""
-    return [one for table in sorted(TABLES.glob("*.csv")) for one in load(table)]
+def reproduction() -> list[Training]:
+    """Every training in results/reproduction."""
+    return [one for path in sorted((RESULTS / "reproduction").glob("*.csv")) for one in load(path)]
 
 
-def verdicts(trainings: list[Training]) -> str:
-    """A row for each of the paper's claims."""
-    head = ["| claim | the paper says | verdict | measured |", "|---|---|---|---|"]
-    rows = [
-        f"| {one.claim} | {one.says} | **{one.verdict}** | {one.measured} |"
-        for one in judged(trainings)
-    ]
-    return "\n".join([*head, *rows])
+def variations(pattern: str) -> list[Training]:
+    """The trainings of the tables in results/variations whose names match."""
+    return [one for path in sorted((RESULTS / "variations").glob(pattern)) for one in load(path)]
 
 
-def shorter(trainings: list[Training]) -> str:
-    """A row for each claim that trainings shorter than the paper's say something about."""
-    head = ["| claim | verdict | measured |", "|---|---|---|"]
-    short = [one for one in trainings if not _is_full(one)]
-    tested = [one for one in judged(short) if one.verdict != "not tested"]
-    rows = [f"| {one.claim} | **{one.verdict}** | {one.measured} |" for one in tested]
-    return "\n".join([*head, *rows])
+# Cells of a table
 
 
-def means(trainings: list[Training], data: str, full: bool = False) -> str:
-    """A row for each configuration of the shorter trainings of a data set, or of those that are as
-    long as the paper's, the best first."""
-    head = ["| configuration | folds | validation, % |", "|---|---|---|"]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def number(share: float | Mean | None, digits: int = 1) -> str:
+    """A share times 100."""
+    if share is None:
+        return NONE
+    value = share.value if isinstance(share, Mean) else share
+    return f"{100 * value:z.{digits}f}".replace("-", "−")
+
+
+def spread(mean: Mean | None) -> str:
+    """The half interval of three folds or more; the range of two."""
+    if mean is None or mean.folds == 1:
+        return NONE
+    if mean.margin is not None:
+        return f"± {number(mean.margin)}"
+    return f"{number(mean.least)} to {number(mean.most)}"
+
+
+def average(values: Iterable[float | None]) -> Mean | None:
+    """The mean of values, if each of them is there."""
+    known = list(values)
+    there = [value for value in known if value is not None]
+    return mean_of(there) if there and len(there) == len(known) else None
+
+
+def tail(training: Training, epochs: int = LAST) -> float:
+    """The mean validation accuracy of the last epochs."""
+    last = training.curve[-epochs:]
+    return sum(epoch.valid_accuracy for epoch in last) / len(last)
+
+
+def is_full(training: Training) -> bool:
+    """Whether it is as long as the paper's."""
+    return int(training.settings["epochs"]) >= FULL[training.settings["data"]]
+
+
+def is_fresh(training: Training) -> bool:
+    return training.settings["statistics"] == "fresh"
+
+
+def grouped(trainings: Iterable[Training]) -> dict[str, list[Training]]:
+    """Trainings by their configuration, the best first; by fresh statistics, where there are."""
+    groups: dict[str, list[Training]] = {}
+    for one in trainings:
+        groups.setdefault(one.configuration, []).append(one)
+
+    def level(name: str) -> float:
+        fresh = [one for one in groups[name] if is_fresh(one)]
+        return -mean_of(one.valid_accuracy for one in fresh or groups[name]).value
+
+    return {name: groups[name] for name in sorted(groups, key=level)}
+
+
+# The first screen
+
+
+def coverage(trainings: Sequence[Training]) -> str:
+    """A row for each data set: how its units were trained."""
     rows = []
-    found = studies(
-        one for one in trainings if one.settings["data"] == data and _is_full(one) == full
+    for name, design in DESIGNS.items():
+        data = name.removeprefix("paper-")
+        units = {(unit.configuration, unit.recipe.fold) for unit in design.units()}
+        kinds: dict[tuple[str, int], set[tuple[bool, bool]]] = {}
+        for one in select(trainings, {"data": data}):
+            if (one.configuration, one.fold) in units:
+                kind = is_full(one), is_fresh(one)
+                kinds.setdefault((one.configuration, one.fold), set()).add(kind)
+        best = {unit: max(found, key=[*KINDS].index) for unit, found in kinds.items()}
+        counts = Counter(best.values())
+        never = len(units) - len(best)
+        shown = [len(units), counts[True, False], counts[True, True]]
+        shown += [counts[False, False] + counts[False, True], never]
+        rows.append([DATA[data], *(f"{count:,}" for count in shown)])
+    head = ["data set", "units in the paper", "full length, running statistics"]
+    return table(
+        [*head, "full length, fresh statistics only", "shortened only", "never trained"], rows
     )
-    for study in found:
-        if len(found) > 1:
-            rows.append(f"| **{study.scale}** | | |")
-        folds: dict[str, list[float]] = {}
-        for one in study.trainings:
-            if one.is_done:
-                folds.setdefault(one.configuration, []).append(one.valid_accuracy)
-        best = sorted(folds.items(), key=lambda item: -mean_of(item[1]).value)
-        rows += [
-            f"| `{name}` | {len(each)} | {mean_of(each).in_hundredths()} |" for name, each in best
-        ]
-    return "\n".join([*head, *rows])
 
 
-def _is_full(one: Training) -> bool:
-    return int(one.settings["epochs"]) >= FULL.get(one.settings["data"], 0)
+KINDS = {(False, True): 0, (False, False): 1, (True, True): 2, (True, False): 3}
+"""(full length, fresh statistics), the nearest to the paper last."""
 
 
-def accuracies(trainings: list[Training], data: str) -> str:
-    """A row for each unit of a data set at full scale, the best first."""
-    lines = [
-        "| configuration | epochs | fold | validation | before the drop | best epoch's | test |",
-        "|---|---|---|---|---|---|---|",
+def summary(findings: Sequence[Finding]) -> str:
+    """How many claims hold under the paper's evaluation, at full length."""
+    words = [
+        next((one.verdict for one in finding.tested if _is_papers(one)), "not tested")
+        for finding in findings
     ]
-    full = [one for one in trainings if one.settings["data"] == data and _is_full(one)]
-    for one in sorted(full, key=lambda one: -one.valid_accuracy):
-        drop = int(float(one.settings["drop"]))
-        before = [epoch.valid_accuracy for epoch in one.curve[drop - 10 : drop]]
-        cells = [one.valid_accuracy, sum(before) / len(before), one.best_valid_accuracy or 0.0]
-        numbers = " | ".join(f"{100 * cell:.2f}" for cell in (*cells, one.test_accuracy or 0.0))
-        fresh = ", fresh statistics" if one.settings.get("statistics") == "fresh" else ""
-        name, epochs = f"`{one.configuration}`{fresh}", one.settings["epochs"]
-        lines.append(f"| {name} | {epochs} | {one.fold} | {numbers} |")
-    return "\n".join(lines)
+    counts = Counter(words)
+    order = ("holds", "holds in part", "does not hold", "not tested")
+    listed = ", ".join(f"{word} {counts[word]}" for word in order)
+    return f"At full length and with running statistics, of {len(words)} claims: {listed}."
 
 
-def variations(trainings: list[Training]) -> str:
-    """A row for each configuration and number of epochs that was trained in other ways too: as the
-    rest is, which is in bfloat16, and as the names of the tables end."""
-    plain = [(one, "bfloat16") for one in trainings if one.settings["statistics"] == "running"]
-    apart = _apart("cifar10")
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for one, how in (*plain, *apart):
-        if one.fold == 0:
-            row = found.setdefault((one.configuration, one.settings["epochs"]), {})
-            row[how] = f"{100 * one.valid_accuracy:.2f}"
-    columns = {
-        "bfloat16": "bfloat16",
-        "tf32": "TF32",
-        "float32": "float32",
-        "seed-1": "seed 1",
-        "fresh-unaugmented": "fresh, not augmented",
-    }
-    lines = [
-        f"| configuration | epochs | {' | '.join(columns.values())} |",
-        "|---" * (2 + len(columns)) + "|",
+def claims(findings: Sequence[Finding]) -> str:
+    """A row for each claim: its verdicts, and of how many trainings they are."""
+    rows = []
+    for place, finding in enumerate(findings, 1):
+        kinds = {(_full(one), one.study.is_fresh): one for one in reversed(finding.tested)}
+        cells = [f"[{place}](claims.md#{anchor(place, finding)})", finding.says]
+        cells.append(DATA[finding.data])
+        for kind in ((True, False), (False, False), (True, True)):
+            one = kinds.get(kind)
+            cells += [one.verdict, str(one.trainings)] if one else [NONE, "0"]
+        rows.append(cells)
+    head = ["claim", "the paper says", "data"]
+    for kind in ("full length, running", "shortened, running", "full length, fresh"):
+        head += [f"{kind} statistics", "trainings"]
+    return table(head, rows)
+
+
+def _is_papers(verdict: Verdict) -> bool:
+    """Whether it is of full length and of running statistics."""
+    return _full(verdict) and not verdict.study.is_fresh
+
+
+def _full(verdict: Verdict) -> bool:
+    return verdict.study.epochs >= FULL[verdict.study.data]
+
+
+def anchor(place: int, finding: Finding) -> str:
+    """The anchor of a claim's section."""
+    title = "".join(c for c in finding.claim.lower() if c.isalnum() or c in "- ")
+    return f"{place}-{title.replace(' ', '-')}"
+
+
+# Levels
+
+
+def levels(trainings: Sequence[Training], data: str) -> str:
+    """A row for each configuration of a data set at full length, the best first."""
+    full = [one for one in select(trainings, {"data": data}) if is_full(one)]
+    head = ["configuration", "paper", "folds", "validation", "95 % or range", "before the drop"]
+    head += [f"last {LAST} epochs", "test", "fresh: folds", "fresh: validation"]
+    head += ["fresh: 95 % or range", "fresh: test"]
+    rows = []
+    for name, group in grouped(full).items():
+        running = [one for one in group if not is_fresh(one)]
+        fresh = [one for one in group if is_fresh(one)]
+        valid = average(one.valid_accuracy for one in running)
+        cells = [f"`{name}`", PAPER.get(name, NONE) if data == "cifar10" else NONE]
+        cells += [str(len(running)), number(valid), spread(valid)]
+        cells += [number(average(before_the_drop(one) for one in running))]
+        cells += [number(average(tail(one) for one in running))]
+        cells += [number(average(one.test_accuracy for one in running))]
+        valid = average(one.valid_accuracy for one in fresh)
+        cells += [str(len(fresh)), number(valid), spread(valid)]
+        cells += [number(average(one.test_accuracy for one in fresh))]
+        rows.append(cells)
+    keep = [at for at in range(len(head)) if any(row[at] not in (NONE, "0") for row in rows)]
+    pick = lambda cells: [cells[at] for at in keep]
+    return table(pick(head), map(pick, rows))
+
+
+def by_tail(trainings: Sequence[Training]) -> str:
+    """The verdicts on Speech Commands at full length with running statistics, by the last epoch and
+    by the mean of the last 20."""
+    ours = select(trainings, {"data": "speech"})
+    smooth = [
+        replace(
+            one,
+            curve=(*one.curve[:-1], replace(one.curve[-1], valid_accuracy=tail(one))),
+        )
+        for one in ours
     ]
-    for name, epochs in sorted({(one.configuration, one.settings["epochs"]) for one, _ in apart}):
-        cells = (found[name, epochs].get(column, "") for column in columns)
-        lines.append(f"| `{name}` | {epochs} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = []
+    for last, mean in zip(judged(ours), judged(smooth), strict=True):
+        words = [next((v.verdict for v in f.tested if _is_papers(v)), NONE) for f in (last, mean)]
+        if words != [NONE, NONE] and last.name != "speech-variability":  # of these epochs already
+            rows.append([last.says, *words])
+    return table(["the paper says", "last epoch", f"mean of the last {LAST} epochs"], rows)
 
 
-def widths(trainings: list[Training]) -> str:
-    """A row for each width of static noise that DSCNN was trained with, the widest first."""
-    fresh = [one for one in trainings if one.settings["statistics"] == "fresh"]
-    found: dict[tuple[str, str, float], list[float]] = {}
-    for one in (*fresh, *(one for one, _ in _apart("speech"))):
-        noise, forward, still = (one.settings[key] for key in ("noise", "forward", "static_std"))
-        if (one.settings["data"], forward, still) == ("speech", "mode", "true"):
-            std0 = one.settings.get("std0", "None")
-            std = noises.get(noise).std_within(0.5) if std0 == "None" else float(std0)
-            found.setdefault((one.settings["epochs"], noise, std), []).append(one.valid_accuracy)
-    lines = ["| epochs | noise | std, quanta | folds | validation, % |", "|---|---|---|---|---|"]
-    for (epochs, noise, std), each in sorted(found.items(), key=_place):
-        mean = mean_of(each).in_hundredths()
-        lines.append(f"| {epochs} | {noise} | {std:.3f} | {len(each)} | {mean} |")
-    return "\n".join(lines)
+# Shortened trainings, and other settings
 
 
-def _place(item: tuple[tuple[str, str, float], list[float]]) -> tuple[int, int, float]:
-    (epochs, noise, std), _ = item
-    return -int(epochs), list(noises.names()).index(noise), -std
+def shortened(trainings: Sequence[Training]) -> str:
+    """Decay intervals by forward pass: CIFAR-10, uniform noise, 50 epochs."""
+    ours = select(trainings, {"data": "cifar10", "epochs": "50", "noise": "uniform"})
+    rows = []
+    static = [_validation(ours, {**STATIC, "forward": forward}) for forward in FORWARDS]
+    rows.append(["static noise", NONE, *map(number, static)])
+    for interval in INTERVALS:
+        for power in POWERS:
+            wanted = {**DYNAMIC, "interval": interval, "power": power}
+            cells = [_validation(ours, {**wanted, "forward": one}) for one in FORWARDS]
+            rows.append([interval.replace("_", " "), power, *map(number, cells)])
+    return table(["decay interval", "power law", *FORWARDS], rows)
 
 
-def _apart(data: str) -> list[tuple[Training, str]]:
-    """The units of a data set that were trained in other ways, and how, by the table's name."""
-    return [
-        (one, table.stem.split("-", 3)[3])
-        for table in sorted(VARIATIONS.glob(f"{data}-*.csv"))
-        for one in load(table)
-    ]
+def static_noises(trainings: Sequence[Training]) -> str:
+    """Static noise types by data set and forward pass, over fewer epochs than the paper's."""
+    rows = []
+    for study in studies(one for one in trainings if not is_full(one)):
+        for forward in ("mode", "random"):
+            wanted = {**STATIC, "forward": forward}
+            group = select(study.trainings, wanted)
+            if group:
+                cells = [_validation(group, {"noise": noise}) for noise in noises.names()]
+                folds = len({one.fold for one in group})
+                about = [DATA[study.data], str(study.epochs), study.statistics, forward, str(folds)]
+                rows.append([*about, *map(number, cells)])
+    head = ["data", "epochs", "statistics", "forward", "folds"]
+    return table([*head, *noises.names()], rows)
 
 
-def rewritten(page: str) -> str:
-    """The page with its tables as they are now."""
-    trainings = everything()
-    tables = {
-        "full scale": accuracies(trainings, "cifar10"),
-        "variations": variations(trainings),
-        "verdicts": verdicts(trainings),
-        "shorter": shorter(trainings),
-        "speech at full scale": means(trainings, "speech", full=True),
+def _validation(trainings: Sequence[Training], wanted: dict[str, str]) -> Mean | None:
+    return average(one.valid_accuracy for one in select(trainings, wanted))
+
+
+def per_layer(trainings: Sequence[Training]) -> str:
+    """How far partition with mode lies from static mode, by the steps that a layer is annealed
+    in; running statistics, and fresh ones on speech, where running ones collapse."""
+    rows = []
+    for study in studies(trainings):
+        if study.data == "speech" and not study.is_fresh:
+            continue
+        uniform = {"noise": "uniform", "forward": "mode"}
+        partition = select(
+            study.trainings,
+            {**DYNAMIC, **uniform, "interval": "partition", "power": "homogeneous"},
+        )
+        static = {one.fold: one for one in select(study.trainings, {**STATIC, **uniform})}
+        pairs = [(one, static[one.fold]) for one in partition if one.fold in static]
+        if pairs:
+            steps = float(partition[0].settings["period"]) * STEPS[study.data]
+            gap = mean_of(one.valid_accuracy - other.valid_accuracy for one, other in pairs)
+            cells = [DATA[study.data], str(study.epochs), study.statistics, str(len(pairs))]
+            rows.append((steps, [*cells, f"{steps:,.0f}", number(gap), spread(gap)]))
+    head = ["data", "epochs", "statistics", "folds", "steps per layer", "partition less static"]
+    return table([*head, "95 % or range"], [row for _, row in sorted(rows, key=lambda row: row[0])])
+
+
+def precisions(trainings: Sequence[Training]) -> str:
+    """The two cells of partition below the paper's levels: in other precisions, with another
+    seed."""
+    rows = []
+    for name in PARTITION:
+        long = select([one for one in trainings if is_full(one)], {"fold": "0"})
+        groups = {
+            ("500", "bfloat16", "0"): long,
+            ("500", "bfloat16", "1"): variations("cifar10-500-epochs-seed-1.csv"),
+            ("100", "bfloat16", "0"): variations("cifar10-100-epochs-bfloat16.csv"),
+            ("100", "float32", "0"): variations("cifar10-100-epochs-float32.csv"),
+        }
+        for about, group in groups.items():
+            (one,) = (one for one in group if one.configuration == name and not is_fresh(one))
+            cells = [number(one.valid_accuracy), number(one.test_accuracy)]
+            rows.append([f"`{name}`", *about, *cells])
+    return table(["configuration", "epochs", "precision", "seed", "validation", "test"], rows)
+
+
+PARTITION = (
+    "uniform-random-std-partition-homogeneous",
+    "uniform-expectation-std-partition-homogeneous",
+)
+
+
+def centred(trainings: Sequence[Training]) -> str:
+    """Static uniform noise on Speech Commands at full length: the input as in the paper with both
+    kinds of statistics, and the input centred."""
+    every = [*trainings, *variations("speech-120-epochs-centred.csv")]
+    wanted = {**STATIC, "data": "speech", "noise": "uniform", "epochs": "120"}
+    rows = []
+    for forward in ("mode", "random"):
+        for centre, kind in (("false", "running"), ("true", "running"), ("false", "fresh")):
+            one = {"forward": forward, "centre_input": centre, "statistics": kind}
+            group = select(every, {**wanted, **one})
+            valid, last = (average(map(of, group)) for of in (final, tail))
+            shown = [number(valid), spread(valid), number(last)]
+            shown.append(number(average(one.test_accuracy for one in group)))
+            about = [forward, "x" if centre == "false" else "(x − 128)/16", kind, str(len(group))]
+            rows.append([*about, *shown])
+    head = ["forward", "input", "statistics", "folds", "validation", "95 % or range"]
+    return table([*head, f"last {LAST} epochs", "test"], rows)
+
+
+def digits() -> str:
+    """Dynamic means on the digits."""
+    rows = []
+    for one in variations("digits-dynamic-means.csv"):
+        std = "static" if one.settings["static_std"] == "true" else "dynamic"
+        rows.append([std, one.settings["learning_rate"], number(one.valid_accuracy)])
+    return table(["std", "learning rate", "validation"], sorted(rows, reverse=True))
+
+
+def widths(trainings: Sequence[Training]) -> str:
+    """A row for each width of static noise that DSCNN was trained with, with fresh statistics."""
+    every = [one for one in (*trainings, *variations("speech-*.csv")) if is_fresh(one)]
+    groups: dict[tuple[int, int, float], list[Training]] = {}
+    for one in select(every, {**STATIC, "data": "speech", "forward": "mode"}):
+        noise, std0 = one.settings["noise"], one.settings.get("std0", "None")
+        std = noises.get(noise).std_within(0.5) if std0 == "None" else float(std0)
+        if one.settings["centre_input"] == "false":
+            key = -int(one.settings["epochs"]), list(noises.names()).index(noise), -std
+            groups.setdefault(key, []).append(one)
+    rows = []
+    for (epochs, noise, std), group in sorted(groups.items()):
+        valid = average(one.valid_accuracy for one in group)
+        test = average(one.test_accuracy for one in group)
+        about = [str(-epochs), noises.names()[noise], f"{-std:.3f}", str(len(group))]
+        rows.append([*about, number(valid), spread(valid), number(test)])
+    head = ["epochs", "noise", "std, quanta", "folds", "validation", "95 % or range", "test"]
+    return table(head, rows)
+
+
+def means() -> str:
+    """Shares of weights at each level after training with dynamic means, over layers."""
+    with open(RESULTS / "dynamic-means.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    shown = []
+    for name in sorted({row["configuration"] for row in rows}):
+        mine = [row for row in rows if row["configuration"] == name]
+        least = [min(float(row[f"at {level}"]) for row in mine) for level in (-1, 0, 1)]
+        most = [max(float(row[f"at {level}"]) for row in mine) for level in (-1, 0, 1)]
+        cells = [f"{number(a)} to {number(b)}" for a, b in zip(least, most, strict=True)]
+        shown.append([f"`{name}`", *cells])
+    return table(["configuration", "at −1", "at 0", "at 1"], shown)
+
+
+def cost() -> str:
+    """Seconds of training steps of a unit of CIFAR-10, and hours of the whole design."""
+    bench = json.loads((RESULTS / "speed-h200.json").read_text(encoding="utf-8"))["partition"]
+    units = len(DESIGNS["paper-cifar10"])
+    rows = []
+    for name, key in (("static noise, mode", "static_"), ("partition, mode", "")):
+        seconds = bench[f"{key}seconds"]
+        hours = units * seconds / 3600
+        rate = f"{bench[f'{key}images_per_second']:,.0f}"
+        rows.append([name, rate, f"{seconds:.0f}", f"{hours:.0f}"])
+    return table(["training", "images/s", "seconds of a unit", f"hours of {units:,} units"], rows)
+
+
+# The other files
+
+
+def left_out(trainings: Sequence[Training]) -> str:
+    """The configurations that decide nothing, each with its mean validation accuracy."""
+    names = []
+    for study in studies(trainings):
+        kept = {one.configuration for one in decisive(study).trainings}
+        for name, group in grouped(study.trainings).items():
+            if name not in kept:
+                mean = number(average(one.valid_accuracy for one in group))
+                names.append(f"`{name}` ({study.epochs} epochs, {mean} %)")
+    return f"  {', '.join(names)}."
+
+
+def evidence(findings: Sequence[Finding]) -> str:
+    """A section for each claim: the rows that each of its verdicts follows from."""
+    sections = []
+    for place, finding in enumerate(findings, 1):
+        lines = [f"## {place} {finding.claim}", f"{DATA[finding.data]}. {finding.says}"]
+        lines += [] if finding.tested else ["", f"Not tested. {finding.measured}"]
+        for one in finding.tested:
+            scale = f"{one.study.epochs} epochs, {one.study.statistics} statistics"
+            without = f" Without {', '.join(one.missing)}." if one.missing else ""
+            trained = f"from {one.trainings} training{'' if one.trainings == 1 else 's'}"
+            lines += ["", f"**{scale}: {one.verdict}**, {trained}.{without}", "", rows_of(one)]
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
+
+
+def rows_of(verdict: Verdict) -> str:
+    """Accuracies, and then differences."""
+    rows = []
+    for label, side in verdict.sides.items():
+        mean, test = side.mean, NONE if "drop" in label else number(side.test)
+        about = [label, str(side.configurations), str(mean.folds)]
+        rows.append([*about, number(mean), NONE, spread(mean), test])
+    for label, gap in verdict.gaps.items():
+        folds = NONE if label.startswith("std") else str(gap.folds)
+        rows.append([label, NONE, folds, NONE, number(gap), spread(gap), NONE])
+    head = ["quantity", "configurations", "folds", "validation, %", "difference, points"]
+    return table([*head, "95 % or range", "test, %"], rows)
+
+
+def configurations(trainings: Sequence[Training]) -> str:
+    """A row for each configuration of each study, as CSV: means over folds, in per cent."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["data", "epochs", "statistics", "configuration", "folds", "validation"]
+    writer.writerow([*head, "half_interval_95", "least", "most", "test"])
+    for study in studies(trainings):
+        about = [study.data, study.epochs, study.statistics]
+        for name, group in grouped(one for one in study.trainings if one.is_done).items():
+            mean = mean_of(one.valid_accuracy for one in group)
+            test = average(one.test_accuracy for one in group)
+            shown = [mean.value, mean.margin, mean.least, mean.most, test and test.value]
+            cells = ["" if one is None else f"{100 * one:.2f}" for one in shown]
+            writer.writerow([*about, name, mean.folds, *cells])
+    return text.getvalue()
+
+
+def written() -> dict[Path, str]:
+    """Every file that this script writes, as it is to be."""
+    trainings = reproduction()
+    findings = judged(trainings)
+    page, proof = DOCS / "reproduction.md", DOCS / "claims.md"
+    parts = {
+        "coverage": coverage(trainings),
+        "summary": summary(findings),
+        "claims": claims(findings),
+        "CIFAR-10": levels(trainings, "cifar10"),
+        "speech": levels(trainings, "speech"),
+        "last epochs": by_tail(trainings),
+        "decay intervals": shortened(trainings),
+        "static noise": static_noises(trainings),
+        "steps per layer": per_layer(trainings),
+        "precisions": precisions(trainings),
         "widths": widths(trainings),
-        **{data: means(trainings, data) for data in ("cifar10", "svhn", "speech")},
+        "centred": centred(trainings),
+        "dynamic means": means(),
+        "digits": digits(),
+        "cost": cost(),
     }
-    return put(tables, page)
+    return {
+        page: put(parts, page.read_text(encoding="utf-8")),
+        proof: put(
+            {"left out": left_out(trainings), "evidence": evidence(findings)},
+            proof.read_text(encoding="utf-8"),
+        ),
+        RESULTS / "configurations.csv": configurations(trainings),
+    }
 
 
 if __name__ == "__main__":
-    path = DOCS / "reproduction.md"
-    path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")

@@ -113,6 +113,7 @@ def data():
     return x, torch.randint(3, (32,), generator=generator)
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("stop", [0, 1, 7, 12, 19])
 @pytest.mark.parametrize("forward", ["mode", "random", "expectation"])
 @pytest.mark.parametrize("freeze", [False, True])
@@ -326,6 +327,7 @@ def compare(net, compiled, twin, x):
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_moving_noise_never_recompiles():
     """And a newly annealed layer does so once at most."""
     torch._dynamo.reset()
@@ -354,7 +356,7 @@ def deep(layers: int) -> nn.Module:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_layers_do_not_run_into_dynamos_limit():
     """Twelve layers annealed one by one, an evaluation after each, all in one graph."""
     torch._dynamo.reset()

@@ -366,7 +366,7 @@ torch.save(answers, sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_networks_go_to_another_process(tmp_path):
     """Pickled here, loaded there: the same outputs, the table with it."""
     nets, sent, lost = {}, {}, []
@@ -393,6 +393,7 @@ def test_networks_go_to_another_process(tmp_path):
     assert not lost
 
 
+@pytest.mark.nightly(keep=10)
 @pytest.mark.parametrize("settings", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_round_trip(name, settings):
@@ -431,7 +432,9 @@ def test_a_float_checkpoint_loads_strictly(name):
 
 FAST = ("mlp",)
 COMPILED = [
-    n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "branching"
+    n if n in FAST else pytest.param(n, marks=pytest.mark.nightly)
+    for n in NAMES
+    if n != "branching"
 ]
 
 
@@ -455,7 +458,7 @@ def test_compiled_equals_eager(name):
         torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["shared"])
 def test_inductor_equals_eager(name):
@@ -901,6 +904,160 @@ def test_activations_in_place(kind):
     net.b.register_forward_pre_hook(lambda _, inputs: fed.append(inputs[0]))
     net(x)
     assert set(fed[0].flatten().tolist()) <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+
+
+def without_exact_sums(net):
+    """A copy that sums the features as they are, without a quantum that was derived for them."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, ss.nn.StairLayer):
+            module.input_quantum = None
+    return net
+
+
+def _multiply(x):
+    x *= 0.375
+
+
+def _assign(h):
+    h[:, 0] = 0.375
+
+
+def _multiply_each(h):
+    for column in h.unbind(1):
+        column.mul_(0.375)
+
+
+def _replace_data(h):
+    h.data = 0.375 * h
+
+
+def _share_data(h):
+    y = torch.zeros(1)
+    y.data = h.data
+    y.mul_(0.375)
+
+
+WRITTEN = {
+    "slice": lambda h: h[:, :4].mul_(0.375),
+    "view": lambda h: h.view(-1, 2, 4).mul_(0.375),
+    "operator": _multiply,
+    "operator on a slice": lambda h: _multiply(h[:, 1:3]),
+    "chunk": lambda h: h.chunk(2, 1)[1].add_(0.25),
+    "split": lambda h: torch.split(h, 3, 1)[0].fill_(0.25),
+    "transpose": lambda h: h.transpose(0, 1).mul_(0.375),
+    "permute": lambda h: h.permute(1, 0).div_(3),
+    "unsqueeze": lambda h: h.unsqueeze(1).clamp_(-0.25, 0.25),
+    "detach": lambda h: h.detach().mul_(0.375),
+    "data": lambda h: h.data.mul_(0.375),
+    "operator on data": lambda h: _multiply(h.data),
+    "out": lambda h: torch.mul(h, 0.375, out=h),
+    "out, a view": lambda h: torch.mul(h[:, :2], 0.375, out=h[:, :2]),
+    "twice": lambda h: h.add_(h).mul_(0.375),
+    "assignment": _assign,
+    "loop": _multiply_each,
+    "new data": _replace_data,
+    "data of another tensor": _share_data,
+}
+NOT_TRACED = ("assignment", "loop", "new data")
+
+
+class WritesFeatures(Plain):
+    """Features that are written into after their stair, and read again."""
+
+    def __init__(self, write, traced: bool) -> None:
+        super().__init__()
+        self.act, self.write, self.traced = nn.ReLU(), write, traced
+
+    def forward(self, x):
+        h = self.act(self.a(x))
+        if not self.traced and h.sum() < -1e9:
+            return x
+        self.write(h)
+        return self.b(h)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_features_that_were_written_into_are_summed_as_they_are(kind, traced):
+    torch.manual_seed(0)
+    if traced and kind in NOT_TRACED:
+        pytest.skip("torch.fx does not trace it")
+    x = 3 * torch.randn(200, 6)
+    net = ss.quantise(WritesFeatures(WRITTEN[kind], traced), TERNARY, TERNARY, example_inputs=x)
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x), without_exact_sums(net)(x))
+
+
+class KeepsQuantum(Plain):
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.act, self.write, self.again = nn.ReLU(), write, nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.act(self.a(x))
+        y = self.again(h)
+        self.write(h)
+        return self.b(h) + y
+
+
+def _double(h):
+    h += h
+
+
+@pytest.mark.parametrize(
+    ("write", "quantum", "widest"),
+    [
+        (lambda h: h[:, :4].neg_(), 1.0, 2),  # a bound: that of an addition
+        (_double, 1.0, 2),
+        (lambda h: h[:, 1:].add_(h[:, 1:]), 1.0, 2),
+        (lambda h: h.add(0.5).mul_(2), 1.0, 1),
+        (lambda h: h.mul_(0.5), None, None),
+    ],
+)
+def test_a_write_leaves_the_quantum_that_the_features_have_then(write, quantum, widest):
+    """What was read before is not touched; what is read afterwards has the new values."""
+    net = ss.quantise(KeepsQuantum(write), TERNARY, TERNARY)
+    assert (net.again.input_quantum, net.again.widest_input) == (1.0, 1)
+    assert net.b.input_quantum == quantum
+    assert quantum is None or net.b.widest_input == widest
+
+
+class AliasedActivation(Plain):
+    """A functional activation in code that adds to an alias of what it reads."""
+
+    def forward(self, x):
+        size = x.size(0)
+        doubled = size
+        doubled += size
+        t = self.a(x)
+        u = t
+        u += x.sum(1, keepdim=True)
+        return self.b(F.relu(t)).view(size, 3) + doubled
+
+
+def test_an_addition_to_an_alias_stays_in_place_where_code_is_rewritten():
+    torch.manual_seed(0)
+    model, x = AliasedActivation().eval(), torch.randn(8, 6)
+    net = ss.quantise(model, TERNARY, TERNARY).eval()
+    stair = net.get_submodule("stair_relu")
+    wanted = net.b(stair(net.a(x) + x.sum(1, keepdim=True))) + 16
+    for tried in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(tried(x), wanted)
+
+
+class ViewActivation(Plain):
+    """An activation in place on a view of what is read afterwards."""
+
+    def forward(self, x):
+        h = self.a(x)
+        y = F.relu(h.view(-1, 2, 4), inplace=True)
+        return self.b(y.flatten(1) + h)
+
+
+def test_an_activation_in_place_on_a_view_is_refused():
+    with pytest.raises(ValueError, match="works in place on a tensor that is used again"):
+        ss.quantise(ViewActivation(), TERNARY, TERNARY)
 
 
 class DropNever(Plain):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -18,7 +19,8 @@ import softstair as ss
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+RESULTS = ROOT / "results"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), RESULTS / "README.md"]
 # The Lightning and Hugging Face examples have tests beside those of the callbacks.
 ELSEWHERE = {"integrations.md"}
 
@@ -37,7 +39,7 @@ def text_of(page: Path) -> str:
 
 
 def name_of(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -80,7 +82,7 @@ GIVEN = {
 RUNNABLE = [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE]
 
 
-LONG = {"own.md": pytest.mark.slow}
+LONG = {"own.md": pytest.mark.nightly}
 RUNS = [pytest.param(page, marks=LONG.get(page.name, ()), id=page.name) for page in RUNNABLE]
 
 
@@ -234,18 +236,51 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
     assert found == {name: str(value) for name, value in wanted.items()}
 
 
-@pytest.mark.parametrize(("script", "page"), [("verdicts", "reproduction"), ("speed", "speed")])
-def test_tables_are_those_that_the_script_writes(
-    script: str, page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script beside the pages, as a module."""
     monkeypatch.syspath_prepend(DOCS)
-    spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = text_of(DOCS / f"{page}.md")
-    assert module.rewritten(text) == text
+    return module
+
+
+def test_tables_of_speed_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(DOCS / "speed.md")
+    assert script("speed", monkeypatch).rewritten(text) == text
+
+
+def test_pages_of_the_reproduction_are_those_that_the_script_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = script("verdicts", monkeypatch).written()
+    assert len(written) == 3
+    for path, text in written.items():
+        assert text_of(path) == text, path
+
+
+def test_every_result_names_its_commit_command_data_and_machine() -> None:
+    """A file without an entry, an entry without a file, an empty field and a command that does not
+    parse are failures."""
+    entries = json.loads(text_of(RESULTS / "provenance.json"))
+    files = {
+        str(path.relative_to(RESULTS))
+        for path in RESULTS.rglob("*")
+        if path.is_file() and path.name not in ("README.md", "provenance.json")
+    }
+    assert set(entries) == files
+    for name, entry in entries.items():
+        assert {"commit", "command", "data", "machine"} <= set(entry), name
+        assert all(entry.values()), name
+        assert re.search(r"\b[0-9a-f]{7}\b|^that of the tables", entry["commit"]), name
+        for line in entry["command"]:
+            assert line.startswith(("softstair", "python ")), name
+            if line.startswith("softstair "):
+                parse_command(line)
+            elif line.startswith("python "):
+                assert (ROOT / line.split()[1]).is_file(), line
 
 
 # Pictures
@@ -269,6 +304,7 @@ def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
     assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 600_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["forwards", "schedules"])
 def test_a_picture_is_the_same_each_time(draw: ModuleType, name: str, tmp_path: Path) -> None:
     first = draw.draw(name, tmp_path).read_bytes()

@@ -30,7 +30,7 @@ def test_each_is_one_page_and_tried_here() -> None:
     assert all(len(page.read_text().splitlines()) <= 80 for page in pages)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_digits_learns(run) -> None:
     said = run("digits.py", "3")
     mean = re.search(r"\n(\d+\.\d+)% ± \d+\.\d+%\n$", said)
@@ -38,14 +38,14 @@ def test_digits_learns(run) -> None:
     assert float(mean[1]) > 90
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_estimator_learns(run) -> None:
     lines = run("estimators.py", "2", "1").splitlines()
     assert len(lines) == 9
     assert all(float(line.split()[-1].rstrip("%")) > 75 for line in lines), lines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_noise_of_ones_own_is_what_it_says_and_trains(run) -> None:
     said = run("noise.py")
     mean, std = map(float, re.search(r"mean (\S+), std (\S+) of", said).groups())

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import networks
-from softstair.graph import Graph, Step, record, trace
+from softstair.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
 from softstair.layers import number_layers
+
+pytestmark = pytest.mark.quick
 
 MODULAR = ["resnet", "mobilenet", "mlp", "transformer", "conv1d", "disordered", "shared"]
 
@@ -169,3 +171,112 @@ def test_functions_have_their_bare_names():
         names = [s.function for s in graph.steps if s.function]
         assert names.count("relu") == 4
         assert "tanh" in names
+
+
+def test_every_view_of_torch_is_known_to_share_memory():
+    """By the schemas of torch's operators: what returns an alias of an argument, unwritten."""
+    views = set()
+    for schema in torch._C._jit_get_all_schemas():
+        written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        tensors = [r for r in schema.returns if str(r.type) in ("Tensor", "List[Tensor]")]
+        if schema.name.startswith("aten::") and any(r.alias_info for r in tensors) and not written:
+            views.add(schema.name.removeprefix("aten::").strip("_"))
+    rare = ("nested", "sparse", "indices", "dual", "autocast", "ncf", "fw_primal", "test_", "keys")
+    views = {view for view in views if not any(word in view for word in rare)}
+    assert len(views) > 50
+    assert views - {"grad_sum_to_size"} <= SHARING_FUNCTIONS
+
+
+def _first_half(x):
+    return x[:, :2]
+
+
+SHARED = {
+    "slice": _first_half,
+    "view of a view": lambda x: _first_half(x.view(-1, 4)).unsqueeze(1),
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "unbind": lambda x: x.unbind(1)[0],
+    "transpose": lambda x: x.transpose(0, 1),
+    "attribute": lambda x: x.T,
+    "data": lambda x: x.data,
+    "detach": lambda x: x.detach(),
+    "einsum": lambda x: torch.einsum("ij->ji", x),
+    "dropout in evaluation": lambda x: F.dropout(x, training=False),
+    "module": nn.Flatten(),
+    "itself": lambda x: x,
+}
+COPIED = {
+    "sum": lambda x: x + 1,
+    "clone": lambda x: x.clone(),
+    "concatenation": lambda x: torch.cat([x, x]),
+    "product": lambda x: x @ torch.ones(4, 4),
+    "module": nn.ReLU(),
+}
+
+
+def _iadd(x):
+    x += 1
+
+
+WRITES = {
+    "method": lambda x: x.mul_(0.5),
+    "operator": _iadd,
+    "function": lambda x: torch.relu_(x),
+    "flag": lambda x: F.relu(x, True),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "overload": lambda x: torch.ops.aten.mul_.Tensor(x, 0.5),
+    "list": lambda x: torch._foreach_mul_([x], 0.5),
+    "module": nn.ReLU(inplace=True),
+}
+
+
+class WritesInto(nn.Module):
+    """h, something made of it, and a write into that."""
+
+    def __init__(self, view, write) -> None:
+        super().__init__()
+        self.view, self.write = view, write
+
+    def forward(self, x):
+        h = torch.tanh(x)
+        self.write(self.view(h))
+        return h
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("view", [*SHARED, *(f"copied: {name}" for name in COPIED)])
+def test_a_write_reaches_what_shares_the_memory_and_nothing_else(view, write):
+    shares = view in SHARED
+    made = SHARED[view] if shares else COPIED[view.removeprefix("copied: ")]
+    model = WritesInto(made, WRITES[write])
+    for graph in (trace(model)[0], record(model, (torch.ones(4, 4),))):
+        source = next(n for n, step in enumerate(graph.steps) if step.function == "tanh")
+        writers = [n for n, step in enumerate(graph.steps) if step.written]
+        assert len(writers) == 1
+        assert (source in graph.steps[writers[0]].written) is shares
+        assert graph.is_read_elsewhere(writers[0]) or not shares
+
+
+def test_a_size_is_no_value_that_was_written():
+    class Net(nn.Module):
+        def forward(self, x):
+            h = torch.tanh(x)
+            y = h.relu_()
+            return y.view(h.size(0), h.shape[1], -1)
+
+    for graph in (trace(Net())[0], record(Net(), (torch.ones(2, 3),))):
+        (writer,) = (n for n, step in enumerate(graph.steps) if step.written)
+        assert not graph.is_read_elsewhere(writer)
+
+
+def test_the_output_of_the_network_may_share_what_was_written():
+    class Net(nn.Module):
+        def forward(self, x):
+            out = torch.tanh(x)
+            if out.narrow(1, 0, 2).add_(x[:, :2]).sum() > -1e9:
+                return out
+            return out + 1
+
+    graph = record(Net(), (torch.ones(2, 3),))
+    (writer,) = (n for n, step in enumerate(graph.steps) if step.written)
+    assert writer in graph.outputs

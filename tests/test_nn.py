@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import softstair as ss
 
+pytestmark = pytest.mark.quick
+
 TERNARY = ss.Stair.ternary()
 INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
 UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")

@@ -12,6 +12,8 @@ import torch
 import oracle
 from softstair import noise
 
+pytestmark = pytest.mark.quick
+
 CLASSES = {
     "uniform": noise.Uniform,
     "triangular": noise.Triangular,

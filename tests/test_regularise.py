@@ -66,6 +66,7 @@ def check_everything(
         oracle.check_between(torch.from_numpy(slope), low, high, v[known])
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @given(oracle.stairs(), MEANS, STDS, st.integers(0, 99))
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 55.0, 0)
@@ -98,6 +99,23 @@ def test_half_precision_is_the_sum_of_k_terms(name, dtype):
     """bfloat16 and float16 keep their dtype, their level set and a few units in the last place."""
     for stair in (TERNARY, UINT4, UNEVEN):
         for mean, std in ((0.0, 0.25), (-0.5, 1.0), (0.25, 0.0), (0.0, 8.0)):
+            check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
+
+
+@pytest.mark.parametrize("name", oracle.NAMES)
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
+def test_noise_narrower_than_the_spacing_of_numbers_is_the_sum_of_k_terms(name, dtype):
+    """Down to no width at all, values are right, and gradients are 0 where no density is."""
+    large = ss.Stair((0.0, 1e12, 2e12), (0.5, 1.5))
+    for stair in (UNEVEN, UINT4, large):
+        for mean, std in (
+            (0.0, 1e-3),
+            (1e-9, 1e-9),
+            (1 / 3, 1e-15),
+            (0.0, 1e-30),
+            (-1e-9, 1e-40),
+            (0.0, 5e-324),
+        ):
             check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
 
 
@@ -282,6 +300,7 @@ class Fixed(TorchFunctionMode):
         return self.replace(out) if drawn else out
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_no_uniform_number_leaves_the_level_set(name, monkeypatch):
     """All 2^24 float32 u: every output a level, frequencies exact; so too at u = F exactly."""
@@ -496,6 +515,7 @@ def test_time_does_not_grow_with_the_levels_of_a_linear_stair(name, forward):
         assert count[8][1] <= count[4][1] + 4
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 def test_tensors_of_millions_and_odd_strides(name):
     """However the work is cut in pieces, every element is right; NaN hits itself alone."""

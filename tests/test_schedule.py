@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import oracle
 from softstair import Schedule
 
+pytestmark = pytest.mark.quick
+
 INTERVALS = ("same_start", "same_end", "partition", "overlapped")
 POWERS = ("homogeneous", "progressive")
 EVERY = list(itertools.product(INTERVALS, POWERS, (True, False), (True, False)))

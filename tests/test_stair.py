@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import oracle
 from softstair import Stair
 
+pytestmark = pytest.mark.quick
+
 INTEGER = {
     torch.float64: torch.int64,
     torch.float32: torch.int32,

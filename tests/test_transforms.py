@@ -106,6 +106,7 @@ def check_value(y, name, forward, stair=STAIR, mean=MEAN, std=STD, x=X):
         check(k, v, t, name, mean, std, torch.float64)
 
 
+@pytest.mark.nightly(keep=32)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -126,6 +127,7 @@ ROTATED = [
 ]
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize(("transform", "name", "forward"), ROTATED)
 def test_every_compiled_transform_gives_the_density_sum(transform, name, forward):
     """compile(fullgraph=True) of each, against the oracle; every forward meets every family."""
@@ -135,6 +137,7 @@ def test_every_compiled_transform_gives_the_density_sum(transform, name, forward
     check_slope(compiled(X), name)
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", ["uniform", "logistic"])
 def test_compile_of_func_grad(name, forward):
@@ -143,6 +146,7 @@ def test_compile_of_func_grad(name, forward):
     check_slope(aot_eager(grad(lambda x: f(x).sum()))(X), name, LINEAR)
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_values_survive_transforms_and_compilation(name, forward):
@@ -158,6 +162,7 @@ def test_values_survive_transforms_and_compilation(name, forward):
     check_value(compiled(X), name, forward, LINEAR)
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_vmap_over_the_noise(forward, compiled):
@@ -181,6 +186,7 @@ def test_vmap_over_the_noise(forward, compiled):
         check_slope(tangents[row], "normal", mean=mean, std=std)
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("derivative", [False, True])
 def test_moving_noise_does_not_recompile(forward, derivative):
@@ -204,6 +210,7 @@ def test_moving_noise_does_not_recompile(forward, derivative):
     assert len(counts) == 1
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 def test_numbers_may_move_under_compilation(forward):
     """mean and std as Python numbers may recompile when they move, but stay right."""
@@ -214,6 +221,7 @@ def test_numbers_may_move_under_compilation(forward):
         check_value(compiled(X, mean, std), "triangular", forward, mean=mean, std=std)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", ["expectation", "mode", "hard"])
 def test_compiled_training_step_follows_moving_noise(forward):
     """.backward() through one compiled graph while std moves in place, down to zero."""
@@ -264,6 +272,7 @@ def afresh(f):
 THROUGH = {"vmap": lambda f: vmap(f, randomness="different"), "compile": afresh}
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("through", THROUGH)
 @pytest.mark.parametrize(
     ("name", "mean", "std", "dtype"),
@@ -292,6 +301,7 @@ def test_a_family_of_ones_own_survives_transforms_and_compilation(name, through)
     check_slope(slope, name)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", ["expectation", "mode", "hard"])
 def test_channels_under_transforms_and_compilation(forward):
     """The channel axis is that of the tensor the function sees, inside vmap and compiled."""
@@ -319,7 +329,7 @@ def test_gradients_chain_through_layers(compile):
     np.testing.assert_allclose(g.numpy(), 2 * outer * oracle.gradient(X.numpy(), *law), 0, 1e-11)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize(
     ("name", "forward"), [("uniform", "mode"), ("normal", "random"), ("logistic", "expectation")]

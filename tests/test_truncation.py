@@ -147,6 +147,7 @@ def run(build, optimiser, truncate: bool, steps: int = 30, shape=(12, 6), path=s
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
+@pytest.mark.nightly(keep=12)
 @pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS.keys())
 def test_truncated_is_untruncated(build, optimiser):
@@ -156,6 +157,7 @@ def test_truncated_is_untruncated(build, optimiser):
     assert {k: d for k, d in worst.items() if d != 0.0} == {}
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("name", ["resnet", "functional resnet", "mobilenet"])
 def test_truncated_is_untruncated_in_convolutional_networks(name, optimiser):
@@ -189,6 +191,7 @@ def gradients(net: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
     return {k: None if p.grad is None else p.grad.clone() for k, p in net.named_parameters()}
 
 
+@pytest.mark.nightly(keep=30)
 @pytest.mark.parametrize("layers", [{0}, {1}, {2}, {0, 2}, {0, 1, 2, 3}], ids=str)
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS.keys())
 def test_never_too_much_is_cut(build, layers):
@@ -486,7 +489,7 @@ def _replica(rank: int, where: str, truncate: bool, name: str) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["chain", "position", "hand-made"])
 def test_two_processes(name, tmp_path):
     """DDP that allows no unused parameter: the same run, truncated or not, on both ranks."""

@@ -25,7 +25,7 @@ class SoftstairError(ValueError):
         self.field = field
 
 
-class MissingExtraError(SoftstairError, ModuleNotFoundError):
+class MissingExtraError(ModuleNotFoundError):
     """An optional package is not installed; the message says which extra to install."""
 
 
@@ -48,12 +48,11 @@ def import_extra(name: str, extra: str = "cli") -> ModuleType:
         package = name.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        missing = MissingExtraError(
+        raise MissingExtraError(
             f"this needs the package {package}, which is not installed: run pip install "
-            f"'softstair[{extra}]'."
-        )
-        missing.name = package
-        raise missing from None
+            f"'softstair[{extra}]'.",
+            name=package,
+        ) from None
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:

@@ -200,7 +200,7 @@ def _why_foreign(module: nn.Module) -> str:
 
 def _check_in_place(graph: Graph, number: int, name: str) -> None:
     """An activation that writes into its input, where that is read, is more than its result."""
-    if graph.steps[number].writes and graph.is_read_elsewhere(number):
+    if graph.steps[number].written and graph.is_read_elsewhere(number):
         raise ValueError(
             f"model must take the results of its activations, but {name} works in place on a "
             "tensor that is used again; write y = activation(x), without inplace."

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from softstair.graph import Graph, steps_of, trace
+from softstair.graph import Graph, call_operators, steps_of, trace
 
 __all__ = ["names", "rewrite"]
 
@@ -58,8 +58,10 @@ def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -
             module = DROPOUTS[node.target](share).train(net.training)
             _replace(learning, node, net, places[number].replace("stair_", "module_"), module)
     _hold_constants(net, learning)
+    graph = steps_of(learning, net)
+    call_operators(graph, learning)
     net.forward = Rewritten(net, learning)
-    return steps_of(learning, net)
+    return graph
 
 
 class Rewritten:

@@ -64,8 +64,6 @@ MOVING_FUNCTIONS = frozenset(
 JOINING_FUNCTIONS = frozenset("cat concat stack".split())
 ADDING_FUNCTIONS = frozenset("add iadd sub isub neg".split())
 
-IN_PLACE = frozenset("iadd isub imul itruediv".split())
-
 
 def number_layers(
     graph: Graph, weights: Mapping[int, int], activations: Mapping[int, int]
@@ -112,19 +110,19 @@ def input_units(
 ) -> dict[int, Unit | None]:
     """For each first use of quantised weights, the unit of what all its uses take, if any."""
     unit: list[Unit | None] = []
+    taken: dict[int, set[Unit | None]] = {}
     for number, step in enumerate(graph.steps):
+        if number in weights:
+            # A layer called as a module takes its features first.
+            incoming = unit[step.inputs[0]] if step.inputs else None
+            taken.setdefault(weights[number], set()).add(incoming)
         if number in features:
             unit.append(_unit(features[number]))
         else:
             unit.append(_kept(net, step, [unit[source] for source in step.inputs]))
-            if step.writes or (step.function in IN_PLACE and unit[-1] is None):
-                for source in step.inputs:  # what was written into is no multiple any more
-                    unit[source] = None
-    taken: dict[int, set[Unit | None]] = {}
-    for number, first in weights.items():
-        sources = graph.steps[number].inputs
-        # A layer called as a module takes its features first.
-        taken.setdefault(first, set()).add(unit[sources[0]] if sources else None)
+            # All that shares the memory holds the old values, the new ones, or some of each.
+            for source in step.written:
+                unit[source] = _common([unit[source], unit[number]])
     return {first: _common(list(units)) for first, units in taken.items()}
 
 

@@ -1,7 +1,8 @@
-"""``softstair bench``: tables, JSON with every figure, and one sentence for what it refuses."""
+"""``softstair bench``: tables, JSON with every figure, and errors of one line."""
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 import softstair
 from softstair import cli
-from softstair.bench import Times, operator
+from softstair.bench import Times
+from softstair.bench.operators import OperatorRow
 from softstair.cli import _arguments, _bench_tables, bench
 
 TINY = ["--quick", "--repeats", "1", "--batch", "4", "--elements", "64", "--device", "cpu"]
@@ -32,7 +34,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
-def test_all_of_it(
+@pytest.mark.nightly
+def test_all_parts_are_measured_shown_and_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -54,7 +57,7 @@ def test_all_of_it(
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
-def test_the_json_names_the_command_that_gives_it(
+def test_the_json_contains_the_command_to_repeat_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "figures of today.json"
@@ -69,7 +72,7 @@ def test_the_json_names_the_command_that_gives_it(
     assert {row["stair"] for row in found["operator"]} == {"heaviside"}
 
 
-def test_without_json_it_says_how_to_keep_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_it_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, *TINY, "--what", "partition", "--forward", "random")
     assert code == 0
     assert "digits, random, batches of 4" in out
@@ -78,46 +81,40 @@ def test_without_json_it_says_how_to_keep_them(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--what speed", "--what must be one or more of operator, step, partition, exact"),
-        ("--what ,", "--what must be one or more of operator, step, partition, exact"),
         ("--model resnet", "--model must be one of auto, vgg8, dscnn, digits"),
         ("--batch 1", "--batch must be from 2 to 4096, but 1 was given"),
-        ("--batch many", "--batch must be a whole number, but 'many' was given"),
-        ("--repeats 0", "--repeats must be from 1 to 1000, but 0 was given"),
-        ("--elements -3", "--elements must be from 1 to"),
         ("--stairs ternary,int99", "but 'int99' was given"),
-        ("--stairs int4@half", "but 'int4@half' was given"),
-        ("--stairs int4@0", "but 'int4@0' was given"),
-        ("--stairs int4@nan", "but 'int4@nan' was given"),
-        ("--stairs int4@inf", "but 'int4@inf' was given"),
         ("--stairs ,", "--stairs must be one or more stairs such as ternary or int4@0.07"),
-        ("--device tpu", "device must be auto, cpu, cuda or cuda:N"),
         ("--precision tf32 --device cpu", "on cpu, which has no TF32, but 'tf32' was given"),
         ("--model dscnn --augment crop", "augment must be one of none, shift for speech"),
         ("--json .", "--json must name a file that can be written"),
-        ("--speed", "the flags are --what, --device"),
     ],
 )
-def test_refusals(capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
-    assert said in refused(capsys, *words.split())
+def test_invalid_flags_are_rejected_before_measuring(
+    capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert message in refused(capsys, *words.split())
 
 
-def test_too_little_memory_is_a_sentence(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_out_of_memory_is_an_error_that_names_the_flags(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
     def large(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EB")
 
     monkeypatch.setattr("softstair.bench.measure_step", large)
     code, _, err = run(capsys, *TINY, "--what", "step", "--json", str(tmp_path / "figures.json"))
     assert code == 2
-    assert "give a lower --batch than 4, or --quick" in err
+    assert "give a --batch below 4, or --quick" in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_not_measured_is_said(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softstair.bench.step.has_brevitas", lambda: False)
+def test_what_was_not_measured_is_listed(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "brevitas", None)
     _, out, _ = run(capsys, *TINY, "--what", "step")
     assert "Brevitas: not measured (not installed)" in out
 
@@ -130,10 +127,10 @@ def test_figures_have_three_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert _bench_tables._number(4.126) == "4.13"
 
 
-def test_each_precision_and_stair_has_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_precision_and_stair_has_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     times = Times((1e-3,))
     rows = [
-        operator.Row(
+        OperatorRow(
             stair=stair, noise="normal", how="mode", dtype=dtype, elements=1000, forward=times,
             backward=times, copy=times, relu=1e-3, forward_bytes=5000, backward_bytes=2500,
             copy_bytes=5000, kept=1.0, memory=2.0,
@@ -151,7 +148,7 @@ def test_each_precision_and_stair_has_its_table(capsys: pytest.CaptureFixture[st
     assert out.count("50.0%") == 4
 
 
-def test_absent_kernels_are_refused_in_a_sentence(
+def test_absent_kernels_are_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked for by the environment, which every verb has."""

@@ -148,6 +148,60 @@ def test_export_to_c(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["onnx", "qonnx"])
+def test_export_replaces_a_link_at_its_default_path(
+    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx", reason="needs onnx")
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    default = copy / f"network.{kind}"
+    default.symlink_to(mine)
+    assert told(["export", copy, "--to", kind], capsys)[0] == 0
+    assert mine.read_text() == "mine"
+    assert default.is_file()
+    assert not default.is_symlink()
+    # A link that the user names is followed.
+    named = tmp_path / "named"
+    named.symlink_to(mine)
+    assert told(["export", copy, "--to", kind, "--out", named], capsys)[0] == 0
+    assert mine.read_bytes() == default.read_bytes()
+    assert named.is_symlink()
+
+
+def test_export_to_c_writes_through_no_link(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    words = ["export", copy, "--to", "c"]
+    (copy / "c").symlink_to(mine)
+    code, _, err = told(words, capsys)
+    assert (code, [*mine.iterdir()]) == (2, [])
+    assert "c' is a symbolic link" in err
+    # Links in the folder: that of a file is replaced, that of a folder is refused.
+    (copy / "c").unlink()
+    assert told(words, capsys)[0] == 0
+    (mine / "program.c").write_text("mine")
+    (copy / "c" / "network.c").unlink()
+    (copy / "c" / "network.c").symlink_to(mine / "program.c")
+    assert told(words, capsys)[0] == 0
+    assert (mine / "program.c").read_text() == "mine"
+    shutil.rmtree(copy / "c" / "cortex-m4")
+    (copy / "c" / "cortex-m4").symlink_to(mine)
+    code, _, err = told(words, capsys)
+    assert code == 2
+    assert "cortex-m4' is a symbolic link" in err
+    assert [one.name for one in mine.iterdir()] == ["program.c"]
+    # A folder that the user names may be a link.
+    (mine / "program.c").unlink()
+    (tmp_path / "named").symlink_to(mine)
+    assert told([*words, "--out", tmp_path / "named"], capsys)[0] == 0
+    assert (mine / "network.c").is_file()
+
+
 def test_a_packed_network_is_as_good(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

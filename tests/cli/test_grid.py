@@ -112,6 +112,7 @@ def test_help_has_every_flag_with_its_words(capsys: pytest.CaptureFixture[str]) 
         assert word in plain
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_dry_run_lists_the_papers_grid_each_once(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -125,6 +126,7 @@ def test_a_dry_run_lists_the_papers_grid_each_once(
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.nightly
 def test_a_dry_run_says_how_much_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the data there is no estimate, and the reason is a sentence."""
     code, out, err = run(capsys, "paper-cifar10", "--dry-run")

@@ -18,7 +18,7 @@ from softstair.train.recipe import Recipe
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "grid.csv"
-    results.write(made_up(most=2, epochs=10), path)
+    results.write(made_up(folds=2, most=2, epochs=10), path)
     return path
 
 
@@ -53,6 +53,17 @@ def test_a_page_of_a_table(capsys, tmp_path: Path, table: Path, monkeypatch) -> 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "report.html"]
 
 
+def test_the_default_page_replaces_a_link(capsys, tmp_path: Path, table: Path, monkeypatch) -> None:
+    """The current folder may be a grid from anybody."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.html"
+    mine.write_text("mine")
+    (tmp_path / "report.html").symlink_to(mine)
+    assert run(capsys, table)[0] == 0
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
 def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
     path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
     page = tmp_path / "pages" / "mine.html"
@@ -69,9 +80,10 @@ def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
     assert [one.name for one in page.parent.iterdir()] == ["mine.html"]
 
 
+@pytest.mark.nightly
 def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
     other = tmp_path / "speech.csv"
-    results.write(made_up("paper-speech", most=2, epochs=12), other)
+    results.write(made_up("paper-speech", folds=2, most=2, epochs=12), other)
     page = tmp_path / "both.html"
     assert run(capsys, table, other, "--out", page)[0] == 0
     data = data_of(page)
@@ -184,7 +196,7 @@ def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> 
 
 
 def test_units_still_in_training_are_shown(capsys, tmp_path: Path) -> None:
-    done, begun = made_up(most=1, epochs=10)
+    done, begun = made_up(folds=2, most=1, epochs=10)
     begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
     table = tmp_path / "grid.csv"
     results.write([done, begun], table)

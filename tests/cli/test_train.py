@@ -166,7 +166,7 @@ def test_words_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--limit 0", ["limit", "from 1"]),
         ("--limit 3", ["folds", "3"]),
         ("--limit 40", ["batch", "32", "64"]),
-        ("--std0 -1", ["std0", "0 or above"]),
+        ("--std0 -1", ["std0", "at least 0"]),
         ("--freeze --no-truncate", ["freeze", "truncate"]),
         ("--preset paper", ["preset", "paper-cifar10", "'paper'"]),
         ("--preset", ["preset", "paper-cifar10"]),
@@ -328,6 +328,7 @@ def test_progress_of_a_float_and_of_a_static_network(monkeypatch: pytest.MonkeyP
 # Folds
 
 
+@pytest.mark.nightly
 def test_every_fold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, *FLAGS, "--folds", "3", "--every-fold", "--out", "x")
     assert code == 0

@@ -11,6 +11,8 @@ from softstair._errors import SoftstairError
 from softstair.data import Dataset
 from softstair.data.folds import split
 
+pytestmark = pytest.mark.quick
+
 
 def dataset(count: int, groups: list[int] | None = None) -> Dataset:
     x, y = torch.zeros(count, 1, 1, 1, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)

@@ -51,7 +51,7 @@ def librosa_mfcc() -> np.ndarray:
     return coefficients.transpose(0, 2, 1)[:, :49]
 
 
-@pytest.mark.slow  # librosa takes seconds to import
+@pytest.mark.nightly  # librosa takes seconds to import
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-3)])
 def test_coefficients_are_those_of_librosa(librosa_mfcc, dtype, tolerance):
     coefficients = mfcc(torch.from_numpy(recordings()), dtype)
@@ -60,7 +60,7 @@ def test_coefficients_are_those_of_librosa(librosa_mfcc, dtype, tolerance):
     assert np.abs(coefficients.numpy() - librosa_mfcc).max() < tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bytes_are_those_of_the_formula(librosa_mfcc):
     result = quantise(torch.from_numpy(librosa_mfcc))
     expected = np.floor(np.clip(librosa_mfcc.astype(np.float32) + np.float32(128), 0, 255))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from softstair.deploy import IntegerNetwork
 from softstair.deploy.c import write
-from softstair.deploy.c.build import build, features, from_trace
+from softstair.deploy.c.build import LANGUAGE, build, features, from_trace
+from softstair.deploy.c.source import sources
 
 HERE = Path(__file__).parent
 # Nothing is allocated, and the search for leaks takes seconds.
@@ -54,6 +56,56 @@ def traced(network: IntegerNetwork, x: Tensor, folder: Path, kind: str) -> dict[
     """What every node gives, compiled in one of the ways above."""
     write(network, folder)
     return features(build(folder, trace=True, flags=BUILDS[kind]), network, x)
+
+
+MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+{includes}
+void softstair_trace(int32_t value);
+void softstair_trace(int32_t value) {{ fwrite(&value, sizeof value, 1, stdout); }}
+int main(int count, char **arguments) {{
+    static uint8_t input[4096];
+    static float scores[4096];
+    switch (count > 1 ? atoi(arguments[1]) : -1) {{
+{cases}
+    }}
+    return 0;
+}}
+"""
+
+
+def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
+    """One sanitized and traced program of many networks; its argument says which of them runs."""
+    write(next(iter(networks.values())), folder)
+    cases = []
+    for number, network in networks.items():
+        for file, text in sources(network, f"net{number}")[0].items():
+            # All are compiled as one file, so that static names must differ.
+            static = r"(?<![.\w])(?=(?:layer|LAYER)_\d|memory\b|totals\b)"
+            (folder / file).write_text(re.sub(static, f"n{number}_", text), encoding="ascii")
+        read = f"fread(input, 1, NET{number}_INPUTS, stdin) == NET{number}_INPUTS"
+        cases.append(f"    case {number}: while ({read}) net{number}_run(input, scores); break;")
+    includes = "\n".join(f'#include "net{number}.c"' for number in networks)
+    text = MAIN.format(includes=includes, cases="\n".join(cases))
+    (folder / "all.c").write_text(text, encoding="ascii")
+    command = ["cc", *LANGUAGE, *SANITIZED, "-DSOFTSTAIR_TRACE", "-o", "all", "all.c"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "all"
+
+
+def run_in_program(
+    program: Path, number: int, network: IntegerNetwork, x: Tensor
+) -> dict[str, Tensor]:
+    """What every node of one of its networks gives; raises ValueError if the program fails."""
+    done = subprocess.run(
+        [str(program), str(number)], input=x.numpy().tobytes(), capture_output=True, check=False
+    )
+    if done.returncode:
+        raise ValueError(done.stderr.decode()[:600])
+    words = np.frombuffer(done.stdout, dtype=np.int32).reshape(len(x), -1)
+    return from_trace(words, network)
 
 
 def emulated(folder: Path, x: Tensor, trace: bool = False) -> list[str]:
@@ -133,6 +185,35 @@ def shortcuts(seed: int = 0) -> Growing:
     net.plus("summed", net.last, flat)
     net.sum("last", 4, "int12")
     net.rescaled("scores")
+    return net
+
+
+def expansions(seed: int = 0) -> Growing:
+    """Bits, bytes and sums that are repeated along axes with one place."""
+    net = Growing(seed, (1, 6, 6), zero=100, batch=3)
+    net.sum("first", 48, "ternary", padding=(1, 1))
+    start = net.steps("first.stair", (-1, 0, 1))
+    net.sum("whole", 48, "ternary", kernel=6)
+    small = net.steps("whole.stair", (-1, 0, 1))
+    wide = net.expand("wide", (48, 6, 6))
+    net.last = start
+    net.sum("deep", 48, "ternary", padding=(1, 1))
+    net.steps("deep.stair", tuple(range(16)), beside=wide)
+    deep = net.plus("deep.added", net.last, wide)
+    net.last = small  # counted as bits, too
+    net.sum("again", 48, "ternary", kernel=1)
+    net.expand("again.sums", (48, 6, 6))
+    again = net.steps("again.stair", (-1, 0, 1), beside=start)
+    net.sum("one", 1, "int4", kernel=1)
+    net.steps("one.stair", tuple(range(200)))
+    one = net.expand("one.channel", (48, 6, 6))
+    net.last = start
+    net.sum("row", 1, "int4", kernel=1)
+    net.expand("row.sums", (48, 6, 6))
+    net.steps("row.stair", (-5, -1, 0, 4, 100))
+    net.plus("summed", net.plus("sum", net.plus("more", net.last, one), deep), again)
+    net.flat("flat")
+    net.scores("last", 4)
     return net
 
 

@@ -110,6 +110,10 @@ class Growing:
         low = self.nodes[a].low + self.nodes[b].low
         return self.add(nodes.Add(name, (a, b), low, self.nodes[a].high + self.nodes[b].high))
 
+    def expand(self, name: str, shape: tuple[int, ...]) -> str:
+        source = self.nodes[self.last]
+        return self.add(nodes.Expand(name, (self.last,), source.low, source.high, shape))
+
     def flat(self, name: str) -> str:
         source = self.nodes[self.last]
         return self.add(nodes.Flatten(name, (self.last,), source.low, source.high))

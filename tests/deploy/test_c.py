@@ -17,6 +17,7 @@ from compiled import (
     BUILDS,
     bits,
     differing,
+    expansions,
     needs_compiler,
     numbers,
     shortcuts,
@@ -39,10 +40,12 @@ NETWORKS: dict[str, Callable[[], Growing]] = {
     "bits": bits,
     "numbers": numbers,
     "both": shortcuts,
+    "expansions": expansions,
     "scores": whole_scores,
 }
 
 
+@pytest.mark.nightly(keep=6)
 @needs_compiler
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("name", NETWORKS)
@@ -98,6 +101,85 @@ def test_scores_of_whole_weights_have_the_bits_of_the_network(name: str, tmp_pat
     write(network, tmp_path)
     _, scores = classes(build(tmp_path, flags=("-O2", "-march=native")), grown.bytes)
     assert torch.equal(scores, grown.known["scores"])
+
+
+OPTIONS = {
+    "GNU C": ("-O2",),  # without -std=c99, GCC contracts a product and a sum by default
+    "native": ("-O3", "-march=native"),
+    "contracted": ("-std=gnu11", "-O3", "-ffp-contract=fast"),
+    "fast math": ("-Ofast", "-march=native"),
+    "C99": ("-std=c99", "-O2"),
+}
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] or ["cc"]
+
+
+def few_classes(classes: int) -> Growing:
+    """A float last layer with so few classes that a compiler may unroll the loop over them."""
+    net = Growing(3, (1, 6, 6), zero=7, batch=60)
+    net.flat("flat")
+    net.sum("linear", 300, "int4")
+    net.steps("linear.stair", tuple(range(-8, 8)))
+    net.scores("scores", classes)
+    return net
+
+
+def int8_scores(unbiased: bool) -> Growing:
+    """An INT8 last layer; some sums are 0, and some scales negative."""
+    net = Growing(3, (1, 6, 6), zero=7, batch=60)
+    net.flat("flat")
+    net.sum("linear", 40, "ternary")
+    net.steps("linear.stair", (-1, 0, 1))
+    net.sum("last", 11, "ternary" if unbiased else "int8")
+    name = net.rescaled("scores")
+    if unbiased:
+        node = net.nodes[name]
+        assert isinstance(node, nodes.Rescaled)
+        net.add(replace(node, bias=torch.zeros_like(node.bias)))
+    return net
+
+
+def exact_scores(net: Growing) -> torch.Tensor:
+    """The scores as documented: in double precision, class by class, rounded to float once."""
+    last = net.nodes["scores"]
+    if isinstance(last, nodes.Rescaled):
+        return net.known["scores"]
+    assert isinstance(last, nodes.Scores)
+    features = (net.known[last.inputs[0]].float() * last.unit).double().numpy()
+    weight = last.weight.double().numpy()
+    totals = np.zeros((len(features), len(weight)))
+    for i in range(features.shape[1]):
+        totals += features[:, i, None] * weight[None, :, i]
+    if last.bias is not None:
+        totals += last.bias.double().numpy()
+    return torch.from_numpy(totals.astype(np.float32))
+
+
+SCORED: dict[str, Callable[[], Growing]] = {
+    "INT8": lambda: int8_scores(unbiased=False),
+    "INT8 without bias": lambda: int8_scores(unbiased=True),
+    "float": lambda: few_classes(2),
+}
+COMPILED = [
+    *((options, "INT8") for options in OPTIONS),
+    ("fast math", "INT8 without bias"),
+    ("native", "float"),
+    ("fast math", "float"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("options", "name"), COMPILED)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_score_bits_do_not_depend_on_the_compiler_options(
+    compiler: str, options: str, name: str, tmp_path: Path
+) -> None:
+    net = SCORED[name]()
+    write(net.network(), tmp_path)
+    command = [compiler, *OPTIONS[options], "-o", "network", "main.c", "network.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    _, scores = classes(tmp_path / "network", net.bytes)
+    expected = exact_scores(net)
+    assert torch.equal(scores.view(torch.int32), expected.view(torch.int32))
 
 
 HOSTILE = 'a */ int x; /* b\n#error "c" \\\n??/\n" %s é 💥'

@@ -25,6 +25,7 @@ from softstair.deploy.c.build import build
 NETWORKS = {"bits": bits, "numbers": numbers, "both": shortcuts, "scores": whole_scores}
 
 
+@pytest.mark.nightly(keep=2)
 @needs_cortex
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
@@ -35,6 +36,7 @@ def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
     assert differing({name: one[:1] for name, one in grown.known.items()}, found) == {}
 
 
+@pytest.mark.nightly(keep=1)
 @needs_cortex
 @needs_compiler
 @pytest.mark.parametrize("name", ["numbers", "scores"])

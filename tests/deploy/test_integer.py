@@ -21,6 +21,8 @@ from softstair.deploy.nodes import Steps, Sum
 from softstair.deploy.thresholds import search
 from softstair.nn import StairActivation
 
+pytestmark = pytest.mark.quick
+
 STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "sign": ss.Stair.sign(),

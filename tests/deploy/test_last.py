@@ -50,6 +50,7 @@ def some(shape: tuple[int, ...], count: int) -> Tensor:
     return torch.randint(256, (count, *shape), dtype=torch.uint8)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_way_gives_its_bits(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")

@@ -58,6 +58,7 @@ def assert_equal(network: IntegerNetwork, x: torch.Tensor, got: dict[str, np.nda
     np.testing.assert_array_equal(got["class"], got["scores"].argmax(1))
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_networks_at_every_level_of_optimisation(seed: int) -> None:
     grown = random_network(seed)

@@ -44,7 +44,7 @@ LOSSES = {"partition": 0.0, "same_start": 0.01, "overlapped": 0.04, "same_end": 
 
 def made_up(
     design: str = "paper-svhn",
-    folds: int = 2,
+    folds: int = 3,
     epochs: int = 50,
     most: int | None = None,
     seed: int = 0,

@@ -22,6 +22,8 @@ from softstair.train import Recipe
 from softstair.train.network import make_network
 from train.short import is_sentence
 
+pytestmark = pytest.mark.quick
+
 # ---- The oracle: the paper's section on the grid, and nothing of the code's.
 
 NOISES = ("uniform", "triangular", "normal", "logistic")

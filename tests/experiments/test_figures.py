@@ -206,16 +206,20 @@ def test_dynamic_means_that_the_std_moves_alone() -> None:
     assert [len(line.get_xdata()) for line in lines] == [10, 10, 10]
 
 
-def test_one_fold_and_unfinished_folds(svhn: list[Training]) -> None:
-    """One fold has no band; two have one as far as both have come."""
+def test_bands_take_three_folds_and_go_as_far_as_all_have_come(svhn: list[Training]) -> None:
+    """One fold and two have none."""
     alone = [one for one in svhn if one.fold == 0]
     figure = figures.figures(alone)["svhn-static-mode"]()
     assert len(figure.axes[0].collections) == 0
     assert any("one fold" in text.get_text() for text in figure.axes[0].texts)
-    begun = [replace(one, curve=one.curve[:7], seconds=None) for one in svhn if one.fold == 1]
-    figure = figures.figures([*alone, *begun])["svhn-static-mode"]()
-    assert [len(line.get_xdata()) for line in curves_of(figure)] == [7] * 4
-    assert len(figure.axes[0].collections) == 4
+    begun = [replace(one, curve=one.curve[:7], seconds=None) for one in svhn if one.fold > 0]
+    for folds, bands in ((2, 0), (3, 4)):
+        some = [one for one in begun if one.fold < folds]
+        figure = figures.figures([*alone, *some])["svhn-static-mode"]()
+        assert [len(line.get_xdata()) for line in curves_of(figure)] == [7] * 4
+        assert len(figure.axes[0].collections) == bands
+        said = "mean and 95 % interval of 3 folds" if bands else "mean of 2 folds"
+        assert any(said in text.get_text() for text in figure.axes[0].texts)
     first = [replace(one, curve=one.curve[:1], seconds=None) for one in alone]
     drawn = figures.figures(first)
     assert "svhn-final-accuracy" not in drawn
@@ -243,7 +247,7 @@ def test_axes_are_whole_epochs_and_possible_accuracies(svhn: list[Training]) -> 
     """A tick at the top, and no band or interval beyond 0 and 100 %."""
     wide = [
         one
-        for accuracy, fold in ((0.99, 0), (0.2, 1))
+        for accuracy, fold in ((0.99, 0), (0.95, 1), (0.05, 2))
         for one in made("paper-svhn", lambda settings, _, top=accuracy: top, 4, (fold,))
     ]
     drawn = figures.figures(wide)

@@ -330,7 +330,7 @@ def nobody_holds_a_run_afterwards(story: Story) -> None:
             pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_grid_that_everybody_strikes(story: Story) -> None:
     """One test of many checks: what happened takes long, and is looked at from all sides."""
     for check in (

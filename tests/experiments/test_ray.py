@@ -77,8 +77,8 @@ def survival(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.nightly
 @needs_ray
-@pytest.mark.slow
 def test_a_killed_worker_and_an_interrupted_driver(
     survival: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +100,8 @@ def test_a_killed_worker_and_an_interrupted_driver(
     assert left == {"completed"}
 
 
+@pytest.mark.nightly
 @needs_ray
-@pytest.mark.slow
 def test_threads_and_refusals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,7 +476,7 @@ def test_nobody_answers(
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_somebody_else_answers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,7 +97,7 @@ def test_filters_leave_what_they_say(visit: Visit, trainings: list[Training]) ->
     assert len(partition) == 6
     assert drawn(visit) == partition == set(names_in(visit, "configurations-table"))
     assert set(names_in(visit, "runs-table")) == partition
-    assert len(names_in(visit, "runs-table")) == 12
+    assert len(names_in(visit, "runs-table")) == 18
     assert "6 of 32" in visit.page.inner_text("#count")
     press("interval", "none")
     press("forward", "mode")
@@ -137,7 +137,7 @@ def test_pointing_shows_the_numbers(visit: Visit, trainings: list[Training]) -> 
                 o.curve[epoch - 1].valid_accuracy for o in trainings if o.configuration == name
             ]
             assert float(mean) == pytest.approx(100 * np.mean(values), abs=0.0051)
-            wide = stats.t.ppf(0.975, 1) * stats.sem(values)
+            wide = stats.t.ppf(0.975, 2) * stats.sem(values)
             assert float(half.strip(" ±")) == pytest.approx(100 * wide, abs=0.0051)
         means = [float(mean) for _, mean, _ in shown]
         assert means == sorted(means, reverse=True)
@@ -279,7 +279,7 @@ def test_a_name_keeps_its_line_in_view(visit: Visit) -> None:
     assert strong.count() == 1
     row = visit.page.locator("#configurations-table tbody tr").first
     assert strong.get_attribute("data-line") == row.get_attribute("data-line")
-    assert visit.page.locator(".chart .fold").count() == 2
+    assert visit.page.locator(".chart .fold").count() == 3
     button.click()
     assert strong.count() == 0
 
@@ -289,7 +289,7 @@ def test_every_run_shows_its_configuration(visit: Visit, trainings: list[Trainin
     dialog = visit.page.locator("#recorded")
     assert dialog.is_visible()
     assert json.loads(dialog.locator("pre").inner_text()) == dict(trainings[5].settings)
-    assert f"{trainings[5].configuration}, fold 1" in dialog.inner_text()
+    assert f"{trainings[5].configuration}, fold 2" in dialog.inner_text()
     visit.page.keyboard.press("Escape")
     assert not dialog.is_visible()
 
@@ -319,7 +319,7 @@ def test_without_scripts_claims_and_tables_are_there(browser: Any, file: Path) -
             "– not tested",
         ]
         assert len(names_in(visit, "configurations-table")) == 32
-        assert len(names_in(visit, "runs-table")) == 64
+        assert len(names_in(visit, "runs-table")) == 96
         assert not visit.page.locator("#explorer").is_visible()
         assert "scripts are off" in visit.page.inner_text("#curves")
 
@@ -352,7 +352,7 @@ def test_a_single_epoch_is_a_dot_and_single_folds_are_lines(
         assert (
             "have not come equally far: its mean is of the epochs that all have (1 of 50)" in hint
         )
-    alone = [replace(one, curve=one.curve[:1]) for one in (first, second)]
+    alone = [replace(one, **begun, curve=one.curve[:1]) for one in trainings[:3]]
     with opened(browser, alone, tmp_path / "page.html") as visit:
         assert visit.page.locator(".chart .spot").count() == 1
         assert visit.page.locator(".hint").count() == 0
@@ -442,7 +442,8 @@ def test_bands_end_at_100_percent_and_ticks_come_near(
     level = lambda one, top: replace(
         one, curve=tuple(replace(e, valid_accuracy=top * e.valid_accuracy) for e in one.curve)
     )
-    spread = [level(trainings[0], 0.5), level(trainings[1], 1.05)]
+    tops = (0.2, 0.7, 1.05)
+    spread = [level(one, top) for one, top in zip(trainings[:3], tops, strict=True)]
     with opened(browser, spread, tmp_path / "page.html") as visit:
         page = visit.page
         outline = page.locator(".chart .band").get_attribute("d")
@@ -472,8 +473,8 @@ def test_it_says_why_there_are_no_bands(
         ]
         visit.page.uncheck("#bands")
         assert visit.page.locator(".hint").count() == 0
-    with opened(browser, trainings[:1], tmp_path / "page.html") as visit:
-        assert visit.page.inner_text(".hint") == "No 95 % interval: one fold has none."
+    with opened(browser, trainings[:2], tmp_path / "page.html") as visit:
+        assert visit.page.inner_text(".hint") == "No 95 % interval: it takes three folds."
 
 
 def test_long_names_fit_a_telephone(browser: Any, tmp_path: Path) -> None:

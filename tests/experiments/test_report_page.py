@@ -280,7 +280,7 @@ def of_version(trainings: list[Training], version: str) -> list[Training]:
 
 
 def test_data_versions_are_named_and_are_never_averaged(trainings: list[Training]) -> None:
-    few = trainings[:4]
+    few = [one for one in trainings if one.fold < 2][:4]
     both = [*of_version(few[::2], "one"), *of_version(few[1::2], "another, test b")]
     text = report.page(both, Path())
     assert "<dt>data version</dt><dd>one; another, test b</dd>" in text

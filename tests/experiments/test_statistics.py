@@ -11,6 +11,8 @@ from softstair.experiments.results import Training
 from softstair.experiments.statistics import curve_of, curves, drop_of, final_of, mean_of
 from softstair.experiments.studies import studies
 
+pytestmark = pytest.mark.quick
+
 VALUES = [0.81, 0.84, 0.79, 0.83, 0.86]
 
 
@@ -29,6 +31,17 @@ def test_the_interval_is_students() -> None:
     assert found.value == pytest.approx(np.mean(VALUES))
     assert found.folds == 5
     assert str(found) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
+
+
+def test_two_folds_have_a_range_and_no_interval() -> None:
+    """Student's t of two folds is 12.7: the interval would say nothing."""
+    found = mean_of([0.5106, 0.6031])
+    assert (found.low, found.high, found.margin) == (None, None, None)
+    assert found.bounds == (0.5106, 0.6031)
+    assert str(found) == "55.7 (51.1 to 60.3) %"
+    assert mean_of([-0.15, 0.157]).in_hundredths() == "0.4 (−15.0 to 15.7)"
+    assert curve_of(folds([0.5, 0.6])).low is None
+    assert curve_of(folds([0.5, 0.6, 0.7])).low is not None
 
 
 def test_one_fold_has_no_interval() -> None:

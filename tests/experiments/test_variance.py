@@ -180,6 +180,7 @@ def test_far_non_centralities_are_those_of_scipy() -> None:
         assert stats.ncx2.cdf(40.0, freedom, near) == pytest.approx(chance, abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """In about 95 of 100 blocks: with errors, folds that differ, a strong and two weak terms."""
     monkeypatch.setattr(variance, "DRAWS", 250)

@@ -22,6 +22,7 @@ def test_under_the_interpreter(run_interpreted):
     run_interpreted(__file__)
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("forward", ["mode", "expectation", "hard"])
 @pytest.mark.parametrize("noise", ss.noise.names())
 def test_values_gradients_and_statistics_are_the_networks(noise, forward):
@@ -264,7 +265,7 @@ def test_modules_that_do_otherwise_are_left_to_themselves():
     assert torch.equal(run(x).detach(), copy.deepcopy(net)(x).detach())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_network_for_speech():
     """DSCNN: strides, a convolution for each channel, sixteen levels, and int8 between."""
     from softstair.fused import fused
@@ -308,6 +309,41 @@ def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     assert units == [torch.float32, torch.int16, torch.int16]  # a picture, then whole numbers
     assert distance(scores, wanted) < 1e-5
     assert distance(run(x).detach(), wanted) < 1e-5  # with a gradient: the network as it is
+
+
+class Writes(nn.Module):
+    """Features that are changed in place before the next layer takes them."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.conv2, self.norm2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.act1, self.act2, self.write = nn.ReLU(), nn.ReLU(), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.act1(self.norm1(self.conv1(x)))
+        self.write(h)
+        return self.act2(self.norm2(self.conv2(h)))
+
+
+def _shift(x: torch.Tensor) -> None:
+    x += 0.375
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("write", [_shift, lambda h: h[:, :4].mul_(0.5), lambda h: None])
+def test_features_changed_in_place_are_taken_as_they_are_then(write, training):
+    from softstair.fused import fused
+
+    torch.manual_seed(0)
+    net = ss.quantise(Writes(write), ss.Stair.ternary(), ss.Stair.ternary()).train(training)
+    twin, (x, _) = copy.deepcopy(net), batch(images=4)
+    run = fused(net)
+    assert len(run.layers) == 2
+    with torch.no_grad():
+        wanted, given = twin(x), run(x)
+    # A sum beside a threshold may be rounded to the other side of it.
+    assert float((given != wanted).float().mean()) < 0.002
 
 
 class Asks(nn.Module):

@@ -134,6 +134,7 @@ def test_settings_and_functions_make_schedules(tmp_path):
     assert by_settings.seen == by_function.seen == expected(schedule, times)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("steps", "options", "rebuild"),
     [
@@ -210,6 +211,7 @@ def test_accumulation_is_a_larger_batch(tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("whole", [False, True], ids=["net inside", "model quantised whole"])
 def test_truncation(tmp_path, whole):
     """Truncated or not, AdamW does the same, where the network returns logits or a dictionary."""

@@ -11,6 +11,8 @@ from softstair import kernels
 from softstair.kernels import reference
 from softstair.kernels.rungs import Rungs
 
+pytestmark = pytest.mark.quick
+
 STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "ternary": ss.Stair.ternary(0.3),
@@ -44,6 +46,7 @@ def by_reference(x: Tensor, stair: ss.Stair, noise: ss.Noise, std: float, forwar
     return value, reference.slope(x, rungs, noise, 0.1, std)
 
 
+@pytest.mark.nightly(keep=12)
 @pytest.mark.parametrize("name", STAIRS)
 @pytest.mark.parametrize("family", [*ss.noise.names(), "peaked"])
 def test_the_cpu_computes_what_the_reference_does(name, family):
@@ -96,6 +99,7 @@ def test_gradients_in_a_batch():
     torch.testing.assert_close(rows, slope.diag())
 
 
+@pytest.mark.nightly
 def test_a_stair_may_be_made_inside_a_compiled_function():
     function = torch.compile(lambda x: ss.Stair.ternary()(x), backend="aot_eager")
     assert torch.equal(function(torch.tensor([-0.7, 0.2])), torch.tensor([-1.0, 0.0]))

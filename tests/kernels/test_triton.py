@@ -82,11 +82,12 @@ def check(name, family, mean, std, dtype, **options):
     check_everything((stair.levels, stair.thresholds), *law, dtype, through=brief, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_under_the_interpreter(run_interpreted):
     run_interpreted(__file__)
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("family", oracle.NAMES)
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
 @pytest.mark.parametrize("name", MAIN)
@@ -505,7 +506,7 @@ SPECIALISATIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("case", SPECIALISATIONS, ids=str)
 def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, monkeypatch):
     """What the interpreter accepts the compiler may not; it needs no GPU to say so."""

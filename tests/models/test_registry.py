@@ -13,6 +13,8 @@ import softstair as ss
 from softstair import data
 from softstair.models import NETWORKS, build, default_for, last_layer
 
+pytestmark = pytest.mark.quick
+
 COUNT = iter(range(1000))
 
 

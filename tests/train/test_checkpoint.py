@@ -290,7 +290,7 @@ def test_every_byte_matters(which: int, sealed: tuple[Path, Path, Path]) -> None
     assert outcome(folder, "whole") == "read"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("which", [1, 2], ids=["manifest", "tensors"])
 def test_ten_thousand_mutations(which: int, sealed: tuple[Path, Path, Path]) -> None:
     folder, file = sealed[0], sealed[which]

@@ -17,7 +17,7 @@ from softstair.train.state import State
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_a_compiled_run_learns_anneals_and_ends_where_the_eager_one_does(tmp_path: Path) -> None:
     recipe = Recipe(epochs=4, period=1.0, drop=3.0, limit=900)
@@ -46,6 +46,7 @@ def test_a_compiler_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_no_quantised_layer_loses_its_gradient_when_compiled() -> None:
     """aot_eager traces the backward pass as Inductor does, without its compiler."""
     torch.manual_seed(0)

@@ -125,6 +125,7 @@ def test_a_dead_network_is_told_of(tmp_path: Path) -> None:
     assert any("lie at one level" in warning for warning in warnings_of(tmp_path / "constant")[0])
 
 
+@pytest.mark.nightly
 def test_a_network_that_is_well_is_not_complained_of(tmp_path: Path) -> None:
     train(recipe(limit=600, epochs=4, period=9.0, batch=16), tmp_path / "x")
     assert warnings_of(tmp_path / "x")[-1] == []

@@ -257,6 +257,7 @@ def test_the_trained_network_is_the_one_that_was_measured(tmp_path: Path) -> Non
 # Recipes of every kind
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -287,6 +288,15 @@ def test_it_learns(changes: dict[str, Any], tmp_path: Path) -> None:
     first, last = lines(tmp_path / "x")[0], lines(tmp_path / "x")[-1]
     assert untrainable or last["train_loss"] < first["train_loss"]
     assert ("noise" in first) == (not one.is_float)
+
+
+def test_a_training_ends_though_its_noise_becomes_very_narrow(tmp_path: Path) -> None:
+    """With a progressive power, the std falls below the spacing of float32 before it is 0."""
+    narrow = recipe(static_mean=False, power="progressive", batch=8, epochs=2, period=2.0)
+    train(narrow, tmp_path / "run")
+    stds = [narrow.schedule(3)(0, step / 20)[1] for step in range(40)]
+    assert 0 < stds[-1] < 1e-8
+    assert len(metrics_of(tmp_path / "run").splitlines()) == 2
 
 
 def test_evaluation_of_bfloat16_is_in_float32(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from softstair.train.network import make_network
 from softstair.train.run import data_version_of
 from softstair.train.state import State
 
+pytestmark = pytest.mark.quick
+
 SHORT = Recipe(limit=200, epochs=1, batch=32, period=0.2)
 
 

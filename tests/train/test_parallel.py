@@ -136,7 +136,7 @@ def fickle() -> nn.Module:
 # What comes of it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_the_whole_batch(pair: Pair, tmp_path: Path) -> None:
     """Their steps are those of the batch that one process would have had."""
     recipe = replace(RECIPE, model="test_parallel:plain", weights="float", features="float")
@@ -160,7 +160,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in metrics_of(out).splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_hold_the_same_network(whole: Path, notes: Path) -> None:
     """Their draws differ, and so do the examples that their normalisations see."""
     first, second = ((notes / rank).read_text().split() for rank in "01")
@@ -170,7 +170,7 @@ def test_both_hold_the_same_network(whole: Path, notes: Path) -> None:
     assert len(set(second)) >= RANDOM.epochs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_they_learn(pair: Pair, tmp_path: Path) -> None:
     out = tmp_path / "run"
     recipe = replace(Recipe().rescaled(4), limit=800)
@@ -190,7 +190,7 @@ def keys_of_one(folder: Path) -> dict[str, Any]:
 # What survives
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_that_is_asked_to_stop_stops_both(pair: Pair, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     strike = {"STRIKE": f"1 own {int(signal.SIGTERM)} 8"}
@@ -202,7 +202,7 @@ def test_one_that_is_asked_to_stop_stops_both(pair: Pair, whole: Path, tmp_path:
     assert metrics_of(out) == metrics_of(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_is_killed_ends_both(rank: int, pair: Pair, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -218,7 +218,7 @@ def test_one_that_is_killed_ends_both(rank: int, pair: Pair, whole: Path, tmp_pa
     assert metrics_of(out) == metrics_of(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_itself(pair: Pair, whole: Path, tmp_path: Path) -> None:
     """It is struck while it trains, passes it on, and the run goes on where it stood."""
     out = tmp_path / "run"
@@ -241,7 +241,7 @@ def test_torchrun_itself(pair: Pair, whole: Path, tmp_path: Path) -> None:
 # What is refused: in one sentence, by the first process alone, and both end
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_refusals_are_said_once(pair: Pair, whole: Path, tmp_path: Path) -> None:
     new, one = tmp_path / "new", tmp_path / "one"
     train(replace(RECIPE, epochs=1), one, device="cpu", threads=1)
@@ -267,7 +267,7 @@ def test_refusals_are_said_once(pair: Pair, whole: Path, tmp_path: Path) -> None
         assert not new.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_that_not_all_of_them_have(pair: Pair, tmp_path: Path) -> None:
     recipe = replace(RECIPE, model="test_parallel:fickle", weights="float", features="float")
     assert pair.run(words(recipe, tmp_path / "run")) == [2, 2], pair.said
@@ -276,7 +276,7 @@ def test_gradients_that_not_all_of_them_have(pair: Pair, tmp_path: Path) -> None
     assert pair.said[1] == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_process_does_not_go_on_with_a_run_of_two(whole: Path, tmp_path: Path) -> None:
     before = files(whole)
     (whole / "summary.json").unlink()

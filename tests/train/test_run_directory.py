@@ -116,6 +116,7 @@ def test_resume_begins_where_there_is_nothing(tmp_path: Path) -> None:
     assert summary["epochs"] == 1
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("below", ["file", "file/x", "file/x/y"])
 def test_a_file_is_no_directory(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -383,9 +384,13 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "threads of words": lambda s: s.update(threads="many"),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
     "seconds": lambda s: s.update(seconds="long"),
+    "origin a word": lambda s: s.update(origin="here"),
+    "origin without data": lambda s: s["origin"].pop("data"),
+    "origin of another recipe": lambda s: s["origin"]["recipe"].update(noise="pink"),
 }
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_checkpoint_is_refused(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
@@ -396,7 +401,70 @@ def test_a_forged_checkpoint_is_refused(
     assert files(out) == before
 
 
-@pytest.mark.slow
+OTHERS: dict[str, Any] = {"fold": 1, "seed": 7, "learning_rate": 0.01, "epochs": 4}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_checkpoint_of_another_recipe_is_refused(
+    field: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With another fold, for one, the network has been trained on the examples that validate."""
+    other = recipe(**{field: OTHERS[field]})
+    with pytest.raises(Interrupted):
+        train(other, tmp_path / "other", watchers=[Stop()])
+    shutil.rmtree(out / "checkpoint")
+    shutil.copytree(tmp_path / "other" / "checkpoint", out / "checkpoint")
+    before = files(out)
+    values = f"{field} {getattr(other, field)!r} instead of {getattr(RECIPE, field)!r}"
+    assert values in refused("--resume", "--out", str(out), capsys=capsys)
+    assert files(out) == before
+    with pytest.raises(CheckpointError, match=f"belongs to another training .{field}"):
+        trained_network(out, load_digits())
+
+
+def test_a_recipe_that_was_edited_does_not_fit_its_checkpoint(out: Path) -> None:
+    text = (out / "config.json").read_text()
+    (out / "config.json").write_text(text.replace('"fold": 0', '"fold": 2'))
+    with pytest.raises(CheckpointError, match="fold 0 instead of 2"):
+        train(recipe(fold=2), out, resume=True)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    digits = load_digits()
+    moved = replace(digits, y=digits.y.roll(1))
+    for name, dataset in (("run", digits), ("other", moved)):
+        with pytest.raises(Interrupted):
+            train(RECIPE, tmp_path / name, dataset=dataset, watchers=[Stop()])
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    shutil.copytree(tmp_path / "other" / "checkpoint", tmp_path / "run" / "checkpoint")
+    with pytest.raises(CheckpointError, match=r"data set .* instead of") as caught:
+        train(RECIPE, tmp_path / "run", dataset=digits, resume=True)
+    assert is_sentence(str(caught.value))
+
+
+def test_a_checkpoint_may_be_computed_by_other_kernels(out: Path, tmp_path: Path) -> None:
+    """How a step is computed does not decide what is trained."""
+    other = recipe(kernels="reference", precision="float32", compile="never", capture="never")
+    with pytest.raises(Interrupted):
+        train(other, tmp_path / "other", watchers=[Stop()])
+    shutil.rmtree(out / "checkpoint")
+    shutil.copytree(tmp_path / "other" / "checkpoint", out / "checkpoint")
+    assert train(RECIPE, out, resume=True)["epochs"] == 3
+
+
+def test_a_checkpoint_that_names_no_recipe_is_loaded_with_a_warning(
+    out: Path, whole: tuple[bytes, list[Any]]
+) -> None:
+    """Older versions saved such ones."""
+    forged(out, lambda state: state.pop("origin"))
+    with pytest.warns(UserWarning, match="does not say with which recipe and data"):
+        trained_network(out, load_digits())
+    with pytest.warns(UserWarning, match="does not say with which recipe and data"):
+        ends_well(out, whole)
+    trained_network(out, load_digits())  # what the run saved since then says it
+
+
+@pytest.mark.nightly
 def test_ten_thousand_mutations_of_config(half: Path, tmp_path: Path) -> None:
     content = (half / "config.json").read_bytes()
     file = tmp_path / "config.json"
@@ -435,6 +503,7 @@ def test_mutated_configs_when_resuming(
     assert codes[2] > 100
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
 def test_mutations_of_what_came_of_a_run(
     name: str,
@@ -470,6 +539,7 @@ def test_mutations_of_what_came_of_a_run(
     assert found[2] > 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "read"),
     [("summary.json", run_files.summary_of), ("metrics.jsonl", run_files.metrics_of)],

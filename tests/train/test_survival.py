@@ -86,6 +86,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
     wanted = uninterrupted(tmp_path / "whole", RECIPES[name])
@@ -104,6 +105,7 @@ def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
     assert (metrics_of(out), summary_of(summary)) == wanted
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("where", [(0, 5), (1, 0), (2, 5), (3, 0)], ids=str)
 @pytest.mark.parametrize("act", [strike(signal.SIGTERM), crash], ids=["term", "crash"])
 def test_stopped_at_the_ends_of_epochs(
@@ -249,17 +251,18 @@ def killed(
     return codes
 
 
-@pytest.mark.slow
-def test_twenty_kills(warm: Warm, tmp_path: Path) -> None:
-    """Of one run, which is long enough for all of them."""
-    more = ("--epochs", "40")
-    codes = killed(warm, tmp_path, 20, reference(warm, tmp_path, *more), *more)
-    assert len(codes) == 20
-    assert codes.count(-9) == 10
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.nightly)])
+def test_a_run_killed_many_times_equals_the_uninterrupted_run(
+    kills: int, warm: Warm, tmp_path: Path
+) -> None:
+    more = ("--epochs", str(2 * kills))
+    codes = killed(warm, tmp_path, kills, reference(warm, tmp_path, *more), *more)
+    assert len(codes) == kills
+    assert codes.count(-9) == kills // 2
     assert not (tmp_path / "run-1").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "more",
     [("--forward", "random", "--epochs", "4"), ("--no-static-mean", "--epochs", "4")],
@@ -269,7 +272,6 @@ def test_kills_of_other_recipes(more: tuple[str, ...], warm: Warm, tmp_path: Pat
     assert len(killed(warm, tmp_path, 8, reference(warm, tmp_path, *more), *more)) == 8
 
 
-@pytest.mark.slow
 def test_killed_while_it_writes(warm: Warm, tmp_path: Path) -> None:
     """At the opening, renaming or removing of a file, one after the other, wherever that is."""
     flags = ["--epochs", "3", "--limit", "100", "--batch", "16"]
@@ -292,7 +294,7 @@ def test_killed_while_it_writes(warm: Warm, tmp_path: Path) -> None:
     assert names(out) == names(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_command_line(tmp_path: Path) -> None:
     """SIGINT, the very command that it names, SIGINT again, and on to the end."""
     out = tmp_path / "my run"  # a name that must be quoted

@@ -88,7 +88,6 @@ def wait_for(run: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
 def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +145,7 @@ def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
         assert first["threads"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stopped_by_a_signal_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +188,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
     """A parent that does nothing but start a process, as a Worker does, and be killed."""
     recipe = parse([*FLAGS, "--epochs", "14"], "softstair train").recipe
@@ -213,7 +212,7 @@ def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
     assert result(out) == uninterrupted(tmp_path / "whole", recipe)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_refuses_all_folds_is_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

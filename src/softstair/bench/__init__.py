@@ -1,16 +1,14 @@
-"""How fast it is, measured: the operator, the training step, and what truncation saves.
+"""Speed and memory, measured: the operator, the training step, truncation, exact convolutions.
 
-Every figure stands beside a twin that was measured in turns with it, in the same run. The functions
-here return plain records; ``softstair bench`` shows them.
+Every figure stands beside a reference that was timed in turns with it, in the same process. The
+functions return records; ``softstair bench`` prints them.
 """
 
-from softstair.bench.clock import Times, race
-from softstair.bench.effort import Effort
-from softstair.bench.exact import measure as measure_exact
-from softstair.bench.machine import about
-from softstair.bench.operator import measure as measure_operator
-from softstair.bench.partition import measure as measure_partition
-from softstair.bench.step import measure as measure_step
+from softstair.bench.clock import Effort, Times, about, race
+from softstair.bench.exactness import measure_exact
+from softstair.bench.operators import measure_operator
+from softstair.bench.partition import measure_partition
+from softstair.bench.training_step import measure_step
 
 __all__ = [
     "Effort",

@@ -1,27 +1,97 @@
-"""A stopwatch: contestants in turns, so that a clock that slows down slows them all."""
+"""Time and memory of calls, and the machine they were measured on.
 
+Functions are timed in turns (A B A B ...), so that a change of the clock rate affects all of them.
+"""
+
+import contextlib
+import gc
+import inspect
+import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from softstair.bench.effort import Effort
+import softstair
+from softstair import _check
 
-__all__ = ["Times", "race", "synchronise"]
+__all__ = ["Effort", "Record", "Times", "about", "peak_memory", "race", "tensor_bytes"]
 
-MOST_CALLS = 1000
-"""In a sample on a CPU, however short a call is."""
+REPEATS = (1, 1000)
+"""Smallest and largest number of samples."""
+MAX_CALLS = 1000
+"""Largest number of calls per sample on a CPU."""
+GRAPH_CALLS = 10
+"""Calls in one CUDA graph, so that gaps between launches are not measured."""
+
+
+class Record:
+    """Base class of results, which are dataclasses."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return fields and properties as plain data: times in seconds, memory in bytes."""
+        properties = [name for name, _ in inspect.getmembers(type(self), inspect.isdatadescriptor)]
+        names = [*vars(self), *(name for name in properties if not name.startswith("_"))]
+        return {name: _plain(getattr(self, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    return value.to_json() if isinstance(value, Record) else value
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of a call, one number a sample.
+class Effort:
+    """How much is measured.
 
-    >>> Times((0.3, 0.1, 0.2)).median
-    0.2
+    Attributes:
+        repeats: Samples of each function; medians are over them.
+        calls: Calls per sample on CUDA.
+        seconds: Shortest duration of a sample on a CPU.
+        elements: Elements of the tensor of :func:`softstair.bench.measure_operator`.
+        quick: Whether to measure fewer stairs and dtypes.
+
+    Example:
+        >>> Effort.on(torch.device("cuda")).elements
+        33554432
+    """
+
+    repeats: int
+    calls: int
+    seconds: float
+    elements: int
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        _check.integer("repeats", self.repeats, *REPEATS)
+
+    @classmethod
+    def on(cls, device: torch.device, quick: bool = False, repeats: int | None = None) -> "Effort":
+        """Return the usual effort on a device; ``quick`` is for trying it out only."""
+        if device.type == "cuda":
+            effort = cls(3, 50, 0.0, 1 << 22, True) if quick else cls(7, 50, 0.0, 1 << 25)
+        else:
+            effort = cls(2, 1, 0.01, 1 << 14, True) if quick else cls(5, 1, 0.1, 1 << 20)
+        return effort if repeats is None else replace(effort, repeats=repeats)
+
+
+@dataclass(frozen=True)
+class Times(Record):
+    """Seconds per call, one number per sample.
+
+    Example:
+        >>> Times((0.3, 0.1, 0.2)).median
+        0.2
     """
 
     samples: tuple[float, ...]
@@ -38,74 +108,202 @@ class Times:
     def most(self) -> float:
         return max(self.samples)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, in seconds."""
-        return {
-            "median": self.median,
-            "least": self.least,
-            "most": self.most,
-            "samples": list(self.samples),
-        }
-
 
 def race(
-    contestants: Mapping[str, Callable[[], object]],
+    functions: Mapping[str, Callable[[], object]],
     device: torch.device,
     effort: Effort,
     before: Callable[[str], None] | None = None,
     each: int = 1,
 ) -> dict[str, Times]:
-    """The seconds of a call of each, sampled in turns: A B A B ….
+    """Time functions in turns, after a first call of each that is not counted.
 
-    ``before`` is told whose sample comes next, and is not timed. A call counts as ``each`` of them:
-    a graph may hold several.
+    Args:
+        functions: Functions without arguments, by name.
+        device: The device that they run on.
+        effort: How much to measure.
+        before: Called with a function's name before each of its samples; not timed.
+        each: Number of operations that one call runs; times are divided by it.
 
-    >>> effort = Effort(repeats=3, calls=1, seconds=0.0, elements=1)
-    >>> slow, fast = (lambda: time.sleep(0.01)), (lambda: None)
-    >>> found = race({"slow": slow, "fast": fast}, torch.device("cpu"), effort)
-    >>> found["slow"].median > found["fast"].median
-    True
+    Returns:
+        The seconds per operation, by name.
+
+    Example:
+        >>> effort = Effort(repeats=3, calls=1, seconds=0.0, elements=1)
+        >>> times = race({"sum": lambda: sum(range(100))}, torch.device("cpu"), effort)
+        >>> len(times["sum"].samples)
+        3
     """
-    calls = {}
-    for name, run in contestants.items():
-        if before is not None:
-            before(name)
-        run()  # what is slow but once is not what is measured
-        calls[name] = _calls(run, device, effort)
-    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    before = before or (lambda name: None)
+    calls = dict.fromkeys(functions, effort.calls)
+    for name, function in functions.items():
+        before(name)
+        function()
+        if device.type != "cuda":
+            once = max(_seconds(function, 1, device), 1e-9)
+            calls[name] = min(max(1, round(effort.seconds / once)), MAX_CALLS)
+    samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(effort.repeats):
-        for name, run in contestants.items():
-            if before is not None:
-                before(name)
-            samples[name].append(_sample(run, calls[name], device) / (calls[name] * each))
+        for name, function in functions.items():
+            before(name)
+            seconds = _seconds(function, calls[name], device)
+            samples[name].append(seconds / (calls[name] * each))
     return {name: Times(tuple(seconds)) for name, seconds in samples.items()}
 
 
+def _seconds(function: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Return the seconds of several calls, until the last has finished on the device."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return time.perf_counter() - start
+    synchronise(device)
+    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start_event.record()
+    for _ in range(calls):
+        function()
+    end_event.record()
+    end_event.synchronize()
+    return start_event.elapsed_time(end_event) / 1e3
+
+
 def synchronise(device: torch.device) -> None:
-    """Waits until the device has done what it was told."""
+    """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _calls(run: Callable[[], object], device: torch.device, effort: Effort) -> int:
-    if device.type == "cuda":
-        return effort.calls
-    once = max(_sample(run, 1, device), 1e-9)
-    return min(max(1, round(effort.seconds / once)), MOST_CALLS)
-
-
-def _sample(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    """The seconds of so many calls, the last of them done."""
+def graph_of(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return a function that replays ``GRAPH_CALLS`` calls; on a CPU, the function itself."""
     if device.type != "cuda":
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return time.perf_counter() - start
-    synchronise(device)
-    begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begun.record()
-    for _ in range(calls):
-        run()
-    ended.record()
-    ended.synchronize()
-    return begun.elapsed_time(ended) / 1e3
+        return function
+    function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(GRAPH_CALLS):
+            function()
+
+    # A graph only knows addresses: `function` keeps the tensors alive.
+    def replay(function: Callable[[], object] = function) -> None:
+        graph.replay()
+
+    return replay
+
+
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Use a new CUDA stream: backward passes run on the stream of their forward pass, and the
+    default stream cannot be captured."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def peak_memory(
+    function: Callable[[], object], device: torch.device, known: Iterable[Tensor] = ()
+) -> int:
+    """Return the most bytes that a call allocates at once, not counting tensors in ``known``.
+
+    On CUDA the allocator is asked; on a CPU every result of every operation is counted, those of
+    backward passes included.
+
+    >>> x = torch.zeros(1000)
+    >>> peak_memory(lambda: x + 1 + 1, torch.device("cpu"), known=[x])
+    8000
+    """
+    if device.type == "cuda":
+        gc.collect()  # memory freed during the call would hide allocations
+        synchronise(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        synchronise(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with _AllocationCounter(known) as counter:
+        function()
+    return counter.most
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of some tensors, counting each storage once.
+
+    >>> x = torch.zeros(10)
+    >>> tensor_bytes([x, x[2:], torch.zeros(3)])
+    52
+    """
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+class _AllocationCounter(TorchDispatchMode):
+    """Counts the bytes of all storages that operations create, until they are freed."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.sizes: dict[int, int] = {}
+        self.now, self.most = 0, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        if address in self.known or address in self.sizes:
+            return
+        self.sizes[address] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._remove, address)
+
+    def _remove(self, address: int) -> None:
+        self.now -= self.sizes.pop(address, 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator failed; on a CPU only the message says so."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(text in str(error) for text in ("not enough memory", "allocate memory"))
+
+
+def about(device: torch.device) -> dict[str, Any]:
+    """Return the machine and the versions as plain data.
+
+    Example:
+        >>> about(torch.device("cpu"))["torch"] == torch.__version__
+        True
+    """
+    cuda = device.type == "cuda"
+    cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else cores,
+        "threads": torch.get_num_threads(),
+        "softstair": softstair.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "triton": _version("triton"),
+        "brevitas": _version("brevitas"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

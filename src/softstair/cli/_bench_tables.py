@@ -13,8 +13,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from softstair.bench import exact, operator, partition, step
-from softstair.bench.clock import Times
+from softstair.bench import Times
+from softstair.bench.exactness import ConvolutionRow
+from softstair.bench.operators import OperatorRow
+from softstair.bench.partition import PartitionReport
+from softstair.bench.training_step import StepReport
 from softstair.cli._console import Console
 
 __all__ = ["Tables"]
@@ -40,7 +43,7 @@ class Tables:
         with console.status("…") as status:
             yield status.update
 
-    def operator(self, rows: list[operator.Row]) -> None:
+    def operator(self, rows: list[OperatorRow]) -> None:
         """The operator's bandwidth, time and memory: a table for each stair and precision."""
         for dtype, stair in dict.fromkeys((row.dtype, row.stair) for row in rows):
             chosen = [row for row in rows if (row.dtype, row.stair) == (dtype, stair)]
@@ -75,7 +78,7 @@ class Tables:
                 )
             self._console.print(table)
 
-    def step(self, report: step.Report) -> None:
+    def step(self, report: StepReport) -> None:
         """Every network's step beside the twin's."""
         table = _table(
             f"a training step of {report.model}, batches of {report.batch}, {report.precision}, "
@@ -97,7 +100,7 @@ class Tables:
         for name, why in report.skipped.items():
             self._console.print(f"{name}: not measured ({why})", soft_wrap=True)
 
-    def partition(self, report: partition.Report) -> None:
+    def partition(self, report: PartitionReport) -> None:
         """The phases of a schedule, and what they come to."""
         table = _table(
             f"partition over {report.epochs} epochs of {report.preset}: {report.model}, "
@@ -107,23 +110,22 @@ class Tables:
         )
         for phase in report.phases:
             table.add_row(
-                str(len(phase.span.annealed)),
-                str(phase.span.epochs),
+                str(len(phase.annealed)),
+                str(phase.epochs),
                 _spread(phase.times, 1e3),
-                _spread(phase.static, 1e3),
+                _spread(phase.static_times, 1e3),
                 f"{phase.speed_up:.2f}",
                 f"{phase.capture:.2f}",
             )
         self._console.print(table)
-        faster = report.images / report.seconds
         self._console.print(
             f"{report.images:,} images in {report.seconds:,.1f} s, captures included: "
-            f"{_number(faster)} images/s, {report.speed_up:.2f} times the static run's "
-            f"{_number(report.images / report.static_seconds)}",
+            f"{_number(report.images_per_second)} images/s, {report.speed_up:.2f} times the static "
+            f"run's {_number(report.static_images_per_second)}",
             soft_wrap=True,
         )
 
-    def exact(self, rows: list[exact.Row]) -> None:
+    def exact(self, rows: list[ConvolutionRow]) -> None:
         """Convolutions from int8 beside those from bfloat16."""
         if not rows:
             self._console.print("exact: not measured (int8 convolutions need CUDA and triton)")
@@ -137,8 +139,8 @@ class Tables:
             table.add_row(
                 f"{row.inputs} → {row.outputs}",
                 f"{row.side}×{row.side}",
-                _spread(row.whole, 1e6),
-                _spread(row.half, 1e6),
+                _spread(row.int8, 1e6),
+                _spread(row.bfloat16, 1e6),
                 f"{row.ratio:.2f}",
                 f"{row.wrong} of {row.sums:,}",
             )

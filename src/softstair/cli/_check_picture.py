@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from softstair.cli._check_report import Report
+from softstair.theory import Examination
 
 __all__ = ["draw"]
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: Examination, path: Path) -> None:
     """Writes the picture; its format is the path's ending."""
     import matplotlib
 
@@ -32,13 +32,15 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _title(report: Report) -> str:
+def _title(report: Examination) -> str:
     schedule, found = report.schedule, report.synchronisation
     order = {"strictly": "in order", "weakly": "in order, weakly", "broken": "out of order"}
-    return f"{report.noise}, {schedule.interval}, {schedule.power}: layers {order[found.order]}"
+    return (
+        f"{report.noise.name}, {schedule.interval}, {schedule.power}: layers {order[found.order]}"
+    )
 
 
-def _noise(axis: Any, report: Report, colours: Any, which: str) -> None:
+def _noise(axis: Any, report: Examination, colours: Any, which: str) -> None:
     schedule = report.schedule
     times = [schedule.end * index / 700 for index in range(701)]
     # Lines that lie on each other are told apart by width: the first layer's is the widest.
@@ -49,7 +51,7 @@ def _noise(axis: Any, report: Report, colours: Any, which: str) -> None:
     axis.set_ylabel(f"{which} (quanta)")
 
 
-def _distances(axis: Any, report: Report, colours: Any) -> None:
+def _distances(axis: Any, report: Examination, colours: Any) -> None:
     for layer, values in enumerate(report.distances.values):
         axis.plot(report.distances.times, values, color=colours(layer), marker=".", markersize=4)
     ties = report.distances_at_ties
@@ -60,7 +62,7 @@ def _distances(axis: Any, report: Report, colours: Any) -> None:
     axis.set_title("random Heaviside networks; dotted: with ties", fontsize=8, loc="right")
 
 
-def _shade(axes: Any, report: Report) -> None:
+def _shade(axes: Any, report: Examination) -> None:
     """Where pairs are out of order, the darker the more of them; the first one by name."""
     if (first := report.synchronisation.first) is None:
         return
@@ -79,7 +81,7 @@ def _shade(axes: Any, report: Report) -> None:
     )
 
 
-def _legend(figure: Any, axis: Any, report: Report) -> None:
+def _legend(figure: Any, axis: Any, report: Examination) -> None:
     handles, labels = axis.get_legend_handles_labels()
     # A legend of two hundred layers would be the picture; ten of them tell which way it goes.
     step = max(1, -(-len(handles) // 10))

@@ -8,9 +8,8 @@ from itertools import groupby
 from rich import box
 from rich.table import Table
 
-from softstair.cli._check_report import Report
 from softstair.cli._console import Console
-from softstair.theory import HYPOTHESES, Verdict
+from softstair.theory import HYPOTHESES, Distances, Examination, Verdict
 
 __all__ = ["show"]
 
@@ -23,13 +22,14 @@ MARKS = {
 REPAIRED = "[yellow](✗)[/]"
 
 
-def show(report: Report) -> None:
-    """Prints the report; 100 columns wide where the terminal does not say."""
-    told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if told else 100)
-    parts = (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances, _on_run)
-    for part in parts:
+def show(report: Examination, on_run: Distances | None = None) -> None:
+    """Print the report, and the distances on the network of a run if there are some."""
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if has_width else 100)
+    for part in (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances):
         part(report, console)
+    if on_run is not None:
+        _on_run(on_run, console)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -39,18 +39,18 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _heading(report: Report, console: Console) -> None:
+def _heading(report: Examination, console: Console) -> None:
     schedule = report.schedule
     mean = "static" if schedule.static_mean else "dynamic"
     std = "static" if schedule.static_std else "dynamic"
     console.print(
-        f"[bold]{report.noise}[/] noise, [bold]{schedule.interval}[/], "
+        f"[bold]{report.noise.name}[/] noise, [bold]{schedule.interval}[/], "
         f"[bold]{schedule.power}[/], {schedule.layers} layers, period {schedule.period:g}\n"
         f"{mean} mean from {schedule.first_mean:.4g}, {std} std from {schedule.std0:.4g} (quanta)\n"
     )
 
 
-def _theorem(report: Report, console: Console) -> None:
+def _theorem(report: Examination, console: Console) -> None:
     table = _table("Theorem 2: the eight hypotheses, layer by layer", "layer")
     for name in HYPOTHESES:
         broken = name.replace("regparam ", "reg-\nparam\n").replace("convergence ", "conv.\n")
@@ -81,7 +81,7 @@ def _rate(verdicts: Iterable[Verdict]) -> str:
     return next((verdict.rate for verdict in asked if verdict.rate != "any"), "any")
 
 
-def _reasons(report: Report, console: Console) -> None:
+def _reasons(report: Examination, console: Console) -> None:
     table = _table("Why", "hypothesis", "layers", "", "rate", "reason")
     table.columns[0].no_wrap = True
     for name in HYPOTHESES:
@@ -101,7 +101,7 @@ def _span(layers: Sequence[int]) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _synchronisation(report: Report, console: Console) -> None:
+def _synchronisation(report: Examination, console: Console) -> None:
     found = report.synchronisation
     colour = "green" if found.holds else "red"
     verdict = {"strictly": "yes, strictly", "weakly": "yes, but only weakly", "broken": "no"}
@@ -116,18 +116,17 @@ def _synchronisation(report: Report, console: Console) -> None:
     console.print()
 
 
-def _proposition(report: Report, console: Console) -> None:
+def _proposition(report: Examination, console: Console) -> None:
     table = _table(
         f"Proposition 1: E[σ_ν] against μ ∗ σ, and its derivative ({len(report.stair)} levels)",
         *("mean", "std", "max error", "max derivative", "‖σ‖_∞·|Dμ|(ℝ)", "tight bound"),
     )
     for column in table.columns:
         column.justify = "right"
-    for one in report.propositions:
-        found = one.found
-        numbers = (found.largest_derivative, found.bound, found.tight_bound)
-        shown = [f"{number:.5g}" for number in numbers]
-        table.add_row(f"{one.mean:.4g}", f"{one.std:.4g}", f"{found.error:.1e}", *shown)
+    for part in report.propositions:
+        bounds = (part.largest_derivative, part.bound, part.tight_bound)
+        cells = [f"{number:.5g}" for number in bounds]
+        table.add_row(f"{part.mean:.4g}", f"{part.std:.4g}", f"{part.error:.1e}", *cells)
     if report.propositions:
         console.print(table)
         console.print(" tight bound: ½(q_{K−1} − q₀)·|Dμ|(ℝ), in absolute units\n", style="dim")
@@ -135,7 +134,7 @@ def _proposition(report: Report, console: Console) -> None:
         console.print("[bold]Proposition 1[/]: the noise has no density, its std being 0.\n")
 
 
-def _distances(report: Report, console: Console) -> None:
+def _distances(report: Examination, console: Console) -> None:
     real, ties = report.distances, report.distances_at_ties
     last = len(real.times) - 1
     # The even times are the first ones; the last two are just before the end and the end.
@@ -156,15 +155,14 @@ def _distances(report: Report, console: Console) -> None:
     )
 
 
-def _on_run(report: Report, console: Console) -> None:
-    found = report.distances_on_run
-    if found is None:
-        return
+def _on_run(distances: Distances, console: Console) -> None:
     title = "Distance ‖x_λ̂,ℓ − x_ℓ‖ on the trained network, in % of the largest there can be"
-    table = _table(title, "layer", *(f"t = {time:g}" for time in found.times))
+    table = _table(title, "layer", *(f"t = {time:g}" for time in distances.times))
     for column in table.columns:
         column.justify = "right"
-    for layer, (values, largest) in enumerate(zip(found.values, found.largest, strict=True)):
+    for layer, (values, largest) in enumerate(
+        zip(distances.values, distances.largest, strict=True)
+    ):
         table.add_row(str(layer), *(f"{100 * value / (largest or 1.0):.3g}" for value in values))
     console.print(table)
 

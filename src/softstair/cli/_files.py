@@ -10,15 +10,19 @@ __all__ = ["reserved"]
 
 
 @contextmanager
-def reserved(path: Path | None, flag: str, endings: tuple[str, ...] = ()) -> Iterator[Path | None]:
+def reserved(
+    path: Path | None, flag: str, endings: tuple[str, ...] = (), follow: bool = True
+) -> Iterator[Path | None]:
     """A path beside the given one to write to; it takes the given one's place at the end.
 
-    Whatever goes wrong in between leaves the given path as it was, and nothing beside it.
+    Whatever goes wrong in between leaves the given path as it was, and nothing beside it. A path
+    that the user gave may be a symbolic link, and what it points to is written. Without ``follow``,
+    which is for a path that the user did not give, a link is replaced.
     """
     if path is None:
         yield None
         return
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
     _refuse_unwritable(path, target, flag, endings)
     # Short, whatever the given one is called.
     partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")
@@ -36,6 +40,8 @@ def reserved(path: Path | None, flag: str, endings: tuple[str, ...] = ()) -> Ite
 def _refuse_unwritable(path: Path, target: Path, flag: str, endings: tuple[str, ...]) -> None:
     if endings and target.suffix.lower() not in endings:
         raise _refusal(path, flag, f"does not end in {', '.join(endings)}")
+    if target.is_symlink():  # it is replaced, wherever it points to
+        return
     if target.is_dir():
         raise _refusal(path, flag, "is a folder")
     if not target.parent.is_dir():

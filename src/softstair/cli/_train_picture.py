@@ -41,7 +41,7 @@ def draw(runs: list[Path], title: str, out: Path) -> Path:
     below.grid(alpha=0.3)
     if layers:
         below.legend(loc="upper right", ncols=2 if layers > 5 else 1, fontsize="small")
-    with reserved(out, "--out", (".png",)) as partial:
+    with reserved(out, "--out", (".png",), follow=False) as partial:
         assert partial is not None
         figure.savefig(partial, dpi=120)
     return out

@@ -1,14 +1,16 @@
 """``softstair bench``: how fast it is here, each figure beside a twin measured in the same run."""
 
+import contextlib
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from softstair.bench.effort import REPEATS, Effort
-from softstair.bench.subject import BATCH
+from softstair._errors import SoftstairError
+from softstair.bench.clock import REPEATS, Effort, is_out_of_memory
+from softstair.bench.workload import BATCH
 from softstair.cli._files import reserved
 from softstair.regularise import Forward
 
@@ -84,7 +86,7 @@ class Command:
         return _words(self.what)
 
     def run(self) -> int:
-        from softstair.bench.machine import about, enough_room
+        from softstair.bench import about
         from softstair.cli import _bench_tables
         from softstair.train.machine import device_named
 
@@ -99,8 +101,8 @@ class Command:
             show = _bench_tables.Tables(found)
             for part in PARTS:
                 if part in self.parts():
-                    with enough_room(device, batch), show.waiting() as tell:
-                        measured = self._measure(part, device, model, batch, effort, tell)
+                    with _enough_memory(device, batch), show.waiting() as progress:
+                        measured = self._measure(part, device, model, batch, effort, progress)
                     getattr(show, part)(measured)
                     found[part] = _plain(measured)
             if text is not None:
@@ -117,13 +119,13 @@ class Command:
 
     def _check(self, device: Any, model: str, batch: int) -> None:
         """Refuses before anything is measured what would be refused after the first part."""
-        from softstair.bench.operator import target
-        from softstair.bench.subject import subject
+        from softstair.bench.operators import bench_stair
+        from softstair.bench.workload import workload
 
-        recipe = subject(model).recipe(batch, precision=self.precision, augment=self.augment)
+        recipe = workload(model).recipe(batch, precision=self.precision, augment=self.augment)
         recipe.precision_on(device)
         for name in _words(self.stairs or ""):
-            target(name)
+            bench_stair(name)
 
     def _measure(
         self,
@@ -132,7 +134,7 @@ class Command:
         model: str,
         batch: int,
         effort: Effort,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> Any:
         from softstair.bench import (
             measure_exact,
@@ -143,24 +145,38 @@ class Command:
 
         if part == "operator":
             stairs = None if self.stairs is None else _words(self.stairs)
-            return measure_operator(device, effort, stairs, tell=tell)
+            return measure_operator(device, effort, stairs, progress=progress)
         if part == "exact":
-            return measure_exact(device, batch, effort, tell)
+            return measure_exact(device, batch, effort, progress)
         common = (device, model, batch, self.precision, self.augment)
         if part == "step":
-            return measure_step(*common, tune=self.tune, effort=effort, tell=tell)
-        return measure_partition(*common, forward=self.forward, effort=effort, tell=tell)
+            return measure_step(*common, tune=self.tune, effort=effort, progress=progress)
+        return measure_partition(*common, forward=self.forward, effort=effort, progress=progress)
 
     def line(self) -> str:
         """The command line, without flags that have their defaults."""
         words = ["softstair", "bench"]
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if value is True:
-                words.append(f"--{one.name}")
-            elif value != one.default:
-                words += [f"--{one.name}", str(value)]
+                words.append(f"--{field.name}")
+            elif value != field.default:
+                words += [f"--{field.name}", str(value)]
         return shlex.join(words)
+
+
+@contextlib.contextmanager
+def _enough_memory(device: Any, batch: int) -> Iterator[None]:
+    """Turn the error of an allocator into one that names the flags to change."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SoftstairError(
+            f"not enough memory on {device} for the measurement: give a --batch below {batch}, or "
+            "--quick."
+        ) from None
 
 
 def _words(text: str) -> list[str]:
@@ -169,5 +185,5 @@ def _words(text: str) -> list[str]:
 
 def _plain(measured: Any) -> Any:
     if isinstance(measured, list):
-        return [one.to_json() for one in measured]
+        return [row.to_json() for row in measured]
     return measured.to_json()

@@ -12,11 +12,11 @@ import tyro
 from softstair import __version__, noise
 from softstair.cli._arguments import given
 from softstair.cli._arguments import parse as parse_flags
-from softstair.cli._check_report import Report, examine
 from softstair.cli._check_run import measure, trained_recipe
 from softstair.cli._files import reserved
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
+from softstair.theory import Distances, Examination, examine
 from softstair.train.stairs import StairName, named
 
 __all__ = ["Command", "parse"]
@@ -103,35 +103,42 @@ class Command:
             picture = files.enter_context(reserved(self.out, "--out", (".png", ".pdf", ".svg")))
             text = files.enter_context(reserved(self.json, "--json"))
             report = examine(self.schedule(), self.noise, self.target(), self.seed)
+            on_run = None
             if self.run_directory is not None:
-                trained = measure(self.run_directory, self.data_dir, self.schedule(), self.own_code)
-                report = replace(report, distances_on_run=trained)
-            _check_tables.show(report)
+                on_run = measure(self.run_directory, self.data_dir, self.schedule(), self.own_code)
+            _check_tables.show(report, on_run)
             if picture is not None:
                 from softstair.cli import _check_picture
 
                 _check_picture.draw(report, picture)
             if text is not None:
-                text.write_text(json.dumps(self._data(report), indent=2, allow_nan=False) + "\n")
+                text.write_text(
+                    json.dumps(self._data(report, on_run), indent=2, allow_nan=False) + "\n"
+                )
         return 0 if report.synchronisation.holds else 1
 
-    def _data(self, report: Report) -> dict[str, object]:
+    def _data(self, report: Examination, on_run: Distances | None) -> dict[str, object]:
         first = report.synchronisation.first
+        propositions = []
+        for part in report.propositions:
+            figures = asdict(part)
+            moments = {name: figures.pop(name) for name in ("mean", "std")}
+            propositions.append({**moments, "found": figures})
         return {
             "softstair": __version__,
             "seed": self.seed,
             "schedule": report.schedule.to_json(),
-            "noise": report.noise,
+            "noise": report.noise.name,
             "stair": report.stair.to_json(),
             "verdicts": [asdict(verdict) for verdict in report.verdicts],
             "conclusion": asdict(report.conclusion),
             "synchronised": report.synchronisation.holds,
             "first_break": asdict(first) if first else None,
             "synchronisation": asdict(report.synchronisation),
-            "propositions": [asdict(one) for one in report.propositions],
+            "propositions": propositions,
             "distances": asdict(report.distances),
             "distances_at_ties": asdict(report.distances_at_ties),
-            "distances_on_run": report.distances_on_run and asdict(report.distances_on_run),
+            "distances_on_run": on_run and asdict(on_run),
         }
 
 

@@ -36,6 +36,7 @@ class Command:
             raise ValueError("RUN must be a run directory or a packed network, but none was given.")
 
     def run(self) -> int:
+        from softstair._files import refuse_link
         from softstair.cli import _deploy_tables
         from softstair.cli._deployed import deployed
 
@@ -44,6 +45,8 @@ class Command:
         out = self.out or _beside(self.trained, "c" if self.to == "c" else f"network.{self.to}")
         _deploy_tables.costs(found.integer)
         if self.to == "c":
+            if self.out is None:
+                refuse_link(out)
             _refuse_other_files(out)
             from softstair.deploy import c
 
@@ -56,17 +59,17 @@ class Command:
                 ) from None
             _deploy_tables.say(str(plan))
         else:
-            _write_file(self.to, found, out)
+            _write_file(self.to, found, out, follow=self.out is not None)
         _deploy_tables.say(f"written: {out}")
         return 0
 
 
-def _write_file(kind: str, found: object, out: Path) -> None:
+def _write_file(kind: str, found: object, out: Path, follow: bool) -> None:
     from softstair.cli._deployed import Deployed
     from softstair.cli._files import reserved
 
     assert isinstance(found, Deployed)
-    with reserved(out, "--out") as partial:
+    with reserved(out, "--out", follow=follow) as partial:
         assert partial is not None
         try:
             from softstair.deploy import onnx, qonnx

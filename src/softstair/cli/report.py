@@ -46,7 +46,8 @@ class Command:
             )
 
     def run(self) -> int:
-        with reserved(self.out, "--out", (".html", ".htm")) as page:
+        follow = self.out != Command.out
+        with reserved(self.out, "--out", (".html", ".htm"), follow) as page:
             assert page is not None
             found = _load(self.folders)
             trainings = found.trainings

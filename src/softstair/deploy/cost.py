@@ -1,5 +1,6 @@
 """What each layer of an integer network costs: bytes, products, and how wide its sums get."""
 
+import math
 from dataclasses import dataclass
 
 from softstair.deploy.network import IntegerNetwork
@@ -40,9 +41,7 @@ def costs(network: IntegerNetwork) -> list[Cost]:
         if not isinstance(node, Sum | Scores):
             continue
         count = node.weight.numel()
-        places = 1
-        for size in network.sizes[node.name][1:]:
-            places *= size
+        places = math.prod(network.sizes[node.name]) // len(node.weight)
         if isinstance(node, Sum):
             levels = node.weight.unique().numel()
             width, reach = max(1, (levels - 1).bit_length()), bits(node.low, node.high)

@@ -14,21 +14,21 @@ __all__ = ["fold"]
 
 
 def fold(
-    name: str, activation: StairActivation, x: Pending, source: nodes.Sum
+    name: str, activation: StairActivation, x: Pending, source: nodes.Sum, axis: int
 ) -> tuple[nodes.Steps, nodes.Sum]:
     """The thresholds of a stair, and the sum that they are for: where a normalisation turns the
-    order of a channel round, its weights change their sign."""
+    order of a channel round, its weights change their sign. ``axis`` is that of its channels."""
     values = (None,) if x.beside is None else x.beside.values or ()
     rows = [_searched(activation, x, source, value) for value in values]
     turned = torch.stack([row.turned for row in rows]).any(0)
     rows = [_turned(row, turned, source) for row in rows]
     levels = activation.stair.integers or ()
     if x.beside is None:
-        steps = nodes.Steps(name, (x.source,), 0, 0, rows[0].thresholds, levels)
+        steps = nodes.Steps(name, (x.source,), 0, 0, rows[0].thresholds, levels, axis=axis)
     else:
         table = torch.stack([row.thresholds for row in rows], dim=1)
         inputs = (x.source, x.beside.node)
-        steps = nodes.Steps(name, inputs, 0, 0, table, levels, x.beside.low)
+        steps = nodes.Steps(name, inputs, 0, 0, table, levels, x.beside.low, axis)
     return steps, _negated(source, turned)
 
 

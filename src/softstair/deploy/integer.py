@@ -23,7 +23,7 @@ from softstair.deploy.folding import fold
 from softstair.deploy.network import IntegerNetwork
 from softstair.deploy.sums import pair, total
 from softstair.deploy.values import ExportError, Pending, Value, Whole
-from softstair.graph import trace
+from softstair.graph import Graph, trace
 from softstair.nn import StairActivation, StairLayer
 
 __all__ = ["ExportError", "integerise"]
@@ -58,14 +58,14 @@ def integerise(
     _check_input(zero, scale)
     net = copy.deepcopy(net).cpu().float().eval()
     try:
-        _, traced = trace(net, training=False)
+        graph, traced = trace(net, training=False)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(
             f"net must be traceable by torch.fx to be exported, but it is not ({reason})."
         ) from None
     with torch.no_grad():
-        return _Walk(net, tuple(shape), zero, float(scale)).through(traced)
+        return _Walk(net, tuple(shape), zero, float(scale)).through(traced, graph)
 
 
 def _check_input(zero: Any, scale: Any) -> None:
@@ -88,6 +88,8 @@ class _Walk:
         self.net = net
         self.made: dict[str, nodes.Node] = {}
         self.taken: set[str] = set()
+        self.written: dict[fx.Node, str] = {}
+        """The values of which an in-place operation has changed a view, and its name."""
         self.stairs: list[str] = []
         self.sizes: dict[str, Shape] = {}
         low, high = -zero, 255 - zero
@@ -95,9 +97,11 @@ class _Walk:
         values = tuple(number / scale for number in range(low, high + 1))
         self.input = Whole("input", 1 / scale, low, high, values)
 
-    def through(self, traced: fx.Graph) -> IntegerNetwork:
+    def through(self, traced: fx.Graph, graph: Graph) -> IntegerNetwork:
         values: dict[fx.Node, Any] = {}
-        for node in traced.nodes:
+        order = list(traced.nodes)
+        for node, step in zip(order, graph.steps, strict=True):
+            self._refuse_written(node)
             if node.op == "placeholder":
                 if values and node.users:
                     raise ExportError(
@@ -112,13 +116,38 @@ class _Walk:
                     last = self._rescaled(last)
                 if not isinstance(last, str):
                     raise _no_scores()
-                return IntegerNetwork(tuple(self.made.values()), self.sizes, tuple(self.stairs))
+                return self._network(last)
             else:
-                values[node] = self._step(node, values)
+                result = self._step(node, values)
+                self._write(node, result, [order[number] for number in step.written], values)
+                values[node] = result
         raise AssertionError("a traced network has an output")
 
+    def _write(
+        self, node: fx.Node, result: Any, written: list[fx.Node], values: dict[fx.Node, Any]
+    ) -> None:
+        """Gives the tensor that a node writes into, under all its names, the new value."""
+        target = values[node.all_input_nodes[0]] if written else None
+        if result is target:  # a dropout writes nothing in evaluation
+            return
+        for source in written:
+            if values[source] is target:
+                values[source] = result
+            else:
+                self.written[source] = _name(node)
+
+    def _refuse_written(self, node: fx.Node) -> None:
+        """Raises ExportError if a node reads what was changed in place through another view."""
+        for source in node.all_input_nodes:
+            if source in self.written:
+                raise ExportError(
+                    f"{_name(node)} reads {_name(source)}, whose memory {self.written[source]} has "
+                    f"changed in place through another view: read the result of "
+                    f"{self.written[source]} instead, or do not work in place."
+                )
+
     def _step(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        name = str(node.target) if node.op == "call_module" else node.name
+        name = _name(node)
         taken = [values[one] for one in node.all_input_nodes]
         if any(isinstance(one, str) for one in taken):
             raise ExportError(
@@ -149,6 +178,12 @@ class _Walk:
             return self._chained(name, x, module)
         if isinstance(module, nn.Flatten):
             return self._flat(name, self._whole(name, x), module.start_dim, module.end_dim)
+        pools = isinstance(module, nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d)
+        if pools and len(self._shape(x)) < 2:
+            raise ExportError(
+                f"{name} pools features of shape {self._shape(x)}, without the batch: give it "
+                "channels, height and width."
+            )
         if isinstance(module, nn.MaxPool2d):
             return self._max_pool(name, module, x)
         if isinstance(module, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
@@ -165,14 +200,22 @@ class _Walk:
         word = str(function) if node.op == "call_method" else getattr(function, "__name__", "")
         plain = len(node.args) == 2 and all(isinstance(one, fx.Node) for one in node.args)
         if function in (operator.add, operator.iadd, torch.add) and plain and not node.kwargs:
-            return self._sum_of(name, taken[0], taken[-1])
+            added = self._sum_of(name, taken[0], taken[-1])
+            if function is operator.iadd and self._shape(added) != self._shape(taken[0]):
+                raise ExportError(
+                    f"{name} adds features of shape {self._shape(taken[-1])} in place to those of "
+                    f"shape {self._shape(taken[0])}, which do not hold the sum: write x = x + y."
+                )
+            return added
         if word == "flatten" and len(taken) == 1:
             start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
             start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
             return self._flat(name, self._whole(name, taken[0]), start, end)
         if word in ("relu", "relu_") and len(taken) == 1:
             return self._chained(name, taken[0], F.relu)
-        if word == "contiguous" or (word == "dropout" and node.kwargs.get("training") is False):
+        if word == "contiguous":
+            return replace(taken[0])  # the same tensor or a copy: a write into it is not followed
+        if word == "dropout" and node.kwargs.get("training") is False:
             return taken[0]
         raise self._refusal(name, word or str(function))
 
@@ -184,6 +227,11 @@ class _Walk:
                 "choose a stair whose levels are."
             )
         factor = self._factor(name, layer, x)
+        if isinstance(layer, nn.Conv2d) and len(self.sizes[x.node]) != 3:
+            raise ExportError(
+                f"{name} is a convolution over features of shape {self.sizes[x.node]}: give it "
+                "channels, height and width."
+            )
         node = self._add(total(name, layer, weight.long(), x))
         if layer.input_quantum is None and max(-node.low, node.high) >= EXACT:
             raise ExportError(
@@ -196,6 +244,11 @@ class _Walk:
     def _factor(self, name: str, layer: StairLayer, x: Whole) -> float:
         """What a whole sum is multiplied by before the layer's own scale."""
         if layer.input_quantum is not None:
+            if layer.input_quantum != x.unit:
+                raise ExportError(
+                    f"the features that {name} takes are multiples of {x.unit}, but it sums them "
+                    f"as multiples of {layer.input_quantum}: quantise the model anew."
+                )
             return 1.0
         if math.frexp(x.unit)[0] == 0.5:
             return x.unit  # a power of two: the float sum is exact as well
@@ -227,7 +280,15 @@ class _Walk:
                 "stair weights of its own."
             )
         self.taken.add(x.source)
-        steps, self.made[x.source] = fold(name, activation, x, source)
+        axis = self._axis(source)
+        steps, source = fold(name, activation, x, source, axis)
+        self.made[x.source] = source
+        shape = self._shape(x)
+        if shape != self.sizes[x.source]:  # the shortcut is larger than the sum
+            larger = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
+            inputs = (self._add(larger).name, *steps.inputs[1:])
+            table = steps.thresholds.expand(shape[axis - 1], *steps.thresholds.shape[1:])
+            steps = replace(steps, inputs=inputs, thresholds=table.contiguous())
         # A pooling that waited comes after the stair, and gives what the stair gave.
         chain = [steps, *x.pools]
         before = ""
@@ -251,6 +312,19 @@ class _Walk:
                 f"{name} has no running statistics, so that what it gives depends on the batch: "
                 "train it with track_running_stats."
             )
+        source = self.made[x.source]
+        axis = self._axis(source)
+        if isinstance(module, NORMS) and axis != 1:
+            raise ExportError(
+                f"{name} normalises axis 1, but the weights of {x.source}, applied to features of "
+                f"shape {self.sizes[source.inputs[0]]}, give channels along axis {axis}: flatten "
+                f"before {x.source}, or leave {name} out."
+            )
+        if isinstance(module, NORMS) and self._shape(x)[0] != self.sizes[x.source][0]:
+            raise ExportError(
+                f"{name} normalises several channels that have the one channel of {x.source} in "
+                f"common: put {name} before the shortcut is added."
+            )
         turns = isinstance(module, NORMS) and module.weight is not None
         if x.pools and turns and bool((module.weight < 0).any()):
             raise ExportError(
@@ -268,7 +342,12 @@ class _Walk:
                     f"{name} adds features of the quanta {a.unit} and {b.unit}: give both stairs "
                     "one quantum."
                 )
-            node = nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high)
+            shape = self._broadcast(name, a, b)
+            inputs = (
+                self._expanded(f"{name}.left", a, shape).node,
+                self._expanded(f"{name}.right", b, shape).node,
+            )
+            node = nodes.Add(name, inputs, a.low + b.low, a.high + b.high)
             return Whole(self._add(node).name, a.unit, node.low, node.high)
         if isinstance(a, Pending) and isinstance(b, Pending):
             raise ExportError(
@@ -284,7 +363,42 @@ class _Walk:
                 f"the shortcut that {name} adds has more than {MOST_BESIDE} values, or values that "
                 "were added up: put a stair before it."
             )
+        shape = self._broadcast(name, pending, whole)
+        whole = self._expanded(f"{name}.shortcut", whole, shape)
         return replace(pending, beside=whole, layer=None)
+
+    def _broadcast(self, name: str, a: Value, b: Value) -> Shape:
+        """The shape of a sum of two terms, without the batch; an axis of length 1 is repeated.
+
+        Raises ExportError if the shapes do not fit, or if the terms have different ranks.
+        """
+        shapes = (self._shape(a), self._shape(b))
+        pairs = list(zip(*shapes, strict=False))
+        fit = all(m == n or 1 in (m, n) for m, n in pairs)
+        if not fit or len(shapes[0]) != len(shapes[1]):
+            raise ExportError(
+                f"{name} adds features of the shapes {shapes[0]} and {shapes[1]}, without the "
+                "batch: give both one shape, or an axis of length 1 where they differ."
+            )
+        return tuple(max(pair) for pair in pairs)
+
+    def _expanded(self, name: str, x: Whole, shape: Shape) -> Whole:
+        """Features of that shape: x itself, or x repeated along axes of length 1."""
+        if self.sizes[x.node] == shape:
+            return x
+        node = self._add(nodes.Expand(name, (x.node,), x.low, x.high, shape))
+        return replace(x, node=node.name)
+
+    def _shape(self, x: Value) -> Shape:
+        """The shape of a value, without the batch and before its pending poolings."""
+        if isinstance(x, Whole):
+            return self.sizes[x.node]
+        return self.sizes[x.source if x.beside is None else x.beside.node]
+
+    def _axis(self, source: nodes.Node) -> int:
+        """The axis of a sum's channels; the batch is axis 0."""
+        assert isinstance(source, nodes.Sum)
+        return 1 if source.weight.dim() == 4 else len(self.sizes[source.name])
 
     def _max_pool(self, name: str, module: nn.MaxPool2d, x: Value) -> Value:
         if module.return_indices or module.ceil_mode or pair(module.dilation) != (1, 1):
@@ -295,19 +409,23 @@ class _Walk:
         kernel, stride = pair(module.kernel_size), pair(module.stride)
         pool = nodes.MaxPool(name, (), 0, 0, kernel, stride, pair(module.padding))
         if isinstance(x, Pending):
+            if self._axis(self.made[x.source]) != 1:
+                raise ExportError(
+                    f"{name} pools over the channels of {x.source}, each of which has thresholds "
+                    "of its own: put the pooling behind the stair."
+                )
             return replace(x, pools=(*x.pools, pool), layer=None)
         made = self._add(replace(pool, inputs=(x.node,), low=x.low, high=x.high))
         return replace(x, node=made.name)
 
     def _average(self, name: str, module: nn.Module, x: Whole) -> Whole:
-        shape = self.sizes[x.node]
         if isinstance(module, nn.AvgPool2d):
             kernel, stride = pair(module.kernel_size), pair(module.stride)
             plain = not module.ceil_mode and module.divisor_override is None
             good = plain and pair(module.padding) == (0, 0)
         else:
             size = getattr(module, "output_size", None)
-            kernel = stride = (shape[1], shape[2])
+            kernel = stride = pair(self.sizes[x.node][-2:])
             good = size in (1, (1, 1))
         if not good:
             raise ExportError(
@@ -337,13 +455,20 @@ class _Walk:
         layer = x.layer
         if layer is None:
             raise _no_scores()
+        if x.source in self.taken:
+            raise ExportError(
+                f"the network ends in the sum of {x.source}, which a stair takes too: give the "
+                "stair weights of its own."
+            )
         count = layer.weight.shape[0]
         scale = layer.weight_stair.scale(layer.weight, 0)
         scale = torch.as_tensor(scale * (layer.input_quantum or 1.0), dtype=torch.float32)
         # A power of two at most: multiplied before or after, it is the same.
         scale = (scale * x.factor).expand(count).clone()
         bias = torch.zeros(count) if layer.bias is None else layer.bias.detach().clone()
-        return self._add(nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias)).name
+        axis = self._axis(self.made[x.source])
+        node = nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias, axis)
+        return self._add(node).name
 
     def _whole(self, name: str, x: Value) -> Whole:
         if isinstance(x, Pending):
@@ -352,6 +477,19 @@ class _Walk:
                 "fewer layers in float."
             )
         return x
+
+    def _network(self, last: str) -> IntegerNetwork:
+        """The network of the nodes that the scores of node ``last`` depend on."""
+        needed = {last}
+        for node in reversed(self.made.values()):
+            if node.name in needed:
+                needed.update(node.inputs)
+        needed.add("input")
+        kept = {name: node for name, node in self.made.items() if name in needed and name != last}
+        kept[last] = self.made[last]
+        sizes = {name: self.sizes[name] for name in kept}
+        stairs = tuple(name for name in self.stairs if name in kept)
+        return IntegerNetwork(tuple(kept.values()), sizes, stairs)
 
     def _add(self, node: Any) -> Any:
         """Takes a node in, and notes the shape of what it gives."""
@@ -377,6 +515,10 @@ class _Walk:
             f"{name} ({what}) has no exact form in whole numbers: leave it out of the network that "
             "is exported, or replace it."
         )
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
 
 
 def _spread(levels: tuple[int, ...], floats: Sequence[float]) -> tuple[float, ...]:

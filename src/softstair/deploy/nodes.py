@@ -1,7 +1,8 @@
 """What an integer network is made of: operations on whole numbers, each with a name.
 
 A node names the nodes whose results it takes, and says how small and how large its own can get. All
-tensors have a batch in front: (N, C, H, W), or (N, C) behind a flattening.
+tensors have a batch in front: (N, C, H, W), or (N, C) behind a flattening; a linear layer that is
+applied to more than a vector has its channels last.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Add",
+    "Expand",
     "Flatten",
     "Input",
     "MaxPool",
@@ -86,15 +88,18 @@ class Steps(Node):
     thresholds  (C, K − 1) int64, not decreasing; with a second input ``beside`` (C, M, K − 1), a
                 row for each of its values from ``first`` on
     levels      (K,) whole numbers, increasing
+    axis        of the channels, in a tensor with a batch in front
     """
 
     thresholds: Tensor = field(default_factory=lambda: torch.zeros(0))
     levels: tuple[int, ...] = ()
     first: int = 0
+    axis: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0]
-        channel = torch.arange(sums.shape[1]).reshape(1, -1, *[1] * (sums.dim() - 2))
+        behind = sums.dim() - 1 - self.axis
+        channel = torch.arange(sums.shape[self.axis]).reshape(-1, *[1] * behind)
         if len(x) == 1:
             limits = self.thresholds[channel.expand_as(sums)]
         else:
@@ -128,8 +133,18 @@ class SumPool(Node):
 
 
 @dataclass(frozen=True)
+class Expand(Node):
+    """Features repeated along axes of length 1, to ``shape`` (without the batch)."""
+
+    shape: tuple[int, ...] = ()
+
+    def run(self, *x: Tensor) -> Tensor:
+        return x[0].expand(-1, *self.shape)
+
+
+@dataclass(frozen=True)
 class Add(Node):
-    """Two features of one unit."""
+    """Two features of one unit and of one shape."""
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0] + x[1]
@@ -159,10 +174,13 @@ class Scores(Node):
 @dataclass(frozen=True)
 class Rescaled(Node):
     """The scores of a last layer whose weights are whole: its sums times ``scale``, and ``bias``,
-    (C,) float32 each."""
+    (C,) float32 each; ``axis`` is that of the channels, in a tensor with a batch in front."""
 
     scale: Tensor = field(default_factory=lambda: torch.zeros(0))
     bias: Tensor = field(default_factory=lambda: torch.zeros(0))
+    axis: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
-        return x[0].to(torch.float32) * self.scale + self.bias
+        sums = x[0].to(torch.float32)
+        shape = (-1, *[1] * (sums.dim() - 1 - self.axis))
+        return sums * self.scale.reshape(shape) + self.bias.reshape(shape)

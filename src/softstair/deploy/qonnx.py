@@ -16,7 +16,7 @@ from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.integer import ExportError
 from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.onnx import about
+from softstair.deploy.onnx import about, expand
 from softstair.deploy.onnx.graph import Described, Graph, plain_names
 from softstair.deploy.onnx.sums import EXACT_IN_FLOAT, how_to_sum, reach
 
@@ -99,13 +99,16 @@ def _put(
         case nodes.MaxPool():
             how = {"kernel_shape": node.kernel, "strides": node.stride, "pads": [*node.padding] * 2}
             graph.give("MaxPool", taken, name, **how)
+        case nodes.Expand():
+            expand(graph, node, taken[0], name)
         case nodes.Flatten() | nodes.Add():
             graph.give(type(node).__name__, taken, name)
         case nodes.Scores():
             _scores(graph, node, taken[0], name)
         case nodes.Rescaled():
-            scale = graph.constant(f"{name}_scale", node.scale.numpy())
-            bias = graph.constant(f"{name}_bias", node.bias.numpy())
+            shape = (-1, *[1] * (len(network.sizes[node.name]) - node.axis))
+            scale = graph.constant(f"{name}_scale", node.scale.numpy().reshape(shape))
+            bias = graph.constant(f"{name}_bias", node.bias.numpy().reshape(shape))
             graph.give("Add", [graph.apply("Mul", [*taken, scale], f"{name}_scaled"), bias], name)
         case _:
             raise ExportError(f"{node.name} ({type(node).__name__}) has no form in QONNX.")
@@ -141,6 +144,11 @@ def _steps(graph: Graph, node: nodes.Steps, taken: list[str], rank: int, name: s
         raise ExportError(
             f"{node.name} is a stair on a sum and a shortcut, which MultiThreshold of QONNX does "
             "not express: put a stair before the addition, or export to ONNX or C."
+        )
+    if node.axis != 1:
+        raise ExportError(
+            f"{node.name} has its channels along axis {node.axis}, which MultiThreshold of QONNX "
+            "does not express: flatten before its weights."
         )
     # Where levels are uneven, one threshold stands for several steps of their common measure.
     gaps = np.diff(node.levels)

@@ -44,6 +44,7 @@ def by_c(network: IntegerNetwork, folder: Path) -> Runner:
     def run(x: Tensor) -> dict[str, Tensor]:
         features = build.features(traced, network, x)
         classes, _ = build.classes(program, x)
+        classes = classes.reshape(len(x), *network.sizes[network.nodes[-1].name][1:])
         return {**{layer: features[layer] for layer in names}, CLASS: classes}
 
     return run

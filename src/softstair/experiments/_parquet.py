@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair._errors import import_extra
-from softstair.train.files import replacing
+from softstair._files import replacing
 
 __all__ = ["read", "write"]
 

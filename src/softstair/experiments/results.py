@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from softstair._files import replacing
 from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
-from softstair.train.files import replacing
 from softstair.train.recipe import FIELDS_ADDED_LATER, Recipe
 from softstair.train.run import RunError, data_version_of, metrics_of, recipe_of, summary_of
 

@@ -1,11 +1,13 @@
-"""What folds say together: means with 95 % intervals, of numbers and along curves.
+"""Means over folds with 95 % intervals, of numbers and along curves.
 
-The interval is Student's: mean ± t(0.975, n − 1)·s/√n over n folds. One fold has none. Folds of one
-partition share most of their training examples, so that intervals over them are rather too narrow
-than too wide; they say how far a fold is from the next, not how another data set would do.
+Wherever ± is written here, in the claims and in the report, it is half of Student's 95 % interval:
+t(0.975, n − 1)·s/√n over n folds. It takes three folds: with two, t is 12.7 and the interval says
+nothing, so the two values are given as a range instead. The folds of one partition share most of
+their training examples, so the intervals are too narrow rather than too wide: they say how far one
+fold is from the next, not what another data set would give.
 
->>> str(mean_of([0.85, 0.86, 0.87]))
-'86.0 ± 2.5 %'
+>>> str(mean_of([0.85, 0.86, 0.87])), str(mean_of([0.85, 0.87])), str(mean_of([0.85]))
+('86.0 ± 2.5 %', '86.0 (85.0 to 87.0) %', '85.0 %')
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,35 +23,54 @@ __all__ = ["Curve", "Mean", "curve_of", "curves", "drop_of", "final_of", "mean_o
 
 Numbers = NDArray[np.float64]
 CONFIDENCE = 0.95
+FEWEST = 3
+"""Folds that an interval takes at least."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over folds, as a share of 1, and its 95 % interval; None where there is one fold."""
+    """A mean over folds, as a share of 1.
+
+    low, high     its 95 % interval; None with fewer than three folds
+    least, most   the smallest and the largest value
+    """
 
     value: float
     low: float | None
     high: float | None
+    least: float
+    most: float
     folds: int
 
     @property
     def margin(self) -> float | None:
-        """What stands behind ±."""
+        """Half of the interval: what is written after ±."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval; with fewer than three folds the range."""
+        if self.low is None or self.high is None:
+            return self.least, self.most
+        return self.low, self.high
+
     def __str__(self) -> str:
-        """In per cent."""
+        """Per cent."""
         return f"{self.in_hundredths()} %"
 
-    def in_hundredths(self, sign: bool = False) -> str:
-        """Mean and margin times 100, for per cent and percentage points."""
-        value = f"{100 * self.value:{'+' if sign else ''}z.1f}".replace("-", "−")
-        return value if self.margin is None else f"{value} ± {100 * self.margin:.1f}"
+    def in_hundredths(self, sign: bool = False, digits: int = 1) -> str:
+        """The mean times 100 with its ± or, of two folds, its range."""
+        number = lambda share, plus: f"{100 * share:{plus}z.{digits}f}".replace("-", "−")
+        value = number(self.value, "+" if sign else "")
+        if self.margin is not None:
+            return f"{value} ± {number(self.margin, '')}"
+        ends = f" ({number(self.least, '')} to {number(self.most, '')})"
+        return value + (ends if self.folds > 1 else "")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over folds along the epochs; low and high are None where there is one fold.
+    """Means over folds along the epochs; low and high are None with fewer than three folds.
 
     settings   those of the configuration, without the fold
     epochs     counting from 1: after so many epochs
@@ -64,14 +85,19 @@ class Curve:
 
 
 def mean_of(values: Iterable[float]) -> Mean:
-    """The mean of what the folds gave, and its interval."""
+    """The mean of one number per fold, with its interval and its range."""
     column = np.array([[value] for value in values], np.float64)
     if not column.size:
         raise ValueError("a mean must be of a number at least, but none was given.")
     mean, low, high = _interval(column)
-    if low is None or high is None:
-        return Mean(float(mean[0]), None, None, folds=len(column))
-    return Mean(float(mean[0]), float(low[0]), float(high[0]), folds=len(column))
+    return Mean(
+        float(mean[0]),
+        low=None if low is None else float(low[0]),
+        high=None if high is None else float(high[0]),
+        least=float(column.min()),
+        most=float(column.max()),
+        folds=len(column),
+    )
 
 
 def final_of(trainings: Iterable[Training]) -> Mean | None:
@@ -114,7 +140,7 @@ def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]
     """(folds, places) -> mean, low and high of each place."""
     folds = len(values)
     mean: Numbers = values.mean(0)
-    if folds < 2:
+    if folds < FEWEST:
         return mean, None, None
     # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
     quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)

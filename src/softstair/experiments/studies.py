@@ -52,6 +52,11 @@ class Study:
         return self.trainings[0].settings.get("statistics") == "fresh"
 
     @property
+    def statistics(self) -> str:
+        """Those that its batch normalisations were evaluated with: running or fresh."""
+        return "fresh" if self.is_fresh else "running"
+
+    @property
     def scale(self) -> str:
         """Such as 500 epochs; and what is not as the paper has it: 500 epochs, fresh statistics."""
         words = [f"{self.epochs} epochs"]
@@ -66,8 +71,8 @@ class Study:
 
 
 def studies(trainings: Iterable[Training]) -> list[Study]:
-    """The studies among trainings: the paper's data sets first, of each the longest first, and of
-    those the ones with fresh statistics, which are of the very network that was evaluated.
+    """The studies among trainings: the paper's data sets first, of each those with running
+    statistics first, as the paper evaluates, and of those the longest first.
 
     Float twins are left out, since no degree of freedom touches them. Of two units that are the
     same training under two names, the one that is done stays, or else the first.
@@ -90,7 +95,7 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
     ]
     order = list(TITLES)
     place = {one.data: len(order) for one in found} | {data: i for i, data in enumerate(order)}
-    order_of = lambda one: (place[one.data], one.data, -one.epochs, not one.is_fresh, one.name)
+    order_of = lambda one: (place[one.data], one.data, one.is_fresh, -one.epochs, one.name)
     return sorted(found, key=order_of)
 
 

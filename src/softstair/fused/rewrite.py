@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from softstair.fused.layer import FusedLayer
-from softstair.graph import trace
+from softstair.graph import call_operators, trace
 from softstair.kernels.triton import FAMILIES
 from softstair.kernels.triton import kind as kind_of
 from softstair.kernels.triton import table as table_of
@@ -82,9 +82,14 @@ def fused(net: nn.Module) -> Fused | None:
     if not known.complete or others or net._forward_pre_hooks:
         return None
     evaluates = _is_alike(net, graph)
+    call_operators(known, graph)
+    # Features that are changed in place are not those that their layer made.
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    written = frozenset[int]().union(*(step.written for step in known.steps))
     modules = dict(net.named_modules())
     calls = [node.target for node in graph.nodes if node.op == "call_module"]
-    made: dict[fx.Node, FusedLayer] = {}
+    made: list[FusedLayer] = []
+    sources: dict[fx.Node, FusedLayer] = {}
     code = fx.GraphModule(net, graph)
     for node in list(graph.nodes):
         group = _group(node, modules, calls)
@@ -92,7 +97,7 @@ def fused(net: nn.Module) -> Fused | None:
             continue
         nodes, parts = group
         taken: Any = nodes[0].args[0]
-        layer = FusedLayer(*parts, made.get(taken))
+        layer = FusedLayer(*parts, sources.get(taken))
         name = f"fused_{len(made)}"
         code.add_submodule(name, layer)
         last = nodes[-1]
@@ -101,11 +106,13 @@ def fused(net: nn.Module) -> Fused | None:
         last.replace_all_uses_with(new)
         for old in reversed(nodes):
             graph.erase_node(old)
-        made[new] = layer
+        made.append(layer)
+        if numbers[last] not in written:
+            sources[new] = layer
     if not made:
         return None
     code.recompile()
-    return Fused(code, list(made.values()), evaluates)
+    return Fused(code, made, evaluates)
 
 
 def _is_alike(net: nn.Module, graph: fx.Graph) -> bool:

@@ -43,13 +43,13 @@ def pull(grad: Tensor, x: Tensor, rungs: Rungs, noise: Noise, mean: float, std: 
     """The backward pass: the gradient times the slope of the expectation."""
     if std < reference.smallest_std(rungs.working):
         return torch.zeros_like(x)
+    slope: Kernel = lambda out, x: out.copy_(reference.slope(x, rungs, noise, mean, std))
     term = None if _closed_form(rungs, noise) else PDF.get(type(noise))
     if term is not None and not (term.vanishes and len(rungs.stair) > FEW_LEVELS):
-        slope = _sum_of(term, x, rungs, 0.0, mean, std)
-    elif isinstance(noise, Uniform) and not rungs.is_line:
+        if not _overflows(rungs, term.factor(1 / std)):
+            slope = _sum_of(term, x, rungs, 0.0, mean, std)
+    elif isinstance(noise, Uniform) and not (rungs.is_line or _overflows(rungs, 1 / std)):
         slope = _uniform_slope(x, rungs, mean, std)
-    else:
-        slope = lambda out, x: out.copy_(reference.slope(x, rungs, noise, mean, std))
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
@@ -81,7 +81,7 @@ def _kernel(
         return _look_up(x, rungs, draw=draws.stream(noise, mean, std, rungs.working, generator))
     if forward == "expectation":
         term = None if _closed_form(rungs, noise) else CDF.get(type(noise))
-        if term is not None:
+        if term is not None and not _overflows(rungs, term.factor(1 / std)):
             return _expectation(_sum_of(term, x, rungs, rungs.stair.levels[0], mean, std), rungs)
         return lambda out, x: out.copy_(reference.expectation(x - mean, rungs, noise, 1 / std))
     spacing = rungs.stair.spacing
@@ -144,7 +144,10 @@ def _uniform_slope(x: Tensor, rungs: Rungs, mean: float, std: float) -> Kernel:
         steps[low] = steps.get(low, 0.0) + density
         steps[high] = steps.get(high, 0.0) - density
     largest = max(map(abs, steps.values()))
-    (first, rise), *others = [s for s in steps.items() if abs(s[1]) > 1e-9 * largest]
+    kept = [step for step in steps.items() if abs(step[1]) > 1e-9 * largest]
+    if not kept:  # the supports are so narrow that no number of the dtype lies in any of them
+        return lambda out, x: out.zero_()
+    (first, rise), *others = kept
     scratch = _scratch(1, x, rungs.working)
 
     def kernel(target: Tensor, block: Tensor) -> None:
@@ -215,6 +218,13 @@ def _index(
 
 def _closed_form(rungs: Rungs, noise: Noise) -> bool:
     return rungs.is_line and equidistant.knows(noise)
+
+
+def _overflows(rungs: Rungs, factor: float) -> bool:
+    """Whether the factor times the range of the levels is too large for the working dtype; a sum
+    of zeros times that would be NaN, so :mod:`softstair.kernels.reference` takes it."""
+    span = rungs.stair.levels[-1] - rungs.stair.levels[0]
+    return span * abs(factor) > torch.finfo(rungs.working).max
 
 
 def _scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ no pickle in it. The last two are kept: should the newest be damaged, the one be
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from typing import Any
 from torch import Tensor
 
 from softstair._errors import import_extra
-from softstair.train.files import replacing, write
+from softstair._files import refuse_link, replacing, write
 
 __all__ = ["CheckpointError", "is_like", "load", "save"]
 
 FORMAT = 1
 KEPT = 2
 LARGEST_TEXT = 1 << 28
+NAME = re.compile(r"(?:[0-9]{8}|[1-9][0-9]{8,})\.(?:safetensors|json)")
+PART = re.compile(rf"\.{NAME.pattern}\.[0-9]+\.part")
+"""Names of the files that :func:`save` writes: 00000012.json, .00000012.json.4711.part."""
 
 
 class CheckpointError(ValueError):
@@ -31,7 +35,7 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
     """Writes nested dictionaries, lists and tuples of tensors and plain values as the newest
     checkpoint; the older ones go, but for the last before it."""
     save_tensors = import_extra("safetensors.torch").save
-    folder.mkdir(exist_ok=True)
+    refuse_link(folder).mkdir(exist_ok=True)
     number = max(_numbers(folder), default=0) + 1
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, "", tensors)
@@ -87,8 +91,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 def _numbers(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
-    names = [path.stem for path in folder.glob("*.json")]
-    return [int(name) for name in names if name.isascii() and name.isdigit()]
+    return [int(path.stem) for path in folder.glob("*.json") if NAME.fullmatch(path.name)]
 
 
 def _manifest(folder: Path, number: int) -> Path:
@@ -100,10 +103,14 @@ def _tensors(folder: Path, number: int) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what a killed process left half-written; only the run's holder saves."""
-    known = {_tensors(folder, number) for number in _numbers(folder)}
-    for path in [*folder.glob("*.safetensors"), *folder.glob(".*.part")]:
-        if path not in known:
+    """Remove what a killed process left incomplete; only the process that holds the run saves.
+
+    Files with other names than those that :func:`save` writes are the user's, and stay.
+    """
+    known = {_tensors(folder, number).name for number in _numbers(folder)}
+    for path in folder.iterdir():
+        tensors = NAME.fullmatch(path.name) and path.suffix == ".safetensors"
+        if PART.fullmatch(path.name) or (tensors and path.name not in known):
             path.unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair._errors import import_extra
+from softstair._files import refuse_link
 from softstair.train.state import State
 
 __all__ = ["Events"]
@@ -22,7 +23,7 @@ class Events:
             raise ValueError(f"--tensorboard: {error}") from None
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder, self._make = folder, SummaryWriter
+        self._folder, self._make = refuse_link(folder), SummaryWriter
         self._writer: Any = None
 
     def __enter__(self) -> "Events":

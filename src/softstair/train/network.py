@@ -12,7 +12,7 @@ from softstair.models import build, default_for, last_layer
 from softstair.report import report
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, recipe_of
+from softstair.train.run import RunError, load_checkpoint, read, recipe_of
 
 __all__ = ["make_network", "stair_network", "table", "trained_network"]
 
@@ -68,17 +68,18 @@ def trained_network(
     torch.Size([1, 10])
     """
     recipe = recipe_of(Path(path))
-    state = None if recipe is None else checkpoint.load(Path(path) / "checkpoint")
-    if recipe is None or state is None:
-        folds = ", but folds: name one, such as fold-0" if (Path(path) / "fold-0").is_dir() else ""
-        raise RunError(
-            f"{str(path)!r} holds no trained network{folds or ': train one with --out there'}."
-        )
-    if model is None and ":" in recipe.model and not own_code:
+    if recipe is not None and model is None and ":" in recipe.model and not own_code:
         raise RunError(
             f"the run in {str(path)!r} was begun with the model {recipe.model!r}, which is code of "
             "its own, and is not called because a file says so: give model=, or own_code=True if "
             "you trust it."
+        )
+    config = read(Path(path), "config.json")
+    state = None if config is None else load_checkpoint(Path(path), config)
+    if recipe is None or state is None:
+        folds = ", but folds: name one, such as fold-0" if (Path(path) / "fold-0").is_dir() else ""
+        raise RunError(
+            f"{str(path)!r} holds no trained network{folds or ': train one with --out there'}."
         )
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from softstair._errors import import_extra
+from softstair._files import replacing
 from softstair.data import Dataset
 from softstair.models import build, default_for
 from softstair.nn import StairLayer, StairWeight
 from softstair.stair import Stair
 from softstair.train.checkpoint import is_like
-from softstair.train.files import replacing
 from softstair.train.network import stair_network, trained_network
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, recipe_of, summary_of

@@ -220,6 +220,23 @@ class Recipe:
         mine, others = asdict(self), asdict(other)
         return [name for name in mine if mine[name] != others[name]]
 
+    def training_differences(self, other: "Recipe") -> list[str]:
+        """Return the names of the fields in which another recipe describes another training.
+
+        ``compile``, ``kernels`` and ``capture`` may differ, and ``precision`` if one of the two is
+        ``auto``, which the device decides.
+
+        >>> Recipe(fold=1, kernels="reference").training_differences(Recipe(precision="float32"))
+        ['fold']
+        """
+        allowed = EXECUTION
+        if "auto" in (self.precision, other.precision):
+            allowed = EXECUTION | {"precision"}
+        return [name for name in self.differences(other) if name not in allowed]
+
+
+EXECUTION = frozenset({"compile", "kernels", "capture"})
+"""Fields that choose how a step is computed, and not which training it belongs to."""
 
 FIELDS_ADDED_LATER: dict[str, Any] = {
     "integer_input": False,

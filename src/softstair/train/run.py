@@ -16,16 +16,17 @@ import json
 import math
 import re
 import time
-from collections.abc import Container, Iterable, Iterator
+import warnings
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import softstair
 from softstair._errors import import_extra
+from softstair._files import refuse_link, write
 from softstair.data import version
 from softstair.train import checkpoint
-from softstair.train.files import write
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
@@ -35,6 +36,7 @@ __all__ = [
     "Run",
     "RunError",
     "data_version_of",
+    "load_checkpoint",
     "metrics_of",
     "recipe_of",
     "refuse_other_data",
@@ -60,6 +62,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._config: dict[str, Any] = {}
         self._saved: tuple[int, int] | None = None
         self._saved_at, self._cost = time.monotonic(), 0.0
 
@@ -101,6 +104,7 @@ class Run:
         """Writes config.json, and the table of the network; refuses a directory that holds
         something else than a run, and a run of other data, on another kind of device or in another
         number of processes."""
+        self._config = config
         first = self.team.share(lambda: self._begin(config, network))
         with self.team.agreed():
             if config["data"] != first["data"]:
@@ -153,7 +157,7 @@ class Run:
     def resume(self, state: State) -> None:
         """Takes the state to the newest checkpoint, if there is one, and the metrics with it; what
         was measured after it will be measured again."""
-        loaded = self.team.share(lambda: checkpoint.load(self.path / "checkpoint"))
+        loaded = self.team.share(lambda: load_checkpoint(self.path, self._config))
         if loaded is not None:
             with self.team.agreed():
                 state.load_state_dict(loaded)
@@ -190,7 +194,8 @@ class Run:
         refuse_nonfinite(state)
         kept = state.state_dict()
         if self.team.is_first:
-            checkpoint.save(self.path / "checkpoint", kept)
+            origin = {name: self._config.get(name) for name in ("recipe", "data")}
+            checkpoint.save(self.path / "checkpoint", {**kept, "origin": origin})
         self._saved = (state.epoch, state.step)
         self._saved_at = time.monotonic()
         self._cost = self._saved_at - begun
@@ -275,6 +280,54 @@ def _refuse_another_version(path: Path, recipe: Any, versions: Any, error: Value
         f"the run in {str(path)!r} was made by another version of softstair ({which}{why}): read "
         "it with that version, or give another --out."
     )
+
+
+def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest checkpoint of a run directory, or None if there is none.
+
+    Args:
+        path: The run directory.
+        config: The ``recipe`` and ``data`` that the checkpoint must have been trained with, as in
+            config.json.
+
+    Raises:
+        CheckpointError: If it was trained with another recipe or other data; it names what
+            differs. A checkpoint of an older version, which does not say, raises a warning.
+    """
+    state = checkpoint.load(path / "checkpoint")
+    if state is None:
+        return None
+    origin = state.pop("origin", None)
+    folder = str(path / "checkpoint")
+    if origin is None:
+        warnings.warn(
+            f"the checkpoint in {folder!r} was saved by an older version of softstair and does not "
+            "say with which recipe and data it was trained; this was not checked.",
+            stacklevel=2,
+        )
+        return state
+    try:
+        saved, given = (Recipe.from_json(one["recipe"]) for one in (origin, config))
+        different = {
+            name: (getattr(saved, name), getattr(given, name))
+            for name in given.training_differences(saved)
+        }
+        if origin["data"] != config["data"]:
+            different["data set"] = (origin["data"], config["data"])
+    except (LookupError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise checkpoint.CheckpointError(
+            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
+            f"({reason}): restore it, or train in a new run directory."
+        ) from None
+    if different:
+        values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
+        raise checkpoint.CheckpointError(
+            f"the checkpoint in {folder!r} belongs to another training "
+            f"({', '.join(values)[:400]}): restore the checkpoint of this run, or train in a new "
+            "run directory."
+        )
+    return state
 
 
 def summary_of(path: Path) -> dict[str, Any] | None:
@@ -377,6 +430,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for name in ("lock", "checkpoint"):
+            refuse_link(path / name)
         # softstair grid --status holds it for a moment when it looks.
         lock = filelock.FileLock(path / "lock", timeout=1.0)
         lock.acquire()

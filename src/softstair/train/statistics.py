@@ -2,9 +2,9 @@
 
 A batch normalisation is evaluated with means and variances that it has averaged over its last
 batches. Two things make them another network's: weights that still cross thresholds from step to
-step, which in depthwise networks moves whole channels, and noise that is in the features of
-training and not in those of evaluation. Estimated anew, without noise, from some training examples,
-they fit. These are augmented as in training: black borders and the like are part of what the
+step, each of which shifts its channel by a level times the mean of its input, and noise that is in
+the features of training and not in those of evaluation. Estimated anew, without noise, from some
+training examples, they fit. These are augmented as in training: black borders are part of what the
 thresholds behind the normalisations were trained on. Statistics that training itself uses, of
 modules that are in evaluation then too, stay as they are.
 """

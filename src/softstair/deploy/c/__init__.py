@@ -19,6 +19,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from softstair import _files
 from softstair.deploy.c.names import checked
 from softstair.deploy.c.plan import Plan, Row
 from softstair.deploy.c.source import sources
@@ -29,13 +30,17 @@ __all__ = ["Plan", "Row", "write"]
 
 def write(network: IntegerNetwork, folder: Path, name: str = "network") -> Plan:
     """Writes the folder: <name>.h, <name>.c and its constants, the runtime that they include, a
-    main.c and a Makefile, and what an emulated Cortex-M4 needs. Returns the memory plan."""
+    main.c and a Makefile, and what an emulated Cortex-M4 needs. Returns the memory plan.
+
+    The folder may be a symbolic link. A link in it is replaced if it has the name of a file, and
+    raises :class:`LinkError <softstair._files.LinkError>` if it has the name of a folder.
+    """
     name = checked(name)
     made, plan = sources(network, name)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in made.items():
-        (folder / file).write_text(text, encoding="ascii")
+        _files.write(folder / file, text)
     _copy(files("softstair.deploy.c") / "runtime", folder, name)
     return plan
 
@@ -44,8 +49,8 @@ def _copy(source: Traversable, folder: Path, name: str) -> None:
     folder.mkdir(exist_ok=True)
     for one in source.iterdir():
         if one.is_dir():
-            _copy(one, folder / one.name, name)
+            _copy(one, _files.refuse_link(folder / one.name), name)
         else:
             text = one.read_text(encoding="ascii")
             text = text.replace("@name@", name).replace("@NAME@", name.upper())
-            (folder / one.name).write_text(text, encoding="ascii")
+            _files.write(folder / one.name, text)

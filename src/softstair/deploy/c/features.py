@@ -72,7 +72,7 @@ def layout(network: IntegerNetwork) -> Layout:
             found.features[node.name] = found.features[home]
         elif isinstance(node, nodes.Sum):
             found.features[node.name] = Features("SS_WORDS", *size)
-        elif isinstance(node, nodes.MaxPool):
+        elif isinstance(node, nodes.MaxPool | nodes.Expand):
             before = found.features[node.inputs[0]]
             found.features[node.name] = Features(before.kind, *size, before.bias)
         else:

@@ -48,7 +48,11 @@ class _Lowering:
             return self._steps(number, node)
         if isinstance(node, nodes.MaxPool | nodes.SumPool):
             return self._pool(number, node)
+        if isinstance(node, nodes.Expand):
+            return self._expand(number, node)
         if isinstance(node, nodes.Add | nodes.Flatten):
+            if isinstance(node, nodes.Add):
+                self._refuse_shapes(node)
             taken = tuple(self._home(one) for one in node.inputs)
             given = "".join(f"&layer_{one}, " for one in taken)
             call = f"ss_{type(node).__name__.lower()}({given}&layer_{number});"
@@ -91,6 +95,7 @@ class _Lowering:
         return replace(made, structures=(kept(number), *made.structures))
 
     def _steps(self, number: int, node: nodes.Steps) -> Operation:
+        self._refuse_shapes(node)
         source = self.network.nodes[self.number[node.inputs[0]]]
         out = self._features(node.name)
         beside = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
@@ -133,6 +138,27 @@ class _Lowering:
         how = "the largest" if isinstance(node, nodes.MaxPool) else "the sum"
         text = (window.structure(name),)
         return Operation(number, (number,), (home,), (call,), f"{how} of each window", (), text)
+
+    def _expand(self, number: int, node: nodes.Expand) -> Operation:
+        home, given = self._home(node.inputs[0]), self._features(node.name)
+        taken = self._features(node.inputs[0])
+        clear = (f"ss_clear(&layer_{number});",) if given.planes else ()
+        # How far apart the rows, columns and channels of the input are; 0 along axes of length 1.
+        rows = taken.width if taken.height > 1 else 0
+        strides = (rows, int(taken.width > 1), int(taken.channels > 1))
+        steps = ", ".join(map(str, (given.width, *strides)))
+        call = f"ss_expand(&layer_{home}, &layer_{number}, {steps});"
+        return Operation(number, (number,), (home,), (*clear, call), "repeated")
+
+    def _refuse_shapes(self, node: nodes.Node) -> None:
+        """Raises ExportError if a node takes features of another shape than it gives."""
+        size = self.network.sizes[node.name]
+        for name in node.inputs:
+            if self.network.sizes[name] != size:
+                raise ExportError(
+                    f"{node.name} gives features of shape {size} but takes {name} of shape "
+                    f"{self.network.sizes[name]}: put an Expand between them."
+                )
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
         home, taken = self._home(node.inputs[0]), self._features(node.inputs[0])

@@ -156,7 +156,7 @@ int32_t {name}_class(const uint8_t input[{upper}_INPUTS]);
             place = f"#define {one.name} (memory + {self.placed[one.name] // 4})"
             lines.append(f"{place} /* {one.size} bytes */")
         if self.totals:
-            lines.append(f"static double totals[{self.name.upper()}_CLASSES];")
+            lines.append(f"static volatile double totals[{self.name.upper()}_CLASSES];")
         return "\n".join(lines)
 
     def _title(self, operation: Operation) -> str:

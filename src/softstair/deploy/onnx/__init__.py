@@ -29,7 +29,7 @@ from softstair.deploy.onnx.stairs import steps
 from softstair.deploy.onnx.stored import Stored
 from softstair.deploy.onnx.sums import total
 
-__all__ = ["feature_outputs", "model", "write"]
+__all__ = ["expand", "feature_outputs", "model", "write"]
 
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
@@ -82,12 +82,12 @@ def model(
     for node in network.nodes[:-1]:
         known[node.name] = _stored(graph, network, node, known, names[node.name])
     last = network.nodes[-1]
-    _scores(graph, last, known[last.inputs[0]], names[last.name])
-    graph.give("ArgMax", ["scores"], "class", axis=1, keepdims=0)
     shape = network.sizes[last.name]
+    _scores(graph, last, known[last.inputs[0]], len(shape), names[last.name])
+    graph.give("ArgMax", ["scores"], "class", axis=1, keepdims=0)
     outputs: list[Described] = [
         ("scores", "FLOAT", (BATCH, *shape)),
-        ("class", "INT64", (BATCH,)),
+        ("class", "INT64", (BATCH, *shape[1:])),
     ]
     if features:
         for name, output in feature_outputs(network).items():
@@ -105,7 +105,7 @@ def about(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, s
     known = {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
     if classes is None:
         return known
-    (count,) = network.sizes[network.nodes[-1].name]
+    count = network.sizes[network.nodes[-1].name][0]
     if len(classes) != count or not all(isinstance(one, str) for one in classes):
         raise ValueError(
             f"classes must be the names of {count} classes, as the network has scores, but "
@@ -127,21 +127,35 @@ def _stored(
 ) -> Stored:
     """What a node gives, except for the scores."""
     taken = [known[one] for one in node.inputs]
+    rank = len(network.sizes[node.name])
+    if isinstance(node, nodes.MaxPool | nodes.SumPool) and rank != 3:
+        raise ExportError(
+            f"{node.name} pools features of {rank} axes, which ONNX does not: give it channels, "
+            "height and width."
+        )
     match node:
         case nodes.Input():
             return Stored("bytes", node.low, node.high, True, node.zero)
         case nodes.Sum() | nodes.SumPool():
             return total(graph, taken[0], node, network.sizes[node.name][0], name)
         case nodes.Steps():
-            return steps(graph, node, taken, len(network.sizes[node.name]), name)
+            return steps(graph, node, taken, rank, name)
         case nodes.MaxPool():
             return _max_pool(graph, taken[0], node, name)
         case nodes.Flatten():
             return replace(taken[0], name=graph.give("Flatten", [taken[0].name], name))
+        case nodes.Expand():
+            return replace(taken[0], name=expand(graph, node, taken[0].name, name))
         case nodes.Add():
             both = [one.whole(graph, f"{name}_part") for one in taken]
             return Stored(graph.give("Add", both, name), node.low, node.high)
     raise ExportError(f"{node.name} ({type(node).__name__}) has no form in ONNX.")
+
+
+def expand(graph: Graph, node: nodes.Expand, x: str, name: str) -> str:
+    """A tensor repeated along axes of length 1."""
+    shape = graph.constant(f"{name}_shape", np.array((1, *node.shape), np.int64))
+    return graph.give("Expand", [x, shape], name)
 
 
 def _max_pool(graph: Graph, x: Stored, node: nodes.MaxPool, name: str) -> Stored:
@@ -157,8 +171,8 @@ def _max_pool(graph: Graph, x: Stored, node: nodes.MaxPool, name: str) -> Stored
     return replace(x, name=graph.give("Cast", [largest], name, to=graph.onnx.TensorProto.INT32))
 
 
-def _scores(graph: Graph, node: nodes.Node, x: Stored, name: str) -> None:
-    """The floats at the end."""
+def _scores(graph: Graph, node: nodes.Node, x: Stored, rank: int, name: str) -> None:
+    """The floats at the end, of that rank without the batch."""
     whole = graph.cast(x.whole(graph, name), "FLOAT", name)
     match node:
         case nodes.Scores():
@@ -173,9 +187,10 @@ def _scores(graph: Graph, node: nodes.Node, x: Stored, name: str) -> None:
                 y = graph.apply("Add", [y, bias], f"{name}_biased")
             graph.give("Cast", [y], "scores", to=graph.onnx.TensorProto.FLOAT)
         case nodes.Rescaled():
-            scale = graph.constant(f"{name}_scale", node.scale.numpy())
+            shape = (-1, *[1] * (rank - node.axis))
+            scale = graph.constant(f"{name}_scale", node.scale.numpy().reshape(shape))
             scaled = graph.apply("Mul", [whole, scale], f"{name}_scaled")
-            bias = graph.constant(f"{name}_bias", node.bias.numpy())
+            bias = graph.constant(f"{name}_bias", node.bias.numpy().reshape(shape))
             graph.give("Add", [scaled, bias], "scores")
         case _:
             raise ExportError(f"{node.name} ({type(node).__name__}) gives no scores.")

@@ -24,25 +24,26 @@ def steps(graph: Graph, node: nodes.Steps, x: list[Stored], rank: int, name: str
         levels = (levels + zero).astype(np.uint8)
     sums, thresholds = x[0], node.thresholds.numpy().astype(np.int32)
     if len(x) == 1 and len(levels) - 1 <= MOST_COMPARED:
-        made = _compared(graph, sums.name, thresholds, levels, rank, name)
+        made = _compared(graph, sums.name, thresholds, levels, rank - node.axis, name)
     else:
         rows = thresholds.reshape(-1, thresholds.shape[-1])
         firsts = np.arange(0, len(rows), len(rows) // len(thresholds))
         beside = x[1].whole(graph, f"{name}_beside") if len(x) == 2 else None
         if beside is not None:
             firsts -= node.first
-        firsts = firsts.reshape(-1, *[1] * (rank - 1)).astype(np.int32)
+        firsts = firsts.reshape(-1, *[1] * (rank - node.axis)).astype(np.int32)
         made = _bisected(graph, sums, beside, rows, firsts, levels, name)
     return Stored(made, node.low, node.high, zero is not None, zero or 0)
 
 
 def _compared(
-    graph: Graph, sums: str, thresholds: Array, levels: Array, rank: int, name: str
+    graph: Graph, sums: str, thresholds: Array, levels: Array, behind: int, name: str
 ) -> str:
-    """Each threshold that a sum reaches puts the next level in place of the one before."""
+    """Each threshold that a sum reaches puts the next level in place of the one before; so many
+    axes lie behind that of the channels."""
     made = graph.constant(f"{name}_level", levels[0])
     for limits, level in zip(thresholds.T, levels[1:], strict=True):
-        limit = graph.constant(f"{name}_threshold", limits.reshape(-1, *[1] * (rank - 1)))
+        limit = graph.constant(f"{name}_threshold", limits.reshape(-1, *[1] * behind))
         reached = graph.apply("GreaterOrEqual", [sums, limit], f"{name}_reached")
         next_level = graph.constant(f"{name}_level", level)
         made = graph.apply("Where", [reached, next_level, made], f"{name}_features")

@@ -160,8 +160,11 @@ def _wait_for(out: Path) -> None:
     """Waits until nobody holds a run directory, as long as that may still come."""
     import filelock
 
+    from softstair._files import refuse_link
+
     if (out / "config.json").exists():
-        with contextlib.suppress(filelock.Timeout), filelock.FileLock(out / "lock", PATIENCE):
+        lock = filelock.FileLock(refuse_link(out / "lock"), PATIENCE)
+        with contextlib.suppress(filelock.Timeout), lock:
             pass
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair._errors import import_extra
+from softstair._files import replacing
 from softstair.experiments.figures import panels, settings, summary
 from softstair.experiments.figures.apart import apart, telling
 from softstair.experiments.figures.panels import PANELS, Panel
@@ -22,7 +23,6 @@ from softstair.experiments.figures.style import COLOURS
 from softstair.experiments.results import Training
 from softstair.experiments.studies import Study, studies
 from softstair.experiments.variance import BLOCKS, explained
-from softstair.train.files import replacing
 
 __all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
 

@@ -18,7 +18,7 @@ from softstair.experiments.figures.style import (
     words,
 )
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import Curve, curve_of, drop_of
+from softstair.experiments.statistics import FEWEST, Curve, curve_of, drop_of
 from softstair.experiments.studies import DYNAMIC, STATIC, Study, select
 
 __all__ = ["PANELS", "Panel", "panel", "trainings_of"]
@@ -223,4 +223,5 @@ def _below(curves: Sequence[Curve]) -> str:
     if counts == [1]:
         return "validation accuracy in %, one fold"
     folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    return f"validation accuracy in %, mean and 95 % interval of {folds} folds"
+    what = "mean and 95 % interval" if counts[-1] >= FEWEST else "mean"
+    return f"validation accuracy in %, {what} of {folds} folds"

@@ -59,7 +59,7 @@ def accuracy_axis(axes: Any) -> None:
     axes.set_xlim(max(low, 0), min(high, 100))
     axes.set_xlabel(
         "validation accuracy in the end, in %\n"
-        "small: a configuration; large: their mean, with its 95 % interval over folds",
+        "small: a configuration; large: their mean, with its 95 % interval (from three folds on)",
         fontsize=9,
         color=GREY,
         loc="left",

@@ -14,13 +14,13 @@ from pathlib import Path
 from string import Template
 
 from softstair import __version__
+from softstair._files import replacing
 from softstair.experiments.report import story, tables
 from softstair.experiments.report.embed import data_of, harmless
 from softstair.experiments.report.story import VERDICTS, Row
 from softstair.experiments.report.study import arranged
 from softstair.experiments.report.words import text, unbroken
 from softstair.experiments.results import Training
-from softstair.train.files import replacing
 
 __all__ = ["VERDICTS", "Row", "page", "write"]
 

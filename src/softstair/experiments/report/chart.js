@@ -108,7 +108,7 @@ function hintsOf({ lines, metric, bands }) {
   if (bands && wide.length && lines.length > MOST_BANDS) {
     hints.push("Too many lines for bands: point at one to see its 95 % interval.");
   } else if (bands && !wide.length) {
-    hints.push("No 95 % interval: one fold has none.");
+    hints.push("No 95 % interval: it takes three folds.");
   }
   return hints;
 }

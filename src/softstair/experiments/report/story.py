@@ -16,8 +16,10 @@ from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 __all__ = ["VERDICTS", "Row", "claims_of", "facts", "pictures", "title_of"]
 
 IN_PART = (
-    "In part: a difference is there that may be chance, some of it holds and some does not, or not "
-    "all was trained that it is about."
+    "Verdicts are of running statistics, as the paper evaluates, and of the longest trainings that "
+    "can tell; what shorter ones and fresh statistics say is given behind them. In part: a "
+    "difference may be chance, some of the claim holds and some does not, or not all that it "
+    "speaks of was trained."
 )
 VERDICTS = {
     "holds": ("✓", "holds", "hold"),

@@ -136,11 +136,12 @@ def _scale(lines: Sequence[Folds]) -> tuple[float, float]:
 
 
 def _dots(accuracy: Mean, scale: tuple[float, float]) -> str:
-    """A mean as a dot and its interval as a line, on the scale of the column."""
+    """A mean as a dot and its interval, of two folds its range, as a line, on the scale of the
+    column."""
     low, high = scale
     at = lambda value: round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 1)
-    half = accuracy.margin or 0.0
-    left, middle, right = (at(accuracy.value + side * half) for side in (-1, 0, 1))
+    left, right = map(at, accuracy.bounds)
+    middle = at(accuracy.value)
     return (
         '<svg class="dots" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<path d="M{left} 4H{right}"/><path class="dot" d="M{middle} 4h0"/></svg>'

@@ -38,15 +38,12 @@ def unbroken(words: str) -> str:
 
 
 def percent(of: Mean | float) -> str:
-    """An accuracy in percent, with half of its interval.
+    """An accuracy in per cent; of several folds with half of its 95 % interval, or its range.
 
-    >>> percent(Mean(0.8571, 0.8529, 0.8613, folds=5)), percent(0.5)
+    >>> percent(Mean(0.8571, 0.8529, 0.8613, 0.852, 0.862, folds=5)), percent(0.5)
     ('85.71 ± 0.42', '50.00')
     """
-    if not isinstance(of, Mean):
-        return f"{100 * of:.2f}"
-    margin = "" if of.margin is None else f" ± {100 * of.margin:.2f}"
-    return f"{100 * of.value:.2f}{margin}"
+    return of.in_hundredths(digits=2) if isinstance(of, Mean) else f"{100 * of:.2f}"
 
 
 def duration(seconds: float) -> str:

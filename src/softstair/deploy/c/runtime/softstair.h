@@ -10,7 +10,7 @@
  *   softstair_planes.h     sums of ternary and binary numbers, by counting bits
  *   softstair_dot.h        sums of products of bytes
  *   softstair_wide.h       sums of anything else
- *   softstair_pool.h       poolings, additions, flattening, the input
+ *   softstair_pool.h       poolings, additions, expansion, flattening, the input
  *   softstair_scores.h     the last layer, and the class
  *
  * -DSOFTSTAIR_PORTABLE takes the plain C everywhere. -DSOFTSTAIR_TRACE hands over what every node

@@ -1,4 +1,4 @@
-/* Poolings, additions, flattening, and the bytes of the input. */
+/* Poolings, additions, expansion, flattening, and the bytes of the input. */
 #ifndef SOFTSTAIR_POOL_H
 #define SOFTSTAIR_POOL_H
 
@@ -84,6 +84,18 @@ static inline void ss_add(const ss_features *a, const ss_features *b, const ss_f
     for (int32_t place = 0; place < out->places; place++) {
         for (int32_t channel = 0; channel < out->channels; channel++) {
             ss_put(out, place, channel, ss_at(a, place, channel) + ss_at(b, place, channel));
+        }
+    }
+}
+
+/* Repeats features along axes of length 1. The steps are those from one row, column and channel of
+ * `in` to the next, 0 where it has one for all; `width` is that of `out`. */
+static inline void ss_expand(const ss_features *in, const ss_features *out, int32_t width,
+                             int32_t row_step, int32_t column_step, int32_t channel_step) {
+    for (int32_t place = 0; place < out->places; place++) {
+        const int32_t from = place / width * row_step + place % width * column_step;
+        for (int32_t channel = 0; channel < out->channels; channel++) {
+            ss_put(out, place, channel, ss_at(in, from, channel * channel_step));
         }
     }
 }

@@ -1,7 +1,11 @@
 /* The last layer, whose weights are floats, and the class.
  *
- * Products of two floats are exact in double, so that neither the order of instructions nor fused
- * ones change a bit of the result, on any machine; one rounding leads back to float.
+ * Products of two floats are exact in double, so a fused multiply-add gives the same bits; one
+ * rounding leads back to float.
+ *
+ * The score bits do not depend on the options of the compiler. Without -std=c99, GCC contracts
+ * a product and a sum into a fused multiply-add; with -Ofast, it also reorders sums and ignores the
+ * sign of zero. Each intermediate result whose rounding or order matters is therefore volatile.
  */
 #ifndef SOFTSTAIR_SCORES_H
 #define SOFTSTAIR_SCORES_H
@@ -12,12 +16,18 @@
 
 typedef struct {
     int32_t classes;
-    float unit;           /* what a 1 of the features is worth */
-    const float *weights; /* place after place, channel after channel, class after class */
-    const float *bias;    /* or 0 */
-    double *totals;       /* room for one of each class */
+    float unit;              /* what a 1 of the features is worth */
+    const float *weights;    /* place after place, channel after channel, class after class */
+    const float *bias;       /* or 0 */
+    volatile double *totals; /* room for one of each class */
     const ss_features *in;
 } ss_last;
+
+/* Returns the number, rounded to float; no compiler combines what precedes it with what follows. */
+static inline float ss_rounded(float number) {
+    const volatile float rounded = number;
+    return rounded;
+}
 
 static inline void ss_scores(const ss_last *last, float *scores) {
     const ss_features *in = last->in;
@@ -27,7 +37,7 @@ static inline void ss_scores(const ss_last *last, float *scores) {
     }
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t channel = 0; channel < in->channels; channel++) {
-            const float value = (float)ss_at(in, place, channel) * last->unit;
+            const float value = ss_rounded((float)ss_at(in, place, channel) * last->unit);
             /* Ternary features are most often one of these, and doubles may be slow. */
             if (value == 1.0F) {
                 for (int32_t i = 0; i < last->classes; i++) {
@@ -54,8 +64,8 @@ static inline void ss_scores(const ss_last *last, float *scores) {
 static inline void ss_rescale(const ss_features *in, const float *scale, const float *bias,
                               float *scores) {
     for (int32_t i = 0; i < in->channels; i++) {
-        const float product = (float)((double)(float)ss_at(in, 0, i) * (double)scale[i]);
-        scores[i] = product + bias[i];
+        const float sum = ss_rounded((float)ss_at(in, 0, i));
+        scores[i] = ss_rounded(sum * scale[i]) + ss_rounded(bias[i]);
     }
 }
 

@@ -1,0 +1,259 @@
+"""The operator alone: its bandwidth beside a copy's, its time beside ReLU's, and its memory.
+
+Bytes are the fewest that must move. Forward: x is read and y is written, and so is what is saved
+for the backward pass if it is not x itself, at most one byte per element. Backward: the incoming
+gradient and what was saved are read, the outgoing gradient is written. Autograd is asked what is
+saved.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+import softstair as ss
+from softstair import kernels
+from softstair import noise as noises
+from softstair._errors import SoftstairError
+from softstair.bench.clock import (
+    GRAPH_CALLS,
+    Effort,
+    Record,
+    Times,
+    graph_of,
+    own_stream,
+    peak_memory,
+    race,
+)
+from softstair.regularise import FORWARDS, Forward
+from softstair.stair import Stair
+from softstair.train.stairs import named
+
+__all__ = ["STAIRS", "OperatorRow", "bench_stair", "measure_operator"]
+
+STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")
+"""Default stairs; the last is the paper's, with a quantum that 16-bit dtypes round."""
+
+Passes = tuple[Callable[[], object], Callable[[], object]]
+"""A forward and a backward pass."""
+
+
+@dataclass(frozen=True)
+class OperatorRow(Record):
+    """One operator on one tensor.
+
+    Attributes:
+        forward, backward, copy: Seconds of a pass, and of a copy.
+        relu: Seconds of torch.relu, forward and backward together.
+        forward_bytes, backward_bytes, copy_bytes: The fewest bytes that they must move.
+        kept: Bytes per element saved for the backward pass.
+        memory: Peak beyond x and the incoming gradient, as a multiple of the size of x.
+    """
+
+    stair: str
+    noise: str
+    how: Forward
+    dtype: str
+    elements: int
+    forward: Times
+    backward: Times
+    copy: Times
+    relu: float
+    forward_bytes: int
+    backward_bytes: int
+    copy_bytes: int
+    kept: float
+    memory: float
+
+    @property
+    def forward_share(self) -> float:
+        """Bandwidth of the forward pass as a fraction of the copy's."""
+        return self.forward_bytes / self.forward.median / self.copy_bandwidth
+
+    @property
+    def backward_share(self) -> float:
+        """Bandwidth of the backward pass as a fraction of the copy's."""
+        return self.backward_bytes / self.backward.median / self.copy_bandwidth
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Bytes per second of the copy."""
+        return self.copy_bytes / self.copy.median
+
+    @property
+    def times_relu(self) -> float:
+        """Time of forward and backward as a multiple of ReLU's."""
+        return (self.forward.median + self.backward.median) / self.relu
+
+
+def measure_operator(
+    device: torch.device | str,
+    effort: Effort | None = None,
+    stairs: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[OperatorRow]:
+    """Measure the operator with every noise family and forward.
+
+    Args:
+        device: Device to measure on.
+        effort: How much to measure; None: ``Effort.on(device)``.
+        stairs: Names of stairs, "int4@0.07" with a quantum; None: ``STAIRS`` (quick: ternary).
+        dtypes: None: float32 on a CPU, bfloat16 and float32 on CUDA (quick: bfloat16).
+        progress: Called with a line before each measurement.
+
+    Returns:
+        One row per dtype, stair, family and forward.
+
+    Raises:
+        ValueError: If a stair is unknown.
+
+    Example:
+        >>> effort = Effort(repeats=1, calls=1, seconds=0.0, elements=64)
+        >>> len(measure_operator("cpu", effort, stairs=["heaviside"]))
+        16
+    """
+    device = torch.device(device)
+    effort = effort or Effort.on(device)
+    names = stairs if stairs is not None else ["ternary"] if effort.quick else STAIRS
+    targets = {name: bench_stair(name) for name in names}
+    if dtypes is None:
+        dtypes = [torch.bfloat16, torch.float32] if device.type == "cuda" else [torch.float32]
+        dtypes = dtypes[:1] if effort.quick else dtypes
+    rows = []
+    with own_stream(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        for dtype in dtypes:
+            leaf = torch.randn(effort.elements, device=device, dtype=dtype, requires_grad=True)
+            # Like features, x is not a leaf: for a parameter nothing need be saved.
+            x, gradient = leaf.clone(), torch.randn_like(leaf).detach()
+            baselines = _baselines(x, gradient)
+            for name, noise, how in product(targets, noises.names(), FORWARDS):
+                progress(f"operator: {name}, {noise}, {how}, {_short(dtype)}")
+                stair = targets[name]
+                rows.append(_row(x, gradient, baselines, name, stair, noise, how, effort))
+    return rows
+
+
+def bench_stair(name: str) -> Stair:
+    """Return a stair whose levels a standard normal x mostly reaches, or one of a given quantum.
+
+    >>> bench_stair("int4").quantum, bench_stair("int4@0.07").quantum
+    (0.25, 0.07)
+    """
+    kind, at, value = name.partition("@")
+    levels = len(named(kind).levels)
+    quantum = 1.0 if levels <= 3 else 4.0 / levels
+    if at:
+        try:
+            quantum = float(value)
+        except ValueError:
+            quantum = 0.0
+        if not 0 < quantum < math.inf:
+            raise SoftstairError(
+                f"a stair must be {kind}, or {kind}@ and a quantum above 0 ({kind}@0.07), but "
+                f"{name!r} was given.",
+                field="stairs",
+            )
+    return named(kind, quantum)
+
+
+def _baselines(x: Tensor, gradient: Tensor) -> dict[str, Callable[[], object]]:
+    """Return the functions that every operator is timed beside."""
+    source, destination = x.detach(), torch.empty_like(x, requires_grad=False)
+    copy = graph_of(lambda: destination.copy_(source), x.device)
+    if x.is_cuda:
+        y = torch.relu(source)
+        kernel = torch.ops.aten.threshold_backward
+        passes: Passes = (lambda: torch.relu(source)), (lambda: kernel(gradient, y, 0))
+    else:
+        passes = _autograd_passes(torch.relu, x, gradient)
+    forward, backward = (graph_of(function, x.device) for function in passes)
+    return {"copy": copy, "relu forward": forward, "relu backward": backward}
+
+
+def _row(
+    x: Tensor,
+    gradient: Tensor,
+    baselines: dict[str, Callable[[], object]],
+    name: str,
+    stair: Stair,
+    noise: str,
+    how: Forward,
+    effort: Effort,
+) -> OperatorRow:
+    # Tensors on the device of x, as in a network: no synchronisation is needed to read them.
+    assert isinstance(stair.quantum, float)
+    std = torch.tensor(noises.get(noise).std_within(0.5) * stair.quantum, device=x.device)
+    mean = torch.zeros_like(std)
+
+    def operator(x: Tensor) -> Tensor:
+        return ss.regularise(x, stair, noise, mean, std, how)
+
+    if x.is_cuda:
+        passes = _kernel_passes(x.detach(), gradient, stair, noise, mean, std, how)
+    else:
+        passes = _autograd_passes(operator, x, gradient)
+    forward, backward = (graph_of(function, x.device) for function in passes)
+    each = GRAPH_CALLS if x.is_cuda else 1
+    # There are dozens of rows with five functions each: a fifth of the time is enough.
+    less = replace(effort, seconds=effort.seconds / 5, calls=max(1, effort.calls // each))
+    functions = {**baselines, "forward": forward, "backward": backward}
+    times = race(functions, x.device, less, each=each)
+    written, read = _saved_bytes(operator, x)
+    size = x.numel() * x.element_size()
+    step = lambda: torch.autograd.grad(operator(x), x, gradient)
+    return OperatorRow(
+        stair=name,
+        noise=noise,
+        how=how,
+        dtype=_short(x.dtype),
+        elements=x.numel(),
+        forward=times["forward"],
+        backward=times["backward"],
+        copy=times["copy"],
+        relu=times["relu forward"].median + times["relu backward"].median,
+        forward_bytes=2 * size + min(written, x.numel()),
+        backward_bytes=2 * size + min(read, size),
+        copy_bytes=2 * size,
+        kept=read / x.numel(),
+        memory=peak_memory(step, x.device, (x, gradient, mean, std)) / size,
+    )
+
+
+def _saved_bytes(operator: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int]:
+    """Return the bytes written for the backward pass, and the bytes that it reads."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        operator(x)
+    sizes = {t.data_ptr(): t.numel() * t.element_size() for t in saved if t.numel() > 1}
+    read = sum(sizes.values())
+    return read - sizes.get(x.data_ptr(), 0), read
+
+
+def _autograd_passes(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> Passes:
+    y = function(x)
+    backward = lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)
+    return (lambda: function(x)), backward
+
+
+def _kernel_passes(
+    x: Tensor, gradient: Tensor, stair: Stair, noise: str, mean: Tensor, std: Tensor, how: Forward
+) -> Passes:
+    """Return the kernels that autograd calls, without autograd."""
+    family = noises.get(noise)
+    forward = lambda: kernels.climb(x, stair, family, mean, std, how, brief=True)
+    _, trace = forward()
+    return forward, lambda: kernels.pull(gradient, trace, stair, family, mean, std)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

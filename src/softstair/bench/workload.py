@@ -1,0 +1,170 @@
+"""A training workload: a network, random examples, and a training step that can be repeated."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair import _check
+from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
+from softstair.data.batches import Examples
+from softstair.models import build
+from softstair.train.captured import CapturedStep
+from softstair.train.compiled import Compiled
+from softstair.train.presets import PresetName, preset
+from softstair.train.recipe import Recipe
+from softstair.train.state import State
+from softstair.train.step import Step
+
+__all__ = ["BATCH", "WORKLOADS", "StepRunner", "Workload", "workload"]
+
+BATCH = (2, 4096)
+"""Smallest batch (for batch-norm) and largest."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network of the paper and its training.
+
+    ``preset`` names the recipe with its schedule and stairs, ``shape`` is (channels, height, width)
+    of an example, ``images`` the number of training examples of a fold.
+    """
+
+    model: str
+    preset: PresetName
+    shape: tuple[int, int, int]
+    classes: int
+    images: int
+
+    def network(self) -> nn.Module:
+        """Return the float network, with the same weights every time."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            return build(self.model, self.classes, self.shape)
+
+    def recipe(self, batch: int, **settings: Any) -> Recipe:
+        """Return the preset with this batch and settings."""
+        _check.integer("batch", batch, *BATCH)
+        return replace(preset(self.preset), model=self.model, batch=batch, **settings)
+
+    def examples(self, batch: int, calls: int, device: torch.device) -> Examples:
+        """Return random bytes: an epoch's number of examples on CUDA, four batches on a CPU."""
+        count = max(self.images, batch * calls) if device.type == "cuda" else 4 * batch
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (count, *self.shape)
+        x = torch.randint(256, shape, dtype=torch.uint8, generator=generator, device=device)
+        y = torch.randint(self.classes, (count,), generator=generator, device=device)
+        return Examples(x, y, mean=128.0, std=64.0, device=device)
+
+
+WORKLOADS = {
+    # Images: 4/5 of CIFAR-10's 50,000, of the 36,923 examples of Speech Commands v0.02 drawn for
+    # twelve classes, and of the 1,797 digits.
+    "vgg8": Workload("vgg8", "paper-cifar10", (3, 32, 32), 10, images=40_000),
+    "dscnn": Workload("dscnn", "paper-speech", (1, 49, 10), 12, images=29_538),
+    "digits": Workload("digits", "digits", (1, 8, 8), 10, images=1_437),
+}
+
+
+def workload(model: str) -> Workload:
+    """Return the workload of a model.
+
+    >>> workload("vgg8").images
+    40000
+    """
+    return WORKLOADS[_check.choice("model", model, WORKLOADS)]
+
+
+class StepRunner:
+    """Trains a network as ``softstair train`` does, one step per call, at a fixed epoch.
+
+    Args:
+        compiler: Mode of torch.compile for the network instead of what the recipe says, or None.
+
+    Attributes:
+        seconds: Duration of the first step, with compiling and capturing.
+
+    >>> digits, cpu = workload("digits"), torch.device("cpu")
+    >>> recipe = digits.recipe(8, weights="float", features="float")
+    >>> run_step = StepRunner(recipe, digits.network(), digits.examples(8, 1, cpu), cpu)
+    >>> run_step()
+    >>> run_step.treatment
+    'eager'
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        network: nn.Module,
+        examples: Examples,
+        device: torch.device,
+        compiler: str | None = None,
+    ) -> None:
+        self.examples, self.device, self.epoch = examples, device, 0
+        self.state = State(recipe, network, len(examples), device)
+        self._compiler = compiler
+        if compiler is not None:
+            # Compiled with the conversion of its input to the layout of the tensor cores.
+            network = self.state.network
+            channels_last = lambda x: network(x.contiguous(memory_format=torch.channels_last))
+            self.state.forward = torch.compile(channels_last, mode=compiler)
+        self.step = self._new_step()
+        self.seconds = self.go_to(0)
+
+    def __call__(self) -> None:
+        if self.state.step == self.state.steps:
+            self.rewind()
+        self.step()
+
+    def rewind(self) -> None:
+        """Go back to the start of the epoch, with another order of the examples."""
+        state = self.state
+        state.step, state.order = 0, None
+        state.begin_epoch()
+        if state.annealer is not None:
+            state.annealer.steps = self.epoch * state.steps
+
+    def go_to(self, epoch: int) -> float:
+        """Set the epoch of the schedule and return the seconds of the first step there."""
+        self.epoch = epoch
+        self.rewind()
+        synchronise(self.device)
+        start = time.perf_counter()
+        self()
+        synchronise(self.device)
+        return time.perf_counter() - start
+
+    def memory(self) -> int:
+        """Return the peak bytes of a step: parameters, optimiser and activations, not examples."""
+        state = self.state
+        del self.step
+        state.optimiser.zero_grad()
+        moments = [v for values in state.optimiser.state.values() for v in values.values()]
+        kept = [*state.network.state_dict().values()]
+        kept += [value for value in moments if isinstance(value, Tensor)]
+        # A new step, captured again: memory that compiling needed is not counted.
+        self.step = self._new_step()
+        self.rewind()
+        known = [*kept, self.examples.x, self.examples.y, state.loss, state.right]
+        return tensor_bytes(kept) + peak_memory(self, self.device, known)
+
+    @property
+    def annealed(self) -> tuple[int, ...]:
+        """The layers without noise."""
+        return () if self.state.annealer is None else self.state.annealer.annealed
+
+    @property
+    def treatment(self) -> str:
+        """How steps run: fused, compiled, tuned, captured or eager."""
+        state, words = self.state, []
+        if state.treatment.fused:
+            words.append("fused")
+        elif self._compiler is not None or isinstance(state.forward, Compiled):
+            words.append("compiled" if self._compiler in (None, "default") else "tuned")
+        words += ["captured"] if state.treatment.captured else []
+        return ", ".join(words) or "eager"
+
+    def _new_step(self) -> Step | CapturedStep:
+        return (CapturedStep if self.state.treatment.captured else Step)(self.state, self.examples)

@@ -1,0 +1,232 @@
+"""The training step, its baselines and the phases of a schedule, with arithmetic by hand."""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from softstair import Stair
+from softstair.anneal import Annealer
+from softstair.bench import Effort, Times, measure_partition, measure_step, training_step
+from softstair.bench.partition import PartitionReport, Phase, spans
+from softstair.bench.training_step import StepReport, brevitas_network, naive_network
+from softstair.bench.workload import WORKLOADS, StepRunner, workload
+from softstair.models import build, last_layer
+from softstair.nn import layer_count
+from softstair.train.network import stair_network
+from softstair.train.presets import preset
+
+CPU = torch.device("cpu")
+SMALL = Effort(repeats=1, calls=1, seconds=0.0, elements=1)
+
+
+@pytest.fixture(scope="module")
+def report() -> StepReport:
+    return measure_step("cpu", "digits", batch=8, effort=SMALL)
+
+
+def test_every_forward_stands_beside_the_float_twin(report: StepReport) -> None:
+    names = [row.name for row in report.rows]
+    assert names[:6] == ["float", "expectation", "mode", "random", "hard", "naive"]
+    assert (report.model, report.batch, report.precision) == ("digits", 8, "float32")
+    twin = report.rows[0]
+    assert (twin.ratio, twin.memory_ratio) == (1.0, 1.0)
+    for row in report.rows:
+        assert row.images_per_second == pytest.approx(8 / row.times.median)
+        assert row.ratio == pytest.approx(row.twin_times.median / row.times.median)
+        assert row.twin_memory == twin.memory
+        assert row.treatment == "eager"
+
+
+def test_memory_includes_parameters_optimiser_and_gradients(report: StepReport) -> None:
+    parameters = sum(p.numel() for p in build("digits", 10, (1, 8, 8)).parameters())
+    for row in report.rows:
+        assert 4 * 4 * parameters < row.memory < 10 * 4 * parameters
+
+
+def test_a_baseline_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **settings: object) -> None:
+        raise TypeError("no such layer.\nDetails follow.")
+
+    monkeypatch.setattr(training_step, "naive_network", broken)
+    report = measure_step("cpu", "digits", batch=8, effort=SMALL)
+    assert report.skipped["naive"] == "TypeError: no such layer"
+    assert "naive" not in [row.name for row in report.rows]
+
+
+@pytest.mark.nightly
+def test_out_of_memory_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def large(*args: object, **settings: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(training_step, "naive_network", large)
+    with pytest.raises(MemoryError):
+        measure_step("cpu", "digits", batch=8, effort=SMALL)
+
+
+# Baselines
+
+
+@pytest.mark.parametrize(("bits", "quantum"), [(2, 0.5), (4, 0.07)])
+def test_naive_rounding_is_fake_quantisation(bits: int, quantum: float) -> None:
+    stair = Stair.linear(bits, signed=True, quantum=quantum, thresholds="midpoint")
+    net = naive_network(nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), stair, stair)
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    levels = stair.integers
+    assert levels is not None
+    expected = torch.fake_quantize_per_tensor_affine(x, quantum, 0, min(levels), max(levels))
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    rounded = net[0](x)
+    (gradient,) = torch.autograd.grad(rounded.square().sum(), x)
+    assert torch.allclose(rounded, expected, atol=1e-6)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-5)
+    assert 0 < (gradient == 0).float().mean() < 1
+
+
+@pytest.mark.parametrize("model", WORKLOADS)
+def test_the_naive_network_has_the_same_topology(model: str) -> None:
+    load, stair = workload(model), Stair.ternary()
+    naive, twin = naive_network(load.network(), stair, stair), load.network()
+    last = last_layer(twin)
+    quantised = 0
+    for name, module in twin.named_modules():
+        other = naive.get_submodule(name)
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            ternary = set(other.weight.detach().unique().tolist()) <= {-1.0, 0.0, 1.0}
+            assert ternary == (name != last)
+            quantised += ternary
+        assert not isinstance(other, nn.ReLU)
+    assert quantised == {"vgg8": 7, "dscnn": 9, "digits": 3}[model]
+    assert naive(torch.randn(2, *load.shape)).shape == (2, load.classes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("brevitas") is None, reason="needs Brevitas")
+@pytest.mark.parametrize("model", WORKLOADS)
+def test_the_brevitas_network_has_the_same_topology(model: str) -> None:
+    load = workload(model)
+    recipe = load.recipe(8)
+    net = brevitas_network(load.network(), recipe.stair("weights"), recipe.stair("features"))
+    assert net(torch.randn(2, *load.shape)).shape == (2, load.classes)
+    names = [type(module).__name__ for module in net.modules()]
+    activations = [m for m in load.network().modules() if isinstance(m, nn.ReLU)]
+    assert names.count("QuantConv2d") + names.count("QuantLinear") == len(activations)
+
+
+# Steps at a fixed epoch
+
+
+def runner(**settings: Any) -> StepRunner:
+    load = workload("digits")
+    recipe = load.recipe(8, **settings)
+    network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
+    return StepRunner(recipe, network, load.examples(8, 1, CPU), CPU)
+
+
+def test_a_call_is_a_training_step() -> None:
+    run_step = runner(forward="mode")
+    before = {name: p.clone() for name, p in run_step.state.network.named_parameters()}
+    run_step()
+    parameters = run_step.state.network.named_parameters()
+    assert not any(torch.equal(p, before[name]) for name, p in parameters)
+
+
+@pytest.mark.nightly
+def test_the_epoch_does_not_advance_while_steps_are_timed() -> None:
+    run_step = runner(static_std=False, period=2.0)
+    run_step.go_to(3)
+    for _ in range(3 * run_step.state.steps):
+        run_step()
+        assert run_step.annealed == (0,)
+        assert run_step.state.annealer.t - 3 <= 1
+    run_step.go_to(6)
+    assert run_step.annealed == (0, 1, 2)
+    run_step.go_to(0)
+    assert run_step.annealed == ()
+
+
+def test_no_gradient_reaches_annealed_layers() -> None:
+    run_step = runner(static_std=False, period=2.0, freeze=True)
+    layers = [m for m in run_step.state.network.features if hasattr(m, "weight")]
+    run_step.go_to(4)
+    run_step.state.optimiser.zero_grad()
+    run_step()
+    first, later = layers[0].weight, layers[4].weight
+    assert first.grad is None or not first.grad.any()
+    assert later.grad is not None
+    assert later.grad.any()
+
+
+# The schedule
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize("load", WORKLOADS.values(), ids=lambda load: load.model)
+def test_spans_are_those_of_an_annealer(load) -> None:
+    recipe = replace(preset(load.preset), static_std=False)
+    network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
+    layers = layer_count(network)
+    annealer = Annealer(network, recipe.schedule(layers), steps_per_unit=1, update="epoch")
+    annealed = []
+    for _ in range(recipe.epochs):
+        annealer.step()
+        annealed.append(annealer.annealed)
+    parts = spans(recipe, layers)
+    assert [part.annealed for part in parts for _ in range(part.epochs)] == annealed
+    assert [part.first for part in parts] == [annealed.index(part.annealed) for part in parts]
+    drops = sum(part.rates - 1 for part in parts)
+    assert drops == 1 - (recipe.drop in [part.first for part in parts])
+
+
+def test_a_static_schedule_is_one_span() -> None:
+    (span,) = spans(preset("paper-cifar10"), 7)
+    assert (span.annealed, span.epochs, span.rates) == ((), 500, 2)
+
+
+def test_seconds_and_images_add_up() -> None:
+    once = lambda seconds: Times((seconds,))
+    phases = [
+        Phase((), 3, 1, once(2.0), once(2.0), capture=7.0),
+        Phase((0,), 5, 2, once(1.0), once(2.0), capture=4.0),
+    ]
+    report = PartitionReport(
+        model="m", preset="p", forward="mode", batch=16, precision="float32", augment="none",
+        treatment="captured", threads=1, epochs=8, steps=10, phases=phases, static_capture=5.0,
+        static_rates=2,
+    )  # fmt: skip
+    assert report.images == 8 * 10 * 16
+    assert report.seconds == 3 * 10 * 2.0 + 7.0 + 5 * 10 * 1.0 + 2 * 4.0
+    assert report.static_seconds == 8 * 10 * 2.0 + 2 * 5.0
+    figures = report.to_json()
+    assert figures["speed_up"] == pytest.approx(170 / 125)
+    assert figures["images_per_second"] == pytest.approx(1280 / 125)
+    assert [phase["speed_up"] for phase in figures["phases"]] == [1.0, 2.0]
+
+
+def test_partition_measures_every_phase_and_restores_settings() -> None:
+    threads, before = torch.get_num_threads(), torch.get_rng_state()
+    report = measure_partition("cpu", "digits", batch=8, forward="expectation", effort=SMALL)
+    assert [phase.annealed for phase in report.phases] == [(), (0,), (0, 1), (0, 1, 2)]
+    assert (report.epochs, report.steps, report.forward) == (40, 1437 // 8, "expectation")
+    assert [phase.capture for phase in report.phases] == [0.0] * 4  # a CPU captures nothing
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_invalid_arguments_are_rejected() -> None:
+    for settings, field in (({"model": "vgg9"}, "model"), ({"batch": 1}, "batch")):
+        with pytest.raises(ValueError, match=f"{field} must be") as info:
+            measure_step("cpu", **{"model": "digits", "effort": SMALL, **settings})
+        assert info.value.field == field
+    with pytest.raises(ValueError, match="augment must be"):
+        measure_partition("cpu", "dscnn", augment="crop", effort=SMALL)
+
+
+@pytest.mark.nightly
+def test_bench_imports_without_the_packages_of_the_command() -> None:
+    program = "import sys; sys.modules.update(rich=None, tyro=None); import softstair.bench"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,552 @@
+"""Random small PyTorch networks with shortcuts, views, slices and in-place operations."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import softstair as ss
+from softstair.nn import StairActivation, StairLayer
+
+ZERO, SCALE, BATCH = 121, 64.0, 24
+Shape = tuple[int, ...]
+
+WEIGHTS = {
+    "ternary": ss.Stair.ternary(),
+    "sign": ss.Stair.sign(),
+    "int4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
+}
+FEATURES = {
+    "ternary": ss.Stair.ternary(),
+    "ternary, 0.25": ss.Stair.ternary(quantum=0.25),
+    "uint3": ss.Stair.linear(3, signed=False, quantum=0.5, thresholds="midpoint"),
+    "uneven": ss.Stair((-3.0, 0.0, 1.0, 5.0), (-1.5, 0.4, 2.0)),
+    "ternary, 0.3": ss.Stair.ternary(quantum=0.3),
+}
+"""The quanta of all but the last are powers of two."""
+
+
+class Program(nn.Module):
+    """A network that runs a list of operations: (name of the result, function, names read)."""
+
+    def __init__(self, layers: dict[str, nn.Module], lines: Sequence[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.layers, self.lines = nn.ModuleDict(layers), tuple(lines)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {"x": x}
+        for result, function, names in self.lines:
+            call = self.layers[function] if isinstance(function, str) else function
+            values[result] = call(*[values[name] for name in names])
+        return values[self.lines[-1][0]]
+
+    def __str__(self) -> str:
+        text = []
+        for result, function, names in self.lines:
+            name = function if isinstance(function, str) else function.__name__
+            layer = f"  # {self.layers[function]}" if isinstance(function, str) else ""
+            text.append(f"{result} = {name}({', '.join(names)}){layer}")
+        return "\n".join(text)
+
+
+# Functions for Program. Each is named, so that a failing network can be printed.
+def _slice(x: Tensor) -> Tensor:
+    return x[:, :1]
+
+
+def _every_second(x: Tensor) -> Tensor:
+    return x[:, ::2]
+
+
+def _chunk(x: Tensor) -> Tensor:
+    return x.chunk(2, 1)[-1]
+
+
+def _split(x: Tensor) -> Tensor:
+    return torch.split(x, 1, 1)[0]
+
+
+def _narrow(x: Tensor) -> Tensor:
+    return x.narrow(1, 0, 1)
+
+
+def _unbind(x: Tensor) -> Tensor:
+    return x.unbind(1)[0]
+
+
+def _view(x: Tensor) -> Tensor:
+    return x.view(x.size(0), -1)
+
+
+def _reshape(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1)
+
+
+def _transpose(x: Tensor) -> Tensor:
+    return x.transpose(1, -1)
+
+
+def _permute(x: Tensor) -> Tensor:
+    return torch.permute(x, (0, 2, 3, 1))
+
+
+def _unsqueeze(x: Tensor) -> Tensor:
+    return x.unsqueeze(1)
+
+
+def _squeeze(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1).squeeze(-1)
+
+
+def _detach(x: Tensor) -> Tensor:
+    return x.detach()
+
+
+def _data(x: Tensor) -> Tensor:
+    return x.data
+
+
+def _expand_as(x: Tensor) -> Tensor:
+    return x.expand_as(x)
+
+
+def _moved(x: Tensor) -> Tensor:
+    return x.movedim(1, -1)
+
+
+def _flatten(x: Tensor) -> Tensor:
+    return x.flatten(1)
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _multiply(x: Tensor) -> Tensor:
+    return x.mul_(0.375)
+
+
+def _multiply_operator(x: Tensor) -> Tensor:
+    x *= 0.375
+    return x
+
+
+def _multiply_function(x: Tensor) -> Tensor:
+    return torch.mul(x, 0.375, out=x)
+
+
+def _multiply_overload(x: Tensor) -> Tensor:
+    return torch.ops.aten.mul_.Tensor(x, 0.375)
+
+
+def _add_number(x: Tensor) -> Tensor:
+    return x.add_(0.125)
+
+
+def _clamp(x: Tensor) -> Tensor:
+    return torch.clamp_(x, -0.125, 0.375)
+
+
+def _fill(x: Tensor) -> Tensor:
+    return x.fill_(0.125)
+
+
+def _double(x: Tensor) -> Tensor:
+    x += x
+    return x
+
+
+def _relu_method(x: Tensor) -> Tensor:
+    return x.relu_()
+
+
+def _relu_function(x: Tensor) -> Tensor:
+    return F.relu(x, inplace=True)
+
+
+def _iadd(x: Tensor, y: Tensor) -> Tensor:
+    x += y
+    return x
+
+
+def _add_method(x: Tensor, y: Tensor) -> Tensor:
+    return x.add_(y)
+
+
+def _add_out(x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x, y, out=x)
+
+
+PARTS = (_slice, _every_second, _chunk, _split, _narrow, _unbind)
+VIEWS = (_view, _reshape, _transpose, _permute, _unsqueeze, _squeeze, _detach, _data, _moved,
+         _expand_as, _flatten)  # fmt: skip
+ALIASES = (_same, _contiguous)
+WRITES = (_multiply, _multiply_operator, _multiply_function, _multiply_overload, _add_number,
+          _clamp, _fill, _double)  # fmt: skip
+RELUS = (_relu_method, torch.relu_, _relu_function)
+IN_PLACE_ADDITIONS = (_iadd, _iadd, _iadd, _iadd, _iadd, _add_method, _add_out)
+
+
+@dataclass
+class Generated:
+    """A random network: the model in float, how to quantise it, and what it is made of."""
+
+    seed: int
+    shape: Shape
+    model: Program
+    settings: dict[str, Any]
+    constructs: frozenset[str]
+    exact_sums: bool
+    """Whether every quantum of a feature is a power of two, so that float32 sums are exact."""
+    biased: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """For each stair, the layer whose bias moves its input, and the axis of the channels."""
+
+    def quantised(self, x: Tensor) -> nn.Module:
+        """The stair network in ``eval()``; the inputs of its stairs lie on thresholds.
+
+        Raises ValueError if ``softstair.quantise`` does.
+        """
+        torch.manual_seed(self.seed)
+        net = ss.quantise(self.model, **self.settings).eval()
+        rng = random.Random(self.seed)
+        norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+        for norm in norms:
+            norm.weight.data = torch.randn(norm.num_features)
+            norm.weight.data[rng.randrange(norm.num_features)] *= rng.choice([0.0, 1e-6, -1.0])
+            norm.momentum = 1.0
+            norm.train()
+        with torch.no_grad():
+            net(as_floats(x))
+            for norm in norms:
+                norm.eval()
+            for stair, (layer, axis) in self.biased.items():
+                self._move(net, stair, layer, axis, x, rng)
+        return net
+
+    def _move(
+        self, net: nn.Module, stair: str, layer: str, axis: int, x: Tensor, rng: random.Random
+    ) -> None:
+        """Changes a bias so that in each channel one input is a threshold, or an ulp beside it."""
+        module, bias = net.get_submodule(stair), net.get_parameter(f"{layer}.bias")
+        assert isinstance(module, StairActivation)
+        seen: list[Tensor] = []
+        hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        net(as_floats(x))
+        hook.remove()
+        channels = seen[0].movedim(axis, 0).flatten(1)
+        if len(channels) != len(bias):  # the sum has one channel, and was broadcast
+            channels = channels.reshape(1, -1)
+        for channel, values in enumerate(channels):
+            value = float(values[rng.randrange(len(values))])
+            moved = bias.data[channel] + rng.choice(module.stair.thresholds) - value
+            for _ in range(rng.randrange(3)):
+                moved = torch.nextafter(moved, torch.tensor(rng.choice([-100.0, 100.0])))
+            bias.data[channel] = moved
+
+
+def inputs(generated: Generated) -> Tensor:
+    """Bytes for a network, the same for the same seed."""
+    random_bytes = torch.Generator().manual_seed(generated.seed)
+    shape = (BATCH, *generated.shape)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=random_bytes)
+
+
+def as_floats(x: Tensor) -> Tensor:
+    """Bytes as the network sees them."""
+    return (x.float() - ZERO) / SCALE
+
+
+def without_exact_sums(net: nn.Module) -> nn.Module:
+    """A copy that sums the features as they are, without the quantum that was derived for them."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, StairLayer):
+            module.input_quantum = None
+    return net
+
+
+class _Builder:
+    """The lines of a Program as they are added; ``shapes`` has no batch."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.layers: dict[str, nn.Module] = {}
+        self.lines: list[tuple[Any, ...]] = []
+        self.shapes: dict[str, Shape] = {}
+        self.example: dict[str, Tensor] = {}
+        self.constructs: set[str] = set()
+        self.skip: list[str] = []
+        self.biased: dict[str, tuple[str, int]] = {}
+        self.bias_of: dict[str, tuple[str, int]] = {}
+
+    def run(self, function: Callable[..., Tensor] | nn.Module, *names: str) -> str:
+        """Adds an operation; returns the name of its result."""
+        result = f"v{len(self.lines)}"
+        called: Any = function
+        if isinstance(function, nn.Module):
+            called = f"m{len(self.layers)}"
+            self.layers[called] = function
+        self.lines.append((result, called, names))
+        call = function.eval() if isinstance(function, nn.Module) else function
+        with torch.no_grad():
+            value = call(*[self.example[name] for name in names])
+        self.example[result] = value
+        self.shapes[result] = tuple(value.shape[1:])
+        biased = next((self.bias_of[name] for name in names if name in self.bias_of), None)
+        if biased is not None:
+            self.bias_of[result] = biased
+        return result
+
+    def start(self, shape: Shape) -> str:
+        self.example["x"], self.shapes["x"] = torch.randn(2, *shape), shape
+        return "x"
+
+    def last_module(self) -> str:
+        return f"layers.{[*self.layers][-1]}"
+
+    def sum(self, x: str, module: nn.Module, norm: bool | None = None) -> str:
+        """A layer with weights, and a normalisation at random; either has a bias."""
+        axis = 1 if isinstance(module, nn.Conv2d) else len(self.shapes[x])
+        y = self.run(module, x)
+        assert isinstance(module, nn.Conv2d | nn.Linear)
+        self.bias_of[y] = (self.last_module(), axis)
+        norm = self.rng.random() < 0.7 if norm is None else norm
+        if norm:
+            channels = self.shapes[y][0]
+            kind = nn.BatchNorm2d if len(self.shapes[y]) == 3 else nn.BatchNorm1d
+            y = self.run(kind(channels), y)
+            self.bias_of[y] = (self.last_module(), axis)
+        return y
+
+    def conv(self, x: str, channels: int, kernel: Any = 1, norm: bool | None = None) -> str:
+        padding = 1 if kernel == 3 else 0
+        return self.sum(x, nn.Conv2d(self.shapes[x][0], channels, kernel, 1, padding), norm)
+
+    def stair(self, x: str) -> str:
+        y = self.run(nn.ReLU(), x)
+        if x in self.bias_of:
+            self.biased[self.last_module()] = self.bias_of[x]
+        self.bias_of.pop(y, None)
+        return y
+
+    def float_relu(self, x: str) -> str:
+        """An in-place ReLU that stays in float."""
+        if self.rng.random() < 0.4:
+            y = self.run(nn.ReLU(inplace=True), x)
+            self.skip.append(self.last_module())
+            return y
+        if "*stair_relu*" not in self.skip:
+            self.skip.append("*stair_relu*")
+        return self.run(self.rng.choice(RELUS), x)
+
+    def small(self, x: str) -> str:
+        """A sum of one value a channel, a row, a column, or of one channel."""
+        channels, height, width = self.shapes[x]
+        kind = self.rng.choice(["place", "row", "column", "channel", "value"])
+        kernel = {"place": (height, width), "row": (height, 1), "column": (1, width),
+                  "channel": 1, "value": (height, width)}[kind]  # fmt: skip
+        return self.conv(x, 1 if kind in ("channel", "value") else channels, kernel)
+
+
+def _equal_shortcut(b: _Builder, h: str) -> str:
+    y = b.conv(h, b.shapes[h][0], 3)
+    if b.rng.random() < 0.3:
+        return b.run(operator.add, b.stair(y), h)
+    names = (y, h) if b.rng.random() < 0.7 else (h, y)
+    return b.stair(b.run(b.rng.choice([operator.add, torch.add, _iadd]), *names))
+
+
+def _broadcasting_shortcut(b: _Builder, h: str) -> str:
+    small = b.small(h)
+    kind = b.rng.choice(["small sum", "features", "sum", "sum"])
+    if kind == "small sum":
+        names = [small, h]
+        b.rng.shuffle(names)
+        return b.stair(b.run(b.rng.choice([operator.add, torch.add]), *names))
+    small = b.stair(small)
+    large = h if kind == "features" else b.conv(h, b.shapes[h][0], 3)
+    if b.rng.random() < 0.3:
+        y = b.run(_iadd, large, small)
+    else:
+        names = [large, small]
+        b.rng.shuffle(names)
+        y = b.run(b.rng.choice([operator.add, torch.add]), *names)
+    return y if kind == "features" else b.stair(y)
+
+
+def _relu_in_place(b: _Builder, h: str) -> str:
+    y = b.conv(h, b.shapes[h][0], 3)
+    result = b.float_relu(y)
+    read = b.rng.choice([result, result, result, y])
+    if b.rng.random() < 0.4:
+        read = b.run(operator.add, read, h)
+    return b.stair(read)
+
+
+def _alias(b: _Builder, h: str) -> str:
+    y = b.conv(h, b.shapes[h][0], 3)
+    kinds = [*ALIASES, nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True)]
+    alias = b.run(b.rng.choice(kinds), y)
+    result = b.run(b.rng.choice(IN_PLACE_ADDITIONS), alias, h)
+    return b.stair(b.rng.choice([result, result, result, alias, y]))
+
+
+def _written_features(b: _Builder, h: str) -> str:
+    if b.rng.random() < 0.75:  # another feature is added to h
+        g = b.stair(b.conv(h, b.shapes[h][0], 3))
+        result = b.run(b.rng.choice(IN_PLACE_ADDITIONS), h, g)
+    else:
+        result = b.run(b.rng.choice(WRITES), h)
+    read = b.rng.choice([result, result, result, h])
+    return b.stair(b.conv(read, b.shapes[h][0], 3))
+
+
+def _slice_read(b: _Builder, h: str) -> str:
+    part = b.run(b.rng.choice(PARTS[:-1]), h)
+    return b.stair(b.conv(part, b.shapes[h][0], 3))
+
+
+def _view_written(b: _Builder, h: str) -> str:
+    """Something is written into a view of h, or into a view of a view; then h is read."""
+    view = b.run(b.rng.choice([*PARTS, *VIEWS]), h)
+    if len(b.shapes[view]) > 1 and b.rng.random() < 0.3:
+        view = b.run(b.rng.choice([_slice, _unsqueeze, _detach]), view)
+    b.run(b.rng.choice(WRITES), view)
+    return b.stair(b.conv(h, b.shapes[h][0], 3))
+
+
+def _view_read(b: _Builder, h: str) -> str:
+    """h is read through a view that was made before, or after, h was written."""
+    before = b.rng.random() < 0.5
+    kind = b.rng.choice([_unsqueeze, _squeeze, _detach, _transpose, _expand_as])
+    view = b.run(kind, h) if before else ""
+    y = h
+    if b.rng.random() < 0.5:
+        y = b.run(b.rng.choice(WRITES), h)
+    view = view or b.run(kind, y)
+    if kind is _unsqueeze:
+        view = b.run(_first, view)
+    if kind is _transpose:
+        view = b.run(_transpose, view)
+    return b.stair(b.conv(view, b.shapes[h][0], 3))
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[:, 0]
+
+
+def _linear_over_places(b: _Builder, h: str) -> str:
+    width = b.shapes[h][-1]
+    outputs = width if b.rng.random() < 0.4 else b.rng.choice([3, 5])
+    y = b.sum(h, nn.Linear(width, outputs), norm=b.rng.random() < 0.15)
+    if outputs == width and b.rng.random() < 0.6:
+        y = b.run(b.rng.choice([operator.add, _iadd]), y, h)
+    if len(b.shapes[y]) == 3 and b.rng.random() < 0.15:
+        y = b.run(nn.MaxPool2d(2), y)
+    return b.stair(y)
+
+
+def _flattened(b: _Builder, h: str) -> str:
+    """A view as the exporter knows it; perhaps it is written into, and h read once more."""
+    flat = b.run(b.rng.choice([_flatten, torch.nn.Flatten()]), h)
+    size = b.shapes[flat][0]
+    if b.rng.random() < 0.6:
+        y = b.stair(b.sum(flat, nn.Linear(size, size)))
+        read = b.run(b.rng.choice(IN_PLACE_ADDITIONS[:1]), flat, y)
+        if b.rng.random() < 0.4:
+            read = b.run(_flatten, h)
+    else:
+        read = b.run(operator.add, flat, b.run(_flatten, b.stair(b.conv(h, b.shapes[h][0], 3))))
+    return b.stair(b.sum(read, nn.Linear(size, 6)))
+
+
+BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
+    "equal shortcut": _equal_shortcut,
+    "broadcasting shortcut": _broadcasting_shortcut,
+    "ReLU in place": _relu_in_place,
+    "alias": _alias,
+    "written features": _written_features,
+    "slice": _slice_read,
+    "written view": _view_written,
+    "view": _view_read,
+    "Linear on (N, L, C)": _linear_over_places,
+    "flattened": _flattened,
+}
+HIDDEN = {"slice", "view", "written view"}
+"""Not exported, so that the others are not combined with them."""
+HEADS = ("linear", "whole linear", "whole linear on (N, L, C)", "convolutional head")
+
+
+def generate(seed: int) -> Generated:
+    """The random network of a seed; the first block goes round through all kinds."""
+    torch.manual_seed(seed)
+    b = _Builder(seed)
+    rng = b.rng
+    kinds = [*BLOCKS]
+    kind = kinds[seed % len(kinds)]
+    flat = kind == "Linear on (N, L, C)" and rng.random() < 0.3
+    shape = (4, 5) if flat else (rng.choice([1, 2]), 4, rng.choice([4, 5]))
+    h = b.start(shape)
+    if not flat:
+        h = b.conv(h, rng.choice([2, 3]), 3)
+        if rng.random() < 0.2:
+            h = b.run(nn.MaxPool2d(2, 1), h)
+        h = b.stair(h)
+    blocks = [kind]
+    if not flat and rng.random() < 0.4:
+        more = [other for other in kinds if kind in HIDDEN or other not in HIDDEN]
+        blocks.insert(rng.randrange(2), rng.choice(more))
+    for name in blocks:
+        if len(b.shapes[h]) != 3 and name != "Linear on (N, L, C)":
+            continue
+        h = BLOCKS[name](b, h)
+        b.constructs.add(name)
+    features = rng.choice([*FEATURES])
+    settings: dict[str, Any] = {"features": FEATURES[features]}
+    settings["weights"] = WEIGHTS[rng.choice([*WEIGHTS])]
+    if rng.random() < 0.3:
+        settings |= {"init": "keep", "fit": rng.choice(["layer", "channel"])}
+    exact = features != "ternary, 0.3"
+    _head(b, h, exact)
+    model, constructs = Program(b.layers, b.lines), frozenset(b.constructs)
+    settings["skip"] = tuple(b.skip)
+    return Generated(seed, shape, model, settings, constructs, exact, b.biased)
+
+
+def _head(b: _Builder, h: str, exact: bool) -> None:
+    """The last layer. Scores of float weights have equal bits everywhere if they are exact."""
+    size = b.shapes[h]
+    kinds = ["linear", "whole linear"] if exact else ["whole linear"]
+    if len(size) == 3:
+        kinds += ["convolutional head"]
+    if len(size) > 1:
+        kinds += ["whole linear on (N, L, C)"]
+    kind = b.rng.choice(kinds)
+    b.constructs.add(kind)
+    if kind == "convolutional head":
+        kernel = b.rng.choice([1, size[1:], size[1:]])
+        b.run(nn.Conv2d(size[0], 4, kernel, bias=b.rng.random() < 0.7), h)
+        return
+    if kind == "whole linear on (N, L, C)":
+        b.run(nn.Linear(size[-1], 4), h)
+        return
+    if len(size) > 1:
+        h = b.run(b.rng.choice([_flatten, nn.Flatten()]), h)
+    linear = nn.Linear(b.shapes[h][0], 4)
+    b.run(linear, h)
+    if kind == "linear":
+        b.skip.append(b.last_module())
+        for parameter in (linear.weight, linear.bias):
+            parameter.data = torch.randint(-16, 17, parameter.shape) / 8

@@ -1,0 +1,153 @@
+"""Random PyTorch networks: refused with an error, or equal bits wherever they run.
+
+Each network has a seed, which a failure prints; ``random_modules.generate(seed).model`` prints the
+network itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import needs_compiler, program_of, run_in_program
+from random_modules import (
+    BLOCKS,
+    HEADS,
+    SCALE,
+    ZERO,
+    Generated,
+    as_floats,
+    generate,
+    inputs,
+    without_exact_sums,
+)
+from torch import Tensor
+
+from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
+from softstair.deploy import onnx as onnx_export
+from softstair.deploy.c.source import sources
+
+NETWORKS, PER_PROGRAM = 120, 25
+
+
+@dataclass
+class Result:
+    """What became of one network; ``wrong`` says what differs, or which error was not clear."""
+
+    seed: int
+    constructs: frozenset[str]
+    x: Tensor
+    network: IntegerNetwork | None = None
+    written: bool = False
+    """Whether it can be written as C."""
+    wrong: list[str] = field(default_factory=list)
+
+
+def examine(seed: int) -> Result:
+    """Compares ``eval()``, integers and ONNX Runtime on one network."""
+    generated = generate(seed)
+    result = Result(seed, generated.constructs, inputs(generated))
+    try:
+        _compare(generated, result)
+    except Exception as error:
+        result.wrong.append(f"{type(error).__name__}: {error}")
+    return result
+
+
+def _compare(generated: Generated, result: Result) -> None:
+    x = result.x
+    with torch.no_grad():
+        net = generated.quantised(x)
+        scores = net(as_floats(x))
+        if generated.exact_sums:
+            plain = without_exact_sums(net)(as_floats(x))
+            result.wrong += [] if torch.equal(scores, plain) else ["eval()"]
+    try:
+        network = integerise(net, generated.shape, ZERO, SCALE)
+    except ExportError as error:
+        result.wrong += _unclear(error)
+        return
+    result.network = network
+    same = verify(net, network, x)["integer network"].mismatches == 0
+    if not same or not torch.equal(network(x), scores):
+        result.wrong.append("integers")
+    try:
+        differing = _differ(network.features(x), by_onnx(network, x))
+        result.wrong += [f"ONNX: {differing}"] if differing else []
+    except ExportError as error:
+        result.wrong += _unclear(error)
+    try:
+        sources(network, "network")
+        result.written = True
+    except ExportError as error:
+        result.wrong += _unclear(error)
+
+
+def _unclear(error: ExportError) -> list[str]:
+    message = str(error)
+    clear = message.endswith(".") and "\n" not in message and len(message) > 40
+    return [] if clear else [f"unclear error {message!r}"]
+
+
+def _differ(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
+    """The nodes of which a bit differs."""
+    return [name for name in expected if not torch.equal(expected[name], given[name])]
+
+
+def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
+    """What every node gives under ONNX Runtime."""
+    runtime = pytest.importorskip("onnxruntime")
+    model = onnx_export.model(network, features=True).SerializeToString()
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    outputs = onnx_export.feature_outputs(network)
+    values = session.run([*outputs.values()], {"bytes": x.numpy()})
+    tensors = map(torch.from_numpy, values)
+    return {
+        name: value if value.is_floating_point() else value.long()
+        for name, value in zip(outputs, tensors, strict=True)
+    }
+
+
+@needs_compiler
+def test_random_networks_are_refused_or_equal_everywhere(tmp_path: Path) -> None:
+    results = [examine(seed) for seed in range(NETWORKS)]
+    written = [result for result in results if result.written]
+    for first in range(0, len(written), PER_PROGRAM):
+        _examine_in_c(written[first : first + PER_PROGRAM], tmp_path / str(first))
+    wrong = [f"seed {r.seed} ({', '.join(r.constructs)}): {r.wrong}" for r in results if r.wrong]
+    assert not wrong, "\n".join(wrong)
+    _assert_accepted(results)
+
+
+def _examine_in_c(results: list[Result], folder: Path) -> None:
+    """Compares networks as one C program with their integers."""
+    networks = {r.seed: r.network for r in results if r.network is not None}
+    program = program_of(networks, folder)
+    for result in results:
+        network = networks[result.seed]
+        try:
+            given = run_in_program(program, result.seed, network, result.x)
+            differing = _differ(network.features(result.x), given)
+            result.wrong += [f"C: {differing}"] if differing else []
+        except ValueError as error:
+            result.wrong.append(f"C: {error}")
+
+
+NOT_EXPORTED = {"slice", "view", "written view"}
+"""What integers do not follow at all; these networks are compared in ``eval()``."""
+NOT_IN_C = {"Linear on (N, L, C)", "whole linear on (N, L, C)"}
+
+
+def _assert_accepted(results: list[Result]) -> None:
+    """Networks of every construct are exported; otherwise all could be refused, and none wrong."""
+    made = Counter(name for r in results for name in r.constructs)
+    accepted = Counter(name for r in results if r.network is not None for name in r.constructs)
+    written = Counter(name for r in results if r.written for name in r.constructs)
+    for name in (*BLOCKS, *HEADS):
+        assert made[name] >= 12, name
+        if name not in NOT_EXPORTED:
+            assert accepted[name] >= made[name] / 4, name
+            assert written[name] >= made[name] / 8 or name in NOT_IN_C, name

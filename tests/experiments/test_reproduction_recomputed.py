@@ -1,0 +1,756 @@
+"""The tables of docs/reproduction.md and docs/claims.md, computed again from results/ alone.
+
+Nothing of softstair is imported: the tables are read by csv, intervals are scipy's, and the paper's
+design, the cells of each claim and the rules of the verdicts are written down here once more.
+"""
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+FULL = {"cifar10": 500, "svhn": 500, "speech": 120}
+TITLE = {"cifar10": "CIFAR-10", "svhn": "SVHN, regenerated", "speech": "Speech v0.01"}
+NOISES = ("uniform", "triangular", "normal", "logistic")
+FORWARDS = ("expectation", "mode", "random")
+INTERVALS = ("partition", "same_start", "overlapped", "same_end")
+POWERS = ("homogeneous", "progressive")
+NONE = "–"
+
+Row = dict[str, str]
+Cells = dict[int, float]
+
+
+class Unit:
+    """One training: its settings, and its validation accuracy by epoch, in per cent."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        last = rows[-1]
+        self.of = {"statistics": "running", "std0": "None", **last}
+        self.name, self.fold, self.data = last["configuration"], int(last["fold"]), last["data"]
+        self.epochs, self.statistics = int(last["epochs"]), self.of["statistics"] or "running"
+        self.curve = [100 * float(row["valid_accuracy"]) for row in rows]
+        self.rates = [float(row["learning_rate"]) for row in rows]
+        self.test = 100 * float(last["test_accuracy"]) if last["test_accuracy"] else None
+        assert len(rows) == self.epochs, self.name
+
+    def has(self, **wanted: str) -> bool:
+        return all(self.of[name] == value for name, value in wanted.items())
+
+    def std0(self, default: float) -> float:
+        return default if self.of["std0"] in ("", "None") else float(self.of["std0"])
+
+    def before(self) -> float:
+        drop = next(at for at, rate in enumerate(self.rates) if rate < 0.5 * self.rates[0])
+        return float(np.mean(self.curve[drop - max(1, round(0.02 * self.epochs)) : drop]))
+
+
+def units(pattern: str) -> list[Unit]:
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for path in sorted(RESULTS.glob(pattern)):
+        with open(path, encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if "valid_accuracy" not in row:
+                    break  # a table of something else
+                key = path.name, row["configuration"], row["fold"], row["seed"]
+                found.setdefault(key, []).append(row)
+    return [Unit(rows) for rows in found.values()]
+
+
+@cache
+def trained() -> list[Unit]:
+    return units("reproduction/*.csv")
+
+
+class Cell(str):
+    """What a cell of a table must say; its last digit may be rounded either way at a tie."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        pattern = r"−?\d+\.\d+"
+        mine, theirs = (re.findall(pattern, str(one)) for one in (self, other))
+        number = lambda word: float(word.replace("−", "-"))
+        near = all(abs(number(a) - number(b)) < 0.0505 for a, b in zip(mine, theirs, strict=False))
+        return near and re.sub(pattern, "#", self) == re.sub(pattern, "#", str(other))
+
+
+def shown(value: float | None) -> Cell:
+    return Cell(NONE if value is None else f"{value:z.2f}".replace("-", "−"))
+
+
+def spread(values: list[float]) -> Cell:
+    if len(values) < 2:
+        return Cell(NONE)
+    if len(values) == 2:
+        return Cell(f"{shown(min(values))} to {shown(max(values))}")
+    return Cell(f"± {shown(float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)))}")
+
+
+def mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def table(page: str, name: str) -> list[Row]:
+    """The table between two comments of a page, by the heads of its columns."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    match = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end of {name} -->", text, re.DOTALL)
+    assert match is not None, name
+    return rows_in(match[1])
+
+
+def rows_in(text: str) -> list[Row]:
+    lines = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("|")]
+    head = [f"{name} {at}" if at in (4, 6, 8) and name == "trainings" else name
+            for at, name in enumerate(lines[0])]  # fmt: skip
+    return [dict(zip(head, line, strict=True)) for line in lines[2:]]
+
+
+# Coverage
+
+
+def design(data: str) -> set[str]:
+    """The names of the paper's configurations."""
+    names = set()
+    axes = (NOISES, FORWARDS, (True, False), (True, False), INTERVALS, POWERS)
+    for noise, forward, still, narrow, interval, power in itertools.product(*axes):
+        if narrow and forward == "expectation":
+            continue
+        if data != "cifar10" and not (still and (narrow or noise == "uniform")):
+            continue
+        moving = [what for what, static in (("mean", still), ("std", narrow)) if not static]
+        tail = f"{'_'.join(moving)}-{interval}-{power}" if moving else "static"
+        names.add(f"{noise}-{forward}-{tail}")
+    return names
+
+
+def test_the_coverage_table_counts_the_units_of_the_papers_design() -> None:
+    for row, data in zip(table("reproduction.md", "coverage"), FULL, strict=True):
+        wanted = set(itertools.product(design(data), range(5)))
+        assert len(wanted) == {"cifar10": 1320}.get(data, 160)
+        mine = [unit for unit in trained() if unit.data == data]
+        kinds: dict[tuple[bool, str], set[tuple[str, int]]] = {}
+        for unit in mine:
+            kind = unit.epochs == FULL[data], unit.statistics
+            kinds.setdefault(kind, set()).update({(unit.name, unit.fold)} & wanted)
+        running, fresh = (kinds.get((True, one), set()) for one in ("running", "fresh"))
+        short = kinds.get((False, "running"), set()) | kinds.get((False, "fresh"), set())
+        counts = [len(wanted), len(running), len(fresh - running), len(short - fresh - running)]
+        counts.append(len(wanted - running - fresh - short))
+        assert list(row.values()) == [TITLE[data], *(f"{count:,}" for count in counts)]
+
+
+# Levels
+
+
+@pytest.mark.parametrize(("part", "data"), [("CIFAR-10", "cifar10"), ("speech", "speech")])
+def test_levels_at_full_length_are_means_of_the_tables(part: str, data: str) -> None:
+    rows = table("reproduction.md", part)
+    full = [unit for unit in trained() if unit.data == data and unit.epochs == FULL[data]]
+    assert {row["configuration"].strip("`") for row in rows} == {unit.name for unit in full}
+    for row in rows:
+        for kind, head in (("running", ""), ("fresh", "fresh: ")):
+            mine = [
+                unit
+                for unit in full
+                if unit.name == row["configuration"].strip("`") and unit.statistics == kind
+            ]
+            if f"{head}folds" not in row:
+                assert not mine
+                continue
+            last = [unit.curve[-1] for unit in mine]
+            assert row[f"{head}folds"] == str(len(mine))
+            assert row[f"{head}validation"] == shown(mean(last))
+            assert row.get(f"{head}95 % or range", NONE) == spread(last)
+            assert row[f"{head}test"] == shown(mean([unit.test for unit in mine]))
+            if not head:
+                assert row["before the drop"] == shown(mean([unit.before() for unit in mine]))
+                tails = [float(np.mean(unit.curve[-20:])) for unit in mine]
+                assert row["last 20 epochs"] == shown(mean(tails))
+
+
+def test_configurations_are_means_of_the_tables() -> None:
+    with open(RESULTS / "configurations.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    quantised = [unit for unit in trained() if unit.of.get("weights") != "float"]
+    key = lambda unit: (unit.data, str(unit.epochs), unit.statistics, unit.name)
+    assert len(rows) == len({key(unit) for unit in quantised})
+    for row in rows:
+        wanted = row["data"], row["epochs"], row["statistics"], row["configuration"]
+        mine = [unit for unit in quantised if key(unit) == wanted]
+        last = [unit.curve[-1] for unit in mine]
+        assert row["folds"] == str(len(mine))
+        numbers = [mean(last), None, min(last), max(last), mean([unit.test for unit in mine])]
+        if len(last) > 2:
+            numbers[1] = float(stats.t.ppf(0.975, len(last) - 1) * stats.sem(last))
+        names = ("validation", "half_interval_95", "least", "most", "test")
+        for name, value in zip(names, numbers, strict=True):
+            assert (float(row[name]) if row[name] else None) == pytest.approx(value, abs=0.0051)
+
+
+def test_shortened_tables_are_means_of_the_tables() -> None:
+    short = [unit for unit in trained() if unit.epochs < FULL[unit.data]]
+    cifar10 = [unit for unit in short if unit.data == "cifar10" and unit.has(noise="uniform")]
+    last = lambda group: shown(mean([unit.curve[-1] for unit in group]))
+    for row in table("reproduction.md", "decay intervals"):
+        interval, power = row["decay interval"].replace(" ", "_"), row["power law"]
+        for forward in FORWARDS:
+            name = f"uniform-{forward}-std-{interval}-{power}"
+            name = f"uniform-{forward}-static" if interval == "static_noise" else name
+            assert row[forward] == last([unit for unit in cifar10 if unit.name == name])
+    for row in table("reproduction.md", "static noise"):
+        for noise in NOISES:
+            mine = [
+                unit
+                for unit in short
+                if (TITLE[unit.data], str(unit.epochs), unit.statistics)
+                == (row["data"], row["epochs"], row["statistics"])
+                and unit.name == f"{noise}-{row['forward']}-static"
+            ]
+            assert row[noise] == last(mine)
+            assert row["folds"] == str(len(mine))
+
+
+def test_tables_of_causes_follow_from_the_tables() -> None:
+    for row in table("reproduction.md", "steps per layer"):
+        mine = [
+            unit
+            for unit in trained()
+            if (TITLE[unit.data], str(unit.epochs), unit.statistics)
+            == (row["data"], row["epochs"], row["statistics"])
+        ]
+        partition, static = (
+            {unit.fold: unit for unit in mine if unit.name == name}
+            for name in ("uniform-mode-std-partition-homogeneous", "uniform-mode-static")
+        )
+        both = sorted(set(partition) & set(static))
+        gaps = [partition[fold].curve[-1] - static[fold].curve[-1] for fold in both]
+        a_fold = {"cifar10": 40_000, "svhn": 58_605, "speech": 17_796}
+        steps = float(partition[0].of["period"]) * (a_fold[partition[0].data] // 256)
+        assert row["steps per layer"] == f"{steps:,.0f}"
+        assert row["partition less static"] == shown(mean(list(gaps)))
+        assert row["95 % or range"] == spread(gaps)
+    variations = units("variations/*.csv")
+    for row in table("reproduction.md", "precisions"):
+        named = {"float32": ("float32",), "bfloat16": ("auto", "bfloat16")}[row["precision"]]
+        (unit,) = (
+            unit
+            for unit in (*trained(), *variations)
+            if unit.name == row["configuration"].strip("`")
+            and unit.has(epochs=row["epochs"], seed=row["seed"], fold="0")
+            and unit.of["precision"] in named
+            and unit.statistics == "running"
+        )
+        assert [row["validation"], row["test"]] == [shown(unit.curve[-1]), shown(unit.test)]
+    within = {"uniform": 0.288675, "triangular": 0.204124, "normal": 0.255107, "logistic": 0.247546}
+    for row in table("reproduction.md", "widths"):
+        mine = [
+            unit
+            for unit in (*trained(), *variations)
+            if unit.name == f"{row['noise']}-mode-static"
+            and unit.statistics == "fresh"
+            and unit.has(data="speech", epochs=row["epochs"], noise=row["noise"])
+            and unit.of.get("centre_input", "false") == "false"
+            and f"{unit.std0(within[row['noise']]):.3f}" == row["std, quanta"]
+        ]
+        last = [unit.curve[-1] for unit in mine]
+        assert [row["folds"], row["validation"]] == [str(len(mine)), shown(mean(list(last)))]
+        assert row["95 % or range"] == spread(last)
+        assert row["test"] == shown(mean([unit.test for unit in mine]))
+
+
+def test_tables_of_centred_input_and_of_the_digits_follow_from_the_tables() -> None:
+    both = [*trained(), *units("variations/speech-120-epochs-centred.csv")]
+    for row in table("reproduction.md", "centred"):
+        centre = "false" if row["input"] == "x" else "true"
+        mine = [
+            unit
+            for unit in both
+            if unit.name == f"uniform-{row['forward']}-static"
+            and (unit.data, unit.epochs, unit.statistics) == ("speech", 120, row["statistics"])
+            and (unit.of.get("centre_input") or "false") == centre
+        ]
+        last = [unit.curve[-1] for unit in mine]
+        assert row["folds"] == str(len(mine))
+        assert row["validation"] == shown(mean(list(last)))
+        assert row["95 % or range"] == spread(last)
+        assert row["last 20 epochs"] == shown(mean([np.mean(unit.curve[-20:]) for unit in mine]))
+        assert row["test"] == shown(mean([unit.test for unit in mine]))
+    rows = table("reproduction.md", "digits")
+    trainings = units("variations/digits-dynamic-means.csv")
+    assert len(rows) == len(trainings) == 4
+    for row in rows:
+        still = {"static": "true", "dynamic": "false"}[row["std"]]
+        rate = row["learning rate"]
+        (unit,) = (u for u in trainings if u.has(static_std=still, first_learning_rate=rate))
+        assert row["validation"] == shown(unit.curve[-1])
+
+
+def test_figures_in_the_text_follow_from_the_tables() -> None:
+    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
+    of = lambda name, epochs, data="cifar10": [
+        unit for unit in trained() if (unit.name, unit.epochs, unit.data) == (name, epochs, data)
+    ]
+    level = lambda name, epochs: mean(
+        [unit.curve[-1] for unit in of(name, epochs) if unit.statistics == "running"]
+    )
+    slow = [level(name, 50) for name in static("random")]
+    assert f"({min(slow):.0f} to {max(slow):.0f} %, below half" in text
+    gap = level("uniform-mode-static", 500) - level("uniform-random-static", 500)
+    assert f'"Mode above random" is {gap:.1f} points at 500 epochs' in text
+    gap = float(np.mean([level(name, 50) for name in static("mode")])) - float(np.mean(slow))
+    assert f"that mode is {gap:.1f} points above at 50" in text
+    (one,) = (
+        unit
+        for unit in units("networks/training.csv")
+        if unit.name == "speech-uniform-mode-static-integer-input" and unit.statistics == "running"
+    )
+    assert f"between {min(one.curve[-20:]):.0f} and {max(one.curve[-20:]):.0f} %" in text
+    ends = [unit.curve[-1] for unit in trained() if unit.has(static_mean="false")]
+    assert f"end at {min(ends):.0f} to {max(ends):.0f} % validation accuracy" in text
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, epochs, kind, data in (
+        ("uniform-mode-static", 500, "running", "cifar10"),
+        ("uniform-random-static", 500, "running", "cifar10"),
+        ("uniform-expectation-std-partition-homogeneous", 500, "running", "cifar10"),
+        ("uniform-expectation-std-same_end-homogeneous", 500, "running", "cifar10"),
+        ("uniform-mode-static", 120, "fresh", "speech"),
+        ("uniform-mode-std-partition-homogeneous", 120, "fresh", "speech"),
+    ):
+        mine = [unit for unit in of(name, epochs, data) if unit.statistics == kind]
+        numbers = mean([unit.curve[-1] for unit in mine]), mean([unit.test for unit in mine])
+        cells = [row for row in readme.splitlines() if "docs/reproduction.md" in row]
+        words = [re.findall(r"\d+\.\d", row) for row in cells]
+        assert any(
+            all(any(abs(float(w) - n) < 0.0505 for w in row) for n in numbers) for row in words
+        ), name
+
+
+def test_verdicts_by_the_last_twenty_epochs_follow_from_the_tables() -> None:
+    rows = table("reproduction.md", "last epochs")
+    titles = {
+        "Networks trained with static noise of different types converge to about the same "
+        "accuracy.": noise_types,
+        "Partition can come to about the same accuracy as static noise.": equals_static,
+        "Same end is the worst decay interval, whatever the forward pass.": same_end,
+    }
+    for row in rows:
+        for head, epochs in (("last epoch", 1), ("mean of the last 20 epochs", 20)):
+            mine = units("reproduction/speech-120-epochs.csv")
+            for unit in mine:
+                unit.curve[-1] = float(np.mean(unit.curve[-epochs:]))
+            judge = Judge(mine)
+            titles[row["the paper says"]](judge)
+            words = set(judge.words)
+            word = words.pop() if len(words) == 1 else "holds in part"
+            assert row[head] == word
+
+
+def test_the_table_of_weights_follows_from_its_file() -> None:
+    with open(RESULTS / "dynamic-means.csv", encoding="utf-8") as file:
+        layers = list(csv.DictReader(file))
+    for row in table("reproduction.md", "dynamic means"):
+        mine = [one for one in layers if one["configuration"] == row["configuration"].strip("`")]
+        assert len(mine) == 7
+        for level, head in ((-1, "at −1"), (0, "at 0"), (1, "at 1")):
+            shares = [100 * float(one[f"at {level}"]) for one in mine]
+            assert row[head] == spread([min(shares), max(shares)])
+
+
+def test_the_cost_follows_from_the_benchmark() -> None:
+    bench = json.loads((RESULTS / "speed-h200.json").read_text(encoding="utf-8"))["partition"]
+    for row, key in zip(
+        table("reproduction.md", "cost"), ("static_seconds", "seconds"), strict=True
+    ):
+        assert row["seconds of a unit"] == f"{bench[key]:.0f}"
+        assert row["hours of 1,320 units"] == f"{1320 * bench[key] / 3600:.0f}"
+
+
+# Claims
+
+
+class Judge:
+    """The cells of one study, and the rules by which their differences become a verdict."""
+
+    def __init__(self, mine: list[Unit]) -> None:
+        self.mine, self.epochs = mine, mine[0].epochs
+        self.cells: dict[str, tuple[Cells, str, int]] = {}
+        self.gaps: dict[str, list[float]] = {}
+        self.words: list[str] = []
+        self.used: set[tuple[str, int]] = set()
+
+    def group(self, names: list[str], folds: set[int] | None = None) -> list[Unit]:
+        return [
+            unit
+            for unit in self.mine
+            if unit.name in names and (folds is None or unit.fold in folds)
+        ]
+
+    def there(self, names: list[str]) -> list[str]:
+        return [name for name in names if self.group([name])]
+
+    def side(self, label: str, names: list[str], folds: set[int], before: bool = False) -> Cells:
+        group = self.group(names, folds)
+        value = Unit.before if before else (lambda unit: unit.curve[-1])
+        cell = {
+            fold: float(np.mean([value(unit) for unit in group if unit.fold == fold]))
+            for fold in sorted(folds)
+        }
+        tests = mean([unit.test for unit in group])
+        self.cells[label] = cell, NONE if before else shown(tests), len(names)
+        self.used |= {(unit.name, unit.fold) for unit in group}
+        return cell
+
+    def sides(
+        self, wanted: dict[str, list[str]], before: bool = False, tail: str = ""
+    ) -> dict[str, Cells]:
+        """The sides that are there, on the folds that all of their configurations have."""
+        known = {label: names for label, names in wanted.items() if names}
+        folds = [{unit.fold for unit in self.group([name])} for names in known.values()
+                 for name in names]  # fmt: skip
+        common = set.intersection(*folds) if folds else set()
+        if not common:
+            return {}
+        return {
+            label: self.side(label + tail, names, common, before) for label, names in known.items()
+        }
+
+    def gap(self, label: str, one: Cells, other: Cells) -> list[float]:
+        self.gaps[label] = [one[fold] - other[fold] for fold in one if fold in other]
+        return self.gaps[label]
+
+    def above(self, values: list[float]) -> None:
+        value = float(np.mean(values))
+        low = min(values)
+        if len(values) > 2:
+            low = value - float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+        counts = low > 0 and (len(values) > 2 or value >= 1)
+        self.words.append("does not hold" if value <= 0 else PART[counts])
+
+    def same(self, values: list[float], least: float, most: float) -> None:
+        low, high = min(values), max(values)
+        if len(values) > 2:
+            half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+            low, high = float(np.mean(values)) - half, float(np.mean(values)) + half
+        outside = low > most or high < least
+        inside = least <= low and high <= most
+        self.words.append("does not hold" if outside else PART[inside])
+
+    def so(self, good: bool) -> None:
+        self.words.append("holds" if good else "does not hold")
+
+
+PART = {True: "holds", False: "holds in part"}
+
+
+def static(forward: str) -> list[str]:
+    return [f"{noise}-{forward}-static" for noise in NOISES]
+
+
+def moving(forward: str, interval: str, noise: str = "uniform") -> list[str]:
+    return [f"{noise}-{forward}-std-{interval}-{power}" for power in POWERS]
+
+
+def level(judge: Judge, label: str, names: list[str], aim: float) -> None:
+    (cell,) = judge.sides({label: judge.there(names)}).values()
+    gap = judge.gap(f"below the paper's {aim:.0f} %", dict.fromkeys(cell, aim), cell)
+    judge.so(float(np.mean(gap)) <= 1.5)
+
+
+def matched(judge: Judge, sides: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Sides whose lists of configurations run in parallel, without the places that one lacks."""
+    known = {label: names for label, names in sides.items() if judge.there(names)}
+    places = [at for at, every in enumerate(zip(*known.values(), strict=True))
+              if len(judge.there(list(every))) == len(every)]  # fmt: skip
+    return {label: [names[at] for at in places] for label, names in known.items()}
+
+
+def intervals(judge: Judge, forward: str, noise: str, tail: str) -> dict[str, Cells]:
+    wanted = {
+        interval.replace("_", " "): moving(forward, interval, noise) for interval in INTERVALS
+    }
+    return judge.sides(matched(judge, wanted), tail=tail)
+
+
+def mode_above_random(judge: Judge) -> None:
+    sides = judge.sides(matched(judge, {one: static(one) for one in ("mode", "random")}))
+    judge.above(judge.gap("mode above random", sides["mode"], sides["random"]))
+
+
+def drop(judge: Judge) -> None:
+    names = matched(judge, {one: static(one) for one in ("mode", "random")})
+    before = judge.sides(names, before=True, tail=" / before the drop")
+    last = judge.sides(names)
+    gains = {
+        one: dict(zip(last[one], judge.gap(f"gain of {one}", last[one], before[one]), strict=True))
+        for one in names
+    }
+    judge.above(judge.gap("mode gains more by", gains["mode"], gains["random"]))
+
+
+def by_noise(judge: Judge, forward: str) -> dict[str, Cells]:
+    names = {noise: judge.there([f"{noise}-{forward}-static"]) for noise in NOISES}
+    return judge.sides(names, tail=f" / {forward}") if sum(map(len, names.values())) > 1 else {}
+
+
+def noise_types(judge: Judge) -> None:
+    for forward in ("mode", "random"):
+        if sides := by_noise(judge, forward):
+            ranked = sorted(sides.values(), key=lambda cell: float(np.mean(list(cell.values()))))
+            gap = judge.gap(f"largest difference, {forward}", ranked[-1], ranked[0])
+            judge.same(gap, -1, 1)
+
+
+def uniform_worse(judge: Judge) -> None:
+    sides = by_noise(judge, "random")
+    others = [sides[noise] for noise in NOISES[1:] if noise in sides]
+    rest = {fold: float(np.mean([cell[fold] for cell in others])) for fold in others[0]}
+    judge.above(judge.gap("mean of the others above uniform", rest, sides["uniform"]))
+
+
+def variability(judge: Judge) -> None:
+    for forward in ("mode", "random"):
+        stds = {}
+        for noise in by_noise(judge, forward):
+            curves = [unit.curve[-(judge.epochs // 6) :]
+                      for unit in judge.group([f"{noise}-{forward}-static"])]  # fmt: skip
+            stds[noise] = float(np.std(curves, axis=0, ddof=1).mean())
+            judge.gaps[f"std over folds, {noise} / {forward}"] = [stds[noise]]
+        if stds:
+            judge.so(min(stds, key=stds.__getitem__) == "triangular")
+            judge.so(max(stds, key=stds.__getitem__) == "uniform")
+
+
+def expectation_level(judge: Judge) -> None:
+    names = [name for interval in INTERVALS for name in moving("expectation", interval)]
+    last = lambda name: np.mean([unit.curve[-1] for unit in judge.group([name])])
+    best = max(judge.there(names), key=last)
+    interval, power = best.rsplit("-", 2)[1:]
+    level(judge, f"best: {interval.replace('_', ' ')} / {power}", [best], 79)
+
+
+def with_static(judge: Judge, forward: str, before: bool = False) -> dict[str, Cells]:
+    names = {f"partition / {forward}": judge.there(moving(forward, "partition"))}
+    names["static / mode"] = judge.there(["uniform-mode-static"])
+    return judge.sides(names, before, " / before the drop" if before else "")
+
+
+def below_static(judge: Judge) -> None:
+    sides = with_static(judge, "expectation")
+    judge.above(judge.gap("static noise above partition", *list(sides.values())[::-1]))
+
+
+def order(judge: Judge, forwards: tuple[str, ...], noises: tuple[str, ...]) -> None:
+    for forward, noise in itertools.product(forwards, noises):
+        name = noise if len(forwards) == 1 else forward
+        sides = intervals(judge, forward, noise, f" / {name}")
+        pairs = [(one, "overlapped") for one in ("partition", "same start")]
+        pairs += [(one, "same end") for one in ("partition", "same start", "overlapped")]
+        for one, other in pairs:
+            if one in sides and other in sides:
+                judge.above(judge.gap(f"{one} above {other}, {name}", sides[one], sides[other]))
+
+
+def power_law(judge: Judge) -> None:
+    for interval in ("partition", "same start"):
+        names = {power: [f"uniform-expectation-std-{interval.replace(' ', '_')}-{power}"]
+                 for power in POWERS}  # fmt: skip
+        sides = judge.sides(names, tail=f" / {interval}")
+        label = f"homogeneous above progressive, {interval}"
+        judge.above(judge.gap(label, sides["homogeneous"], sides["progressive"]))
+
+
+def random_gains(judge: Judge) -> None:
+    names = {f"partition / {one}": moving(one, "partition") for one in ("random", "expectation")}
+    sides = judge.sides(matched(judge, names))
+    gap = judge.gap("random above expectation", *sides.values())
+    judge.above(gap)
+    if judge.epochs == 500 and float(np.mean(gap)) < 2.5:
+        judge.so(False)
+
+
+def mitigates(judge: Judge) -> None:
+    names = {
+        f"{interval.replace('_', ' ')} / {forward}": moving(forward, interval)
+        for forward in ("expectation", "random")
+        for interval in ("partition", "same_end")
+    }
+    sides = judge.sides(matched(judge, names))
+    losses = {}
+    for forward in ("expectation", "random"):
+        ends = sides[f"partition / {forward}"], sides[f"same end / {forward}"]
+        gap = judge.gap(f"partition above same end, {forward}", *ends)
+        losses[forward] = dict(zip(ends[0], gap, strict=True))
+    judge.above(judge.gap("less with random by", losses["expectation"], losses["random"]))
+
+
+def until_the_drop(judge: Judge) -> None:
+    before, last = with_static(judge, "mode", before=True), with_static(judge, "mode")
+    label = "partition above static noise, before the drop"
+    judge.same(judge.gap(label, *before.values()), -1.5, 1.5)
+    label = "static noise above partition, last epoch"
+    judge.above(judge.gap(label, *list(last.values())[::-1]))
+
+
+def same_end(judge: Judge) -> None:
+    for forward in FORWARDS:
+        if "same end" not in intervals(Judge(judge.mine), forward, "uniform", ""):
+            continue
+        sides = intervals(judge, forward, "uniform", f" / {forward}")
+        gaps = []
+        for one in sides:
+            if one != "same end":
+                gaps.append(judge.gap("", sides[one], sides["same end"]))
+                judge.above(judge.gaps.pop(""))
+        judge.gaps[f"next above same end, {forward}"] = min(gaps, key=np.mean)
+
+
+def synchronisation(judge: Judge) -> None:
+    width = lambda sides: np.ptp([np.mean(list(cell.values())) for cell in sides.values()])
+    scratch = Judge(judge.mine)
+    wide = max(FORWARDS, key=lambda one: width(intervals(scratch, one, "uniform", "")))
+    noisy = [one for one in ("mode", "random") if by_noise(scratch, one)]
+    narrow = max(noisy, key=lambda one: width(by_noise(scratch, one)))
+    groups = [intervals(judge, wide, "uniform", f" / {wide}")]
+    names = {noise: [f"{noise}-{narrow}-static"] for noise in NOISES}
+    groups.append(judge.sides(names, tail=f" / static / {narrow}"))
+    spreads = []
+    labels = (f"decay intervals differ by, {wide}", f"static noise types differ by, {narrow}")
+    for label, sides in zip(labels, groups, strict=True):
+        ranked = sorted(sides.values(), key=lambda cell: float(np.mean(list(cell.values()))))
+        gap = judge.gap(label, ranked[-1], ranked[0])
+        spreads.append(dict(zip(ranked[0], gap, strict=True)))
+    judge.above(judge.gap("decay intervals by more", *spreads))
+
+
+def equals_static(judge: Judge) -> None:
+    names = {f"partition / {one}": judge.there(moving(one, "partition")) for one in FORWARDS}
+    names |= {f"static / {one}": judge.there([f"uniform-{one}-static"]) for one in FORWARDS[1:]}
+    sides = judge.sides(names)
+    best = [max((cell for label, cell in sides.items() if label.startswith(kind)),
+                key=lambda cell: float(np.mean(list(cell.values()))))
+            for kind in ("partition", "static")]  # fmt: skip
+    judge.same(judge.gap("best of partition above best of static noise", *best), -1.5, np.inf)
+
+
+CLAIMS = {
+    "Static noise, mode": lambda judge: level(judge, "static / mode", static("mode"), 86),
+    "Static noise, random": lambda judge: level(judge, "static / random", static("random"), 82),
+    "Mode above random": mode_above_random,
+    "Mode and the learning rate": drop,
+    "Noise type under static noise": noise_types,
+    "Uniform noise with random sampling": uniform_worse,
+    "Dynamic noise, expectation": expectation_level,
+    "Expectation below static noise": below_static,
+    "Decay intervals, expectation": lambda judge: order(judge, ("expectation",), ("uniform",)),
+    "The same under other noise types": lambda judge: order(judge, ("expectation",), NOISES[1:]),
+    "Power law": power_law,
+    "Random sampling with partition": random_gains,
+    "Random sampling with same end": mitigates,
+    "Mode with partition against static noise": until_the_drop,
+    "Same end": same_end,
+    "Synchronisation over noise type": synchronisation,
+    "SVHN: static noise types": noise_types,
+    "SVHN: decay intervals": lambda judge: order(judge, FORWARDS, ("uniform",)),
+    "SVHN: same end": same_end,
+    "Speech Commands: static noise types": noise_types,
+    "Speech Commands: decay intervals": lambda judge: order(judge, FORWARDS, ("uniform",)),
+    "Speech Commands: same end": same_end,
+    "Speech Commands: variability": variability,
+    "Speech Commands: partition against static noise": equals_static,
+}
+VERDICT = re.compile(
+    r"\*\*(?P<epochs>\d+) epochs, (?P<statistics>\w+) statistics: (?P<word>[a-z ]+)\*\*, from "
+    r"(?P<count>\d+) trainings?\.(?: Without (?P<without>.+)\.)?\n\n(?P<rows>(?:\|.*\n?)+)"
+)
+
+
+def sections() -> Iterator[tuple[str, str]]:
+    text = (DOCS / "claims.md").read_text(encoding="utf-8")
+    for _, title, body in re.findall(r"^## (\d+) (.+)\n((?:(?!^## ).*\n?)*)", text, re.MULTILINE):
+        yield title, body
+
+
+def test_every_claim_has_its_section_and_its_row() -> None:
+    assert [title for title, _ in sections()] == list(CLAIMS)
+    assert len(table("reproduction.md", "claims")) == len(CLAIMS)
+
+
+@pytest.mark.parametrize("title", CLAIMS)
+def test_a_verdict_follows_from_its_rows_and_they_from_the_tables(title: str) -> None:
+    body = dict(sections())[title]
+    data = next((one for one in ("svhn", "speech") if title.lower().startswith(one)), "cifar10")
+    for found in VERDICT.finditer(body):
+        mine = [
+            unit
+            for unit in trained()
+            if unit.data == data
+            and (str(unit.epochs), unit.statistics) == (found["epochs"], found["statistics"])
+        ]
+        judge = Judge([unit for unit in mine if unit.name not in unlearned(mine)])
+        CLAIMS[title](judge)
+        expected = [
+            [label, str(count), str(len(cell)), shown(mean(list(cell.values()))), NONE,
+             spread(list(cell.values())), test]
+            for label, (cell, test, count) in judge.cells.items()
+        ]  # fmt: skip
+        expected += [
+            [
+                label,
+                NONE,
+                NONE if "std" in label else str(len(values)),
+                NONE,
+                shown(mean(list(values))),
+                spread(values),
+                NONE,
+            ]
+            for label, values in judge.gaps.items()
+        ]
+        assert [list(row.values()) for row in rows_in(found["rows"])] == expected
+        words = set(judge.words)
+        word = words.pop() if len(words) == 1 else "holds in part"
+        word = "holds in part" if word == "holds" and found["without"] else word
+        assert (found["word"], found["count"]) == (word, str(len(judge.used)))
+
+
+def unlearned(mine: list[Unit]) -> set[str]:
+    """Static noise in shortened trainings of CIFAR-10 below half of the paper's level."""
+    names = set()
+    for forward, half in (("mode", 43), ("random", 41)):
+        for name in static(forward):
+            last = [unit.curve[-1] for unit in mine if unit.name == name]
+            if last and mine[0].data == "cifar10" and mine[0].epochs < 500 and np.mean(last) < half:
+                names.add(name)
+    return names
+
+
+def test_the_first_screen_counts_the_verdicts() -> None:
+    words = [
+        row["full length, running statistics"].replace(NONE, "not tested")
+        for row in table("reproduction.md", "claims")
+    ]
+    order = ("holds", "holds in part", "does not hold", "not tested")
+    listed = ", ".join(f"{word} {words.count(word)}" for word in order)
+    assert f"of {len(CLAIMS)} claims: {listed}." in (DOCS / "reproduction.md").read_text("utf-8")
+
+
+def test_the_first_screen_has_the_verdicts_of_the_sections() -> None:
+    for row, (_, body) in zip(table("reproduction.md", "claims"), sections(), strict=True):
+        data = next(name for name, title in TITLE.items() if title == row["data"])
+        kinds: dict[tuple[bool, str], tuple[str, str]] = {}
+        for one in VERDICT.finditer(body):
+            kind = int(one["epochs"]) == FULL[data], one["statistics"]
+            kinds.setdefault(kind, (one["word"], one["count"]))
+        cells = list(row.values())[3:]
+        for at, kind in enumerate([(True, "running"), (False, "running"), (True, "fresh")]):
+            assert (cells[2 * at], cells[2 * at + 1]) == kinds.get(kind, (NONE, "0"))
