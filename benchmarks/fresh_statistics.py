@@ -36,7 +36,7 @@ from torch import nn
 
 from sentence import tell
 from softstair.data import load
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.train.evaluate import evaluate
 from softstair.train.packed import about, packed_network

@@ -1,16 +1,13 @@
-"""A small Speech Commands of tones: the folders, the lists, the noise, and the ready features.
-
-Tests in this folder take it by ``import speech_tree``.
-"""
+"""A small Speech Commands made of tones: the recordings, and features computed from them."""
 
 import wave
 from pathlib import Path
 
 import numpy as np
 
-from softstair.data.speech import audio
+from softstair.data.speech import recordings
 
-WANTED = "yes no up down left right on off stop go".split()
+WORDS = "yes no up down left right on off stop go".split()
 OTHERS = ["bed", "cat"]
 SPEAKERS = [f"{number:08x}" for number in range(0xA0, 0xAA)]
 VALIDATION, TESTING = SPEAKERS[7:8], SPEAKERS[8:]
@@ -29,22 +26,22 @@ def tone(hertz: float, samples: int = 16_000) -> np.ndarray:
 
 
 def keys() -> list[str]:
-    """Every clip, as the lists name it: each speaker says each word once, the first one twice."""
+    """Return all clips, as the lists name them: one per speaker and word, two of the first."""
     return [
         f"{word}/{speaker}_nohash_{take}.wav"
-        for word in WANTED + OTHERS
+        for word in WORDS + OTHERS
         for speaker in SPEAKERS
         for take in range(2 if speaker == SPEAKERS[0] else 1)
     ]
 
 
 def first_second(number: int, key: str) -> np.ndarray:
-    """What is heard of the clip of that number in ``keys()``."""
+    """Return the samples of a clip, up to one second."""
     return tone(100 + 20 * number, 9_001 if SPEAKERS[1] in key else 16_000)
 
 
 def make_folders(folder: Path) -> None:
-    """The published layout in ``folder``; the second speaker is brief, the third goes on."""
+    """Write the published layout; clips of the second speaker are short, of the third long."""
     for number, key in enumerate(keys()):
         samples = first_second(number, key)
         if SPEAKERS[2] in key:
@@ -56,41 +53,40 @@ def make_folders(folder: Path) -> None:
     draw = np.random.default_rng(0)
     for name in NOISES:
         write_wav(folder / f"_background_noise_/{name}.wav", 3000 * draw.standard_normal(40_000))
-    (folder / "_background_noise_/README.md").write_text("noise")
-    (folder / "README.md").write_text("a folder a word")
+    (folder / "README.md").write_text("one folder per word")
 
 
 def make_test_set(folder: Path) -> None:
-    """The official test set: a clip of every class, two of yes."""
-    for number, name in enumerate(["_silence_", "_unknown_", *WANTED]):
+    """Write an official test set: one clip of every class, two of yes."""
+    for number, name in enumerate(["_silence_", "_unknown_", *WORDS]):
         write_wav(folder / name / "0.wav", tone(50 + 300 * number))
     write_wav(folder / "yes" / "1.wav", tone(77))
 
 
-def make_features(recordings: Path, folder: Path, seed: int = 0) -> None:
-    """The ready features of folders made above, the clips in an order of their own."""
+def make_features(source: Path, folder: Path, seed: int = 0) -> None:
+    """Write ``gsc/*.npz`` for the recordings in ``source``, the clips in a random order."""
     names = np.random.default_rng(seed).permutation(keys()).tolist()
-    words = sorted(WANTED + OTHERS)
+    words = sorted(WORDS + OTHERS)
     speakers = [name.split("/")[1][:8] for name in names]
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(
         folder / "features_v001.npz",
-        x=audio.features(audio.clips(recordings / n for n in names), len(names)),
+        x=recordings.features(recordings.first_seconds(source / n for n in names), len(names)),
         word=np.array([words.index(name.split("/")[0]) for name in names], dtype=np.uint8),
         words=np.array(words),
         split=np.array([(s in VALIDATION) + 2 * (s in TESTING) for s in speakers], dtype=np.uint8),
         speaker=np.array(speakers),
         utt=np.array([int(name[-5]) for name in names], dtype=np.uint8),
     )
-    noises = [recordings / "_background_noise_" / f"{name}.wav" for name in NOISES]
+    noises = [source / "_background_noise_" / f"{name}.wav" for name in NOISES]
     np.savez(
         folder / "background.npz",
-        x=audio.features(audio.silences(noises, 5), 15),
+        x=recordings.features(recordings.noise_cuts(noises, 5), 15),
         source=np.repeat(np.array([0, 1, 255], dtype=np.uint8), 5),
     )
     np.savez(
         folder / "testset_v002.npz",
         x=np.random.default_rng(seed).integers(40, 172, (24, 49, 10)).astype(np.uint8),
         label=np.repeat(np.arange(12, dtype=np.uint8), 2),
-        classes=np.array(["silence", "unknown", *WANTED]),
+        classes=np.array(["silence", "unknown", *WORDS]),
     )

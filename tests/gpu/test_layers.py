@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.captured import CapturedStep
 from softstair.train.recipe import Recipe
 from softstair.train.state import State

@@ -9,8 +9,8 @@ from short import recipe
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from softstair.data.batches import Examples
 from softstair.data.digits import load
-from softstair.data.examples import Examples
 from softstair.train.captured import undone
 from softstair.train.network import make_network
 from softstair.train.state import State

@@ -11,8 +11,8 @@ from torch import nn
 
 import softstair as ss
 from softstair.data.augment import crop, flip
+from softstair.data.batches import Examples
 from softstair.data.digits import load as load_digits
-from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.train import train, trained_network
 from softstair.train.evaluate import evaluate

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import softstair as ss
 from softstair.data import Dataset
+from softstair.data.batches import Examples
 from softstair.data.digits import load as load_digits
-from softstair.data.examples import Examples
 from softstair.data.folds import split
 from softstair.models import build
 from softstair.train import Recipe, train, trained_network

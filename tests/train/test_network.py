@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import softstair as ss
 from softstair._errors import import_extra
-from softstair.data import Dataset, load
+from softstair.data import load
 from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.advice import advice
@@ -96,26 +96,6 @@ def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "fold-0").mkdir()
     with pytest.raises(RunError, match="but folds: name one, such as fold-0"):
         trained_network(tmp_path, load("digits"))
-
-
-def test_a_data_set_must_have_numbers_to_divide_by() -> None:
-    x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
-    for mean, std in ((float("nan"), 1.0), (0.0, float("inf")), (0.0, 0.0)):
-        with pytest.raises(ValueError, match="mean must be finite and std above 0"):
-            Dataset("none", x, y, ("a",), mean=mean, std=std)
-        with pytest.raises(ValueError, match="centred must be a finite zero point"):
-            Dataset("none", x, y, ("a",), mean=0.0, std=1.0, centred=(mean, std))
-
-
-def test_centring_changes_only_data_that_name_a_zero_point_of_their_own() -> None:
-    x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
-    plain = Dataset("plain", x, y, ("a",), mean=120.7, std=63.8)
-    assert plain.numbers(centre=True) == plain.numbers() == (120.7, 63.8)
-    assert plain.numbers(integer=True, centre=True) == plain.numbers(integer=True) == (121.0, 64.0)
-    own = replace(plain, centred=(100.4, 30.0)).sample(1)
-    assert own.numbers() == (120.7, 63.8)
-    assert own.numbers(centre=True) == (100.4, 30.0)
-    assert own.numbers(integer=True, centre=True) == (100.0, 32.0)
 
 
 def test_a_run_is_not_resumed_with_another_zero_point(tmp_path: Path) -> None:

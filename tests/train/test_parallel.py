@@ -20,7 +20,7 @@ from warm import Warm
 
 from softstair.cli import main
 from softstair.data import load
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train import Recipe, RunError, checkpoint, train, trained_network
 from softstair.train.evaluate import evaluate

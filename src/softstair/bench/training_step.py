@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 from softstair._errors import SoftstairError, first_line
 from softstair.bench.clock import Effort, Record, Times, is_out_of_memory, race
 from softstair.bench.workload import StepRunner, Workload, workload
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.models import last_layer
 from softstair.regularise import FORWARDS
 from softstair.stair import Stair

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train.captured import CapturedStep
 from softstair.train.compiled import Compiled

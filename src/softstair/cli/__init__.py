@@ -7,6 +7,7 @@ yes, 1 where the answer is no, 2 for an error, which is one sentence on stderr, 
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ VERBS: dict[str, str] = {
 EXTRA = ("tyro", "rich", "matplotlib", "sklearn", "safetensors", "filelock")
 """What ``pip install 'softstair[cli]'`` brings, and only the command needs."""
 
+
+PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\s]+))?`")
+"""A parameter in a message of the library: `name` or `name=value`."""
 
 LONGEST = 200
 """Characters of a name that one sentence has room for."""
@@ -93,10 +97,22 @@ def _refuse(sentence: str, code: int = 2) -> int:
 def _told(error: Exception) -> str:
     """What was refused; by the system, with as much of a name as can be read."""
     if not isinstance(error, OSError) or error.filename is None or not error.strerror:
-        return str(error)
+        return flags_of(str(error))
     name = str(error.filename)
     shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}…"
     return f"{shown!r} cannot be used ({error.strerror}): mend that, or give another path."
+
+
+def flags_of(message: str) -> str:
+    """Return a message of the library with its parameters as flags.
+
+    >>> flags_of("choose another `data_dir`, or pass `device=cpu`")
+    'choose another --data-dir, or pass --device cpu'
+    """
+    return PARAMETER.sub(
+        lambda match: f"--{match[1].replace('_', '-')}{' ' if match[2] else ''}{match[2] or ''}",
+        message,
+    )
 
 
 def _confess(verb: str, error: Exception) -> str:

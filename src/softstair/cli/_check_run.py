@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from softstair.data import load
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.schedule import Schedule
 from softstair.theory import Distances, distances_on_network

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from softstair.data.fetch import lack, part_of
-from softstair.data.fetch.http import size_of
-from softstair.data.fetch.sources import (
+from softstair.data.fetch import file_size, partial_path, problem_with
+from softstair.data.sources import (
     CIFAR10,
+    SPEECH,
     SPEECH_TEST,
-    SPEECH_TRAIN,
-    SPEECH_TRAIN_V001,
+    SPEECH_V001,
     SVHN,
     Download,
 )
@@ -59,8 +58,8 @@ LAYOUTS = (
     ),
     Layout("svhn", "svhn/*.mat", SVHN[:1], SVHN[1:]),
     Layout("svhn", "svhn/*.npz", ("svhn/train_32x32.npz",), ("svhn/test_32x32.npz",)),
-    Layout("speech", "speech_commands_v0.02", (SPEECH_TRAIN,), (SPEECH_TEST,)),
-    Layout("speech", "speech_commands_v0.01", (SPEECH_TRAIN_V001,), (SPEECH_TEST,)),
+    Layout("speech", "speech_commands_v0.02", (SPEECH,), (SPEECH_TEST,)),
+    Layout("speech", "speech_commands_v0.01", (SPEECH_V001,), (SPEECH_TEST,)),
     Layout(
         "speech",
         "gsc",
@@ -105,7 +104,7 @@ def _lack(piece: Piece, root: Path) -> str:
     if not path.exists():
         return f"lacks {path.name}"
     if isinstance(piece, Download):
-        return lack(piece, path)
+        return problem_with(piece, path)
     return "" if path.is_file() and path.stat().st_size else f"has nothing in {path.name}"
 
 
@@ -123,6 +122,6 @@ def _measure(paths: Sequence[Path]) -> tuple[int, int]:
 def _partial(name: str, layouts: Sequence[Layout], root: Path) -> Iterator[Row]:
     items = [piece for one in layouts for piece in (*one.pieces, *one.test)]
     for item in dict.fromkeys(piece for piece in items if isinstance(piece, Download)):
-        if have := size_of(part_of(item, root)):
+        if have := file_size(partial_path(item, root)):
             share = f"{have:,} of {item.size:,} bytes of {item.file}"
             yield Row(name, "partial", "", f"{share} have come", 0, have)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from softstair.cli._console import Console
 from softstair.cli._data_status import Row
-from softstair.data.fetch.sources import SOURCES
+from softstair.data.sources import SOURCES
 
 __all__ = ["show"]
 

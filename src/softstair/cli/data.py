@@ -10,7 +10,7 @@ import tyro
 
 from softstair.cli import _arguments
 from softstair.data.fetch import fetch
-from softstair.data.fetch.sources import SOURCES
+from softstair.data.sources import SOURCES
 
 __all__ = ["ACTIONS", "Fetch", "Status", "parse"]
 
@@ -47,9 +47,9 @@ class Fetch:
         from softstair.cli._data_progress import bar
 
         try:
-            with bar() as moved:
+            with bar() as progress:
                 for name in dict.fromkeys(self.names):
-                    fetch(name, self.data_dir, sources=SOURCES, tell=_say, moved=moved)
+                    fetch(name, self.data_dir, log=_say, progress=progress)
         except KeyboardInterrupt:
             kept = str(self.data_dir / ".fetch")
             print(

@@ -1,11 +1,10 @@
-"""CIFAR-10: 50,000 + 10,000 images of 32×32 in three colours and ten classes.
+"""CIFAR-10: 50,000 + 10,000 colour images of 32×32 pixels in ten classes.
 
-Read from either of the official layouts: ``cifar-10-batches-bin`` (records of a label byte and
-3,072 bytes of pixels) or ``cifar-10-batches-py`` (pickles, read as plain data by ``unpickle``).
+Two official layouts are read: ``cifar-10-batches-bin``, records of a label byte and 3,072 bytes of
+pixels, and ``cifar-10-batches-py``, pickles, which are loaded only if their digests are known.
 """
 
-import os
-from collections.abc import Callable
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,128 +12,97 @@ import numpy as np
 import torch
 
 from softstair.data.dataset import DataError, Dataset
-from softstair.data.formats import arrays, unpickle
+from softstair.data.reading import Array, check_digest, guard, read_bytes
 
-__all__ = ["load", "version"]
+__all__ = ["CLASSES", "load", "version"]
 
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST = "test_batch"
 PIXELS = 3 * 32 * 32
-# A batch of 10,000 has 31 MB in either layout.
-LIMIT = 64 * 2**20
-REMEDY = "run `softstair data fetch cifar10`, or say with --data-dir where CIFAR-10 lies"
+LIMIT = 64 * 2**20  # bytes of a batch; official ones have 31 MB
+REMEDY = "run `softstair data fetch cifar10`, or set `data_dir` to the folder that contains it"
 
-Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+PICKLE_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+"""Digests of the official pickles, as published by torchvision."""
 
 
 def load(root: Path) -> Dataset:
-    """CIFAR-10 from ``root``, which holds one of the two folders or is one of them.
-
-    Where both are there, the binary one is read. Batches may have any number of records.
+    """Load CIFAR-10 from ``root``, which contains a folder of batches or is one.
 
     >>> load(Path("nowhere"))
     Traceback (most recent call last):
-    softstair.data.dataset.DataError: 'nowhere' has neither a folder cifar-10-batches-bin nor ...
+    softstair.data.dataset.DataError: 'nowhere' contains neither cifar-10-batches-bin nor ...
     """
-    folder, pickled = _folder(Path(root))
-    parse, suffix = (_parse_pickle, "") if pickled else (_parse, ".bin")
-    training = [_batch(folder / f"{name}{suffix}", parse) for name in TRAINING]
-    test = _batch(folder / f"{TEST}{suffix}", parse)
-    meta = folder / ("batches.meta" if pickled else "batches.meta.txt")
-    classes = CLASSES
-    if os.path.exists(meta):
-        names = _pickled_names if pickled else _names
-        classes = names(arrays.contents(meta, 2**16, REMEDY), meta)
+    folder, suffix = _find(Path(root))
+    read = _read_binary if suffix else _read_pickle
+    *training, test = [read(folder / f"{name}{suffix}") for name in PICKLE_MD5]
+    classes = _read_classes(folder / "batches.meta.txt") if suffix else CLASSES
     x, y = _tensors(training)
-    del training
     test_x, test_y = _tensors([test])
+    mean, std = 0.47337 * 255, 0.25033 * 255
     return Dataset(
-        "cifar10",
-        x,
-        y,
-        classes,
-        mean=0.47337 * 255,
-        std=0.25033 * 255,
-        test_x=test_x,
-        test_y=test_y,
-        version=version(root),
+        "cifar10", x, y, classes, mean, std, test_x=test_x, test_y=test_y, version=version(root)
     )
 
 
 def version(root: Path) -> str:
-    """``Dataset.version`` of CIFAR-10: both layouts hold the same images."""
+    """Return ``Dataset.version`` of CIFAR-10; both layouts contain the same images."""
     return "cifar-10 (official layout)"
 
 
-def _folder(root: Path) -> tuple[Path, bool]:
+def _find(root: Path) -> tuple[Path, str]:
+    """Return the folder of the batches and the ending of their names."""
     for folder in (root / "cifar-10-batches-bin", root / "cifar-10-batches-py", root):
-        for pickled, suffix in ((False, ".bin"), (True, "")):
-            if any(os.path.exists(folder / f"{name}{suffix}") for name in (*TRAINING, TEST)):
-                return folder, pickled
-    wrong = "has neither a folder cifar-10-batches-bin nor cifar-10-batches-py with batches in it"
-    raise DataError(root, wrong, REMEDY)
+        for suffix in (".bin", ""):
+            if any((folder / f"{name}{suffix}").exists() for name in PICKLE_MD5):
+                return folder, suffix
+    raise DataError(root, "contains neither cifar-10-batches-bin nor cifar-10-batches-py", REMEDY)
 
 
-def _batch(path: Path, parse: Callable[[bytes, Path], Batch]) -> Batch:
-    return parse(arrays.contents(path, LIMIT, REMEDY), path)
+def _read_binary(path: Path) -> tuple[Array, Array]:
+    data = read_bytes(path, REMEDY, LIMIT)
+    with guard(path, "read as a CIFAR-10 batch", REMEDY):
+        records = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)
+        if not len(records) or records[:, 0].max() > 9:
+            raise ValueError("it is empty or has labels above 9")
+    return records[:, 1:], records[:, 0]
 
 
-def _parse(data: bytes, path: Path) -> Batch:
-    """Records of a label and the pixels: all the reds row by row, the greens, the blues."""
-    if not data or len(data) % (1 + PIXELS):
-        wrong = f"has {len(data):,} bytes, which is no whole number of records of {1 + PIXELS:,}"
-        raise DataError(path, wrong, REMEDY)
-    records = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)
-    return _checked(records[:, 1:], records[:, 0], path)
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickler of built-in types and NumPy arrays only, as Python 2 and NumPy 1 wrote them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
+            return np.empty(0).__reduce__()[0]  # its module has another name in NumPy 2
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a batch")
 
 
-def _parse_pickle(data: bytes, path: Path) -> Batch:
-    batch = unpickle.load(data, path, REMEDY)
-    pixels, labels = batch.get("data"), batch.get("labels")
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
-        raise DataError(path, "has no 'data' that are an array of uint8", REMEDY)
-    if isinstance(labels, list) and all(type(label) is int for label in labels):
-        # Numbers that int64 cannot hold are out of range as well.
-        labels = np.array([min(max(label, -1), 10) for label in labels], np.int64)
-    if not isinstance(labels, np.ndarray):
-        raise DataError(path, "has no 'labels' that are a list of integers", REMEDY)
-    return _checked(pixels, labels, path)
+def _read_pickle(path: Path) -> tuple[Array, Array]:
+    check_digest(path, "md5", PICKLE_MD5[path.name], REMEDY)
+    with guard(path, "read as a CIFAR-10 batch", REMEDY), path.open("rb") as file:
+        batch = _ArrayUnpickler(file, encoding="bytes").load()
+    return batch[b"data"], np.array(batch[b"labels"])
 
 
-def _checked(pixels: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], path: Path) -> Batch:
-    if pixels.shape != (labels.size, PIXELS) or labels.ndim != 1:
-        wrong = f"has pixels of shape {pixels.shape} and labels of shape {labels.shape}"
-        raise DataError(path, f"{wrong} where (N, {PIXELS}) and (N,) are expected", REMEDY)
-    if not labels.size or labels.min() < 0 or labels.max() > 9:
-        raise DataError(path, "has labels that are not between 0 and 9", REMEDY)
-    return pixels, labels
+def _read_classes(path: Path) -> tuple[str, ...]:
+    if not path.exists():
+        return CLASSES
+    with guard(path, "read as a list of classes", REMEDY):
+        classes = tuple(read_bytes(path, REMEDY, 2**16).decode("utf-8").split())
+        if not len(classes) == len(set(classes)) == 10 or not "".join(classes).isprintable():
+            raise ValueError("it must contain ten different names")
+    return classes
 
 
-def _names(data: bytes, path: Path) -> tuple[str, ...]:
-    try:
-        return _ten(data.decode("utf-8").split(), path)
-    except UnicodeDecodeError as error:
-        raise DataError(path, "is not text", REMEDY) from error
-
-
-def _pickled_names(data: bytes, path: Path) -> tuple[str, ...]:
-    names = unpickle.load(data, path, REMEDY).get("label_names")
-    if not isinstance(names, list) or len(names) != 10:
-        raise DataError(path, "has no list of ten 'label_names'", REMEDY)
-    return _ten(
-        [name.decode("latin-1") if isinstance(name, bytes) else name for name in names], path
-    )
-
-
-def _ten(names: list[Any], path: Path) -> tuple[str, ...]:
-    sound = all(isinstance(name, str) and name.isprintable() for name in names)
-    if not sound or len(names) != 10 or len(set(names)) != 10:
-        raise DataError(path, "does not hold the ten names of the classes", REMEDY)
-    return tuple(names)
-
-
-def _tensors(batches: list[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(batches: list[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Tensor]:
     pixels = np.concatenate([pixels for pixels, _ in batches])
     labels = np.concatenate([labels for _, labels in batches]).astype(np.int64)
     return torch.from_numpy(pixels).reshape(-1, 3, 32, 32), torch.from_numpy(labels)

@@ -1,4 +1,4 @@
-"""A data set as training takes it: whole tensors of bytes, and how to make numbers of them."""
+"""The type of a data set: tensors of bytes, and how the input is normalised."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,30 +7,41 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from softstair import _check
+from softstair._errors import SoftstairError
+
 __all__ = ["DataError", "Dataset"]
 
 
-class DataError(ValueError):
-    """A file that is not what it should be: one sentence that names it and says what to do."""
+class DataError(SoftstairError):
+    """A file or download that is missing, damaged or not what was expected.
 
-    def __init__(self, path: Path, wrong: str, remedy: str) -> None:
-        super().__init__(f"{str(path)!r} {wrong}: {remedy}.")
+    The message is "<path> <problem>: <remedy>.", where path may be an address.
+    """
+
+    def __init__(self, path: Path | str, problem: str, remedy: str) -> None:
+        message = f"{str(path)!r} {problem}: {remedy}."
+        # Problems may quote the content of a file or the answer of a server.
+        super().__init__("".join(char if char.isprintable() else "?" for char in message))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The training partition, which folds are cut from, and the test set where there is one.
+    """A training partition, from which folds are made, and a test set where there is one.
 
-    x         (N, C, H, W) uint8
-    y         (N,) int64, indices into ``classes``
-    mean      what becomes 0 and
-    std       what becomes 1, in the units of x: a network sees (x − mean)/std
-    groups    (N,) int64 or None: examples of one group (one speaker) stay on one side of a fold
-    test_x, test_y   as x and y, or None
-    centred   (zero point, scale) for a centred input, (x − zero point)/scale, where mean and std
-              do not centre x; None where they do
-    version   which release or form of the data this is, in a few words for records; None if
-              unknown
+    Args:
+        name: Name of the data set.
+        x: Examples, (N, C, H, W) of uint8.
+        y: Labels, (N,) of int64, indices into ``classes``.
+        classes: Names of the classes.
+        mean: Zero point of the input, in units of x: a network gets (x − mean)/std.
+        std: Scale of the input, in units of x.
+        groups: (N,) of int64, or None. Examples of one group, such as one speaker, are all in the
+            training part or all in the validation part of a fold.
+        test_x: Examples of the test set, or None.
+        test_y: Labels of the test set, or None.
+        centred: (zero point, scale) of a centred input, if ``mean`` and ``std`` do not centre x.
+        version: Release of the data in a few words, for records; None if unknown.
 
     >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
     >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0))
@@ -50,59 +61,39 @@ class Dataset:
     version: str | None = None
 
     def __post_init__(self) -> None:
-        self._check(self.x, self.y, "x", "y")
-        if (self.test_x is None) != (self.test_y is None):
-            raise ValueError("test_x and test_y go together, but only one of them was given.")
+        self._check_examples("x", self.x, "y", self.y)
         if self.test_x is not None and self.test_y is not None:
-            self._check(self.test_x, self.test_y, "test_x", "test_y")
+            self._check_examples("test_x", self.test_x, "test_y", self.test_y)
             if self.test_x.shape[1:] != self.x.shape[1:]:
-                raise ValueError(
-                    f"test_x must have examples like those of x, {tuple(self.x.shape[1:])}, but "
-                    f"{tuple(self.test_x.shape[1:])} was given."
-                )
-        if not (0 < self.std < math.inf and abs(self.mean) < math.inf):
-            raise ValueError(
-                "mean must be finite and std above 0, but "
-                f"mean={self.mean!r} and std={self.std!r} were given."
-            )
-        if self.centred is not None:
-            zero, scale = self.centred
-            if not (0 < scale < math.inf and abs(zero) < math.inf):
-                raise ValueError(
-                    "centred must be a finite zero point and a finite scale above 0, or None, but "
-                    f"{self.centred!r} was given."
-                )
+                raise _invalid("test_x", f"(N, {str(tuple(self.x.shape[1:]))[1:]}", self.test_x)
+        elif self.test_x is not None or self.test_y is not None:
+            raise SoftstairError("test_x and test_y must be given together.", field="test_y")
         if self.groups is not None and self.groups.shape != self.y.shape:
-            raise ValueError(
-                f"groups must have the shape of y, {tuple(self.y.shape)}, but "
-                f"{tuple(self.groups.shape)} was given."
-            )
+            raise _invalid("groups", f"of shape {tuple(self.y.shape)}, like y", self.groups)
+        _check.number("mean", self.mean)
+        _check.number("std", self.std, above=0)
+        if self.centred is not None:
+            _check.number("centred[0]", self.centred[0])
+            _check.number("centred[1]", self.centred[1], above=0)
 
-    def _check(self, x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
+    def _check_examples(self, x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
         if x.dtype != torch.uint8 or x.dim() != 4:
-            raise ValueError(
-                f"{x_name} must be (N, C, H, W) of uint8, but {tuple(x.shape)} of {x.dtype} was "
-                "given."
-            )
+            raise _invalid(x_name, "(N, C, H, W) of uint8", x)
         if y.dtype != torch.int64 or y.shape != x.shape[:1]:
-            raise ValueError(
-                f"{y_name} must be ({len(x)},) of int64, but {tuple(y.shape)} of {y.dtype} was "
-                "given."
-            )
+            raise _invalid(y_name, f"({len(x)},) of int64", y)
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
-            raise ValueError(
-                f"{y_name} must lie between 0 and {len(self.classes) - 1}, the classes being "
-                f"{len(self.classes)}, but {int(y.min())} to {int(y.max())} was given."
-            )
+            allowed = f"from 0 to {len(self.classes) - 1}, as there are {len(self.classes)} classes"
+            given = f"{int(y.min())} to {int(y.max())} was given"
+            raise SoftstairError(f"{y_name} must be {allowed}, but {given}.", field=y_name)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def numbers(self, integer: bool = False, centre: bool = False) -> tuple[float, float]:
-        """Zero point and scale of the input: a network sees (x − zero point)/scale.
+        """Return the zero point and the scale of the input: a network gets (x − zero)/scale.
 
-        They are ``mean`` and ``std``; with ``centre``, ``centred`` where the data set has it. With
-        ``integer``, the nearest integer byte and the nearest power of two.
+        With ``integer``, they are rounded to an integer and a power of two. With ``centre``,
+        ``centred`` is used instead of ``mean`` and ``std`` if the data set has it.
 
         >>> x, y = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
         >>> Dataset("blank", x, y, ("no", "yes"), mean=120.7, std=63.8).numbers(integer=True)
@@ -116,7 +107,7 @@ class Dataset:
         return float(min(max(round(zero), 0), 255)), 2.0 ** round(math.log2(scale))
 
     def sample(self, count: int, seed: int = 0) -> "Dataset":
-        """So many examples, drawn at random, and as many of the test set; all, if there are fewer.
+        """Return at most ``count`` random examples, and as many of the test set.
 
         >>> x, y = torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
         >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0).sample(5))
@@ -124,13 +115,16 @@ class Dataset:
         """
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(self), generator=generator)[:count].sort().values
-        smaller = replace(
-            self,
-            x=self.x[chosen],
-            y=self.y[chosen],
-            groups=None if self.groups is None else self.groups[chosen],
-        )
+        groups = None if self.groups is None else self.groups[chosen]
+        sampled = replace(self, x=self.x[chosen], y=self.y[chosen], groups=groups)
         if self.test_x is None or self.test_y is None:
-            return smaller
+            return sampled
         chosen = torch.randperm(len(self.test_y), generator=generator)[:count].sort().values
-        return replace(smaller, test_x=self.test_x[chosen], test_y=self.test_y[chosen])
+        return replace(sampled, test_x=self.test_x[chosen], test_y=self.test_y[chosen])
+
+
+def _invalid(name: str, allowed: str, tensor: Tensor) -> SoftstairError:
+    return SoftstairError(
+        f"{name} must be {allowed}, but {tuple(tensor.shape)} of {tensor.dtype} was given.",
+        field=name,
+    )

@@ -1,4 +1,4 @@
-"""The digits of scikit-learn: 1,797 images of 8×8 pixels with 17 greys, and no download."""
+"""The digits of scikit-learn: 1,797 images of 8×8 pixels with 17 grey levels, no download."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ __all__ = ["load", "version"]
 
 
 def load(root: Path | None = None) -> Dataset:
-    """The digits; ``root`` is not needed, since they come with scikit-learn.
+    """Load the digits; ``root`` is not used, because they are part of scikit-learn.
 
     >>> digits = load()
     >>> digits.x.shape, int(digits.x.max())
@@ -20,10 +20,9 @@ def load(root: Path | None = None) -> Dataset:
     images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
     x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels).to(torch.int64)
-    digits = tuple("0123456789")
-    return Dataset("digits", x, y, digits, mean=8.0, std=8.0, version=version())
+    return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0, version=version())
 
 
 def version(root: Path | None = None) -> str:
-    """``Dataset.version`` of the digits."""
+    """Return ``Dataset.version`` of the digits."""
     return "scikit-learn digits"

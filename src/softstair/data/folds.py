@@ -1,66 +1,59 @@
-"""Folds of cross-validation: every example is in the validation part of exactly one of them."""
+"""Folds of cross-validation: every example is in the validation part of exactly one fold."""
 
 import torch
 from torch import Tensor
 
+from softstair import _check
+from softstair._errors import SoftstairError
 from softstair.data.dataset import Dataset
 
 __all__ = ["split"]
 
 
 def split(dataset: Dataset, fold: int, folds: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Indices (training, validation) of fold number ``fold``, from 0, out of ``folds``.
+    """Return the indices (training, validation) of one fold.
 
-    The seed permutes the examples, whatever the fold; the validation part is every ``folds``-th of
-    that permutation from ``fold`` on, and training has the rest, both in the permutation's order.
+    The seed determines a permutation of the examples. The validation part is every ``folds``-th
+    example of it from number ``fold`` (0, 1, ...) on; the training part is the rest.
 
-    With groups, whole groups are dealt: in a permuted order, the largest first, each to the fold
-    with the fewest examples so far (the first of these). So no fold has more than the smallest one
-    and the largest group together, and no group is on both sides.
+    If the data set has groups, no group is in both parts: groups are assigned in order of
+    decreasing size (random among equal sizes), each to the fold with the fewest examples so far.
 
     >>> x, y = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64)
     >>> dataset = Dataset("blank", x, y, ("no",), mean=0.0, std=1.0)
     >>> [len(part) for part in split(dataset, 0, 2)], [len(part) for part in split(dataset, 1, 2)]
     ([2, 3], [3, 2])
     """
-    _check(dataset, fold, folds, seed)
+    groups = dataset.groups
+    count = len(dataset) if groups is None else len(groups.unique())
+    _check.integer("folds", folds, 2)
+    if folds > count:
+        unit = "examples" if groups is None else "groups"
+        raise SoftstairError(
+            f"folds must be at most the number of {unit}, {count} in {dataset.name!r}, but {folds} "
+            "was given.",
+            field="folds",
+        )
+    _check.integer("fold", fold, 0, folds - 1)
+    _check.integer("seed", seed, 0, 2**63 - 1)
     generator = torch.Generator().manual_seed(seed)
     permutation = torch.randperm(len(dataset), generator=generator)
-    if dataset.groups is None:
-        dealt = torch.arange(len(dataset)) % folds
+    if groups is None:
+        fold_of = torch.arange(len(dataset)) % folds
     else:
-        dealt = _deal(dataset.groups.cpu(), folds, generator)[permutation]
-    return permutation[dealt != fold], permutation[dealt == fold]
+        fold_of = _assign_groups(groups.cpu(), folds, generator)[permutation]
+    return permutation[fold_of != fold], permutation[fold_of == fold]
 
 
-def _deal(groups: Tensor, folds: int, generator: torch.Generator) -> Tensor:
-    """The fold of each example."""
+def _assign_groups(groups: Tensor, folds: int, generator: torch.Generator) -> Tensor:
+    """Return the fold of each example."""
     _, group_of, sizes = groups.unique(return_inverse=True, return_counts=True)
     order = torch.randperm(len(sizes), generator=generator)
     order = order[sizes[order].argsort(descending=True, stable=True)]
-    fold_of = torch.empty_like(sizes)
-    filled = [0] * folds
+    fold_of_group = torch.empty_like(sizes)
+    fold_sizes = [0] * folds
     for group in order.tolist():
-        smallest = filled.index(min(filled))
-        fold_of[group] = smallest
-        filled[smallest] += int(sizes[group])
-    return fold_of[group_of]
-
-
-def _check(dataset: Dataset, fold: int, folds: int, seed: int) -> None:
-    if dataset.groups is None:
-        most, what = len(dataset), "examples"
-    else:
-        most, what = len(dataset.groups.unique()), "groups"
-    if not isinstance(folds, int) or not 2 <= folds <= most:
-        raise ValueError(
-            f"folds must be an integer from 2 to the number of {what}, {most} in "
-            f"{dataset.name!r}, but {folds!r} was given."
-        )
-    if not isinstance(fold, int) or not 0 <= fold < folds:
-        raise ValueError(
-            f"fold must be an integer between 0 and {folds - 1}, the folds being {folds}, but "
-            f"{fold!r} was given."
-        )
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, but {seed!r} was given.")
+        smallest = fold_sizes.index(min(fold_sizes))
+        fold_of_group[group] = smallest
+        fold_sizes[smallest] += int(sizes[group])
+    return fold_of_group[group_of]

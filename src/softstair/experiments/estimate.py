@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from softstair.data import Dataset, load
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.train.captured import CapturedStep
 from softstair.train.evaluate import evaluate

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.state import State
 from softstair.train.step import compute
 

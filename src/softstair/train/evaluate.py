@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.parallel import ALONE, Team
 from softstair.train.products import products_in
 

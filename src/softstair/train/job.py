@@ -13,7 +13,7 @@ from torch import nn
 import softstair
 from softstair import kernels
 from softstair.data import Dataset, Loading, load
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.train import loop
 from softstair.train.evaluate import evaluate

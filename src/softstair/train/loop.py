@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.captured import CapturedStep
 from softstair.train.diagnostics import examine
 from softstair.train.evaluate import evaluate

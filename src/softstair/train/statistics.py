@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.graph import mode
 from softstair.train.parallel import ALONE, Team
 from softstair.train.products import products_in

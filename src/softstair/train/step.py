@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softstair.data.examples import Examples
+from softstair.data.batches import Examples
 from softstair.train.state import State
 
 __all__ = ["Step", "compute"]

@@ -1,4 +1,4 @@
-"""Examples that live on a device as bytes, and become batches of numbers there."""
+"""Examples stored as bytes on a device, and batches of normalised floats made from them there."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ __all__ = ["Examples"]
 
 
 class Examples:
-    """Some examples of a data set on a device; a network sees (x − mean)/std of their bytes.
+    """Examples of a data set on a device; a network gets (x − mean)/std of their bytes.
 
     >>> x, y = torch.full((4, 1, 2, 2), 10, dtype=torch.uint8), torch.arange(4)
     >>> examples = Examples(x, y, mean=6.0, std=2.0)
-    >>> numbers, labels = examples.batch(torch.tensor([3, 1]))
-    >>> numbers.shape, float(numbers[0, 0, 0, 0]), labels.tolist()
+    >>> inputs, labels = examples.batch(torch.tensor([3, 1]))
+    >>> inputs.shape, float(inputs[0, 0, 0, 0]), labels.tolist()
     (torch.Size([2, 1, 2, 2]), 2.0, [3, 1])
     """
 
@@ -32,8 +32,7 @@ class Examples:
     def batch(
         self, indices: Tensor, augment: str = "none", generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The examples at ``indices``, drawn anew as ``augment`` says, by a generator of their
-        device; None: by torch's own."""
+        """Return inputs, augmented by "crop", "crop-flip" or "shift", and labels."""
         x = self.x[indices]
         if augment in ("crop", "crop-flip"):
             x = crop(x, generator=generator)
@@ -41,15 +40,15 @@ class Examples:
             x = flip(x, generator=generator)
         if augment == "shift":
             x = shift(x, generator=generator)
-        return self._numbers(x), self.y[indices]
+        return self._normalised(x), self.y[indices]
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All of them, in order, as they are."""
+        """Yield all examples in order, ``size`` at a time, without augmentation."""
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
-            yield self._numbers(x), y
+            yield self._normalised(x), y
 
-    def _numbers(self, x: Tensor) -> Tensor:
-        numbers = x.to(torch.float32).sub_(self.mean).div_(self.std)
-        if x.is_cuda and x.dim() == 4:  # as its convolutions take them
-            return numbers.contiguous(memory_format=torch.channels_last)
-        return numbers
+    def _normalised(self, x: Tensor) -> Tensor:
+        inputs = x.to(torch.float32).sub_(self.mean).div_(self.std)
+        if x.is_cuda and x.dim() == 4:  # cuDNN's convolutions are fastest in this layout
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs

@@ -1,1 +1,0 @@
-"""Formats of files that nobody vouches for: read with limits, or refused in one sentence."""
