@@ -82,7 +82,7 @@ OLDEST_TESTS ?= tests/test_stair.py tests/test_schedule.py tests/test_ste.py tes
 	tests/test_convert.py tests/deploy/test_integer.py tests/deploy/test_onnx.py tests/train/test_loop.py
 
 oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -q -m "not slow" $(OLDEST_TESTS)
+	.venv-oldest/bin/python -m pytest -q $(OLDEST_TESTS)
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
