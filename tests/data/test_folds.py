@@ -1,6 +1,7 @@
 """Folds are partitions; groups are not divided; the seed determines them."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -71,11 +72,12 @@ def test_folds_depend_on_the_seed_alone():
 
 
 def test_invalid_arguments_are_named():
-    for field, values in {
+    wrong: dict[str, list[Any]] = {
         "folds": [(0, 1, 0), (0, 7, 0), (0, 2.0, 0)],
         "fold": [(2, 2, 0), (-1, 2, 0)],
         "seed": [(0, 2, -1), (0, 2, 2**64)],
-    }.items():
+    }
+    for field, values in wrong.items():
         for fold, folds, seed in values:
             with pytest.raises(SoftstairError) as raised:
                 split(dataset(6), fold, folds, seed)
