@@ -59,7 +59,7 @@ def units(pattern: str) -> list[Unit]:
     for path in sorted(RESULTS.glob(pattern)):
         with open(path, encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                if "valid_accuracy" not in row:
+                if "epoch" not in row:
                     break  # a table of something else
                 key = path.name, row["configuration"], row["fold"], row["seed"]
                 found.setdefault(key, []).append(row)
