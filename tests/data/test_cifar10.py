@@ -90,7 +90,6 @@ def test_both_layouts_give_the_images_of_the_files(write, tmp_path, monkeypatch)
         pixels_test, labels_test = batch("test_batch")
         assert torch.equal(dataset.test_x, torch.tensor(pixels_test))
         assert dataset.test_y.tolist() == labels_test.tolist()
-        assert dataset.x.is_contiguous()
         assert dataset.version == data.version("cifar10", root) == "cifar-10 (official layout)"
 
 

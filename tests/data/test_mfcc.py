@@ -69,6 +69,11 @@ def test_bytes_are_those_of_the_formula(librosa_mfcc):
     assert len(np.unique(expected)) > 50
 
 
+def test_a_frame_of_a_chirp_is_that_of_librosa():
+    frame = quantise(mfcc(torch.from_numpy(recordings()[1:2])))[0, 24]
+    assert frame.tolist() == [58, 105, 144, 119, 127, 134, 117, 140, 116, 137]
+
+
 def test_int16_samples_are_divided_by_32768():
     samples = torch.from_numpy((recordings() * 32767).astype(np.int16))
     assert torch.equal(mfcc(samples), mfcc(samples.double() / 32768))
