@@ -252,7 +252,7 @@ class StairLayer(nn.Module):
         """The exact sum of whole numbers: in float32, which holds them up to 2²⁴, or else float64;
         never in the half precision of the features or of autocast."""
         levels = self.weight_stair.stair.integers or (0,)
-        largest = max(map(abs, levels)) * math.prod(weight.shape[1:]) * self.widest_input
+        largest = max(-levels[0], levels[-1]) * math.prod(weight.shape[1:]) * self.widest_input
         wide = largest >= 2**24 or features.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
         if not wide and (whole := self._exact_sum(features, weight)) is not None:
@@ -304,7 +304,8 @@ class StairConv2d(StairLayer, nn.Conv2d):
     sum_dimensions = 2
 
     def _exact_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
-        small = max(map(abs, self.weight_stair.stair.integers or (128,))) < 128
+        levels = self.weight_stair.stair.integers or (128,)
+        small = max(-levels[0], levels[-1]) < 128
         recorded = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
         if recorded or not small or self.widest_input > 127 or self.padding_mode != "zeros":
             return None
