@@ -12,6 +12,7 @@ from scipy import special, stats
 
 import softstair as ss
 from softstair import noise as noises
+from softstair._errors import SoftstairError
 from softstair.nn import StairActivation, StairLinear, StairWeight
 from softstair.schedule import INTERVALS, POWERS, Schedule
 from softstair.theory import (
@@ -366,7 +367,7 @@ def test_a_users_function_is_judged_on_a_grid() -> None:
     ],
 )
 def test_invalid_functions_are_rejected(noise, settings, field) -> None:
-    with pytest.raises(ValueError, match=f"{field} must") as info:
+    with pytest.raises(SoftstairError, match=f"{field} must") as info:
         synchronisation(lambda layer, t: noise, **settings)
     assert info.value.field == field
 

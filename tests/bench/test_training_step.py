@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from softstair import Stair
+from softstair._errors import SoftstairError
 from softstair.anneal import Annealer
 from softstair.bench import Effort, Times, measure_partition, measure_step, training_step
 from softstair.bench.partition import PartitionReport, Phase, spans
@@ -219,7 +220,7 @@ def test_partition_measures_every_phase_and_restores_settings() -> None:
 
 def test_invalid_arguments_are_rejected() -> None:
     for settings, field in (({"model": "vgg9"}, "model"), ({"batch": 1}, "batch")):
-        with pytest.raises(ValueError, match=f"{field} must be") as info:
+        with pytest.raises(SoftstairError, match=f"{field} must be") as info:
             measure_step("cpu", **{"model": "digits", "effort": SMALL, **settings})
         assert info.value.field == field
     with pytest.raises(ValueError, match="augment must be"):
