@@ -304,7 +304,8 @@ class StairConv2d(StairLayer, nn.Conv2d):
     sum_dimensions = 2
 
     def _exact_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
-        small = max(map(abs, self.weight_stair.stair.integers or (128,))) < 128
+        levels = self.weight_stair.stair.integers or (128,)
+        small = max(-levels[0], levels[-1]) < 128
         recorded = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
         if recorded or not small or self.widest_input > 127 or self.padding_mode != "zeros":
             return None
