@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,14 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Name the lane and what is left out."""
     left_out = f"; triton is not installed: {collect_ignore_glob} left out"
     return f"lane: {config.getoption('lane')}{left_out if collect_ignore_glob else ''}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without quick tests in the quick lane: importing them takes most of its time."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("lane") != "quick" or not is_test:
+        return None
+    return None if "mark.quick" in collection_path.read_text(encoding="utf-8") else True
 
 
 @pytest.hookimpl(trylast=True)
