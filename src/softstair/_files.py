@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from softstair._errors import SoftstairError
+
 __all__ = ["LinkError", "refuse_link", "replacing", "write"]
 
 
-class LinkError(ValueError):
+class LinkError(SoftstairError):
     """A symbolic link where softstair would write."""
 
 
@@ -33,10 +35,10 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` once all of it is on the disk.
+    """Yield a temporary path that replaces ``path`` atomically when the block ends.
 
-    Whatever goes wrong in between leaves ``path`` as it was. A symbolic link is replaced, and what
-    it points to stays as it was.
+    If the block raises, ``path`` is unchanged. A symbolic link is replaced; its target is
+    unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     partial.unlink(missing_ok=True)
@@ -52,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Puts a text in the place of a file, all of it or nothing."""
+    """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
