@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 from softstair import noise as noises
+from softstair._check import shortened
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.train.stairs import StairName, named
@@ -128,7 +129,7 @@ class Recipe:
         for name, (low, high, allowed) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be {allowed}, but {_short(value)} was given.")
+                raise ValueError(f"{name} must be {allowed}, but {shortened(value)} was given.")
         if self.fold >= self.folds:
             raise ValueError(
                 f"fold must be less than folds, {self.folds}, counting from 0, but {self.fold} "
@@ -282,7 +283,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if any(get_origin(option) is Literal for option in options):
         if not isinstance(value, str) or value not in words:
             raise ValueError(
-                f"{name} must be one of {', '.join(words)}, but {_short(value)} was given."
+                f"{name} must be one of {', '.join(words)}, but {shortened(value)} was given."
             )
         return value
     if NoneType in options and value is None:
@@ -303,7 +304,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         value = tuple(value) if good else value
     if not good:
         none = " or None" if NoneType in options else ""
-        raise ValueError(f"{name} must be {wanted}{none}, but {_short(value)} was given.")
+        raise ValueError(f"{name} must be {wanted}{none}, but {shortened(value)} was given.")
     return value
 
 
@@ -311,12 +312,6 @@ def _options(kind: Any) -> tuple[Any, ...]:
     """The alternatives of an annotation."""
     union = get_origin(kind) not in (None, Literal, tuple)
     return get_args(kind) if union else (kind,)
-
-
-def _short(value: object) -> str:
-    """A value as an error shows it: a file may hold a megabyte where a number should be."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _stretched(time: float, epochs: int, before: int) -> float:
