@@ -90,8 +90,8 @@ def _nearest(word: str, flags: list[str]) -> str:
     initials = lambda flag: "--" + "".join(part[0] for part in flag.strip("-").split("-"))
     meant = [flag for flag in flags if initials(flag) == word]
     meant = meant or difflib.get_close_matches(word.replace("_", "-"), flags, n=2, cutoff=0.6)
-    hint = f", perhaps {' or '.join(meant)}" if meant else ""
-    return f"a flag that there is must be given{hint}, but {word!r} was"
+    hint = f" (did you mean {' or '.join(meant)}?)" if meant else ""
+    return f"unknown flag {word!r}{hint}"
 
 
 def _long(flag: str) -> str:
