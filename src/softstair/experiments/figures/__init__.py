@@ -1,8 +1,7 @@
 """Figures: the paper's panels, its schedules, final accuracies, and what explains their variance.
 
-Each panel has the name of what it shows (static-random, dynamic-expectation-uniform, …) behind that
-of its study; a data set that is not there has none, and :func:`missing` says which panels of the
-paper cannot be drawn.
+A figure is named after its study and what it shows, such as ``cifar10-static-random``.
+:func:`missing` says which of the paper's panels cannot be drawn.
 """
 
 import io
@@ -13,103 +12,103 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from softstair._check import choice
 from softstair._errors import import_extra
 from softstair._files import replacing
-from softstair.experiments.figures import panels, settings, summary
-from softstair.experiments.figures.apart import apart, telling
-from softstair.experiments.figures.panels import PANELS, Panel
-from softstair.experiments.figures.schedules import LAYERS, schedules
-from softstair.experiments.figures.style import COLOURS
+from softstair.experiments.design import FIELDS, FREEDOMS
+from softstair.experiments.figures.panels import (
+    PANELS,
+    Panel,
+    draw_panel,
+    draw_schedules,
+    trainings_of,
+)
+from softstair.experiments.figures.strips import (
+    draw_accuracies,
+    draw_variances,
+    freedom_facets,
+    setting_facets,
+)
+from softstair.experiments.figures.style import COLOURS, words
 from softstair.experiments.results import Training
 from softstair.experiments.studies import Study, studies
 from softstair.experiments.variance import BLOCKS, explained
+from softstair.models import DEFAULTS
 
 __all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
 
 FORMATS = ("svg", "png", "pdf")
-DOTS = 160
-"""Of a PNG, to the inch."""
+PNG_DPI = 160
 SMALL = ("svhn", "speech")
-"""Data sets on which the paper shows dynamic noise under uniform noise alone."""
+"""Data sets of which the paper shows dynamic noise for uniform noise only."""
+LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}
+"""Number of quantised layers of each network."""
 
 
 def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
-    """What can be drawn, by name: functions that make the figures, in the paper's order."""
+    """Return functions that draw the figures of these trainings, by name, in the paper's order."""
     found: dict[str, Callable[[], Any]] = {}
     every = studies(trainings)
-    fields = {title: telling(title, every) for title in {study.title for study in every}}
+    by_title = {study.title: [one for one in every if one.title == study.title] for study in every}
+    fields = {title: _distinguishing(rivals) for title, rivals in by_title.items()}
     for study in every:
-        said = apart(study, fields[study.title])
-        whole = ", ".join(filter(None, [_scale(study, every), said]))
-        for one in [*_of_the_paper(study), *_others(study)]:
-            if panels.trainings_of(study, one):
-                found[f"{study.name}-{one.name}"] = partial(panels.panel, study, one, whole)
-        if summary.facets_of(study):
-            found[f"{study.name}-final-accuracy"] = partial(summary.final_accuracy, study, said)
-        if any(explained(block, study.trainings)[0] for block in BLOCKS.values()):
-            found[f"{study.name}-variance"] = partial(summary.variance, study, said)
-    for title, study in {study.title: study for study in every}.items():
-        if settings.settings_of(title, every):
-            name = re.sub(r"[^\w.]+", "-", f"{study.data}-{study.scale}-final-accuracy-by-setting")
-            found[name] = partial(settings.by_setting, title, every)
+        caption = _caption(study, fields[study.title])
+        scales = {other.scale for other in every if other.data == study.data}
+        scale = study.scale if len(scales) > 1 else ""
+        whole = ", ".join(filter(None, [scale, caption]))
+        for panel in (*_paper_panels(study), *_other_panels(study)):
+            if trainings_of(study, panel):
+                found[f"{study.name}-{panel.name}"] = partial(draw_panel, study, panel, whole)
+        if facets := freedom_facets(study):
+            heading = f"{study.title}: final accuracy by degree of freedom"
+            found[f"{study.name}-final-accuracy"] = partial(
+                draw_accuracies, heading, facets, caption
+            )
+        shares = [explained(block, study.trainings)[0] for block in BLOCKS.values()]
+        if variances := [variance for variance in shares if variance]:
+            heading = f"{study.title}: what explains the variance of accuracy"
+            found[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
+    for title, rivals in by_title.items():
+        if facets := setting_facets(rivals, fields[title]):
+            name = f"{rivals[0].data}-{rivals[0].scale}-final-accuracy-by-setting"
+            heading = f"{title}: final accuracy by setting"
+            found[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
     for layers in dict.fromkeys(_layers(study) for study in every):
         name = "schedules" if layers == LAYERS["vgg8"] else f"schedules-{layers}-layers"
-        found[name] = partial(schedules, layers)
+        found[name] = partial(draw_schedules, layers)
     return found
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:
-    """What the paper shows and these trainings cannot, in a sentence for each study.
+    """Return sentences that say what the paper shows and these trainings cannot.
 
-    Studies of one title that lack the same are told of together; a data set of which nothing was
-    trained is not missed.
+    Studies of one title that lack the same share a sentence. A data set of which nothing was
+    trained has none.
     """
     every = studies(trainings)
-    found: dict[tuple[str, str], list[Study]] = {}
-    for tell in (_absent, _unexplained):
+    lacking: dict[tuple[str, str], list[Study]] = {}
+    for reasons_of in (_missing_panels, _missing_variances):
         for study in every:
-            for sentence in tell(study):
-                found.setdefault((study.title, sentence), []).append(study)
-    said = []
-    for (title, sentence), own in found.items():
-        alike = sum(one.title == title for one in every)
-        if len(own) == alike > 1:
-            said.append(f"{title}, each of {alike} studies{sentence}")
+            for reason in reasons_of(study):
+                lacking.setdefault((study.title, reason), []).append(study)
+    sentences = []
+    for (title, reason), own in lacking.items():
+        rivals = [study for study in every if study.title == title]
+        if len(own) == len(rivals) > 1:
+            sentences.append(f"{title}, each of {len(rivals)} studies{reason}")
             continue
-        fields = telling(title, every)
-        said += [", ".join(filter(None, [title, apart(one, fields)])) + sentence for one in own]
-    return said
-
-
-def _absent(study: Study) -> list[str]:
-    """Which panels of the paper have nothing to show."""
-    if study.data not in ("cifar10", *SMALL):
-        return []
-    absent = [one.name for one in _of_the_paper(study) if not panels.trainings_of(study, one)]
-    return [f": there is no training for {', '.join(absent)}."] if absent else []
-
-
-def _unexplained(study: Study) -> list[str]:
-    """Of which blocks the variance is not known, and why."""
-    whole = study.data not in SMALL
-    blocks = [one for name, one in BLOCKS.items() if whole or name != "dynamic-expectation"]
-    tried = [explained(block, study.trainings) for block in blocks]
-    return [f", variance of {why}" for shares, why in tried if shares is None]
-
-
-def _scale(study: Study, every: Sequence[Study]) -> str:
-    """How long it was, where others of its data set were not."""
-    scales = {one.scale for one in every if one.data == study.data}
-    return study.scale if len(scales) > 1 else ""
+        fields = _distinguishing(rivals)
+        names = [", ".join(filter(None, [title, _caption(study, fields)])) for study in own]
+        sentences += [name + reason for name in names]
+    return sentences
 
 
 def draw(
     trainings: Iterable[Training], folder: Path | str, formats: Sequence[str] = ("svg",)
 ) -> list[Path]:
-    """Writes every figure into the folder, which is made if need be; returns where they lie."""
+    """Write every figure into a folder, which is created if need be, and return their paths."""
     for ending in formats:
-        if ending not in FORMATS:
-            raise ValueError(f"formats must be of {', '.join(FORMATS)}, but {ending!r} was given.")
+        choice("formats", ending, FORMATS)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -124,12 +123,12 @@ def draw(
 
 
 def drawings(trainings: Iterable[Training]) -> dict[str, str]:
-    """Every figure as the text of an SVG."""
+    """Return every figure as the text of an SVG."""
     return {name: _rendered(make(), "svg").decode() for name, make in figures(trainings).items()}
 
 
 def _rendered(figure: Any, ending: str) -> bytes:
-    """The same bytes each time: no date is in them, and no number drawn at random."""
+    """Return a figure as a file, with the same bytes every time: no date and no random number."""
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
     file = io.BytesIO()
     with (
@@ -138,30 +137,67 @@ def _rendered(figure: Any, ending: str) -> bytes:
     ):
         # A figure of very few points may have no room to lay out: it is drawn all the same.
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
-        figure.savefig(file, format=ending, dpi=DOTS, metadata=date)
-    # Paths in hundredths of a point take half the room, and look the same.
-    shorter = lambda found: re.sub(rb"(\.\d\d)\d+", rb"\1", found[0])
+        figure.savefig(file, format=ending, dpi=PNG_DPI, metadata=date)
     drawn = file.getvalue()
-    return re.sub(rb' d="[^"]*"', shorter, drawn) if ending == "svg" else drawn
+    if ending != "svg":
+        return drawn
+    # Paths in hundredths of a point take half the space, and look the same.
+    shorter = lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
+    return re.sub(rb' d="[^"]*"', shorter, drawn)
 
 
-def _of_the_paper(study: Study) -> list[Panel]:
-    """The panels that the paper has of this data set; of CIFAR-10, all."""
-    if study.data not in SMALL:
-        return list(PANELS)
-    return [one for one in PANELS if one.noise in (None, "uniform")]
+def _distinguishing(rivals: Sequence[Study]) -> list[str]:
+    """Return as few fields of a recipe as tell studies of one title apart."""
+    settings = [study.trainings[0].settings for study in rivals]
+    chosen: list[str] = []
+    for name in FIELDS:
+        if name in (*FREEDOMS, "epochs", "statistics", "fold"):
+            continue
+        count = lambda names: len({tuple(each.get(key) for key in names) for each in settings})
+        if count([*chosen, name]) > count(chosen):
+            chosen.append(name)
+    return chosen
 
 
-def _others(study: Study) -> list[Panel]:
-    """Panels of the same kind that the paper left out, or that it has of CIFAR-10 alone."""
-    every = [Panel(forward) for forward in COLOURS["forward"]]
-    every += [Panel(forward, noise) for forward in COLOURS["forward"] for noise in COLOURS["noise"]]
-    shown = _of_the_paper(study)
-    return [one for one in every if one not in shown]
+def _caption(study: Study, fields: Sequence[str]) -> str:
+    """Return such as "learning rate 0.001, seed 0"."""
+    settings = study.trainings[0].settings
+    return ", ".join(f"{words(name)} {settings.get(name, 'none')}" for name in fields)
+
+
+def _missing_panels(study: Study) -> list[str]:
+    if study.data not in ("cifar10", *SMALL):
+        return []
+    absent = [panel.name for panel in _paper_panels(study) if not trainings_of(study, panel)]
+    return [f": there is no training for {', '.join(absent)}."] if absent else []
+
+
+def _missing_variances(study: Study) -> list[str]:
+    names = [name for name in BLOCKS if study.data not in SMALL or name != "dynamic-expectation"]
+    outcomes = [explained(BLOCKS[name], study.trainings) for name in names]
+    return [f", variance of {reason}" for variance, reason in outcomes if variance is None]
+
+
+def _paper_panels(study: Study) -> list[Panel]:
+    """Return the panels that the paper has of a data set; all of them for CIFAR-10 and others."""
+    everything = study.data not in SMALL
+    return [panel for panel in PANELS if everything or panel.noise in (None, "uniform")]
+
+
+def _other_panels(study: Study) -> list[Panel]:
+    """Return panels of the same kind that the paper does not have of this data set."""
+    shown = _paper_panels(study)
+    noises = (None, *COLOURS["noise"])
+    every = sorted(
+        (Panel(forward, noise) for forward in COLOURS["forward"] for noise in noises),
+        key=lambda panel: panel.noise is not None,
+    )
+    return [panel for panel in every if panel not in shown]
 
 
 def _layers(study: Study) -> int:
-    """How many layers are annealed; a network of one's own is shown as the paper's."""
-    own = study.trainings[0].settings
-    model = {"speech": "dscnn", "digits": "digits"}.get(own["data"], "vgg8")
-    return LAYERS.get(own["model"] if own["model"] != "auto" else model, LAYERS["vgg8"])
+    """Return how many layers are annealed; a network of one's own is drawn as VGG8."""
+    settings = study.trainings[0].settings
+    model = settings["model"]
+    name = DEFAULTS.get(settings["data"], "vgg8") if model == "auto" else model
+    return LAYERS.get(name, LAYERS["vgg8"])

@@ -1,4 +1,4 @@
-"""The paper's panels: accuracy over the epochs, a line for each noise type or each schedule."""
+"""Line plots: accuracy over the epochs as in the paper's panels, and the noise schedules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,27 +11,32 @@ from softstair.experiments.figures.style import (
     COLOURS,
     GREY,
     INK,
+    annotate,
     blank,
     clean,
-    heading,
     label_ends,
+    note,
+    title,
     words,
 )
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import FEWEST, Curve, curve_of, drop_of
 from softstair.experiments.studies import DYNAMIC, STATIC, Study, select
+from softstair.schedule import POWERS, Interval, Schedule
 
-__all__ = ["PANELS", "Panel", "panel", "trainings_of"]
+__all__ = ["PANELS", "Panel", "draw_panel", "draw_schedules", "trainings_of"]
 
 STYLES: dict[str, Any] = {"homogeneous": "-", "progressive": (0, (1.1, 1.3))}
-STEPS = [1, 2, 5, 10]
-SKIPPED = 0.1
-"""The first share of the epochs, in which all curves come up from chance: it may lie below."""
+TICK_STEPS = [1, 2, 5, 10]
+WARM_UP = 0.1
+"""Fraction of the epochs at the start that may lie below the vertical range."""
+BY_DEPTH: tuple[Interval, ...] = ("partition", "same_start", "overlapped", "same_end")
+"""From the interval that anneals the layers near the input first to the one that does so last."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the paper's plots; ``noise`` is None where the noise is static and all are shown."""
+    """One of the paper's plots; ``noise`` is None for static noise, which shows all families."""
 
     forward: str
     noise: str | None = None
@@ -39,9 +44,7 @@ class Panel:
     @property
     def name(self) -> str:
         """Such as dynamic-expectation-uniform."""
-        return (
-            f"static-{self.forward}" if not self.noise else f"dynamic-{self.forward}-{self.noise}"
-        )
+        return f"dynamic-{self.forward}-{self.noise}" if self.noise else f"static-{self.forward}"
 
     @property
     def title(self) -> str:
@@ -49,138 +52,161 @@ class Panel:
         return f"{f'dynamic {self.noise}' if self.noise else 'static'} noise, {self.forward}"
 
 
-_NOISES = tuple(COLOURS["noise"])
 PANELS: tuple[Panel, ...] = (
     Panel("random"),
     Panel("mode"),
-    *(Panel("expectation", noise) for noise in _NOISES),
+    *(Panel("expectation", noise) for noise in COLOURS["noise"]),
     Panel("random", "uniform"),
     Panel("mode", "uniform"),
 )
-"""Those of the paper, in its order; CIFAR-10 has all of them."""
+"""The paper's panels of CIFAR-10, in its order."""
 
 
 def trainings_of(study: Study, panel: Panel) -> list[Training]:
-    """What a panel shows."""
-    fixed = {**DYNAMIC, "noise": panel.noise} if panel.noise else STATIC
-    found = select(study.trainings, {**fixed, "forward": panel.forward})
-    return [one for one in found if panel.noise is None or one.settings["interval"] != "none"]
+    """Return what a panel shows."""
+    if panel.noise is None:
+        return select(study.trainings, {**STATIC, "forward": panel.forward})
+    fixed = {**DYNAMIC, "noise": panel.noise, "forward": panel.forward}
+    chosen = select(study.trainings, fixed)
+    return [training for training in chosen if training.settings["interval"] != "none"]
 
 
-def panel(study: Study, which: Panel, said: str = "") -> Any:
-    """The figure of a panel; ``said`` is what tells its study from others, if any is like it."""
+def draw_panel(study: Study, panel: Panel, caption: str = "") -> Any:
+    """Draw a panel; ``caption`` tells its study from others of the same title."""
     figure = blank(5.6, 3.5)
     axes = figure.subplots()
-    shown = trainings_of(study, which)
-    baseline = _baseline(study, which)
-    groups = _grouped(shown, "interval" if which.noise else "noise")
+    shown = trainings_of(study, panel)
+    baseline = _baseline(study, panel)
+    field = "interval" if panel.noise else "noise"
+    groups = _grouped(shown, field)
     curves: list[Curve] = []
-    ends: list[tuple[float, str, str]] = []
+    ends: dict[str, tuple[float, str, str]] = {}
     if baseline:
-        curve = curve_of(baseline)
-        _plot(axes, curve, color=GREY, linewidth=0.8, zorder=1.5)
-        ends.append((100 * curve.mean[-1], f"static {baseline[0].settings['forward']}", GREY))
-        curves.append(curve)
+        curves.append(curve_of(baseline))
+        _plot(axes, curves[0], color=GREY, linewidth=0.8, zorder=1.5)
+        label = f"static {baseline[0].settings['forward']}"
+        ends[label] = (100 * curves[0].mean[-1], label, GREY)
     for (value, power), folds in groups.items():
-        colour = COLOURS["interval" if which.noise else "noise"][value]
+        colour, label = COLOURS[field][value], words(value)
         curve = curve_of(folds)
-        _line(axes, curve, colour, STYLES.get(power, "-"))
+        _plot_with_band(axes, curve, colour, STYLES.get(power, "-"))
         curves.append(curve)
-        if not any(text == words(value) for _, text, _ in ends):
-            ends.append((100 * curve.mean[-1], words(value), colour))
+        ends.setdefault(label, (100 * curve.mean[-1], label, colour))
     clean(axes)
-    _limits(axes, curves)
-    axes.set_xlabel("epoch", fontsize=9, color=GREY, loc="left")
+    _set_limits(axes, curves)
+    note(axes, "epoch")
     _mark_drop(axes, shown)
     _explain_styles(axes, {power for _, power in groups})
-    label_ends(axes, ends)
-    below = [*filter(None, [said]), _below(curves), *_uneven([baseline, *groups.values()])]
-    heading(axes, f"{study.title.split(',')[0]}: {which.title}", "\n".join(below))
+    label_ends(axes, list(ends.values()))
+    below = [caption, _described(curves), _uneven([baseline, *groups.values()])]
+    _set_heading(axes, f"{study.title.split(',')[0]}: {panel.title}", list(filter(None, below)))
     return figure
 
 
-def _baseline(study: Study, which: Panel) -> list[Training]:
-    """The folds of static noise to compare with: of the same forward, or of mode where a static
-    expectation makes no sense."""
-    if which.noise is None:
-        return []
-    forward = "mode" if which.forward == "expectation" else which.forward
-    return select(study.trainings, {**STATIC, "noise": which.noise, "forward": forward})
-
-
-def _grouped(trainings: Sequence[Training], name: str) -> dict[tuple[str, str], list[Training]]:
-    """The folds of each line, in the order of the colours: homogeneous before progressive."""
-    found: dict[tuple[str, str], list[Training]] = {}
-    for value in COLOURS[name]:
-        for power in (*STYLES, "none"):
-            folds = select(trainings, {name: value, "power": power})
-            if folds:
-                found[value, power] = folds
-    return found
-
-
-def _line(axes: Any, curve: Curve, colour: str, style: Any) -> None:
-    _plot(
-        axes,
-        curve,
-        color=colour,
-        linestyle=style,
-        linewidth=1.5,
-        dash_capstyle="round",
-        solid_capstyle="round",
+def draw_schedules(layers: int) -> Any:
+    """Draw each layer's std over time, for four decay intervals and two power laws."""
+    figure = blank(8.4, 3.7)
+    grid = figure.subplots(len(POWERS), len(BY_DEPTH), sharex=True, sharey=True)
+    times = np.linspace(0, layers, 40 * layers + 1)
+    colours = import_extra("matplotlib").colormaps["viridis"](np.linspace(0, 0.88, layers))
+    for row, power in zip(grid, POWERS, strict=True):
+        for axes, interval in zip(row, BY_DEPTH, strict=True):
+            schedule = Schedule(layers, period=1, interval=interval, power=power, std0=1.0)
+            # Widths tell lines that coincide apart: the first layer's is the widest.
+            for layer, colour in enumerate(colours):
+                values = [schedule(layer, t)[1] for t in times]
+                width = 1.2 + 2.4 * (layers - 1 - layer) / max(1, layers - 1)
+                axes.plot(times, values, color=colour, linewidth=width)
+            clean(axes)
+            axes.set(xlim=(0, layers), ylim=(0, 1.04), xticks=range(layers + 1), yticks=(0, 0.5, 1))
+        row[0].set_ylabel(power, fontsize=9, color=INK)
+    for axes, interval in zip(grid[0], BY_DEPTH, strict=True):
+        axes.set_title(words(interval), loc="left", fontsize=9, color=INK)
+    for axes in grid[-1]:
+        note(axes, "time in periods", loc=None)
+    title(
+        figure,
+        "Each layer's noise over time: std as a share of its first, from the input to the output",
     )
-    if curve.low is not None and curve.high is not None:
-        # A band's outline is not simplified as lines are, and 250 points are as many as one sees.
-        few = slice(None, None, max(1, len(curve.epochs) // 250))
-        low, high = (100 * np.clip(one[few], 0, 1) for one in (curve.low, curve.high))
-        axes.fill_between(curve.epochs[few], low, high, color=colour, alpha=0.16, linewidth=0)
-        if len(curve.epochs) == 1:
-            axes.vlines(curve.epochs, low, high, color=colour, alpha=0.4, linewidth=1.5)
+    line = import_extra("matplotlib.lines").Line2D
+    figure.legend(
+        handles=[
+            line([], [], color=c, linewidth=3, label=str(n)) for n, c in enumerate(colours, 1)
+        ],
+        title="layer",
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+        handlelength=1.0,
+    )
+    return figure
+
+
+def _baseline(study: Study, panel: Panel) -> list[Training]:
+    """Return static noise to compare with: the same forward, or mode where that is expectation,
+    which makes no sense under static noise."""
+    if panel.noise is None:
+        return []
+    forward = "mode" if panel.forward == "expectation" else panel.forward
+    return select(study.trainings, {**STATIC, "noise": panel.noise, "forward": forward})
+
+
+def _grouped(trainings: Sequence[Training], field: str) -> dict[tuple[str, str], list[Training]]:
+    """Return the folds of each line, in the order of the colours: homogeneous first."""
+    lines = [(value, power) for value in COLOURS[field] for power in (*STYLES, "none")]
+    groups = {line: select(trainings, {field: line[0], "power": line[1]}) for line in lines}
+    return {line: folds for line, folds in groups.items() if folds}
+
+
+def _plot_with_band(axes: Any, curve: Curve, colour: str, style: Any) -> None:
+    caps = {"dash_capstyle": "round", "solid_capstyle": "round"}
+    _plot(axes, curve, color=colour, linestyle=style, linewidth=1.5, **caps)
+    if curve.low is None or curve.high is None:
+        return
+    # The outline of a band is not simplified as lines are: 250 points are as many as one sees.
+    few = slice(None, None, max(1, len(curve.epochs) // 250))
+    low, high = (100 * np.clip(bound[few], 0, 1) for bound in (curve.low, curve.high))
+    axes.fill_between(curve.epochs[few], low, high, color=colour, alpha=0.16, linewidth=0)
+    if len(curve.epochs) == 1:
+        axes.vlines(curve.epochs, low, high, color=colour, alpha=0.4, linewidth=1.5)
 
 
 def _plot(axes: Any, curve: Curve, **style: Any) -> None:
-    """A line; of a single epoch, a dot."""
+    """Plot a line, or a dot for a single epoch."""
     if len(curve.epochs) == 1:
         style |= {"marker": "o", "markersize": 5, "clip_on": False}
     axes.plot(curve.epochs, 100 * curve.mean, **style)
 
 
-def _limits(axes: Any, curves: Sequence[Curve]) -> None:
+def _set_limits(axes: Any, curves: Sequence[Curve]) -> None:
+    """Fit the axes to the means: the wide bands of few folds would flatten the lines."""
+    locator = import_extra("matplotlib.ticker").MaxNLocator
     last = max(len(curve.epochs) for curve in curves)
     axes.set_xlim(*((1, last) if last > 1 else (0, 2)))
-    start = int(SKIPPED * last)
-    lines = np.concatenate([one.mean[start:] for one in curves if len(one.mean) > start])
-    low, high = 100 * float(lines.min()), 100 * float(lines.max())
-    # Bands widen the view, but the wide ones of two or three folds do not flatten the lines.
-    air = max(0.12 * (high - low), 0.5)
-    low, high = max(low - air, 0), min(high + air, 100)
-    ticks = import_extra("matplotlib.ticker").MaxNLocator(6, steps=STEPS).tick_values(low, high)
-    axes.set_yticks([one for one in ticks if low <= one < high + ticks[1] - ticks[0]])
+    start = int(WARM_UP * last)
+    means = np.concatenate([c.mean[start:] for c in curves if len(c.mean) > start])
+    low, high = 100 * float(means.min()), 100 * float(means.max())
+    margin = max(0.12 * (high - low), 0.5)
+    low, high = max(low - margin, 0), min(high + margin, 100)
+    ticks = locator(6, steps=TICK_STEPS).tick_values(low, high)
+    axes.set_yticks([tick for tick in ticks if low <= tick < high + ticks[1] - ticks[0]])
     axes.set_ylim(low, axes.get_yticks()[-1])
-    axes.xaxis.set_major_locator(
-        import_extra("matplotlib.ticker").MaxNLocator("auto", integer=True, steps=STEPS)
-    )
+    axes.xaxis.set_major_locator(locator("auto", integer=True, steps=TICK_STEPS))
     if last == 1:
         axes.set_xticks([1])
 
 
 def _mark_drop(axes: Any, trainings: Sequence[Training]) -> None:
-    """Where the learning rate becomes lower, if it does at one place."""
-    drops = {drop_of(one) for one in trainings if one.is_done}
+    """Mark where the learning rate drops, if that is the same epoch for all."""
+    done = [training for training in trainings if training.is_done]
+    drops = {drop_of(training) for training in done}
     if len(drops) != 1 or (drop := drops.pop()) is None:
         return
     axes.axvline(drop + 0.5, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    one = next(one for one in trainings if one.is_done).curve
-    axes.annotate(
-        f"learning rate × {one[drop].learning_rate / one[0].learning_rate:.2g}",
-        (drop + 0.5, 0),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(-3, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        color=GREY,
-    )
+    factor = done[0].curve[drop].learning_rate / done[0].curve[0].learning_rate
+    place = {"xy": (drop + 0.5, 0), "xycoords": axes.get_xaxis_transform(), "offset": (-3, 4)}
+    annotate(axes, f"learning rate × {factor:.2g}", **place, ha="right", fontsize=8)
 
 
 def _explain_styles(axes: Any, powers: set[str]) -> None:
@@ -205,23 +231,27 @@ def _explain_styles(axes: Any, powers: set[str]) -> None:
         )
 
 
-def _uneven(lines: Sequence[Sequence[Training]]) -> list[str]:
-    """How far a mean goes, where the folds of a line have not come equally far."""
-    found = {
-        (min(lengths), max(lengths))
-        for folds in lines
-        if (lengths := [len(one.curve) for one in folds]) and min(lengths) < max(lengths)
-    }
-    if not found:
-        return []
-    shared = ", ".join(f"{least} of {most}" for least, most in sorted(found)[:3])
-    return [f"folds have not come equally far: means of the epochs that all have ({shared})"]
+def _set_heading(axes: Any, heading: str, below: Sequence[str]) -> None:
+    """Set a title, and in grey what is shown, in place of a label of the vertical axis."""
+    text = heading + "\n" * len(below)
+    axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=INK)
+    annotate(axes, "\n".join(below), (0, 1), "axes fraction", (0, 6))
 
 
-def _below(curves: Sequence[Curve]) -> str:
-    counts = sorted({len(one.folds) for one in curves})
+def _uneven(lines: Sequence[Sequence[Training]]) -> str:
+    """Say which epochs a mean covers, where the folds of a line differ in length."""
+    lengths = [sorted(len(training.curve) for training in folds) for folds in lines if folds]
+    uneven = sorted({(each[0], each[-1]) for each in lengths if each[0] < each[-1]})
+    if not uneven:
+        return ""
+    shared = ", ".join(f"{least} of {most}" for least, most in uneven[:3])
+    return f"folds have not come equally far: means of the epochs that all have ({shared})"
+
+
+def _described(curves: Sequence[Curve]) -> str:
+    counts = sorted({len(curve.folds) for curve in curves})
     if counts == [1]:
         return "validation accuracy in %, one fold"
     folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    what = "mean and 95 % interval" if counts[-1] >= FEWEST else "mean"
-    return f"validation accuracy in %, {what} of {folds} folds"
+    mean = "mean and 95 % interval" if counts[-1] >= FEWEST else "mean"
+    return f"validation accuracy in %, {mean} of {folds} folds"

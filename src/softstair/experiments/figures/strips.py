@@ -1,88 +1,222 @@
-"""Rows of points and bars: what figures of final accuracies and of variances are made of."""
+"""Final accuracies as rows of points, and the shares of their variance as bars."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from softstair.experiments.figures.style import GREY, INK, LIGHT, clean
+from softstair.experiments.design import FREEDOMS
+from softstair.experiments.figures.style import (
+    BLUE,
+    COLOURS,
+    INK,
+    LIGHT,
+    annotate,
+    blank,
+    clean,
+    note,
+    title,
+    words,
+)
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import Mean, final_of
+from softstair.experiments.statistics import Mean, final_of, mean_of
+from softstair.experiments.studies import Study, select
+from softstair.experiments.variance import BLOCKS, FOLDS, Block, Share, Variance, tabled
 
-__all__ = [
-    "accuracy_axis",
-    "beside",
-    "head",
-    "label_rows",
-    "large",
-    "points",
-    "span",
-    "subtitle",
-]
+__all__ = ["Facet", "draw_accuracies", "draw_variances", "freedom_facets", "setting_facets"]
 
-WIDEST = 74
-"""As many letters of a title as a line has room for."""
-
-
-def head(figure: Any, title: str, said: str) -> None:
-    """A title, and under it what tells the study from others, if any is like it."""
-    first = title if len(title) <= WIDEST else title.replace(": ", ":\n", 1)
-    figure.suptitle(
-        "\n".join(filter(None, [first, said])),
-        x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK,
-    )  # fmt: skip
+FACETS = (
+    ("static", "forward"),
+    ("static", "noise"),
+    ("dynamic", "forward"),
+    ("dynamic", "interval"),
+    ("dynamic", "power"),
+    ("dynamic-expectation", "noise"),
+)
+"""Block and degree of freedom of each facet of a study."""
+MAIN_EFFECT, OTHER_EFFECT = "#4c8cc4", "#a6a6a6"
+TITLE_WIDTH = 74
+"""Characters that fit into one line of a title."""
 
 
-def points(axes: Any, row: int, trainings: Iterable[Training], colour: str) -> None:
-    """A small point for each configuration."""
-    folds: dict[str, list[Training]] = {}
-    for one in trainings:
-        folds.setdefault(one.configuration, []).append(one)
-    found = [100 * mean.value for group in folds.values() if (mean := final_of(group))]
-    # Points of one row are moved apart a little, each time in the same way.
-    heights = row + np.random.default_rng(0).uniform(-0.24, 0.24, len(found))
-    axes.scatter(found, heights, s=15, color=colour, alpha=0.45, linewidth=0, clip_on=False)
+@dataclass(frozen=True)
+class Facet:
+    """Trainings by the value of one field.
+
+    Args:
+        about: What the trainings are, in words.
+        values: Trainings of each value.
+        means: Mean of each value over a balanced block; empty where there is none.
+    """
+
+    field: str
+    about: str
+    values: Mapping[str, Sequence[Training]]
+    means: Mapping[str, Mean]
 
 
-def large(axes: Any, row: int, mean: Mean, colour: str) -> None:
-    """A large point for a mean, with its interval, and in words."""
-    if mean.low is not None and mean.high is not None:
-        span(axes, row, mean.low, mean.high)
-    at = [100 * mean.value], [row]
-    axes.scatter(*at, s=44, color=colour, edgecolor=INK, zorder=3, clip_on=False)
-    beside(axes, row, str(mean))
+def freedom_facets(study: Study) -> list[Facet]:
+    """Return a facet for each degree of freedom that has at least two values in a study."""
+    facets = [_freedom_facet(BLOCKS[block], field, study) for block, field in FACETS]
+    return [facet for facet in facets if len(facet.values) > 1]
 
 
-def accuracy_axis(axes: Any) -> None:
-    """From 0 to 100 at most, and what the points are."""
-    low, high = axes.get_xlim()
-    axes.set_xlim(max(low, 0), min(high, 100))
-    axes.set_xlabel(
+def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Facet]:
+    """Return a facet for each of the fields that tell studies apart, such as learning rates."""
+    done = [training for study in studies for training in study.trainings if training.is_done]
+    facets = []
+    for field in fields:
+        values: dict[str, list[Training]] = {}
+        for training in done:
+            values.setdefault(training.settings.get(field, "none"), []).append(training)
+        if len(values) > 1:
+            ordered = {value: values[value] for value in in_order(values)}
+            others = [*FREEDOMS, *(name for name in fields if name != field)]
+            means, about = _balanced_means(ordered, others)
+            facets.append(Facet(field, about, ordered, means))
+    return facets
+
+
+def in_order(values: Mapping[str, object]) -> list[str]:
+    """Return values by size if they are numbers, else as they come."""
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return list(values)
+
+
+def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") -> Any:
+    """Draw a small point for each configuration, and a large one for the mean of each value."""
+    rows = [len(facet.values) for facet in facets]
+    figure, grid = _stacked(rows, 1.1 + sum(0.27 * count + 0.42 for count in rows))
+    for axes, facet in zip(grid, facets, strict=True):
+        for row, (value, trainings) in enumerate(facet.values.items()):
+            colour = COLOURS.get(facet.field, {}).get(value, BLUE)
+            _draw_points(axes, row, trainings, colour)
+            if value in facet.means:
+                _draw_mean(axes, row, facet.means[value], colour)
+        _label_rows(axes, [words(value) for value in facet.values])
+        _subtitle(axes, words(facet.field), facet.about)
+    low, high = grid[-1].get_xlim()
+    grid[-1].set_xlim(max(low, 0), min(high, 100))
+    note(
+        grid[-1],
         "validation accuracy in the end, in %\n"
         "small: a configuration; large: their mean, with its 95 % interval (from three folds on)",
-        fontsize=9,
-        color=GREY,
-        loc="left",
     )
+    _set_title(figure, heading, caption)
+    return figure
 
 
-def span(axes: Any, row: int, low: float, high: float) -> None:
-    """An interval, as far as a share can be."""
-    ends = (100 * max(low, 0), 100 * min(high, 1))
-    axes.plot(ends, (row, row), color=INK, linewidth=1.3, solid_capstyle="butt", zorder=2.5)
+def draw_variances(heading: str, variances: Sequence[Variance], caption: str = "") -> Any:
+    """Draw the shares of each block as bars with their intervals."""
+    rows = [len(variance.shares) for variance in variances]
+    figure, grid = _stacked(rows, 0.9 + sum(0.24 * count + 0.66 for count in rows))
+    for axes, variance in zip(grid, variances, strict=True):
+        _draw_bars(axes, variance)
+    note(grid[-1], "share of the variance of final accuracy, in % (ω²; lines: 95 % interval)")
+    _set_title(figure, heading, caption)
+    return figure
 
 
-def beside(axes: Any, row: int, text: str) -> None:
-    """Figures in a column at the right."""
-    axes.annotate(
-        text, (1, row), xycoords=("axes fraction", "data"), xytext=(8, 0),
-        textcoords="offset points", va="center_baseline", fontsize=9, color=INK,
-        annotation_clip=False,
-    )  # fmt: skip
+def _freedom_facet(block: Block, field: str, study: Study) -> Facet:
+    done = [one for one in select(study.trainings, block.fixed) if one.is_done]
+    every = {value: select(done, {field: value}) for value in COLOURS[field]}
+    values = {value: trainings for value, trainings in every.items() if trainings}
+    table, _ = tabled(block, study.trainings)
+    if table is None:
+        missing = "combinations are missing, so there are no means"
+        return Facet(field, f"{block.about}; {missing}", values, {})
+    means = {}
+    for index, value in enumerate(table.factors.get(field, ())):
+        accuracies = table.values.take(index, list(table.factors).index(field))
+        means[value] = mean_of(accuracies.reshape(-1, len(table.folds)).mean(0))
+    return Facet(field, block.about, values, means)
 
 
-def label_rows(axes: Any, names: Sequence[str]) -> None:
-    """Names at the left, the first at the top."""
+def _balanced_means(
+    values: Mapping[str, Sequence[Training]], others: Sequence[str]
+) -> tuple[dict[str, Mean], str]:
+    """Return the mean of each value over the combinations of other fields, and the folds, that all
+    of them have; and how many those are."""
+    tables = {
+        value: {
+            (tuple(one.settings.get(name) for name in others), one.fold): one.valid_accuracy
+            for one in trainings
+        }
+        for value, trainings in values.items()
+    }
+    shared = set.intersection(*(set(table) for table in tables.values()))
+    cells = {cell for cell, _ in shared}
+    folds = [f for f in sorted({f for _, f in shared}) if all((c, f) in shared for c in cells)]
+    if not folds:
+        return {}, "no combination of the others has all of these, so there are no means"
+    means = {
+        value: mean_of(float(np.mean([table[cell, fold] for cell in cells])) for fold in folds)
+        for value, table in tables.items()
+    }
+    count = lambda number, noun: f"{number} {noun}{'' if number == 1 else 's'}"
+    return means, f"{count(len(cells), 'combination')} of the others, {count(len(folds), 'fold')}"
+
+
+def _stacked(rows: Sequence[int], height: float) -> tuple[Any, Any]:
+    figure = blank(7.0, height)
+    grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)
+    return figure, grid[:, 0]
+
+
+def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str) -> None:
+    folds: dict[str, list[Training]] = {}
+    for training in trainings:
+        folds.setdefault(training.configuration, []).append(training)
+    accuracies = [100 * mean.value for group in folds.values() if (mean := final_of(group))]
+    # The generator is seeded, so that a figure has the same bytes every time.
+    heights = row + np.random.default_rng(0).uniform(-0.24, 0.24, len(accuracies))
+    axes.scatter(accuracies, heights, s=15, color=colour, alpha=0.45, linewidth=0, clip_on=False)
+
+
+def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
+    _draw_interval(axes, row, mean.low, mean.high)
+    place = [100 * mean.value], [row]
+    axes.scatter(*place, s=44, color=colour, edgecolor=INK, zorder=3, clip_on=False)
+    _write_beside(axes, row, str(mean))
+
+
+def _draw_interval(axes: Any, row: int, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None:
+        ends = (100 * max(low, 0), 100 * min(high, 1))
+        axes.plot(ends, (row, row), color=INK, linewidth=1.3, solid_capstyle="butt", zorder=2.5)
+
+
+def _write_beside(axes: Any, row: int, text: str) -> None:
+    """Write into a column at the right of the axes."""
+    style = {"va": "center_baseline", "color": INK, "annotation_clip": False}
+    annotate(axes, text, (1, row), ("axes fraction", "data"), (8, 0), **style)
+
+
+def _draw_bars(axes: Any, variance: Variance) -> None:
+    size = lambda share: share.eta if share.omega is None else share.omega
+    ordered: list[Share] = sorted(variance.shares[:-1], key=size, reverse=True)
+    rest = variance.shares[-1]
+    for row, share in enumerate(ordered):
+        is_main = len(share.term) == 1 and share.term != (FOLDS,)
+        colour = MAIN_EFFECT if is_main else OTHER_EFFECT
+        axes.barh(row, 100 * size(share), height=0.6, color=colour)
+        _draw_interval(axes, row, share.low, share.high)
+        _write_beside(axes, row, str(share))
+    _label_rows(axes, [" × ".join(map(words, share.term)) for share in ordered])
+    axes.set_xlim(0, 100)
+    cells, folds = variance.table.values[..., 0].size, len(variance.table.folds)
+    count = f"{cells} combinations on {folds} fold{'s' if folds > 1 else ''}"
+    left = f"{100 * rest.eta:.1f} % is none of these" if rest.freedom else "no rest, so η² alone"
+    about = f"{count}; their std is {100 * variance.std:.1f} points; {left}"
+    factors = " × ".join(map(words, variance.table.factors))
+    _subtitle(axes, factors, f"{variance.block.about}\n{about}")
+
+
+def _label_rows(axes: Any, names: Sequence[str]) -> None:
+    """Write names at the left, the first at the top."""
     clean(axes)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=LIGHT, linewidth=0.6)
@@ -92,26 +226,22 @@ def label_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.45, -0.55)
 
 
-def subtitle(axes: Any, name: str, about: str) -> None:
-    """The name of what is shown, and in grey of what, from the figure's left edge on."""
-    lines = about.split("\n")
-    # An empty title holds the place: the layout does not know of what crosses the axes' edge.
-    axes.set_title("\n".join(" " for _ in lines), fontsize=9.5)
-    text = axes.annotate(
-        name, (0.012, 1), xycoords=("figure fraction", "axes fraction"),
-        xytext=(0, 4 + 12 * (len(lines) - 1)), textcoords="offset points",
-        fontsize=9.5, fontweight="bold", color=INK, annotation_clip=False,
-    )  # fmt: skip
-    first = axes.annotate(
-        lines[0], (1, 0), xycoords=text, xytext=(6, 0), textcoords="offset points",
-        fontsize=9, color=GREY, va="bottom", annotation_clip=False,
-    )  # fmt: skip
-    texts = [text, first]
-    for line in lines[1:]:
-        below = axes.annotate(
-            line, (0, 0), xycoords=text, xytext=(0, -3), textcoords="offset points",
-            fontsize=9, color=GREY, va="top", annotation_clip=False,
-        )  # fmt: skip
-        texts.append(below)
-    for one in texts:
-        one.set_in_layout(False)
+def _subtitle(axes: Any, name: str, about: str) -> None:
+    """Write a name, and in grey what is shown, from the left edge of the figure."""
+    first, *rest = about.split("\n")
+    # An empty title reserves the space: the layout ignores what crosses the edge of the axes.
+    axes.set_title("\n".join(" " for _ in (first, *rest)), fontsize=9.5)
+    place = ("figure fraction", "axes fraction")
+    style = {"fontsize": 9.5, "fontweight": "bold", "color": INK, "annotation_clip": False}
+    bold = annotate(axes, name, (0.012, 1), place, (0, 4 + 12 * len(rest)), **style)
+    texts = [bold, annotate(axes, first, (1, 0), bold, (6, 0), va="bottom", annotation_clip=False)]
+    if rest:
+        below = "\n".join(rest)
+        texts.append(annotate(axes, below, (0, 0), bold, (0, -3), va="top", annotation_clip=False))
+    for text in texts:
+        text.set_in_layout(False)
+
+
+def _set_title(figure: Any, heading: str, caption: str) -> None:
+    first = heading if len(heading) <= TITLE_WIDTH else heading.replace(": ", ":\n", 1)
+    title(figure, "\n".join(filter(None, [first, caption])))

@@ -1,4 +1,4 @@
-"""How figures look: the captions' colours, axes without clutter, labels at the lines' ends."""
+"""The look of the figures: colours, axes, titles and labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,36 +7,35 @@ import numpy as np
 
 from softstair._errors import import_extra
 
-__all__ = ["COLOURS", "GREY", "INK", "WORDS", "blank", "clean", "heading", "label_ends", "words"]
+__all__ = ["COLOURS", "GREY", "INK", "annotate", "blank", "clean", "label_ends", "note", "words"]
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"
-# The captions say yellow, which on white cannot be read: this is the yellow of old gold.
-YELLOW = "#b98a00"
-PURPLE, TEAL = "#7b4fa3", "#00807a"
+YELLOW = "#b98a00"  # The paper's captions say yellow; a lighter one cannot be read on white.
+PURPLE, TEAL, ORANGE = "#7b4fa3", "#00807a", "#c2610c"
 INK, GREY, LIGHT = "#222222", "#6f6f6f", "#d9d9d9"
 
 COLOURS: dict[str, dict[str, str]] = {
     "noise": {"uniform": BLUE, "triangular": GREEN, "normal": RED, "logistic": YELLOW},
     "interval": {"same_start": GREEN, "same_end": RED, "partition": YELLOW, "overlapped": BLUE},
-    "forward": {"expectation": PURPLE, "mode": TEAL, "random": "#c2610c", "hard": GREY},
+    "forward": {"expectation": PURPLE, "mode": TEAL, "random": ORANGE, "hard": GREY},
     "power": {"homogeneous": INK, "progressive": INK},
 }
-"""Of each value of each degree of freedom, in the order in which they are drawn."""
+"""Colour of each value of each degree of freedom, in drawing order."""
 WORDS = {"power": "power law", "interval": "decay interval", "noise": "noise type"}
 
 
 def words(name: str) -> str:
-    """A name as it is read: same_start is same start."""
+    """Return the name of a field or value as text: ``same_start`` becomes "same start"."""
     return WORDS.get(name, name.replace("_", " "))
 
 
 def blank(width: float, height: float) -> Any:
-    """A figure of its own, not pyplot's: no window system is asked for, and none is left open."""
+    """Return an empty figure in inches, outside pyplot: it needs no display and no closing."""
     return import_extra("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def clean(axes: Any) -> None:
-    """Two thin spines, small ticks, pale lines across."""
+    """Leave two thin spines, small ticks and pale horizontal grid lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.7)
     axes.tick_params(colors=GREY, labelcolor=INK, width=0.7, length=3, labelsize=9)
@@ -44,36 +43,44 @@ def clean(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def heading(axes: Any, title: str, below: str) -> None:
-    """A title, and under it in grey what is shown: in the place of a label along the axis."""
-    room = "\n" * (1 + below.count("\n"))
-    axes.set_title(f"{title}{room}", loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.annotate(
-        below,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6),
+def title(figure: Any, text: str) -> None:
+    """Set the title of a figure with several axes."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+
+
+def note(axes: Any, text: str, loc: str | None = "left") -> None:
+    """Set the label of the horizontal axis."""
+    axes.set_xlabel(text, fontsize=9, color=GREY, loc=loc)
+
+
+def annotate(axes: Any, text: str, xy: Any, xycoords: Any, offset: Any, **style: Any) -> Any:
+    """Write small grey text at an offset in points."""
+    return axes.annotate(
+        text,
+        xy,
+        xycoords=xycoords,
+        xytext=offset,
         textcoords="offset points",
-        fontsize=9,
-        color=GREY,
+        **{"fontsize": 9, "color": GREY, **style},
     )
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Labels at the right of the axes, at these heights as far as they leave each other room.
+    """Label lines at the right of the axes.
 
-    ends   (height in data, text, colour) of each
+    Args:
+        ends: Height in data units, text and colour of each label.
     """
     low, high = axes.get_ylim()
-    # 9 points with some air, as a share of the axes' height; the axes are most of the figure's.
-    room = 13 / 72 / (0.72 * axes.figure.get_figheight())
-    heights = spread([(height - low) / (high - low) for height, _, _ in ends], room)
-    for place, (height, text, colour) in zip(heights, ends, strict=True):
+    # 9 points and a gap as a fraction of the axes' height, which is most of the figure's.
+    gap = 13 / 72 / (0.72 * axes.figure.get_figheight())
+    places = [(height - low) / (high - low) for height, _, _ in ends]
+    for place, moved, (_, text, colour) in zip(places, spread(places, gap), ends, strict=True):
         axes.annotate(
             text,
-            (1, (height - low) / (high - low)),
+            (1, place),
             xycoords="axes fraction",
-            xytext=(1.035, place),
+            xytext=(1.035, moved),
             textcoords="axes fraction",
             va="center",
             fontsize=9,
@@ -82,33 +89,16 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
         )
 
 
-def spread(heights: Sequence[float], room: float) -> list[float]:
-    """Heights as near to the given ones as they can be with so much room between neighbours.
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Return the heights nearest to the given ones, by least squares, that are ``gap`` apart.
 
-    Neighbours that are too near become a group around their mean, and so do groups.
-
-    >>> [round(one, 3) for one in spread([0.5, 0.9, 0.52], 0.1)]
+    >>> [round(height, 3) for height in spread([0.5, 0.9, 0.52], 0.1)]
     [0.46, 0.9, 0.56]
     """
     order = np.argsort(heights, kind="stable")
-    groups: list[list[int]] = []
-    for index in order:
-        groups.append([int(index)])
-        while len(groups) > 1 and _top(groups[-2], heights, room) + room > _bottom(
-            groups[-1], heights, room
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    found = [0.0] * len(heights)
-    for group in groups:
-        for place, index in enumerate(group):
-            found[index] = _bottom(group, heights, room) + place * room
-    return found
-
-
-def _bottom(group: Sequence[int], heights: Sequence[float], room: float) -> float:
-    middle = float(np.mean([heights[index] for index in group]))
-    return middle - room * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[int], heights: Sequence[float], room: float) -> float:
-    return _bottom(group, heights, room) + room * (len(group) - 1)
+    gaps = gap * np.arange(len(order))
+    moved = np.empty(len(order))
+    # Apart by at least a gap is increasing once the gaps are subtracted.
+    isotonic = import_extra("scipy.optimize").isotonic_regression
+    moved[order] = isotonic(np.asarray(heights)[order] - gaps).x + gaps
+    return [float(height) for height in moved]
