@@ -24,10 +24,10 @@ from softstair.experiments.results import find
 from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train import checkpoint
+from softstair.train.groups import stair_named
 from softstair.train.packed import about, packed_network
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, recipe_of
-from softstair.train.stairs import named
 
 MARK = ".weight_stair.quantum"
 """Behind the name of a quantised layer in the state of a network."""
@@ -43,7 +43,9 @@ def networks(folder: Path) -> Iterator[tuple[Recipe, Layers]]:
             raise RunError(f"{str(path)!r} has no checkpoint: train it, or leave it out.")
         held = state["network"]
         names = [name.removesuffix(MARK) for name in held if name.endswith(MARK)]
-        stairs = [named(recipe.weights, float(held[n + MARK]), recipe.thresholds) for n in names]
+        stairs = [
+            stair_named(recipe.weights, float(held[n + MARK]), recipe.thresholds) for n in names
+        ]
         weights = [held[f"{name}.weight"] for name in names]
         yield recipe, list(zip(stairs, weights, strict=True))
     for path in sorted(folder.glob("*.safetensors")):

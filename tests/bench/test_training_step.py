@@ -20,7 +20,7 @@ from softstair.bench.workload import WORKLOADS, StepRunner, workload
 from softstair.models import build, last_layer
 from softstair.nn import layer_count
 from softstair.train.network import stair_network
-from softstair.train.presets import preset
+from softstair.train.recipe import preset
 
 CPU = torch.device("cpu")
 SMALL = Effort(repeats=1, calls=1, seconds=0.0, elements=1)

@@ -1,8 +1,10 @@
 """Recipes: every field refuses nonsense in a sentence, and what is sound survives JSON."""
 
+import csv
 import json
 import math
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,11 +15,13 @@ from short import is_sentence
 from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train import PRESETS, Recipe, preset
-from softstair.train.stairs import StairName, named
+from softstair.train.groups import StairName, stair_named
+from softstair.train.recipe import fields_with
 
 pytestmark = pytest.mark.quick
 
 NAMES = [field.name for field in fields(Recipe)]
+RESULTS = Path(__file__).parents[2] / "results"
 STAIRS = (*get_args(StairName), "float")
 NO_NUMBER = ["1", "x", True, False, [1.0], {}, 1j, math.nan, math.inf, -math.inf, 10**400]
 NO_FLOAT = [None, *NO_NUMBER]
@@ -368,7 +372,49 @@ def test_stairs_by_name() -> None:
     assert Recipe(features="float", weights="float").is_float
     assert not Recipe(features="float").is_float
     for name in get_args(StairName):
-        assert len(named(name).levels) >= 2
+        assert len(stair_named(name).levels) >= 2
     for name in ("float", "int9", "int04", "", None):
-        with pytest.raises(ValueError, match="a stair must be one of heaviside"):
-            named(name)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="stair must be one of heaviside"):
+            stair_named(name)  # type: ignore[arg-type]
+
+
+def test_fields_with_a_fact() -> None:
+    assert fields_with("paper_axis") == (
+        "noise", "forward", "static_mean", "static_std", "interval", "power",
+    )  # fmt: skip
+    unchanging = set(NAMES) - set(fields_with("changes_result"))
+    assert unchanging == {"truncate", "compile", "kernels", "capture"}
+    assert set(fields_with("scales_with_epochs")) == {"period", "drop"}
+    assert "weights" in fields_with("architecture")
+    assert "epochs" not in fields_with("architecture")
+
+
+@settings(max_examples=100, deadline=None)
+@given(recipes)
+def test_row_round_trip(values: dict[str, Any]) -> None:
+    row = Recipe(**{**values, "skip": ("fc1", "conv.*")}).to_row()
+    assert Recipe.from_row(row).to_row() == row
+
+
+def test_cells_may_have_their_own_types() -> None:
+    row = {"epochs": 4.0, "static_mean": False, "limit": None, "period": 3, "noise": "normal"}
+    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal", centre_input=False)
+    assert Recipe.from_row(row) == expected
+    for name, cell in {"epochs": "4.5", "static_std": "maybe", "interval": "none"}.items():
+        with pytest.raises(SoftstairError) as caught:
+            Recipe.from_row({name: cell})
+        assert caught.value.field == name
+
+
+def test_tables_of_results_are_read() -> None:
+    count = 0
+    for path in RESULTS.rglob("*.csv"):
+        with path.open(newline="") as file:
+            row = next(csv.DictReader(file))
+        if "train_loss" not in row:
+            continue
+        row["learning_rate"] = row.get("first_learning_rate", "")
+        recipe = Recipe.from_row(row)
+        assert all(recipe.cell(name) == row[name] for name in fields_with("in_tables")), path
+        count += 1
+    assert count > 10

@@ -30,7 +30,7 @@ from softstair.bench.clock import (
 )
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
-from softstair.train.stairs import named
+from softstair.train.groups import stair_named
 
 __all__ = ["STAIRS", "OperatorRow", "bench_stair", "measure_operator"]
 
@@ -145,7 +145,7 @@ def bench_stair(name: str) -> Stair:
     (0.25, 0.07)
     """
     kind, at, value = name.partition("@")
-    levels = len(named(kind).levels)
+    levels = len(stair_named(kind).levels)
     quantum = 1.0 if levels <= 3 else 4.0 / levels
     if at:
         try:
@@ -158,7 +158,7 @@ def bench_stair(name: str) -> Stair:
                 f"{name!r} was given.",
                 field="stairs",
             )
-    return named(kind, quantum)
+    return stair_named(kind, quantum)
 
 
 def _baselines(x: Tensor, gradient: Tensor) -> dict[str, Callable[[], object]]:

@@ -102,7 +102,7 @@ class PartitionReport(Record):
 def spans(recipe: Recipe, layers: int) -> list[Span]:
     """Return the spans of a recipe's schedule, in order.
 
-    >>> from softstair.train.presets import preset
+    >>> from softstair.train.recipe import preset
     >>> parts = spans(replace(preset("paper-cifar10"), static_std=False), layers=7)
     >>> [part.epochs for part in parts], parts[-1].rates
     ([50, 50, 50, 50, 50, 50, 50, 150], 2)

@@ -13,8 +13,7 @@ from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train.captured import CapturedStep
 from softstair.train.compiled import Compiled
-from softstair.train.presets import PresetName, preset
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
 from softstair.train.step import Step
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
+from softstair.train.options import Options, describe
+
 __all__ = ["given", "parse"]
 
 CommandT = TypeVar("CommandT")
@@ -18,6 +20,26 @@ CommandT = TypeVar("CommandT")
 LEGIBLE = 20
 """So many flags can be named in one sentence."""
 KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
+
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.struct_rule
+def _options(
+    kind: tyro.constructors.StructTypeInfo,
+) -> tyro.constructors.StructConstructorSpec | None:
+    """The flags of a group of options, which has its help texts with its fields."""
+    if not (isinstance(kind.type, type) and issubclass(kind.type, Options)):
+        return None
+    hints = get_type_hints(kind.type)
+    default = kind.default if isinstance(kind.default, Options) else kind.type()
+    flags = [
+        tyro.constructors.StructFieldSpec(
+            name=name, type=hints[name], default=getattr(default, name), helptext=field.option.help
+        )
+        for name, field in describe(kind.type).items()
+    ]
+    return tyro.constructors.StructConstructorSpec(instantiate=kind.type, fields=tuple(flags))
 
 
 def parse(
@@ -30,7 +52,7 @@ def parse(
     """
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), _REGISTRY:
             if default is None:
                 return tyro.cli(command, prog=prog, args=list(words))
             return tyro.cli(command, prog=prog, args=list(words), default=default)

@@ -11,7 +11,7 @@ from softstair.data.folds import split
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
 from softstair.train import packed
 from softstair.train.network import trained_network
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import Recipe, fields_with
 from softstair.train.run import RunError, recipe_of, summary_of
 
 __all__ = ["Deployed", "LastLayer", "deployed", "examples"]
@@ -46,7 +46,7 @@ def deployed(run: Path, data_dir: Path, last_layer: LastLayer = "float") -> Depl
     if recipe is None:
         about = packed.about(run)
         trained = packed.packed_network(run)
-        names = (*packed.DECIDING, "fold", "folds", "limit")
+        names = (*fields_with("architecture"), "fold", "folds", "limit")
         recipe = Recipe(**{name: about["recipe"][name] for name in names})
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
         mean, std = about["mean"], about["std"]

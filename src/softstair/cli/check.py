@@ -17,7 +17,8 @@ from softstair.cli._files import reserved
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.theory import Distances, Examination, examine
-from softstair.train.stairs import StairName, named
+from softstair.train.groups import StairName, stair_named
+from softstair.train.recipe import fields_with
 
 __all__ = ["Command", "parse"]
 
@@ -92,7 +93,7 @@ class Command:
 
     def target(self) -> Stair:
         """The stair that the flags describe."""
-        return named(self.stair, self.quantum)
+        return stair_named(self.stair, self.quantum)
 
     def run(self) -> int:
         from softstair.cli import _check_tables
@@ -148,7 +149,7 @@ def parse(words: Sequence[str], prog: str) -> Command:
     if not directory:
         return parse_flags(Command, words, prog)
     recipe, layers = trained_recipe(Path(directory))
-    names = ("noise", "interval", "power", "period", "static_mean", "static_std", "mean0", "std0")
+    names = ("noise", *fields_with("schedule"))
     base = Command(layers=layers, **{name: getattr(recipe, name) for name in names})
     if recipe.features != "float":
         base = replace(base, stair=recipe.features, quantum=recipe.feature_quantum)

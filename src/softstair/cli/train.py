@@ -16,8 +16,7 @@ from softstair.cli._arguments import given
 from softstair.cli._arguments import parse as parse_flags
 from softstair.train import parallel
 from softstair.train.interrupt import Interrupted
-from softstair.train.presets import PresetName, preset
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.run import MOST_THREADS, recipe_of, refuse_other_data, summary_of
 
 if TYPE_CHECKING:

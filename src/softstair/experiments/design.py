@@ -19,8 +19,7 @@ from typing import Any, get_args, get_type_hints
 
 from softstair import noise as noises
 from softstair.schedule import INTERVALS, POWERS
-from softstair.train.presets import preset
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import Recipe, preset
 
 __all__ = ["DESIGNS", "FREEDOMS", "Configuration", "Design", "Unit", "named", "value_of"]
 

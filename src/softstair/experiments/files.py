@@ -39,8 +39,7 @@ from softstair.experiments.design import (
     refuse_unknown,
     value_of,
 )
-from softstair.train.presets import preset
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import Recipe, preset
 
 __all__ = ["changed", "parse", "read"]
 

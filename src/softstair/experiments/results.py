@@ -18,7 +18,7 @@ from typing import Any, get_args
 from softstair._files import replacing
 from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
-from softstair.train.recipe import FIELDS_ADDED_LATER, Recipe
+from softstair.train.recipe import OLDER_VALUES, Recipe
 from softstair.train.run import RunError, data_version_of, metrics_of, recipe_of, summary_of
 
 __all__ = [
@@ -68,7 +68,7 @@ NAMES = (*FIELDS, DATA_VERSION)
 """What tells trainings apart: the fields of a recipe, and the version of the data set."""
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
 """The column of each of these; that of the learning rate has one for every epoch too."""
-DEFAULTS = {name: value_of(Recipe(**FIELDS_ADDED_LATER), name) for name in FIELDS}
+DEFAULTS = {name: value_of(Recipe(**OLDER_VALUES), name) for name in FIELDS}
 DEFAULTS |= {DATA_VERSION: UNKNOWN}
 """The value of a field where a table has no column for it: as in tables older than the field."""
 

@@ -3,8 +3,7 @@
 from softstair.train.interrupt import Interrupted
 from softstair.train.job import train
 from softstair.train.network import trained_network
-from softstair.train.presets import PRESETS, preset
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import PRESETS, Recipe, preset
 from softstair.train.run import Run, RunError
 
 __all__ = [

@@ -26,7 +26,7 @@ from softstair.nn import StairLayer, StairWeight
 from softstair.stair import Stair
 from softstair.train.checkpoint import is_like
 from softstair.train.network import stair_network, trained_network
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import Recipe, fields_with
 from softstair.train.run import RunError, recipe_of, summary_of
 
 __all__ = ["NETWORKS", "about", "pack", "packed_network"]
@@ -35,20 +35,6 @@ FORMAT = 1
 NETWORKS = Path("results/networks")
 """Where networks have a name, in a checkout of softstair."""
 LARGEST = 1 << 30
-DECIDING = (
-    "data",
-    "model",
-    "weights",
-    "weight_quantum",
-    "features",
-    "feature_quantum",
-    "thresholds",
-    "last_layer",
-    "skip",
-    "noise",
-    "forward",
-)
-"""The fields of a recipe that decide what the network is, whatever other versions add to it."""
 
 
 def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
@@ -95,10 +81,10 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
     file = _find(name, folder)
     words, tensors = _read(file)
     try:
-        deciding = {one: words["recipe"][one] for one in DECIDING}
-        if ":" in deciding["model"]:
+        architecture = {name: words["recipe"][name] for name in fields_with("architecture")}
+        if ":" in architecture["model"]:
             raise ValueError("its model is code of its own")
-        recipe = Recipe(**deciding)
+        recipe = Recipe(**architecture)
         shape, classes = tuple(map(int, words["shape"])), len(words["classes"])
         if classes < 1 or len(shape) != 3 or not all(1 <= size <= 1 << 16 for size in shape):
             raise ValueError(f"{classes} classes of examples of shape {shape} are none")

@@ -18,7 +18,6 @@ import re
 import time
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from softstair.data import version
 from softstair.train import checkpoint
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.parallel import ALONE, Team
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import FIELDS, Recipe
 from softstair.train.state import State, is_history
 
 __all__ = [
@@ -261,7 +260,7 @@ def _is_same_data(begun: Any, now: dict[str, Any]) -> bool:
 def _refuse_another_version(path: Path, recipe: Any, versions: Any, error: ValueError) -> None:
     """Refuses a recipe that has most of our fields, but others besides, or that names another
     version and is none of ours."""
-    known = {field.name for field in fields(Recipe)}
+    known = set(FIELDS)
     given = set(recipe) if isinstance(recipe, dict) else set()
     said = versions.get("softstair") if isinstance(versions, dict) else None
     version = said if isinstance(said, str) and len(said) < 40 else None
