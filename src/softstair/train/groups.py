@@ -93,7 +93,13 @@ class DataOptions(Options):
 
     def _check_together(self) -> None:
         super()._check_together()
-        _check.choice("augment", self.augment, AUGMENTATIONS.get(self.data, (self.augment,)))
+        allowed = AUGMENTATIONS.get(self.data, (self.augment,))
+        if self.augment not in allowed:
+            raise SoftstairError(
+                f"augment must be one of {', '.join(allowed)} for {self.data}, but "
+                f"{self.augment!r} was given.",
+                field="augment",
+            )
 
 
 @dataclass(frozen=True)
