@@ -16,12 +16,11 @@ from parts import put
 
 from softstair import noise as noises
 from softstair.experiments import Training, load
-from softstair.experiments.claims import Finding, Verdict, decisive, judged
-from softstair.experiments.claims.contrasts import before_the_drop, final
-from softstair.experiments.claims.static import FULL
+from softstair.experiments.claims import FULL, Finding, decisive, judged
 from softstair.experiments.design import DESIGNS, FORWARDS
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.experiments.studies import DYNAMIC, STATIC, select, studies
+from softstair.experiments.verdicts import Judgement, before_the_drop, final
 from softstair.schedule import POWERS
 
 DOCS = Path(__file__).parent
@@ -170,12 +169,12 @@ def claims(findings: Sequence[Finding]) -> str:
     return table(head, rows)
 
 
-def _is_papers(verdict: Verdict) -> bool:
+def _is_papers(verdict: Judgement) -> bool:
     """Whether it is of full length and of running statistics."""
     return _full(verdict) and not verdict.study.is_fresh
 
 
-def _full(verdict: Verdict) -> bool:
+def _full(verdict: Judgement) -> bool:
     return verdict.study.epochs >= FULL[verdict.study.data]
 
 
@@ -422,12 +421,12 @@ def evidence(findings: Sequence[Finding]) -> str:
     return "\n\n".join(sections)
 
 
-def rows_of(verdict: Verdict) -> str:
+def rows_of(verdict: Judgement) -> str:
     """Accuracies, and then differences."""
     rows = []
-    for label, side in verdict.sides.items():
-        mean, test = side.mean, NONE if "drop" in label else number(side.test)
-        about = [label, str(side.configurations), str(mean.folds)]
+    for label, cell in verdict.cells.items():
+        mean, test = cell.mean, NONE if "drop" in label else number(cell.test)
+        about = [label, str(cell.configurations), str(mean.folds)]
         rows.append([*about, number(mean), NONE, spread(mean), test])
     for label, gap in verdict.gaps.items():
         folds = NONE if label.startswith("std") else str(gap.folds)

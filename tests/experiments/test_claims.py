@@ -10,11 +10,10 @@ import pytest
 from made import Level, made
 
 from softstair.experiments.claims import CLAIMS, judged
-from softstair.experiments.claims.contrasts import before_the_drop, side_by_side
-from softstair.experiments.claims.verdict import above, same
 from softstair.experiments.results import Training, load, write
 from softstair.experiments.statistics import mean_of
 from softstair.experiments.studies import DYNAMIC, STATIC, studies
+from softstair.experiments.verdicts import Group, above, before_the_drop, compare, same
 
 CLAIM = {claim.name: claim for claim in CLAIMS}
 INTERVALS = {"partition": 0.0, "same_start": -0.005, "overlapped": -0.04, "same_end": -0.2}
@@ -249,12 +248,12 @@ def test_a_verdict_has_the_test_accuracy_of_its_sides() -> None:
     """Where there is a test set."""
     units = [replace(one, test_accuracy=one.valid_accuracy - 0.01) for one in study(epochs=20)]
     (found,) = CLAIM["static-mode-above-random"].measured(units).tested
-    for side in found.sides.values():
-        assert side.test is not None
-        assert side.test.value == pytest.approx(side.mean.value - 0.01)
-        assert (side.configurations, len(side.trainings)) == (4, 20)
+    for cell in found.cells.values():
+        assert cell.test is not None
+        assert cell.test.value == pytest.approx(cell.mean.value - 0.01)
+        assert (cell.configurations, len(cell.trainings)) == (4, 20)
     (without,) = CLAIM["static-mode-above-random"].measured(study(epochs=20)).tested
-    assert [side.test for side in without.sides.values()] == [None, None]
+    assert [cell.test for cell in without.cells.values()] == [None, None]
 
 
 def test_a_difference_counts_by_its_interval_or_on_every_fold() -> None:
@@ -348,11 +347,11 @@ def test_sides_are_alike_in_all_else() -> None:
     ]
     (one,) = studies(units)
     wanted = {name: {**STATIC, "forward": name} for name in ("mode", "random")}
-    found = side_by_side(one, wanted)
+    found = compare(one, Group(wanted))
     assert list(found["mode"].folds) == list(found["random"].folds) == [0, 1, 2, 4]
     assert found["mode"].folds[0] == pytest.approx(0.86 + CHANCE[0])
     assert found["random"].folds[0] == pytest.approx(0.82 - 0.004 / 3 + CHANCE[0])
-    none = side_by_side(one, {"a": STATIC, "b": {**DYNAMIC, "interval": "none"}})
+    none = compare(one, Group({"a": STATIC, "b": {**DYNAMIC, "interval": "none"}}))
     assert none == {}
 
 
