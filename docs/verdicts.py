@@ -296,7 +296,7 @@ def precisions(trainings: Sequence[Training]) -> str:
     seed."""
     rows = []
     for name in PARTITION:
-        long = select([one for one in trainings if is_full(one)], {"fold": "0"})
+        long = select([run for run in trainings if is_full(run)], {"data": "cifar10", "fold": "0"})
         groups = {
             ("500", "bfloat16", "0"): long,
             ("500", "bfloat16", "1"): variations("cifar10-500-epochs-seed-1.csv"),
