@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import softstair as ss
-from softstair.fit import fit_quantum
+from softstair.stair import fit_quantum
 
 STAIRS = {
     "sign": ss.Stair.sign(),

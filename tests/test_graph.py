@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import networks
-from softstair.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
-from softstair.layers import number_layers
+from softstair.convert.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
+from softstair.convert.ops import operator_named
+from softstair.convert.sites import Site, number_layers
 
 pytestmark = pytest.mark.quick
 
@@ -132,8 +133,8 @@ def test_recording_loses_no_path_to_the_output(kind):
     """A path that is lost is a gradient that is cut: more would be truncated than may be."""
     graph = record(kind(), (torch.randn(2, 6),))
     numbers = {step.module: n for n, step in enumerate(graph.steps) if step.module}
-    assert set(numbers.values()) <= graph.reaching_output(lambda step: False)
-    assert numbers["a"] not in graph.reaching_output(lambda step: step.module == "r")
+    assert set(numbers.values()) <= graph.reaching_output(())
+    assert numbers["a"] not in graph.reaching_output({numbers["r"]})
 
 
 def test_walls():
@@ -146,9 +147,9 @@ def test_walls():
         Step(None, "add", (2, 3)),
     ]
     graph = Graph(tuple(steps), frozenset({4}))
-    assert graph.reaching_output(lambda s: s.module == "wall") == {0, 1, 2, 3, 4}
-    assert graph.reaching_output(lambda s: s.module in ("wall", "b")) == {2, 3, 4}
-    assert graph.reaching_output(lambda s: s.function == "add") == {4}
+    assert graph.reaching_output({2}) == {0, 1, 2, 3, 4}
+    assert graph.reaching_output({2, 3}) == {2, 3, 4}
+    assert graph.reaching_output({4}) == {4}
     assert graph.consumers() == [[1], [2, 3], [4], [4], []]
 
 
@@ -158,8 +159,10 @@ def test_layers_are_numbered_by_execution():
     steps += [Step(None, "add", (1, 2)), Step("act", None, (3,))]
     steps += [Step("head", None, (4,)), Step("head2", None, (4,))]
     graph = Graph(tuple(steps), frozenset({5, 6}))
-    numbers = number_layers(graph, {1: 1, 2: 2, 5: 5, 6: 6}, {4: 4})
-    assert numbers == {1: 0, 2: 0, 4: 0, 5: 1, 6: 2}
+    kinds = {1: "linear", 2: "linear", 4: "relu", 5: "linear", 6: "linear"}
+    sites = [Site(n, "", operator_named(kind), None, [n]) for n, kind in kinds.items()]
+    number_layers(graph, sites)
+    assert {site.step: site.layer for site in sites} == {1: 0, 2: 0, 4: 0, 5: 1, 6: 2}
 
 
 def test_functions_have_their_bare_names():

@@ -6,10 +6,9 @@ annealing the noise layer by layer turns the smooth network back into the stair 
 
 from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
-from softstair.convert import quantise
+from softstair.convert import quantise, report
 from softstair.noise import Noise
 from softstair.regularise import regularise
-from softstair.report import report
 from softstair.schedule import Schedule
 from softstair.stair import Stair
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from softstair._errors import SoftstairError
 
-__all__ = ["boolean", "choice", "integer", "number", "shortened"]
+__all__ = ["boolean", "choice", "integer", "invalid", "number", "shortened"]
 
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -75,6 +75,15 @@ def choice(name: str, value: Any, options: Collection[str]) -> str:
     raise _error(name, value, allowed)
 
 
+def invalid(name: str, problem: str) -> SoftstairError:
+    """Return the error that a parameter has a problem.
+
+    >>> invalid("freeze", "needs truncate=True")
+    SoftstairError('freeze needs truncate=True.')
+    """
+    return SoftstairError(f"{name} {problem}.", field=name)
+
+
 def shortened(value: object, limit: int = 80) -> str:
     """Return ``repr(value)``, cut to ``limit`` characters."""
     text = repr(value)
@@ -97,6 +106,4 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def _error(name: str, value: Any, allowed: str) -> SoftstairError:
-    return SoftstairError(
-        f"{name} must be {allowed}, but {shortened(value)} was given.", field=name
-    )
+    return invalid(name, f"must be {allowed}, but {shortened(value)} was given")

@@ -1,47 +1,59 @@
-"""The annealer: moves the noise of a network along a schedule.
+"""The annealer: moves the noise of a network along a schedule, and ends the backward pass early.
 
-The clock lives here and nowhere else; where the backward pass may end early, :mod:`truncate
-<softstair.truncate>` ends it.
+A stair without noise passes no gradient. Once the noise of a layer is gone, its stairs give outputs
+without a gradient, and autograd prunes whatever feeds nothing else. Modules from which every path
+to the output meets such a stair run as under :func:`torch.no_grad`. Their parameters receive
+gradients of zero all the same, unless they are frozen, so that optimisers with momentum, and DDP,
+do exactly what they would have done.
 """
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from softstair import _check
-from softstair.nn import StairLayer, StairModule, layer_count, stair_modules
+from softstair._errors import SoftstairError
+from softstair.convert.graph import Graph
+from softstair.convert.report import ATTRIBUTE
+from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
 from softstair.schedule import NoisePath, Schedule
-from softstair.truncate import Truncation
 
 __all__ = ["Annealer"]
 
 SMALLEST_STD = 2.0**-149
-"""What float32, in which the noise is held, can still tell from 0."""
+"""The smallest positive number of float32, in which the noise is stored."""
 
 
 class Annealer:
-    """Sets the noise of every layer of ``net`` at each step.
-
-    net              a stair network, also inside DDP or torch.compile
-    schedule         a :class:`Schedule`, or any function (layer, t) -> (mean, std) in quanta
-    steps_per_unit   steps in one unit of the schedule's time: ``len(loader)`` for epochs
-    update           ``"iteration"`` moves the noise at every step, ``"epoch"`` once per unit
-    truncate         end the backward pass at annealed layers
-    freeze           parameters behind annealed layers receive no gradient and stand still
-    shift            move the weights once by the first mean; None: if the mean is dynamic
+    """Sets the noise of each layer of a network before each iteration.
 
     >>> import softstair as ss
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="2")
-    >>> annealer = Annealer(net, ss.Schedule.for_network(net, period=2), steps_per_unit=10)
+    >>> annealer = ss.Annealer(net, ss.Schedule.for_network(net, period=2), steps_per_unit=10)
     >>> for _ in range(21):
-    ...     annealer.step()
+    ...     annealer.step()  # then the forward pass, the backward pass and the optimiser
     >>> annealer.annealed
     (0,)
+
+    Args:
+        net: A quantised network, which DDP or ``torch.compile`` may wrap.
+        schedule: A :class:`Schedule`, or any function (layer, t) -> (mean, std) in quanta.
+        steps_per_unit: Steps per unit of the schedule's time: ``len(loader)`` if it is epochs.
+        update: ``"iteration"`` moves the noise at every step, ``"epoch"`` once per unit.
+        truncate: End the backward pass at annealed layers.
+        freeze: Give parameters behind annealed layers no gradient, so that they stand still.
+        shift: Move the weights once by the first mean of their noise; None does so if the mean is
+            dynamic.
+
+    Raises:
+        ValueError: If the network is not quantised, or if an argument does not fit it.
     """
 
     def __init__(
@@ -55,14 +67,22 @@ class Annealer:
         shift: bool | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
-            raise ValueError(f"net must be a torch.nn.Module, but {net!r} was given.")
+            raise SoftstairError(
+                f"net must be a torch.nn.Module, but {_check.shortened(net)} was given.",
+                field="net",
+            )
         self.net = _unwrapped(net)
         self.layers = layer_count(self.net)
+        _check_schedule(schedule, self.layers)
+        _check.integer("steps_per_unit", steps_per_unit, 1)
+        _check.choice("update", update, ("iteration", "epoch"))
         _check.boolean("truncate", truncate)
         _check.boolean("freeze", freeze)
-        if shift is not None:
-            _check.boolean("shift", shift)
-        _check_fit(net, schedule, self.layers, steps_per_unit, update, truncate, freeze)
+        if freeze:
+            _check_freeze(net, truncate)
+        if shift is None:
+            shift = isinstance(schedule, Schedule) and not schedule.static_mean
+        _check.boolean("shift", shift)
         self.schedule, self.steps_per_unit, self.update = schedule, steps_per_unit, update
         self.truncate, self.freeze = truncate, freeze
         self.steps = 0
@@ -71,11 +91,9 @@ class Annealer:
             if module.scheduled:
                 self._stairs[module.layer].append(module)
         self._versions: list[int] = []
-        self._together: torch.Tensor | None = None
-        self._now: list[tuple[float, float] | None] = [None] * self.layers
+        self._gathered: Tensor | None = None
+        self._noise: list[tuple[float, float] | None] = [None] * self.layers
         self._truncation = Truncation.of(self.net)
-        if shift is None:
-            shift = isinstance(schedule, Schedule) and not schedule.static_mean
         if shift:
             self._shift_weights()
 
@@ -93,104 +111,106 @@ class Annealer:
     def annealed(self) -> tuple[int, ...]:
         """The layers whose noise is gone."""
         return tuple(
-            layer for layer, noise in enumerate(self._now) if noise and noise[1] < SMALLEST_STD
+            layer for layer, noise in enumerate(self._noise) if noise and noise[1] < SMALLEST_STD
         )
 
     @property
     def noise(self) -> tuple[tuple[float, float] | None, ...]:
-        """The present (mean, std) of every layer, in quanta; None before the first step."""
-        return tuple(self._now)
+        """The present (mean, std) of each layer, in quanta; None before the first step."""
+        return tuple(self._noise)
+
+    @property
+    def tied(self) -> list[nn.Parameter]:
+        """The parameters that have a gradient even if the backward pass does not reach them."""
+        return [getattr(module, name) for module, name in self._truncation.tied]
 
     def step(self) -> None:
-        """Sets the noise for the iteration about to run; call it before the forward pass."""
+        """Set the noise of the next iteration; call it before the forward pass."""
         self._set(self.t)
         self.steps += 1
 
     def tick(self) -> None:
-        """Moves the clock past an iteration and leaves the noise: within an accumulated batch."""
+        """Count an iteration without moving the noise, within an accumulated batch."""
         self.steps += 1
 
     def _set(self, t: float) -> None:
-        wanted = [self._wanted(layer, t) for layer in range(self.layers)]
-        # Somebody else may have written to the noise: a checkpoint that was loaded since.
-        mine = self._versions == self._versions_now()
+        targets = [self._noise_at(layer, t) for layer in range(self.layers)]
+        # Something else may have written to the noise since, such as a loaded checkpoint.
+        is_current = self._versions == self._current_versions()
         with torch.no_grad():
-            if self._together is not None and (wanted != self._now or not mine):
-                # On its way while the device still works on the step before.
-                self._together.copy_(torch.tensor(wanted), non_blocking=True)
-            for stairs, now, noise in zip(self._stairs, self._now, wanted, strict=True):
-                if self._together is None and (noise != now or not mine):
-                    for stair in stairs:
-                        stair.mean.fill_(noise[0])
-                        stair.std.fill_(noise[1])
-        self._now, self._versions = list(wanted), self._versions_now()
-        self._cut(self.annealed if self.truncate else ())
+            if self._gathered is not None:
+                if targets != self._noise or not is_current:
+                    # Copied while the device still works on the previous step.
+                    self._gathered.copy_(torch.tensor(targets), non_blocking=True)
+            else:
+                for stairs, before, noise in zip(self._stairs, self._noise, targets, strict=True):
+                    if noise != before or not is_current:
+                        for stair in stairs:
+                            stair.mean.fill_(noise[0])
+                            stair.std.fill_(noise[1])
+        self._noise, self._versions = list(targets), self._current_versions()
+        self._mark_annealed(self.annealed if self.truncate else ())
 
     def gather(self) -> None:
-        """Puts the noise of all layers into one tensor, of which each stair's is a view from then
-        on: one copy to the device moves all of it."""
+        """Store the noise of all layers in one tensor, so that one copy to the device sets it."""
         device = next((stair.mean.device for stairs in self._stairs for stair in stairs), None)
         if device is None:
             return
-        together = torch.zeros((self.layers, 2), dtype=torch.float32, device=device)
-        for stairs, (mean, std) in zip(self._stairs, together, strict=True):
+        gathered = torch.zeros((self.layers, 2), dtype=torch.float32, device=device)
+        for stairs, (mean, std) in zip(self._stairs, gathered, strict=True):
             for stair in stairs:
                 mean.copy_(stair.mean)
                 std.copy_(stair.std)
                 stair.mean, stair.std = mean, std
-        self._together, self._versions = together, []
+        self._gathered, self._versions = gathered, []
 
-    @property
-    def tied(self) -> list[nn.Parameter]:
-        """The parameters that have a gradient whether or not the backward pass comes to them."""
-        return [getattr(module, name) for module, name in self._truncation.tied]
-
-    def _versions_now(self) -> list[int]:
+    def _current_versions(self) -> list[int]:
         return [stair.std._version for stairs in self._stairs for stair in stairs]
 
-    def _wanted(self, layer: int, t: float) -> tuple[float, float]:
+    def _noise_at(self, layer: int, t: float) -> tuple[float, float]:
         noise = self.schedule(layer, t)
         try:
             mean, std = (float(value) for value in noise)
-            good = math.isfinite(mean) and math.isfinite(std) and std >= 0
+            is_valid = math.isfinite(mean) and math.isfinite(std) and std >= 0
         except (TypeError, ValueError):
-            good = False
-        if not good:
-            raise ValueError(
+            is_valid = False
+        if not is_valid:
+            raise SoftstairError(
                 "schedule must give a finite mean and a std of 0 or above, "
-                f"but {noise!r} was given for layer {layer} at t = {t:g}."
+                f"but {noise!r} was given for layer {layer} at t = {t:g}.",
+                field="schedule",
             )
         return mean, std
 
-    def _cut(self, layers: tuple[int, ...]) -> None:
-        """Ends the backward pass at these layers, and lets it through all others."""
-        wanted = [
+    def _mark_annealed(self, layers: tuple[int, ...]) -> None:
+        """End the backward pass at these layers, and at no other."""
+        annealed = {
             # A slope that is no probability density does not vanish with the noise.
-            (stair, stair.layer in layers and stair.noise.proper)
+            stair: stair.layer in layers and stair.noise.proper
             for stairs in self._stairs
             for stair in stairs
-        ]
-        # The stairs' own flags are asked: another annealer, or another time, may have set them.
-        if all(stair.annealed == cut for stair, cut in wanted):
+        }
+        # Compared with the stairs' own flags, which another annealer may have set.
+        if all(stair.annealed == is_annealed for stair, is_annealed in annealed.items()):
             return
-        for stair, cut in wanted:
-            stair.annealed = cut
+        for stair, is_annealed in annealed.items():
+            stair.annealed = is_annealed
         self._truncation.update(self.net, self.freeze)
         _allow_recompilations(self.layers)
 
     def _shift_weights(self) -> None:
-        means = [self._wanted(layer, 0.0)[0] for layer in range(self.layers)]
-        moved: set[int] = set()
+        means = [self._noise_at(layer, 0.0)[0] for layer in range(self.layers)]
+        shifted: set[int] = set()
         for module in self.net.modules():
             if isinstance(module, StairLayer):
                 stair = module.weight_stair
                 # A parameter that two layers share moves with the first of them.
-                first = id(module.weight) not in moved
-                stair.shift(module.weight, means[stair.layer] if first else 0.0)
-                moved.add(id(module.weight))
+                is_first = id(module.weight) not in shifted
+                stair.shift(module.weight, means[stair.layer] if is_first else 0.0)
+                shifted.add(id(module.weight))
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock, and the schedule it belongs to; the noise itself is in the network's state."""
+        """Return the clock and the schedule; the network's own state holds the noise."""
         schedule = self.schedule.to_json() if isinstance(self.schedule, Schedule) else None
         return {
             "steps": self.steps,
@@ -201,27 +221,32 @@ class Annealer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Sets the clock to where :meth:`state_dict` left it; the next step is the next one."""
-        mine = self.state_dict()
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            raise ValueError(
-                f"the annealer's state must hold {', '.join(mine)}, but {state!r} was given."
+        """Set the clock to where :meth:`state_dict` was called.
+
+        Raises:
+            ValueError: If the state belongs to another schedule, update or number of steps.
+        """
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or set(state) != set(own):
+            raise SoftstairError(
+                f"state must hold {', '.join(own)}, but {_check.shortened(state)} was given.",
+                field="state",
             )
         for name in ("schedule", "steps_per_unit", "update", "freeze"):
-            if state[name] != mine[name]:
-                raise ValueError(
+            if state[name] != own[name]:
+                raise SoftstairError(
                     f"{name} must be the one the state was saved with, {state[name]!r}, "
-                    f"but the annealer has {mine[name]!r}."
+                    f"but the annealer has {own[name]!r}.",
+                    field=name,
                 )
-        steps = self.steps = _check.integer("steps", state["steps"], 0)
-        self._now = [None] * self.layers
-        if steps:
-            self._set(self._time(steps - 1))
+        self.steps = _check.integer("steps", state["steps"], 0)
+        self._noise = [None] * self.layers
+        if self.steps:
+            self._set(self._time(self.steps - 1))
 
 
 def _allow_recompilations(layers: int) -> None:
-    """Each newly annealed layer compiles the network once more; dynamo, which gives up after eight
-    by default, is told for the whole process to bear with as many as there are layers."""
+    """Let dynamo compile the network once per annealed layer; by default it stops after eight."""
     if "torch._dynamo" in sys.modules:
         config = sys.modules["torch._dynamo"].config
         # torch 2.6 calls the limit cache_size_limit.
@@ -239,31 +264,166 @@ def _unwrapped(net: nn.Module) -> nn.Module:
         net = inner
 
 
-def _check_fit(
-    net: nn.Module,
-    schedule: NoisePath,
-    layers: int,
-    steps_per_unit: int,
-    update: str,
-    truncate: bool,
-    freeze: bool,
-) -> None:
+def _check_schedule(schedule: NoisePath, layers: int) -> None:
     if not callable(schedule):
-        raise ValueError(
-            f"schedule must be a Schedule or a function (layer, t), but {schedule!r} was given."
+        raise SoftstairError(
+            f"schedule must be a Schedule or a function (layer, t), but {schedule!r} was given.",
+            field="schedule",
         )
     if isinstance(schedule, Schedule) and schedule.layers != layers:
-        raise ValueError(
+        raise SoftstairError(
             f"schedule must have as many layers as the network, {layers}, but it has "
-            f"{schedule.layers}; Schedule.for_network counts them."
+            f"{schedule.layers}; Schedule.for_network counts them.",
+            field="schedule",
         )
-    _check.integer("steps_per_unit", steps_per_unit, 1)
-    _check.choice("update", update, ("iteration", "epoch"))
-    if freeze and not truncate:
-        raise ValueError("freeze goes with truncate=True, but truncate=False was given.")
+
+
+def _check_freeze(net: nn.Module, truncate: bool) -> None:
+    if not truncate:
+        raise SoftstairError(
+            "freeze goes with truncate=True, but truncate=False was given.", field="freeze"
+        )
     parallel = isinstance(net, nn.parallel.DistributedDataParallel)
-    if freeze and parallel and not net.find_unused_parameters:
-        raise ValueError(
+    if parallel and not net.find_unused_parameters:
+        raise SoftstairError(
             "freeze needs DistributedDataParallel(find_unused_parameters=True), since frozen "
-            "parameters receive no gradient, but find_unused_parameters=False was given."
+            "parameters receive no gradient, but find_unused_parameters=False was given.",
+            field="freeze",
         )
+
+
+class Truncation:
+    """A forward hook that ties the parameters of a network to its output.
+
+    ``p[:0].sum()`` is an empty sum: 0 in value whatever p holds, with a gradient of zeros for p.
+    Added to an existing gradient it changes nothing, so that it is enough to tie all parameters.
+    """
+
+    def __init__(self) -> None:
+        self.tied: list[tuple[nn.Module, str]] = []
+        self.handles: list[Any] = []
+
+    @classmethod
+    def of(cls, net: nn.Module) -> "Truncation":
+        """Return the hook of a network, which all its annealers share."""
+        for hook in net._forward_hooks.values():
+            if isinstance(hook, cls):
+                return hook
+        hook = cls()
+        net.register_forward_hook(hook)
+        return hook
+
+    def update(self, net: nn.Module, freeze: bool) -> None:
+        """Find the modules behind annealed stairs again."""
+        for handle in self.handles:
+            handle.remove()
+        blocked = _blocked_modules(net)
+        self.handles = [handle for module in blocked for handle in _disable_gradients(module)]
+        annealed = any(stair.annealed for _, stair in stair_modules(net))
+        self.tied = _used_parameters(net) if annealed and not freeze else []
+        if freeze:
+            for module in net.modules():
+                if isinstance(module, StairLayer) and module.weight_stair.annealed:
+                    module.weight.grad = None
+            for module in blocked:
+                module.zero_grad(set_to_none=True)
+
+    def __call__(self, net: nn.Module, inputs: Any, output: Any) -> Any:
+        if not net.training or not torch.is_grad_enabled() or not self.tied:
+            return None
+        empty = [getattr(module, name).reshape(-1)[:0].sum() for module, name in self.tied]
+        zero = torch.stack(empty).sum()
+        has_tensors = False
+
+        def tie(value: Any) -> Any:
+            nonlocal has_tensors
+            if isinstance(value, Tensor) and value.is_floating_point():
+                has_tensors = True
+                return value + zero.to(value.dtype)
+            if is_dataclass(value) and not isinstance(value, type):
+                names = [field.name for field in fields(value) if field.init]
+                return replace(value, **{n: tree_map(tie, getattr(value, n)) for n in names})
+            return value
+
+        tied = tree_map(tie, output)
+        if not has_tensors:
+            raise TypeError(
+                "the network must return a tensor, or tuples, lists, dictionaries or dataclasses "
+                "of tensors, for its backward pass to be truncated, but it returned "
+                f"{type(output).__name__}; give Annealer truncate=False or freeze=True."
+            )
+        return tied
+
+
+def _complete_graphs(net: nn.Module) -> Iterator[tuple[nn.Module, Graph]]:
+    """Yield each quantised network inside ``net`` whose graph is complete, with its graph."""
+    for part in net.modules():
+        conversion = getattr(part, ATTRIBUTE, None)
+        if conversion is not None and conversion.graph.complete:
+            yield part, conversion.graph
+
+
+def _used_parameters(net: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return where the parameters are that the network uses; unused ones have no gradient."""
+    listed: set[int] = set()
+    used: set[int] = set()
+    for part, graph in _complete_graphs(net):
+        called = {step.module for step in graph.steps if step.module}
+        for name, parameter in part.named_parameters(remove_duplicate=False):
+            owners = [name[:i] for i, letter in enumerate(name) if letter == "."]
+            listed.add(id(parameter))
+            if name in graph.attributes or not called.isdisjoint(owners):
+                used.add(id(parameter))
+    seen = listed - used
+    places = []
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                places.append((module, name))
+    return places
+
+
+def _blocked_modules(net: nn.Module) -> list[nn.Module]:
+    """Return the modules with parameters whose every path to the output meets an annealed stair.
+
+    Only where the graph is complete; elsewhere autograd prunes what it can.
+    """
+    blocked: dict[int, nn.Module] = {}
+    for part, graph in _complete_graphs(net):
+        modules = [part.get_submodule(step.module) if step.module else None for step in graph.steps]
+        walls = {
+            number
+            for number, module in enumerate(modules)
+            if isinstance(module, StairActivation) and module.annealed
+        }
+        # Somebody's hook may use a result elsewhere, perhaps in the loss.
+        hooked = [n for n, module in enumerate(modules) if module and _has_other_hooks(module)]
+        alive = {id(modules[number]) for number in graph.reaching_output(walls, hooked)}
+        for module in modules:
+            if module and id(module) not in alive and any(True for _ in module.parameters()):
+                blocked[id(module)] = module
+    return list(blocked.values())
+
+
+def _has_other_hooks(module: nn.Module) -> bool:
+    return any(hook is not _restore_gradients for hook in module._forward_hooks.values())
+
+
+def _disable_gradients(module: nn.Module) -> tuple[Any, Any]:
+    """Hook a module to run as under torch.no_grad(); compilers prune by themselves."""
+    return (
+        module.register_forward_pre_hook(_stop_gradients),
+        module.register_forward_hook(_restore_gradients, always_call=True),
+    )
+
+
+def _stop_gradients(module: nn.Module, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        module.__dict__["_recording"] = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+
+
+def _restore_gradients(module: nn.Module, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        torch.set_grad_enabled(module.__dict__.pop("_recording", True))

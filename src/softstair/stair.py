@@ -22,10 +22,11 @@ from torch import Tensor
 
 from softstair import _check
 
-__all__ = ["Quantum", "Stair"]
+__all__ = ["Quantum", "Stair", "fit_quantum"]
 
 Quantum = float | tuple[float, ...]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FIT_CANDIDATES = 96
 
 
 @dataclass(frozen=True)
@@ -327,3 +328,36 @@ def _in_units(value: float, unit: float) -> float:
     ratio = value / unit
     halves = round(2 * ratio) / 2
     return halves if math.isclose(ratio, halves, rel_tol=1e-12) else ratio
+
+
+@torch.no_grad()
+def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stair:
+    """Return ``stair`` with the quantum ε that minimises ‖w − σ_ε(w)‖².
+
+    The search runs from a hundredth of the quantum that reaches the largest weight to a quarter
+    above it, so that the fit may clip outliers.
+
+    >>> weight = torch.tensor([[-0.3, 0.3, 0.0, 0.3], [0.6, -0.6, 0.0, 0.0]])
+    >>> [round(q, 2) for q in fit_quantum(weight, Stair.ternary(), per_channel=True).quantum]
+    [0.3, 0.6]
+
+    Args:
+        weight: The weights w; dimension 0 is the output channels.
+        stair: The stair σ, whose own quantum does not matter.
+        per_channel: Fit a quantum to each output channel instead of one to all weights.
+    """
+    unit = stair.with_quantum(1.0)
+    rows = weight.detach().double().reshape(weight.shape[0] if per_channel else 1, -1)
+    reach = max(abs(unit.levels[0]), abs(unit.levels[-1]))
+    largest = rows.abs().amax(dim=1, keepdim=True) / reach
+    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+    best = torch.full_like(largest, torch.inf)
+    quantum = largest.clone()
+    for ratio in torch.linspace(0.01, 1.25, FIT_CANDIDATES, dtype=torch.float64).tolist():
+        candidate = largest * ratio
+        error = (unit(rows / candidate) * candidate - rows).square().sum(dim=1, keepdim=True)
+        quantum = torch.where(error < best, candidate, quantum)
+        best = torch.minimum(best, error)
+    # Rounded to float32, in which it is saved, so that a loaded network is the trained one.
+    quanta = quantum.float().double().flatten().tolist()
+    return stair.with_quantum(quanta, axis=0) if per_channel else stair.with_quantum(quanta[0])

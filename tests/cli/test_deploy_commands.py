@@ -14,7 +14,7 @@ from softstair.cli import main
 from softstair.data import load
 from softstair.data.folds import split
 from softstair.deploy import IntegerNetwork, last
-from softstair.fit import fit_quantum
+from softstair.stair import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import about, pack

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from softstair.convert.graph import Graph, trace
 from softstair.deploy import nodes
 from softstair.deploy.folding import fold
 from softstair.deploy.network import IntegerNetwork
 from softstair.deploy.sums import pair, total
 from softstair.deploy.values import ExportError, Pending, Value, Whole
-from softstair.graph import Graph, trace
 from softstair.nn import StairActivation, StairLayer
 
 __all__ = ["ExportError", "integerise"]

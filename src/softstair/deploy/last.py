@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from softstair.convert.report import ATTRIBUTE
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
 from softstair.deploy.values import ExportError
-from softstair.fit import fit_quantum
 from softstair.nn import StairLinear, StairWeight, layer_count
-from softstair.report import ATTRIBUTE
-from softstair.stair import Stair
+from softstair.stair import Stair, fit_quantum
 
 __all__ = ["quantise_last_layer"]
 

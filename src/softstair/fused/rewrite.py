@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from softstair.anneal import Truncation
+from softstair.convert.graph import trace
+from softstair.convert.rewrite import call_operators
 from softstair.fused.layer import FusedLayer
-from softstair.graph import call_operators, trace
 from softstair.kernels.triton import FAMILIES
 from softstair.kernels.triton import kind as kind_of
 from softstair.kernels.triton import table as table_of
@@ -16,7 +18,6 @@ from softstair.kernels.triton.ready import FEW, make_ready
 from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.noise import Noise
 from softstair.stair import Stair
-from softstair.truncate import Truncation
 
 __all__ = ["Fused", "fused"]
 

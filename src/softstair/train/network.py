@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from softstair.convert import quantise
+from softstair.convert import quantise, report
 from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
-from softstair.report import report
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
 from softstair.train.run import RunError, load_checkpoint, read, recipe_of

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from softstair.convert.graph import training_mode
 from softstair.data.batches import Examples
-from softstair.graph import mode
 from softstair.train.parallel import ALONE, Team
 from softstair.train.products import products_in
 
@@ -55,7 +55,7 @@ def refresh(
     batches = order.split(batch)[: max(1, min(ENOUGH, len(order)) // batch)]
     before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
     try:
-        with mode(network, training=False), products_in("float32"):
+        with training_mode(network, training=False), products_in("float32"):
             for norm in norms:
                 norm.train()
                 norm.reset_running_stats()

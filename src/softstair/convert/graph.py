@@ -1,13 +1,12 @@
-"""What a network computes in training, in order of execution, and what feeds what.
+"""The graph of a network: its operations in order of execution, and the results that each takes.
 
-The graph comes from symbolic tracing (torch.fx) where that works, and from one recorded run on
-example inputs where it does not. Either way it is a list of steps; a step names the module it
-calls, or the function, and the earlier steps whose results it takes.
+:func:`trace` derives it by symbolic tracing (torch.fx). :func:`record` derives it from one run on
+example inputs, for models that cannot be traced.
 """
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,15 +16,17 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Step", "call_operators", "record", "steps_of", "trace"]
+from softstair.nn import StairLayer, StairModule
+
+__all__ = ["Graph", "Step", "record", "steps_of", "trace", "training_mode"]
 
 IN_PLACE_OPERATORS = frozenset(
     "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 )
-"""Augmented assignments, ``x += y`` and its like."""
+"""Augmented assignments such as ``x += y``."""
 
 WRITING_FUNCTIONS = IN_PLACE_OPERATORS | {"set", "setitem", "set_data"}
-"""Functions that write into their first argument although their name does not end in ``_``."""
+"""Functions without a trailing ``_`` that write into their first argument."""
 
 SHARING_FUNCTIONS = frozenset(
     "adjoint alias align_as align_to alpha_dropout as_strided as_subclass as_tensor asarray "
@@ -40,7 +41,7 @@ SHARING_FUNCTIONS = frozenset(
     "unsafe_split unsafe_split_with_sizes unsafe_view unsqueeze values view view_as "
     "view_as_complex view_as_real vsplit".split()
 )
-"""Functions, methods and attributes whose result may share the memory of what they take."""
+"""Functions, methods and attributes whose result may share memory with their input."""
 
 SHARING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
 
@@ -48,45 +49,45 @@ SIZE_FUNCTIONS = frozenset(
     "size shape dim ndim ndimension numel nelement stride dtype device is_cuda layout "
     "is_floating_point is_contiguous get_device element_size len".split()
 )
-"""Functions, methods and attributes that read no values of the tensor that they take."""
+"""Functions, methods and attributes that do not read the values of their input."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation. ``module`` is the qualified name of the module it calls, if it calls one;
-    ``function`` the name of the function or method otherwise."""
+    """One operation: a call of a module or of a function."""
 
     module: str | None
+    """The qualified name of the module, if the step calls one."""
     function: str | None
+    """The bare name of the function or method, if the step calls one."""
     inputs: tuple[int, ...]
+    """The steps whose results it takes."""
     has_numbers: bool = False
-    """Takes plain numbers besides the results of other steps."""
+    """Whether it also takes Python numbers."""
     written: frozenset[int] = frozenset()
-    """The earlier steps whose results it may change, if it works in place: all those that may share
-    memory with the tensor it writes into."""
+    """The earlier steps whose results may share memory with a tensor that it writes into."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Steps in order of execution, and those whose results leave the network."""
+    """The steps of a network in order of execution."""
 
     steps: tuple[Step, ...]
     outputs: frozenset[int]
+    """The steps whose results leave the network."""
     complete: bool = True
-    """Whether this is all that training can ever compute, not only what one run did."""
+    """Whether training computes nothing else; a recorded run may have taken one of two branches."""
     attributes: frozenset[str] = frozenset()
-    """Parameters and buffers that the code takes by name, not through a module."""
+    """Parameters and buffers that the code reads by name, not through a module."""
 
-    @classmethod
-    def of(cls, steps: list[Step], outputs: set[int], **settings: Any) -> "Graph":
-        """The graph of these steps. What is written in place and not taken from the step that wrote
-        it leaves the network unseen, and counts as an output."""
-        graph = cls(tuple(steps), frozenset(outputs), **settings)
-        unseen = {n for n, step in enumerate(steps) if step.written and graph.is_read_elsewhere(n)}
-        return replace(graph, outputs=graph.outputs | unseen)
+    def with_written_outputs(self) -> "Graph":
+        """Return the graph with in-place writes as outputs if their target is read elsewhere."""
+        written = {n for n, step in enumerate(self.steps) if step.written}
+        unseen = {number for number in written if self.is_read_elsewhere(number)}
+        return replace(self, outputs=self.outputs | unseen)
 
     def is_read_elsewhere(self, number: int) -> bool:
-        """Whether what a step may have written into is read again other than as its result."""
+        """Return whether the memory that a step writes is read other than through its result."""
         readers = self.consumers()
         written = self.steps[number].written
         again = any(
@@ -97,32 +98,32 @@ class Graph:
         return again or not readers[number] or not written.isdisjoint(self.outputs)
 
     def consumers(self) -> list[list[int]]:
-        """For each step, the steps that take its result."""
+        """Return, for each step, the steps that take its result."""
         consumers: list[list[int]] = [[] for _ in self.steps]
         for number, step in enumerate(self.steps):
             for source in step.inputs:
                 consumers[source].append(number)
         return consumers
 
-    def reaching_output(
-        self, is_wall: Callable[[Step], bool], also: Iterable[int] = ()
-    ) -> set[int]:
-        """The steps from which some path leads to an output (or to one of ``also``) without passing
-        a wall; the walls that close the other paths are among them."""
+    def reaching_output(self, walls: Container[int], also: Iterable[int] = ()) -> set[int]:
+        """Return the steps with a path to an output, or to a step of ``also``, that no wall blocks.
+
+        Walls that such a path starts at are included.
+        """
         reached: set[int] = set()
         waiting = [*self.outputs, *also]
         while waiting:
             number = waiting.pop()
             if number not in reached:
                 reached.add(number)
-                if not is_wall(self.steps[number]):
+                if number not in walls:
                     waiting.extend(self.steps[number].inputs)
         return reached
 
 
 @contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or evaluation; afterwards each module is in its own mode again."""
+def training_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set the model to training or evaluation, and each module back to its own mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
@@ -133,7 +134,7 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 class _InPlaceOperators:
-    """Records ``x += y`` as in place, where torch.fx's own proxies record ``x = x + y``."""
+    """Trace ``x += y`` as in place; torch.fx's own proxies trace ``x = x + y``."""
 
     tracer: fx.proxy.TracerBase
 
@@ -164,42 +165,37 @@ class _Proxy(_InPlaceOperators, fx.Proxy):
 
 
 class _Attribute(_InPlaceOperators, fx.proxy.Attribute):
-    """An attribute of one, such as x.data."""
+    """An attribute of a traced value, such as ``x.data``."""
 
 
 class Tracer(fx.Tracer):
-    """torch.fx's tracer; the layers of a stair network are leaves, as torch's own are."""
+    """torch.fx's tracer with softstair's layers as leaf modules."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        from softstair.nn import StairLayer, StairModule
-
-        stair = isinstance(m, StairModule | StairLayer)
-        return stair or super().is_leaf_module(m, module_qualified_name)
-
-
-def optional_arguments(model: nn.Module) -> dict[str, None]:
-    """The arguments of the forward pass that may be left out and are None then. Tracing decides
-    ``if mask is not None`` once and for all, so it is shown the shorter call."""
-    parameters = inspect.signature(type(model).forward).parameters
-    return {name: None for name, p in parameters.items() if p.default is None}
+        is_stair = isinstance(m, StairModule | StairLayer)
+        return is_stair or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
-    """The graph by symbolic tracing, and torch.fx's own."""
-    left_out = optional_arguments(model)
+    """Return the graph by symbolic tracing, and torch.fx's own.
+
+    Arguments of the forward pass that default to None are left out: tracing would take
+    ``if mask is not None`` for true.
+    """
+    parameters = inspect.signature(type(model).forward).parameters
+    omitted = {name: None for name, p in parameters.items() if p.default is None}
     before = {module: dict(vars(module)) for module in model.modules()}
-    with mode(model, training):
-        traced = Tracer().trace(model, concrete_args=left_out or None)
-    kept = not left_out and not _restore(before)
-    return steps_of(traced, model, complete=kept), traced
+    with training_mode(model, training):
+        traced = Tracer().trace(model, concrete_args=omitted or None)
+    was_changed = _restore(before)
+    return steps_of(traced, model, complete=not omitted and not was_changed), traced
 
 
 def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
-    """Undoes what the forward pass, fed with proxies, has set on its modules. What it sets is taken
-    elsewhere, so that the graph is not all there is to know; returns whether there was any."""
+    """Undo the attributes that the traced forward pass has set; return whether there were any."""
     changed = False
     for module, attributes in before.items():
         for name, value in list(vars(module).items()):
@@ -214,10 +210,10 @@ def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
 
 
 def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
-    """The graph of a traced one."""
+    """Return the graph of a graph of torch.fx."""
     numbers = {node: number for number, node in enumerate(traced.nodes)}
     steps, outputs, attributes = [], set(), set()
-    # For each step, the steps that allocated the memory its result may lie in.
+    # For each step, the steps that allocated the memory of its result.
     allocated_by: list[frozenset[int]] = []
     for number, node in enumerate(traced.nodes):
         inputs = tuple(numbers[source] for source in node.all_input_nodes)
@@ -240,7 +236,8 @@ def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph
             outputs.add(number)
         if node.op == "get_attr":
             attributes.add(str(node.target))
-    return Graph.of(steps, outputs, complete=complete, attributes=frozenset(attributes))
+    graph = Graph(tuple(steps), frozenset(outputs), complete, frozenset(attributes))
+    return graph.with_written_outputs()
 
 
 def _raw_name(node: fx.Node) -> str:
@@ -254,12 +251,12 @@ def _raw_name(node: fx.Node) -> str:
 
 
 def _name(node: fx.Node) -> str | None:
-    """The bare name of the function or method a node calls: relu for F.relu, torch.relu, x.relu."""
+    """Return the bare name of a function: relu for F.relu, torch.relu, x.relu and x.relu_."""
     return _raw_name(node).strip("_") or None
 
 
 def _targets(name: str, module: nn.Module | None, args: Any, named: Any) -> list[Any]:
-    """The arguments that a call writes into."""
+    """Return the arguments that a call writes into."""
     named = named or {}
     name = name.partition(".")[0]  # of an overload: mul_.Tensor
     in_place = name.endswith("_") and not name.endswith("__")
@@ -271,95 +268,76 @@ def _targets(name: str, module: nn.Module | None, args: Any, named: Any) -> list
 
 
 def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the result of a call may be its input, or a view of it."""
+    """Return whether the result of a call may be its input, or a view of it."""
     if module is not None:
         return isinstance(module, SHARING_MODULES)
     if node.op == "call_function":
         package = str(getattr(node.target, "__module__", None)).partition(".")[0]
         if package not in ("None", "torch", "_operator", "builtins", "math"):
-            return True  # a function of the user's own, of which nothing is known
+            return True  # nothing is known about the user's own functions
     return _raw_name(node).partition(".")[0].strip("_") in SHARING_FUNCTIONS
 
 
-def apply_operator(name: str, x: Any, y: Any) -> Any:
-    """What ``x += y`` and its like leave in x: the same tensor, or another number."""
-    return getattr(operator, name)(x, y)
-
-
-def call_operators(graph: Graph, traced: fx.Graph) -> None:
-    """Makes the augmented assignments of a traced graph calls, before code is generated from it.
-
-    For ``y = x; y += 1`` torch.fx would write ``x += 1``, which is another value of x if that is a
-    number. Where nothing reads x again, y = x + 1 is as good, and autograd keeps what it needs.
-    """
-    for number, node in enumerate(traced.nodes):
-        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name in IN_PLACE_OPERATORS and node.target is getattr(operator, name):
-            if graph.is_read_elsewhere(number):
-                node.target, node.args = apply_operator, (name, *node.args)
-            else:
-                plain = name.removeprefix("i")
-                node.target = getattr(operator, plain, None) or getattr(operator, f"{plain}_")
-
-
 def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
-    """The graph of one run, by watching which tensor goes where; evaluation mode, for a run in
-    training would change the statistics of batch-norms."""
+    """Return the graph of one run, in evaluation: training would change batch-norm statistics."""
     recorder = _Recorder()
     handles = []
-    leaf = Tracer().is_leaf_module
+    is_leaf = Tracer().is_leaf_module
     for name, module in model.named_modules():
-        if name and leaf(module, name):
+        if name and is_leaf(module, name):
             handles.append(module.register_forward_pre_hook(recorder.enter))
             handles.append(module.register_forward_hook(recorder.leave(name), with_kwargs=True))
     try:
-        with mode(model, training=False), torch.no_grad(), recorder:
+        with training_mode(model, training=False), torch.no_grad(), recorder:
             result = model(*example_inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return Graph.of(recorder.steps, {*recorder.sources(tree_leaves(result))}, complete=False)
+    outputs = frozenset(recorder.sources(tree_leaves(result)))
+    return Graph(tuple(recorder.steps), outputs, complete=False).with_written_outputs()
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes each function call outside of leaf modules, and each leaf module's call."""
+    """Records the calls of leaf modules, and of functions outside of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.maker: dict[int, int] = {}
+        self.step_of: dict[int, int] = {}
+        """The step that returned each tensor, by id."""
         self.memory: list[set[int]] = []
-        """For each step, the addresses of the tensors that it gave."""
-        self.kept: list[Tensor] = []  # an id, or an address, stays true only while its tensor lives
+        """For each step, the addresses of the tensors that it returned."""
+        self.alive: list[Tensor] = []  # ids and addresses are unique only while tensors live
         self.depth = 0
 
     def sources(self, values: Iterable[Any]) -> list[int]:
-        found = (self.maker.get(id(v)) for v in values if isinstance(v, Tensor))
-        return list(dict.fromkeys(number for number in found if number is not None))
+        steps = (self.step_of.get(id(v)) for v in values if isinstance(v, Tensor))
+        return list(dict.fromkeys(number for number in steps if number is not None))
 
-    def note(
+    def record_call(
         self, module: str | None, function: str | None, targets: list[Any], inputs: Any, result: Any
     ) -> None:
         leaves = tree_leaves(inputs)
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and id(leaf) not in self.maker:
-                # The network's input, a parameter, a constant: a source, and no feature.
+            if isinstance(leaf, Tensor) and id(leaf) not in self.step_of:
+                # The network's input, a parameter or a constant.
                 self.add(Step(None, None, ()), [leaf])
-        taken = self.sources(leaves)
         targets = [target for target in targets if isinstance(target, Tensor)]
-        for target in targets:  # it may have other memory now
-            self.memory[self.maker[id(target)]].add(_address(target))
-        places = set[int]().union(*(self.memory[number] for number in self.sources(targets)))
-        written = {n for n, memory in enumerate(self.memory) if not memory.isdisjoint(places)}
+        for target in targets:  # the write may have given it other memory
+            self.memory[self.step_of[id(target)]].add(_address(target))
+        addresses = set[int]().union(*(self.memory[number] for number in self.sources(targets)))
+        written = {n for n, memory in enumerate(self.memory) if not memory.isdisjoint(addresses)}
         has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
-        step = Step(module, function, tuple(taken), has_numbers, frozenset(written))
-        self.add(step, tree_leaves(result))
+        sources = tuple(self.sources(leaves))
+        self.add(
+            Step(module, function, sources, has_numbers, frozenset(written)), tree_leaves(result)
+        )
 
     def add(self, step: Step, results: list[Any]) -> None:
         tensors = [result for result in results if isinstance(result, Tensor)]
         for tensor in tensors:
-            self.kept.append(tensor)
-            self.maker[id(tensor)] = len(self.steps)
+            self.alive.append(tensor)
+            self.step_of[id(tensor)] = len(self.steps)
         self.memory.append({_address(tensor) for tensor in tensors})
         self.steps.append(step)
 
@@ -368,9 +346,9 @@ class _Recorder(TorchFunctionMode):
 
     def leave(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, named: Any, result: Any) -> None:
-            if self.depth == 1:  # not yet 0: what note() itself calls is not recorded
+            if self.depth == 1:  # not 0: the functions that record_call uses are not recorded
                 targets = _targets("", module, inputs, named)
-                self.note(name, None, targets, (inputs, named), result)
+                self.record_call(name, None, targets, (inputs, named), result)
             self.depth -= 1
 
         return hook
@@ -385,12 +363,12 @@ class _Recorder(TorchFunctionMode):
             if isinstance(function, torch._ops.OpOverload):
                 name = function.__name__
             targets = _targets(name, None, args, kwargs)
-            self.note(None, name.strip("_"), targets, (args, kwargs), result)
+            self.record_call(None, name.strip("_"), targets, (args, kwargs), result)
         return result
 
 
 def _address(tensor: Tensor) -> int:
-    """The address of a tensor's memory, the same for all its views."""
+    """Return the address of a tensor's memory, which its views share."""
     if tensor.layout is not torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)

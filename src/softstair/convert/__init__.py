@@ -1,0 +1,302 @@
+"""Conversion of float networks: ``quantise`` and ``report``.
+
+:mod:`~softstair.convert.graph` finds out what a network computes. :mod:`~softstair.convert.ops` is
+the table of what each operation does to quantised features. :mod:`~softstair.convert.sites` decides
+what is quantised, with which layer number. :mod:`~softstair.convert.rewrite` turns functional
+activations into modules, and :mod:`~softstair.convert.report` holds the outcome.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from softstair import _check
+from softstair import noise as noises
+from softstair._errors import first_line
+from softstair.convert.graph import Graph, record, trace
+from softstair.convert.ops import operator_of
+from softstair.convert.report import ATTRIBUTE, Conversion, Row, report
+from softstair.convert.rewrite import call_names, rewrite
+from softstair.convert.sites import (
+    Options,
+    PerLayer,
+    Site,
+    find_sites,
+    matches,
+    number_layers,
+    set_input_units,
+    set_ranks,
+)
+from softstair.nn import StairActivation, StairLayer, StairModule, StairWeight
+from softstair.noise import Noise
+from softstair.regularise import FORWARDS, Forward
+from softstair.stair import Stair, fit_quantum
+from softstair.ste import Estimator
+
+__all__ = ["quantise", "report"]
+
+
+def quantise(
+    model: nn.Module,
+    weights: PerLayer[Stair | None] = None,
+    features: PerLayer[Stair | None] = None,
+    noise: PerLayer[Noise | str | Estimator] = "uniform",
+    forward: PerLayer[Forward] = "mode",
+    skip: str | Sequence[str] = (),
+    example_inputs: Tensor | Sequence[Any] | None = None,
+    init: Literal["thresholds", "keep"] = "thresholds",
+    fit: Literal["layer", "channel"] | None = "layer",
+) -> nn.Module:
+    """Return a copy of a float network with quantised weights and features.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = quantise(model, weights=Stair.ternary(), features=Stair.ternary(), skip="3")
+    >>> [type(layer).__name__ for layer in net]
+    ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
+
+    Linear, Conv1d and Conv2d modules become layers of :mod:`softstair.nn`, and activations, whether
+    modules or functions, become stairs. Anything else stays as it is; :func:`softstair.report`
+    gives the reason. Parameters keep their names, so that checkpoints of the float network load.
+
+    The options ``weights``, ``features``, ``noise`` and ``forward`` may differ from layer to layer:
+    give a sequence with one entry per layer, or a mapping from layer numbers and patterns of module
+    names, of which the first that fits counts.
+
+    >>> int4 = Stair.linear(bits=4, signed=True, quantum=0.1)
+    >>> net = quantise(model, weights={"0": int4, "*": Stair.ternary()}, forward=["mode", "random"])
+
+    Args:
+        model: The float network, which is left as it is.
+        weights: The stair of the weights; None leaves them in float.
+        features: The stair of the features; None leaves activations as they are.
+        noise: A family of noise or its name, or an estimator of :mod:`softstair.ste`.
+        forward: ``"expectation"``, ``"mode"``, ``"random"`` or ``"hard"``; see
+            :func:`softstair.regularise`.
+        skip: Names of modules, or patterns of names, to leave in float with all that they contain.
+        example_inputs: The arguments of one forward pass, for models that torch.fx cannot trace.
+        init: ``"thresholds"`` starts the weights at thresholds, as in the paper; ``"keep"`` keeps
+            them.
+        fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is
+            nearest to its weights; None keeps the quantum of the stair.
+
+    Returns:
+        The quantised network.
+
+    Raises:
+        ValueError: If an option does not fit the network, or if nothing can be quantised.
+    """
+    _check_options(model, weights, features, init, fit)
+    options = Options(weights, features, noise, forward, _skip_patterns(skip))
+    net = copy.deepcopy(model)
+    graph, traced = _graph(net, example_inputs)
+    sites = find_sites(net, graph, options, None if traced is None else call_names(traced))
+    _check_sites(net, graph, sites, options)
+    settings = _assign_options(graph, sites, options)
+    set_input_units(graph, net, list(settings))
+    for site, keywords in settings.items():
+        if site.is_weights:
+            site.replacement = _layer(site, keywords, init, fit)
+        else:
+            site.replacement = StairActivation(**keywords).to(_device(net))
+    rows = _rows(net, sites)
+    _swap(net, {site.module: site.replacement for site in settings if site.module})
+    calls = {
+        site.step: (site.name, site.replacement)
+        for site in settings
+        if site.module is None and site.replacement is not None
+    }
+    if calls:
+        graph = rewrite(net, calls)
+    setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    return net
+
+
+def _check_options(
+    model: object, weights: object, features: object, init: str, fit: str | None
+) -> None:
+    if not isinstance(model, nn.Module):
+        given = _check.shortened(model)
+        raise _check.invalid("model", f"must be a torch.nn.Module, but {given} was given")
+    for option, value in (("weights", weights), ("features", features)):
+        if value is not None and not isinstance(value, Mapping | list | tuple):
+            _check_stair(option, value)
+    if weights is None and features is None:
+        raise _check.invalid("weights", "or features must be a Stair, but both are None")
+    _check.choice("init", init, ("thresholds", "keep"))
+    if fit is not None:
+        _check.choice("fit", fit, ("layer", "channel"))
+
+
+def _check_stair(option: str, stair: object) -> None:
+    if not isinstance(stair, Stair):
+        given = _check.shortened(stair)
+        raise _check.invalid(option, f"must be a softstair.Stair or None, but {given} was given")
+
+
+def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:
+    patterns = (skip,) if isinstance(skip, str) else skip
+    if not isinstance(patterns, Sequence) or not all(isinstance(name, str) for name in patterns):
+        given = _check.shortened(skip)
+        raise _check.invalid("skip", f"must be names of modules, but {given} was given")
+    return tuple(patterns)
+
+
+def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    if inputs is not None and not isinstance(inputs, list | tuple):
+        raise _check.invalid(
+            "example_inputs",
+            "must be a tensor or a tuple of the arguments of one forward pass, but "
+            f"{_check.shortened(inputs)} was given",
+        )
+    try:
+        return trace(net)
+    except Exception as error:  # whatever the model's code raises for torch.fx's proxies
+        if inputs is None:
+            raise _check.invalid(
+                "example_inputs",
+                "must be given, the arguments of one forward pass: the model could not be traced "
+                f"symbolically ({type(error).__name__}: {first_line(error)})",
+            ) from None
+    try:
+        return record(net, inputs), None
+    except Exception as error:
+        raise _check.invalid(
+            "example_inputs",
+            "must be the arguments of one forward pass of the model, but with those given it "
+            f"raised {type(error).__name__} ({first_line(error)})",
+        ) from None
+
+
+def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Options) -> None:
+    names = [site.name for site in sites]
+    known = [*(name for name, _ in net.named_modules(remove_duplicate=False)), *names]
+    for pattern in options.skip:
+        if not any(matches(pattern, name) for name in known):
+            raise _check.invalid(
+                "skip",
+                f"must name modules of the model, but nothing in it is called {pattern!r}; "
+                f"there are {', '.join(names)}",
+            )
+    if all(site.why_float for site in sites):
+        reasons = ", ".join(f"{site.name} ({site.why_float})" for site in sites)
+        raise _check.invalid(
+            "model",
+            f"must have something to quantise, but {type(net).__name__} has no Linear, Conv1d, "
+            f"Conv2d or activation that is not left in float{reasons and ': ' + reasons}",
+        )
+    for site in sites:
+        in_place = [use for use in site.uses if graph.steps[use].written]
+        is_replaced = site.is_activation and not site.why_float
+        if is_replaced and any(graph.is_read_elsewhere(use) for use in in_place):
+            raise _check.invalid(
+                "model",
+                f"must take the results of its activations, but {site.name} works in place on a "
+                "tensor that is used again; write y = activation(x), without inplace",
+            )
+
+
+def _assign_options(
+    graph: Graph, sites: list[Site], options: Options
+) -> dict[Site, dict[str, Any]]:
+    """Number the layers, and return the sites to quantise with the keywords of their stairs.
+
+    Options refer to the layers of the float network; those that stay in float have no number in the
+    quantised one.
+    """
+    candidates = [site for site in sites if not site.why_float]
+    number_layers(graph, candidates)
+    options.check_lengths(1 + max(site.layer for site in candidates))
+    settings = {}
+    for site in candidates:
+        site.stair = options.entry(site.option, site)
+        if site.stair is None:
+            site.why_float = f"no stair for {site.option}"
+        else:
+            _check_stair(site.option, site.stair)
+            settings[site] = _noise(options.entry("noise", site), options.entry("forward", site))
+    if not settings:
+        raise _check.invalid("weights", "and features must not be None for every layer")
+    set_ranks({site: site.layer for site in settings})
+    for site, keywords in settings.items():
+        keywords.update(stair=site.stair, layer=site.layer)
+    return settings
+
+
+def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:
+    """Return the keywords of a stair module that are about its noise."""
+    if isinstance(noise, Estimator):
+        moments = {"mean": noise.mean, "std": noise.std}
+        return {"noise": noise.noise, "forward": "hard", "scheduled": False, **moments}
+    family = noises.get(noise)
+    if not family.proper:
+        raise _check.invalid(
+            "noise",
+            f"must be a family with a cdf, or an estimator, but {noise!r} was given; take "
+            "softstair.ste.identity() or softstair.ste.relu()",
+        )
+    return {"noise": family, "forward": _check.choice("forward", forward, FORWARDS)}
+
+
+def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> StairLayer:
+    module, stair, kind = site.module, site.stair, site.operator.replacement
+    assert module is not None
+    assert stair is not None
+    assert kind is not None
+    weight = module.get_parameter("weight")
+    if init == "keep" and fit is not None:
+        stair = fit_quantum(weight, stair, per_channel=fit == "channel")
+    if isinstance(stair.quantum, tuple) and len(stair.quantum) != weight.shape[0]:
+        raise _check.invalid(
+            "weights",
+            f"must have one quantum for each of the {weight.shape[0]} output channels of "
+            f"{site.name}, but {len(stair.quantum)} were given",
+        )
+    weight_stair = StairWeight(**{**keywords, "stair": stair})
+    layer: StairLayer = kind.from_float(module, weight_stair)
+    if site.input_unit is not None:
+        layer.input_quantum, layer.widest_input = site.input_unit
+    if init == "thresholds":
+        layer.start_at_thresholds()
+    return layer
+
+
+def _device(net: nn.Module) -> torch.device:
+    """Return the device of the first parameter."""
+    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+
+
+def _swap(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            replacement = replacements.get(child) if child is not None else None
+            if child is not None and replacement is not None:
+                parent._modules[name] = replacement.train(child.training)
+
+
+def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
+    rows = []
+    for site in sites:
+        replacement = site.replacement
+        if replacement is None:
+            rows.append(Row(site.name, site.kind, None, f"float: {site.why_float}"))
+        elif isinstance(replacement, StairLayer):
+            rows.append(_row(site, "stair weights", replacement.weight_stair))
+        else:
+            rows.append(_row(site, "stair activation", replacement))
+    called = {site.module for site in sites}
+    for name, module in net.named_modules():
+        operator, kind = operator_of(module), type(module)
+        if operator.replacement and kind in operator.modules and module not in called:
+            rows.append(Row(name, kind.__name__, None, "float: never called as a module"))
+    return tuple(rows)
+
+
+def _row(site: Site, became: str, module: StairModule) -> Row:
+    quantum = module.stair.quantum
+    quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
+    shape = f"{len(module.stair)} levels, {quanta}"
+    return Row(site.name, site.kind, site.layer, became, shape, repr(module.noise), module.strategy)

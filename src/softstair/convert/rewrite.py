@@ -1,0 +1,206 @@
+"""Forward passes in which activations that were function calls are modules.
+
+The network keeps its class, modules and attributes. Its forward pass is replaced by the code of its
+traced graph, which calls the innermost modules; a block that is called by itself still runs its own
+code, in float. Tracing fixes what a forward pass decides in Python, such as the training mode:
+``F.dropout(x, training=self.training)`` would always drop. The network is therefore traced in both
+modes. Such dropouts become modules; any other difference raises ValueError.
+"""
+
+import importlib
+import inspect
+import operator
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from softstair._errors import SoftstairError
+from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, steps_of, trace
+from softstair.convert.ops import OPERATORS, Effect
+
+__all__ = ["call_names", "call_operators", "rewrite"]
+
+DROPOUTS = {
+    getattr(F, row.name): row.modules[0] for row in OPERATORS if row.effect is Effect.DROPOUT
+}
+
+
+def call_names(traced: fx.Graph) -> list[str]:
+    """Return a name for a module in place of each node, in the module whose code calls it."""
+    names = []
+    for node in traced.nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        owner = stack[-1][0] if stack else ""
+        names.append(f"{owner}.stair_{node.name}" if owner else f"stair_{node.name}")
+    return names
+
+
+def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> Graph:
+    """Replace function calls of a network by modules.
+
+    Args:
+        net: The network, which is changed.
+        replacements: The name and the module for the number of each call to replace.
+
+    Returns:
+        The graph of the network afterwards.
+    """
+    _, train_graph = trace(net, training=True)
+    _, eval_graph = trace(net, training=False)
+    _check_hooks(net, train_graph)
+    dropouts = _differing_dropouts(net, train_graph, eval_graph, replacements)
+    names = call_names(train_graph)
+    for number, node in enumerate(list(train_graph.nodes)):
+        node.type = None  # annotations may be strings, which are no code
+        if number in replacements:
+            _replace(train_graph, node, net, *replacements[number])
+        elif node in dropouts:
+            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            name = names[number].replace("stair_", "module_")
+            _replace(train_graph, node, net, name, DROPOUTS[node.target](p))
+    _register_constants(net, train_graph)
+    graph = steps_of(train_graph, net)
+    call_operators(graph, train_graph)
+    net.forward = RewrittenForward(net, train_graph)
+    return graph
+
+
+class RewrittenForward:
+    """The forward pass of one network, from the source code of its graph.
+
+    An attribute of the network, it shadows the method of its class. It is copied and pickled with
+    the network, as source code.
+    """
+
+    def __init__(self, net: nn.Module, traced: fx.Graph) -> None:
+        code = traced.python_code("self")
+        self.net, self.source, self.names = net, code.src, dict(code.globals)
+        self.__signature__ = inspect.signature(net.forward)
+        self._compile()
+
+    def _compile(self) -> None:
+        namespace = dict(self.names)
+        exec(self.source, namespace)
+        self.function = namespace["forward"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.net, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = {
+            name: _ModuleName(value.__name__) if isinstance(value, ModuleType) else value
+            for name, value in self.names.items()
+        }
+        state = {**self.__dict__, "names": names}
+        del state["function"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.names = {
+            name: importlib.import_module(value) if isinstance(value, _ModuleName) else value
+            for name, value in state["names"].items()
+        }
+        self._compile()
+
+
+class _ModuleName(str):
+    """The name of a Python module, which cannot itself be pickled."""
+
+
+def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, leaf = name.rpartition(".")
+    net.get_submodule(owner).add_module(leaf, module.train(net.training))
+    source = node.args[0] if node.args else node.kwargs["input"]
+    with traced.inserting_after(node):
+        call = traced.call_module(name, (source,))
+    node.replace_all_uses_with(call)
+    traced.erase_node(node)
+
+
+def _differing_dropouts(
+    net: nn.Module, train_graph: fx.Graph, eval_graph: fx.Graph, replaced: Mapping[int, Any]
+) -> set[fx.Node]:
+    """Return the dropouts that follow the training mode; raise if anything else differs."""
+    dropouts = set()
+    is_same = len(train_graph.nodes) == len(eval_graph.nodes)
+    numbers = {n: i for traced in (train_graph, eval_graph) for i, n in enumerate(traced.nodes)}
+    for a, b in zip(train_graph.nodes, eval_graph.nodes, strict=False):
+        if a.op == "get_attr" and b.op == "get_attr":
+            _check_constants(net, str(a.target), str(b.target))
+        elif _call(a, numbers) != _call(b, numbers):
+            is_dropout = a.target == b.target and a.target in DROPOUTS
+            is_same = is_same and (is_dropout or numbers[a] in replaced)
+            dropouts.add(a)
+    if not is_same:
+        raise SoftstairError(
+            "model must compute the same in training and in evaluation for its activations to be "
+            f"found in its code, but the forward pass of {type(net).__name__} depends on "
+            "self.training; make its activations modules (nn.ReLU instead of F.relu).",
+            field="model",
+        )
+    return dropouts
+
+
+def _call(node: fx.Node, numbers: Mapping[fx.Node, int]) -> tuple[Any, ...]:
+    """Return what a node does; operands by number, as each trace names its constants anew."""
+    operands = fx.map_arg((node.args, node.kwargs), lambda operand: numbers[operand])
+    return node.op, node.target, str(operands)
+
+
+def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
+    """Raise if a block has a hook: the rewritten code calls only the innermost modules."""
+    called = {str(node.target) for node in traced.nodes if node.op == "call_module"}
+    for name, module in net.named_modules():
+        is_inside = any(name == leaf or name.startswith(leaf + ".") for leaf in called)
+        if name and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
+            raise SoftstairError(
+                "model must have no hooks on blocks for activations to be found in its code, but "
+                f"{name} has one; make the activations modules, or add the hook afterwards.",
+                field="model",
+            )
+
+
+def _check_constants(net: nn.Module, first: str, second: str) -> None:
+    a, b = (operator.attrgetter(name)(net) for name in (first, second))
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b):
+        raise SoftstairError(
+            "model must not draw random tensors for its activations to be found in its code, but "
+            f"the forward pass of {type(net).__name__} makes another one at each call; "
+            "make its activations modules (nn.ReLU instead of F.relu).",
+            field="model",
+        )
+
+
+def _register_constants(net: nn.Module, traced: fx.Graph) -> None:
+    """Register tensors made in the forward pass as buffers that checkpoints do not hold."""
+    used = {str(node.target) for node in traced.nodes if node.op == "get_attr"}
+    for name in [key for key in vars(net) if key.startswith("_tensor_constant")]:
+        constant = net.__dict__.pop(name)
+        if name in used:
+            net.register_buffer(name, constant, persistent=False)
+
+
+def apply_operator(name: str, x: Any, y: Any) -> Any:
+    """Return the value of x after ``x += y`` or another augmented assignment."""
+    return getattr(operator, name)(x, y)
+
+
+def call_operators(graph: Graph, traced: fx.Graph) -> None:
+    """Replace the augmented assignments of a traced graph by calls, before code generation.
+
+    For ``y = x; y += 1`` torch.fx would write ``x += 1``, which changes x if it is a number. Where
+    nothing reads x again, ``y = x + 1`` is used, and autograd keeps what it needs.
+    """
+    for number, node in enumerate(traced.nodes):
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name in IN_PLACE_OPERATORS and node.target is getattr(operator, name):
+            if graph.is_read_elsewhere(number):
+                node.target, node.args = apply_operator, (name, *node.args)
+            else:
+                plain = name.removeprefix("i")
+                node.target = getattr(operator, plain, None) or getattr(operator, f"{plain}_")

@@ -1,0 +1,261 @@
+"""Sites: the modules and function calls of a network that ``quantise`` replaces or reports.
+
+A quantised layer is an activation and all the weights that feed it. Weights without an activation
+of their own join the next one downstream; weights with none downstream are a layer of their own.
+Layers are numbered in order of execution. A module that runs several times belongs to its first
+use.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from torch import nn
+
+from softstair import _check
+from softstair.convert.graph import Graph, Step
+from softstair.convert.ops import Effect, Operator, operator_named, operator_of
+from softstair.nn import StairActivation, StairLayer, StairModule
+from softstair.noise import Noise
+from softstair.regularise import Forward
+from softstair.stair import Stair
+from softstair.ste import Estimator
+
+__all__ = ["Options", "PerLayer", "Site", "find_sites", "number_layers", "set_input_units"]
+
+Value = TypeVar("Value")
+PerLayer: TypeAlias = (
+    Value | Sequence[Value] | Mapping[int, Value] | Mapping[str, Value] | Mapping[int | str, Value]
+)
+"""A value for all layers, a sequence with one per layer, or a mapping from layer numbers and
+patterns of module names."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``quantise`` that may differ from layer to layer, and what it skips."""
+
+    weights: PerLayer[Stair | None]
+    features: PerLayer[Stair | None]
+    noise: PerLayer[Noise | str | Estimator]
+    forward: PerLayer[Forward]
+    skip: tuple[str, ...] = ()
+
+    def entry(self, option: str, site: "Site") -> Any:
+        """Return the value of an option for a site whose layer has a number."""
+        value = getattr(self, option)
+        if not isinstance(value, Mapping):
+            return value[site.layer] if isinstance(value, list | tuple) else value
+        for key, entry in value.items():
+            if key == site.layer or (isinstance(key, str) and matches(key, site.name)):
+                return entry
+        raise _check.invalid(
+            option,
+            f"must say what module {site.name} in layer {site.layer} gets, but its keys are "
+            f"{', '.join(map(repr, value))}; add the name, the number or '*'",
+        )
+
+    def may_have_stair(self, site: "Site") -> bool:
+        """Return False if a site has no stair, whatever the number of its layer will be."""
+        stairs = getattr(self, site.option)
+        if not isinstance(stairs, Mapping):
+            return stairs is not None
+        for key, stair in stairs.items():
+            if isinstance(key, int) or matches(key, site.name):
+                return isinstance(key, int) or stair is not None
+        return False
+
+    def check_lengths(self, layers: int) -> None:
+        """Raise ValueError if a sequence does not have one entry per layer."""
+        for option in ("weights", "features", "noise", "forward"):
+            value = getattr(self, option)
+            if isinstance(value, list | tuple) and len(value) != layers:
+                raise _check.invalid(
+                    option,
+                    f"must have one entry for each of the network's {layers} layers, but "
+                    f"{len(value)} were given",
+                )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern fits the name of a module, or of a module that contains it."""
+    inside = name.startswith(f"{pattern}.")
+    return name == pattern or inside or fnmatch.fnmatchcase(name, pattern)
+
+
+class Unit(NamedTuple):
+    """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0."""
+
+    quantum: float
+    widest: int
+
+
+@dataclass(eq=False)
+class Site:
+    """A module or a function call that is quantised or reported as float."""
+
+    step: int  # the first that uses it
+    name: str
+    operator: Operator
+    module: nn.Module | None  # None for a function call
+    uses: list[int] = field(default_factory=list)
+    why_float: str = ""  # empty if it is quantised
+    layer: int = -1
+    stair: Stair | None = None
+    input_unit: Unit | None = None  # for weights: of the features that they take
+    replacement: StairLayer | StairActivation | None = None
+
+    @property
+    def kind(self) -> str:
+        """The class of the module or the name of the function."""
+        return self.operator.name if self.module is None else type(self.module).__name__
+
+    @property
+    def is_weights(self) -> bool:
+        return self.operator.effect is Effect.WEIGHTS
+
+    @property
+    def is_activation(self) -> bool:
+        return self.operator.effect is Effect.ACTIVATION
+
+    @property
+    def option(self) -> str:
+        """The option of ``quantise`` that holds its stair."""
+        return "weights" if self.is_weights else "features"
+
+
+def find_sites(
+    net: nn.Module, graph: Graph, options: Options, call_names: Sequence[str] | None
+) -> list[Site]:
+    """Return the sites of a float network in order of first use.
+
+    ``call_names`` holds a name for each step that calls a function; None if it was recorded.
+    """
+    sites: dict[nn.Module | int, Site] = {}
+    for number, step in enumerate(graph.steps):
+        if step.module is not None:
+            module = net.get_submodule(step.module)
+            new = Site(number, step.module, operator_of(module), module)
+            sites.setdefault(module, new).uses.append(number)
+        else:
+            name = call_names[number] if call_names else f"{step.function} (function)"
+            sites[number] = Site(number, name, operator_named(step.function), None, [number])
+    reported = []
+    for site in sites.values():
+        why_float = _why_float(site, graph, options)
+        if why_float is not None:
+            site.why_float = why_float
+            reported.append(site)
+    return reported
+
+
+def _why_float(site: Site, graph: Graph, options: Options) -> str | None:
+    """Return "" for a site to quantise, why it stays in float, or None if nothing is reported."""
+    operator, module = site.operator, site.module
+    if isinstance(module, StairModule | StairLayer):
+        raise _check.invalid("model", "must be a float network, but it holds stairs already")
+    if site.is_weights and module is None:
+        return "weights used by a function; make it a module"
+    if not site.is_activation and operator.replacement is None:
+        has_parameters = module is not None and any(True for _ in module.parameters())
+        why = operator.why or ("not a Linear, Conv1d or Conv2d" if has_parameters else None)
+        return None if module is None else why
+    if module is not None and type(module) not in operator.modules:
+        return f"a subclass of {operator.modules[0].__name__} with code of its own"
+    if any(matches(pattern, site.name) for pattern in options.skip):
+        return "skipped"
+    if not options.may_have_stair(site):
+        return f"no stair for {site.option}"
+    if module is None and not graph.complete:
+        return "a function in code that cannot be traced whole; make it a module"
+    if module is not None and site.is_weights:
+        is_parameter = isinstance(module._parameters.get("weight"), nn.Parameter)
+        return "" if is_parameter else "its weight is computed, not a parameter"
+    return ""
+
+
+def number_layers(graph: Graph, sites: Sequence[Site]) -> None:
+    """Set the ``layer`` of each site, all of which are quantised."""
+    activations = {use: site for site in sites if site.is_activation for use in site.uses}
+    consumers = graph.consumers()
+    layer_steps = {}
+    for site in sites:
+        owner = _next_activation(consumers, site.step, activations) if site.is_weights else None
+        layer_steps[site] = (owner or site).step
+    set_ranks(layer_steps)
+
+
+def set_ranks(keys: Mapping[Site, int]) -> None:
+    """Set the ``layer`` of each site to the rank of its key."""
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys.values())))}
+    for site, key in keys.items():
+        site.layer = ranks[key]
+
+
+def _next_activation(
+    consumers: list[list[int]], start: int, activations: Mapping[int, Site]
+) -> Site | None:
+    """Return the first activation to run among those that take the result of step ``start``."""
+    waiting, seen, reached = list(consumers[start]), set(), []
+    while waiting:
+        step = waiting.pop()
+        if step in activations:
+            reached.append(step)
+        elif step not in seen:
+            seen.add(step)
+            waiting.extend(consumers[step])
+    return activations[min(reached)] if reached else None
+
+
+def set_input_units(graph: Graph, net: nn.Module, sites: Sequence[Site]) -> None:
+    """Set the ``input_unit`` of weights; all sites are quantised."""
+    features = {use: site.stair for site in sites if site.is_activation for use in site.uses}
+    units: list[Unit | None] = []
+    inputs: list[Unit | None] = []
+    for number, step in enumerate(graph.steps):
+        # A layer that is called as a module takes its features first.
+        inputs.append(units[step.inputs[0]] if step.inputs else None)
+        if number in features:
+            units.append(_unit(features[number]))
+        else:
+            units.append(_result_unit(net, step, [units[source] for source in step.inputs]))
+            # What shares the memory holds the old values, the new ones, or some of each.
+            for source in step.written:
+                units[source] = _common([units[source], units[number]])
+    for site in sites:
+        if site.is_weights:
+            site.input_unit = _common([inputs[use] for use in site.uses])
+
+
+def _unit(stair: Stair | None) -> Unit | None:
+    if stair is None or stair.integers is None or isinstance(stair.quantum, tuple):
+        return None
+    return Unit(stair.quantum, max(map(abs, stair.integers)))
+
+
+def _common(units: Sequence[Unit | None], summed: bool = False) -> Unit | None:
+    known = [unit for unit in units if unit is not None]
+    if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
+        return None
+    widths = [unit.widest for unit in known]
+    return Unit(known[0].quantum, sum(widths) if summed else max(widths))
+
+
+def _result_unit(net: nn.Module, step: Step, incoming: list[Unit | None]) -> Unit | None:
+    """Return the unit of a step's result, given those of its inputs."""
+    if step.module is not None:
+        operator = operator_of(net.get_submodule(step.module))
+    else:
+        operator = operator_named(step.function)
+    if not incoming:
+        return None
+    effect = operator.in_float if operator.effect is Effect.ACTIVATION else operator.effect
+    if effect in (Effect.PASS, Effect.MOVE) or (effect is Effect.DROPOUT and step.module):
+        return incoming[0]  # other inputs are sizes
+    if effect is Effect.JOIN:
+        return _common(incoming)
+    if effect is Effect.ADD and not step.has_numbers:
+        # x + x has one input.
+        return _common(incoming * 2 if len(incoming) == 1 else incoming, summed=True)
+    return None
