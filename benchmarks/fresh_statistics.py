@@ -38,9 +38,8 @@ from sentence import tell
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.train.evaluate import evaluate
+from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.packed import about, packed_network
-from softstair.train.statistics import refresh
 
 COLUMNS = ("network", "statistics", "valid_accuracy", "test_accuracy", "data_version")
 BATCH, SEED = 256, 0
@@ -100,13 +99,13 @@ def networks(
     running = packed_network(name)
     yield "running", running
     fresh = packed_network(name).train().to(training.y.device)
-    refresh(fresh, training, BATCH, SEED, augment)
+    refresh_statistics(fresh, training, BATCH, SEED, augment)
     yield "fresh", fresh.eval()
     for layer in range(len(norms(running)) if every_layer else 1):
         yield f"fresh in layer {layer} alone", with_norm(name, running, fresh, layer)
         yield f"fresh in all but layer {layer}", with_norm(name, fresh, running, layer)
     if augment != "none":
-        refresh(fresh.train(), training, BATCH, SEED)
+        refresh_statistics(fresh.train(), training, BATCH, SEED)
         yield "fresh, not augmented", fresh.eval()
 
 

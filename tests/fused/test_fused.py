@@ -11,7 +11,7 @@ from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 import softstair as ss
 from softstair.models import build
-from softstair.train.treatment import Treatment
+from softstair.train.execution import Execution
 
 NEEDS_INTERPRETER = True
 # numpy, which stands for the device, says so where e^x is ∞ and 1/(1 + ∞) is the answer.
@@ -366,9 +366,9 @@ def test_what_asks_whether_it_is_in_training_is_evaluated_as_it_is(by_argument):
     net, _ = pair("ternary", "uniform", "mode")
     assert fused(net).evaluates
     assert not fused(Asks(net, by_argument)).evaluates
-    treated = lambda one: Treatment(fused(one), "float32", True, False, False)
-    assert treated(net).judged is not None
-    assert treated(Asks(net, by_argument)).judged is None
+    execution = lambda network: Execution(fused(network), "float32", fused=True)
+    assert execution(net).eval_forward is not None
+    assert execution(Asks(net, by_argument)).eval_forward is None
 
 
 def test_evaluation_of_pictures_that_windows_do_not_tile():

@@ -102,7 +102,7 @@ def test_captured_step_is_the_step() -> None:
         found = []
         for kind in (Step, CapturedStep):
             one, examples = state(forward, static_std=True, augment="none")
-            assert one.treatment.fused
+            assert one.execution.fused
             before = weights(one)
             go(one, kind(one, examples), 1)
             found.append((float(one.loss), weights(one) - before))
@@ -154,7 +154,7 @@ def test_evaluation_is_exact() -> None:
 
 def test_fused_evaluation_is_that_of_the_network() -> None:
     """After some steps: its scores, but where a last bit decides about a threshold."""
-    from softstair.train.evaluate import evaluate
+    from softstair.train.metrics import evaluate
 
     one, examples = state("mode", period=4.0)
     go(one, CapturedStep(one, examples), 6)
@@ -164,7 +164,7 @@ def test_fused_evaluation_is_that_of_the_network() -> None:
         found, wanted = one.forward(x), one.network(x)
     other = ((found - wanted).abs().amax(1) > 1e-3 * wanted.abs().amax()).sum()
     assert other <= 2, f"{other} of 256 score otherwise"
-    judged = evaluate(one.network, examples, forward=one.treatment.judged)
+    judged = evaluate(one.network, examples, forward=one.execution.eval_forward)
     plain = evaluate(one.network, examples)
     assert abs(judged[1] - plain[1]) <= 2 / len(examples), (judged, plain)
 

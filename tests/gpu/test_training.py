@@ -21,9 +21,8 @@ from torch import nn
 
 from softstair.data import Dataset
 from softstair.train import Recipe, train
+from softstair.train.execution import matmul_precision, training_settings
 from softstair.train.interrupt import Interrupted
-from softstair.train.machine import own_settings
-from softstair.train.products import products_in
 from softstair.train.state import State
 
 
@@ -101,10 +100,10 @@ def test_float32_is_float32() -> None:
 
     cuda, before = torch.device("cuda"), error()
     for precision, rounds in (("float32", False), ("tf32", True), ("bfloat16", None)):
-        with own_settings(Recipe(precision=precision), cuda):
+        with training_settings(Recipe(precision=precision), cuda):
             if rounds is not None:
                 assert [one > 1e-5 for one in error()] == [rounds, rounds], (precision, error())
-            with products_in("float32"):
+            with matmul_precision("float32"):
                 assert max(error()) < 1e-5, (precision, error())
         assert error() == before
 

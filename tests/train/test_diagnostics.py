@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import softstair as ss
 from softstair.nn import StairLayer, stair_modules
 from softstair.train import train
-from softstair.train.diagnostics import Health, examine
+from softstair.train.metrics import Health, stair_health
 
 WIDTHS = {"uniform": 3**0.5, "triangular": 6**0.5}
 
@@ -56,7 +56,7 @@ def test_occupancy_and_dead_shares(noise: str, quantum: float, std: float) -> No
             elif type(module).__name__ == "StairActivation":
                 inputs[name] = hidden
             hidden = module(hidden)
-    found = {health.name: health for health in examine(net, x)}
+    found = {health.name: health for health in stair_health(net, x)}
     assert list(found) == ["0 weights", "2", "3 weights", "4"]
     stairs = {name: module.stair for name, module in stair_modules(net)}
     for name, health in found.items():
@@ -74,7 +74,7 @@ def test_it_leaves_the_network_as_it_was() -> None:
     net = network().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    examine(net, torch.randn(5, 12, generator=torch.Generator().manual_seed(1)))
+    stair_health(net, torch.randn(5, 12, generator=torch.Generator().manual_seed(1)))
     assert net.training
     assert all(module.training for module in net.modules())
     assert torch.equal(state, torch.get_rng_state())
@@ -85,19 +85,19 @@ def test_it_leaves_the_network_as_it_was() -> None:
 def test_it_takes_its_hooks_away_when_it_fails() -> None:
     net = network().train()
     with pytest.raises(RuntimeError):
-        examine(net, torch.zeros(5, 11))
+        stair_health(net, torch.zeros(5, 11))
     assert not any(module._forward_pre_hooks for module in net.modules())
     assert all(module.training for module in net.modules())
 
 
 def test_once_the_noise_is_gone_nothing_is_called_dead() -> None:
-    assert {health.dead for health in examine(network(std=0.0), torch.zeros(2, 12))} == {None}
+    assert {health.dead for health in stair_health(network(std=0.0), torch.zeros(2, 12))} == {None}
 
 
 def test_complaints() -> None:
     def told(occupancy: tuple[float, ...], dead: float | None, std: float = 0.25) -> list[str]:
         one = Health(name="features.3", layer=0, std=std, occupancy=occupancy, dead=dead)
-        return [str(one.complaint(fading=fading)) for fading in (False, True)]
+        return [str(one.warning(fading=fading)) for fading in (False, True)]
 
     assert told((0.5, 0.5), 0.9) == ["None", "None"]
     assert told((0.99, 0.01), None) == ["None", "None"]

@@ -15,9 +15,8 @@ from softstair.data.batches import Examples
 from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.train import train, trained_network
-from softstair.train.evaluate import evaluate
 from softstair.train.interrupt import Interrupted
-from softstair.train.statistics import refresh
+from softstair.train.metrics import evaluate, refresh_statistics
 
 
 def some(count: int = 70) -> Examples:
@@ -42,7 +41,7 @@ def test_they_are_the_means_over_batches_of_the_network_without_noise(augment: s
     net.train()
     net(examples.batch(torch.arange(32))[0] * 9)  # other statistics, to begin with
     before = torch.get_rng_state()
-    refresh(net, examples, batch=16, seed=5, augment=augment)
+    refresh_statistics(net, examples, batch=16, seed=5, augment=augment)
     assert torch.equal(torch.get_rng_state(), before)
     assert net.training
     assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
@@ -70,15 +69,15 @@ def test_they_are_the_means_over_batches_of_the_network_without_noise(augment: s
 def test_examples_that_are_fewer_than_a_batch() -> None:
     net = network()
     calls: list[int] = []
-    refresh(net.train(), some(10), batch=16, seed=0, between=lambda: calls.append(1))
+    refresh_statistics(net.train(), some(10), batch=16, seed=0, callback=lambda: calls.append(1))
     assert len(calls) == 1
     assert float(net[2].running_var.mean()) != 1.0
 
 
 def test_some_of_many_examples_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softstair.train.statistics.ENOUGH", 40)
+    monkeypatch.setattr("softstair.train.metrics.ENOUGH_EXAMPLES", 40)
     calls: list[int] = []
-    refresh(network(), some(), batch=16, seed=0, between=lambda: calls.append(1))
+    refresh_statistics(network(), some(), batch=16, seed=0, callback=lambda: calls.append(1))
     assert len(calls) == 2
 
 
@@ -89,14 +88,14 @@ def test_normalisations_that_training_does_not_change_stay_as_they_are() -> None
     net[2].momentum = None
     net[2].num_batches_tracked.fill_(1000)
     net[6].running_mean.fill_(7.0)
-    refresh(net, some(), batch=16, seed=0)
+    refresh_statistics(net, some(), batch=16, seed=0)
     assert not net[6].training
     assert net[2].training
     assert net[6].running_mean.tolist() == [7.0] * 6
     assert int(net[2].num_batches_tracked) == 1000
     frozen = network().eval()
     kept = [value.clone() for value in frozen.state_dict().values()]
-    refresh(frozen, some(), batch=16, seed=0)
+    refresh_statistics(frozen, some(), batch=16, seed=0)
     assert all(map(torch.equal, kept, frozen.state_dict().values()))
 
 
@@ -106,7 +105,7 @@ def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
 
     net = network()
     with pytest.raises(KeyboardInterrupt):
-        refresh(net, some(), batch=16, seed=0, between=stop)
+        refresh_statistics(net, some(), batch=16, seed=0, callback=stop)
     assert all(module.training for module in net.modules())
     assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
 
@@ -123,7 +122,7 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     )
     assert evaluate(net, valid)[1] == summary["valid_accuracy"]
     kept = {name: value.clone() for name, value in net.state_dict().items()}
-    refresh(net.train(), training, fresh.batch, fresh.seed, fresh.augment)
+    refresh_statistics(net.train(), training, fresh.batch, fresh.seed, fresh.augment)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
 
 

@@ -23,8 +23,8 @@ from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train import Recipe, RunError, checkpoint, train, trained_network
-from softstair.train.evaluate import evaluate
-from softstair.train.machine import device_named
+from softstair.train.execution import choose_device
+from softstair.train.metrics import evaluate
 from softstair.train.parallel import ALONE, Several, Team, joined, launcher
 
 RANDOM = replace(RECIPE, augment="crop", forward="random", model="test_parallel:witness")
@@ -422,10 +422,10 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    assert device_named("auto", 1) == device_named("cuda", 1) == torch.device("cuda:1")
-    assert device_named("cpu", 1) == torch.device("cpu")
-    with pytest.raises(ValueError, match="no more processes than there are GPUs") as said:
-        device_named("auto", 2)
+    assert choose_device("auto", 1) == choose_device("cuda", 1) == torch.device("cuda:1")
+    assert choose_device("cpu", 1) == torch.device("cpu")
+    with pytest.raises(ValueError, match="at most one process per GPU") as said:
+        choose_device("auto", 2)
     assert is_sentence(str(said.value))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_named("auto", 1) == torch.device("cpu")
+    assert choose_device("auto", 1) == torch.device("cpu")

@@ -179,7 +179,7 @@ def measure_partition(
             preset=load.preset,
             forward=forward,
             batch=batch,
-            precision=static.state.treatment.precision,
+            precision=static.state.execution.precision,
             augment=augment,
             treatment=partition.treatment,
             threads=torch.get_num_threads(),
@@ -193,4 +193,4 @@ def measure_partition(
 
 def _capture(first_step: float, times: Times, runner: StepRunner) -> float:
     """Return the seconds of a capture: those of the first step beyond a usual one."""
-    return max(0.0, first_step - times.median) if runner.state.treatment.captured else 0.0
+    return max(0.0, first_step - times.median) if runner.state.execution.captured else 0.0

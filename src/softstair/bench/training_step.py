@@ -26,7 +26,7 @@ from softstair.data.batches import Examples
 from softstair.models import last_layer
 from softstair.regularise import FORWARDS
 from softstair.stair import Stair
-from softstair.train.machine import own_settings, threads_for
+from softstair.train.execution import choose_threads, training_settings
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
@@ -140,7 +140,7 @@ def measure_step(
                 rows.append(StepRow(variant.name, runner.treatment, *figures))
             del runner
             gc.collect()  # frees a graph's memory before the next is captured
-        precision, threads = twin.state.treatment.precision, torch.get_num_threads()
+        precision, threads = twin.state.execution.precision, torch.get_num_threads()
         return StepReport(model, batch, precision, augment, threads, rows, skipped)
 
 
@@ -213,10 +213,10 @@ def race_steps(
 def bench_settings(load: Workload, recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Set seed, threads, device and precision as in a training run, and restore them afterwards."""
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with own_settings(recipe, device), on_device:
+    with training_settings(recipe, device), on_device:
         torch.manual_seed(0)
         if device.type == "cpu":
-            torch.set_num_threads(threads_for(load.network(), recipe.batch))
+            torch.set_num_threads(choose_threads(load.network(), recipe.batch))
         yield
 
 

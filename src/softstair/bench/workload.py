@@ -12,7 +12,7 @@ from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train.captured import CapturedStep
-from softstair.train.compiled import Compiled
+from softstair.train.execution import Compiled
 from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
 from softstair.train.step import Step
@@ -158,12 +158,12 @@ class StepRunner:
     def treatment(self) -> str:
         """How steps run: fused, compiled, tuned, captured or eager."""
         state, words = self.state, []
-        if state.treatment.fused:
+        if state.execution.fused:
             words.append("fused")
         elif self._compiler is not None or isinstance(state.forward, Compiled):
             words.append("compiled" if self._compiler in (None, "default") else "tuned")
-        words += ["captured"] if state.treatment.captured else []
+        words += ["captured"] if state.execution.captured else []
         return ", ".join(words) or "eager"
 
     def _new_step(self) -> Step | CapturedStep:
-        return (CapturedStep if self.state.treatment.captured else Step)(self.state, self.examples)
+        return (CapturedStep if self.state.execution.captured else Step)(self.state, self.examples)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from softstair.cli import flags_of
 from softstair.cli._console import Console
 from softstair.train.news import News
 
@@ -123,7 +124,7 @@ class Progress:
             self._say(f"warning: {sentence}")
 
     def _say(self, sentence: str) -> None:
-        print(f"softstair {self._verb}: {sentence}", file=sys.stderr)
+        print(f"softstair {self._verb}: {flags_of(sentence)}", file=sys.stderr)
 
     def _noise(self, noise: News | None) -> str:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""

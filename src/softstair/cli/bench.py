@@ -88,9 +88,9 @@ class Command:
     def run(self) -> int:
         from softstair.bench import about
         from softstair.cli import _bench_tables
-        from softstair.train.machine import device_named
+        from softstair.train.execution import choose_device
 
-        device = device_named(self.device)
+        device = choose_device(self.device)
         batch, model = self._subject(device.type)
         effort = Effort.on(device, self.quick, self.repeats)
         if self.elements is not None:

@@ -9,12 +9,11 @@ from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.train.captured import CapturedStep
-from softstair.train.evaluate import evaluate
-from softstair.train.machine import device_named, own_settings, threads_for
+from softstair.train.execution import choose_device, choose_threads, training_settings
+from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.network import make_network
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.statistics import refresh
 from softstair.train.step import Step
 
 __all__ = ["Estimate", "estimate"]
@@ -54,13 +53,13 @@ def estimate(
     >>> 0 < found.step < found.unit
     True
     """
-    place = device_named(device)
+    place = choose_device(device)
     dataset = load(recipe.data, data_dir) if dataset is None else dataset
     dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
-    with own_settings(recipe, place):
+    with training_settings(recipe, place):
         torch.manual_seed(recipe.seed)
         network = make_network(recipe, dataset)
-        torch.set_num_threads(threads or threads_for(network, recipe.batch))
+        torch.set_num_threads(threads or choose_threads(network, recipe.batch))
         parts = split(dataset, recipe.fold, recipe.folds)
         numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
         training, valid = (Examples(dataset.x[one], dataset.y[one], *numbers) for one in parts)
@@ -74,7 +73,7 @@ def estimate(
 
 def _step(state: State, training: Examples) -> float:
     """Seconds of a step."""
-    step = (CapturedStep if state.treatment.captured else Step)(state, training)
+    step = (CapturedStep if state.execution.captured else Step)(state, training)
     state.begin_epoch()
     step()  # what is slow but once
     _wait(state)
@@ -92,9 +91,9 @@ def _step(state: State, training: Examples) -> float:
 def _evaluation(state: State, valid: Examples) -> float:
     """Seconds of an evaluation, from a part of it."""
     few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], valid.mean, valid.std, state.device)
-    evaluate(state.network, few, forward=state.treatment.judged)
+    evaluate(state.network, few, forward=state.execution.eval_forward)
     begun = time.perf_counter()
-    evaluate(state.network, few, forward=state.treatment.judged)
+    evaluate(state.network, few, forward=state.execution.eval_forward)
     _wait(state)
     return (time.perf_counter() - begun) * len(valid) / len(few)
 
@@ -104,7 +103,7 @@ def _refreshment(state: State, training: Examples) -> float:
     if state.recipe.statistics != "fresh":
         return 0.0
     begun = time.perf_counter()
-    refresh(state.network, training, state.recipe.batch, state.recipe.seed)
+    refresh_statistics(state.network, training, state.recipe.batch, state.recipe.seed)
     _wait(state)
     return time.perf_counter() - begun
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from softstair._errors import import_extra
+from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link, replacing, write
 
 __all__ = ["CheckpointError", "is_like", "load", "save"]
@@ -27,8 +27,8 @@ PART = re.compile(rf"\.{NAME.pattern}\.[0-9]+\.part")
 """Names of the files that :func:`save` writes: 00000012.json, .00000012.json.4711.part."""
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, in one sentence."""
+class CheckpointError(SoftstairError):
+    """A checkpoint that cannot be used."""
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> Path:

@@ -16,15 +16,15 @@ from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.train import loop
-from softstair.train.evaluate import evaluate
-from softstair.train.loop import Watch
-from softstair.train.machine import (
-    device_named,
-    enough_memory,
-    own_settings,
-    refuse_absent_kernels,
-    threads_for,
+from softstair.train.execution import (
+    check_kernels,
+    choose_device,
+    choose_threads,
+    memory_errors,
+    training_settings,
 )
+from softstair.train.loop import Watch
+from softstair.train.metrics import evaluate
 from softstair.train.network import make_network, table
 from softstair.train.parallel import ALONE, Team
 from softstair.train.recipe import Recipe
@@ -51,7 +51,7 @@ def train(
     :class:`Interrupted <softstair.train.Interrupted>` once everything is kept.
 
     ``resume`` goes on with the run that is there, if there is one; without it, a run that is there
-    is refused. ``threads`` is for the CPU; None leaves the choice to :func:`threads_for`, and a run
+    is refused. ``threads`` is for the CPU; None leaves the choice to `choose_threads`, and a run
     that goes on keeps those it was begun with. ``dataset`` and ``model`` stand in for what the
     recipe names, for those who have them at hand; to resume, give the same ones again. ``team`` are
     the processes that train it together, each of which calls this, see
@@ -69,19 +69,19 @@ def train(
         if summary is not None:
             return summary
         with team.agreed():
-            place = device_named(device, team.local)
-            refuse_absent_kernels(recipe, place)
+            place = choose_device(device, team.local)
+            check_kernels(recipe, place)
         if (found := dataset) is None:
             found = team.in_turn(lambda: load(recipe.data, data_dir, loading))
         asked = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
-        with own_settings(recipe, place), asked:
+        with training_settings(recipe, place), asked:
             torch.manual_seed(recipe.seed)
-            with enough_memory(recipe):
+            with memory_errors(recipe):
                 with team.agreed():
                     found = found if recipe.limit is None else found.sample(recipe.limit)
                     network = make_network(recipe, found, model)
                 part = recipe.batch // team.size
-                torch.set_num_threads(begun or threads or threads_for(network, part))
+                torch.set_num_threads(begun or threads or choose_threads(network, part))
                 own = model is not None
                 return _train(recipe, run, found, network, place, Watchers(watchers), own)
 
@@ -128,14 +128,16 @@ def _train(
     if not team.is_first:
         torch.manual_seed(team.seed(recipe.seed))
     described = describe(recipe, dataset, device)
-    config = {**described, "processes": team.size, "step": state.treatment.to_json()}
+    config = {**described, "processes": team.size, "step": state.execution.to_json()}
     run.begin(config, table(state.network))
     run.resume(state)
     loop.train(state, training, valid, run, watch)
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
         test = Examples(dataset.test_x, dataset.test_y, *numbers)
-        test_accuracy = evaluate(state.network, test, team=team, forward=state.treatment.judged)[1]
+        test_accuracy = evaluate(
+            state.network, test, team=team, forward=state.execution.eval_forward
+        )[1]
     accuracies = [line["valid_accuracy"] for line in state.history]
     images = recipe.epochs * state.steps * recipe.batch
     summary = {

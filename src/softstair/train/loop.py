@@ -4,11 +4,9 @@ from typing import Any, Protocol
 
 from softstair.data.batches import Examples
 from softstair.train.captured import CapturedStep
-from softstair.train.diagnostics import examine
-from softstair.train.evaluate import evaluate
+from softstair.train.metrics import evaluate, refresh_statistics, stair_health
 from softstair.train.run import Run, refuse_nonfinite
 from softstair.train.state import State
-from softstair.train.statistics import refresh
 from softstair.train.step import Step
 
 __all__ = ["Watch", "train"]
@@ -33,7 +31,7 @@ class Watch(Protocol):
 def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch) -> None:
     """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
     recipe = state.recipe
-    step = (CapturedStep if state.treatment.captured else Step)(state, train)
+    step = (CapturedStep if state.execution.captured else Step)(state, train)
     with state.team.stop_request() as stop:
         watch.begin(state)
         while state.epoch < recipe.epochs:
@@ -58,9 +56,9 @@ def measure(state: State, train: Examples, valid: Examples, between: Any) -> dic
     recipe = state.recipe
     if recipe.statistics == "fresh":
         how = (recipe.batch, recipe.seed, recipe.augment)
-        refresh(state.network, train, *how, between, state.team)
+        refresh_statistics(state.network, train, *how, between, state.team)
     valid_loss, valid_accuracy = evaluate(
-        state.network, valid, between, state.team, state.treatment.judged
+        state.network, valid, between, state.team, state.execution.eval_forward
     )
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
@@ -74,8 +72,8 @@ def measure(state: State, train: Examples, valid: Examples, between: Any) -> dic
         x, _ = next(valid.chunks(EXAMINED))
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
         metrics["annealed"] = list(state.annealer.annealed)
-        stairs = examine(state.network, x)
+        stairs = stair_health(state.network, x)
         metrics["stairs"] = [stair.to_json() for stair in stairs]
-        complaints = [stair.complaint(fading=not recipe.static_std) for stair in stairs]
-        metrics["warnings"] = [complaint for complaint in complaints if complaint]
+        messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
+        metrics["warnings"] = [message for message in messages if message]
     return metrics

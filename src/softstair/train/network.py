@@ -1,4 +1,4 @@
-"""The network that a recipe names: as it begins, and as a run has trained it."""
+"""The network of a recipe: as it starts, as a run has trained it, and what to expect of it."""
 
 import copy
 from pathlib import Path
@@ -6,33 +6,44 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from softstair import kernels
+from softstair import noise as noises
+from softstair._errors import SoftstairError, first_line
 from softstair.convert import quantise, report
 from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, load_checkpoint, read, recipe_of
+from softstair.train.run import load_checkpoint, read, recipe_of
+from softstair.train.state import State
 
-__all__ = ["make_network", "stair_network", "table", "trained_network"]
+__all__ = ["advice", "make_network", "stair_network", "table", "trained_network"]
+
+FEW_LEVELS = 3
+"""Stairs with so few levels train well although the noise leaves gaps between thresholds."""
+WEAK_SLOPE = 0.1
+"""Relative to the slope at a threshold; where it is weaker, weights hardly move."""
+NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = None) -> nn.Module:
-    """The network that a recipe trains, in its first state."""
+    """Return the untrained network of a recipe, made from ``model`` if it is given."""
     shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
     example = torch.zeros(2, *shape)
     if model is None:
         if recipe.model == "auto" and ":" in recipe.data:
-            raise ValueError(
-                f"model must be named for data of your own, {recipe.data!r}, but auto was given."
+            raise SoftstairError(
+                f"model must be named for data of your own, {recipe.data!r}, but auto was given.",
+                field="model",
             )
         name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
         model = build(name, classes, shape)
-    _refuse_unfit(model, example, classes)
+    _check_model(model, example, classes)
     return stair_network(model, recipe, example)
 
 
 def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> nn.Module:
-    """The network that a recipe makes of a float model: its stair network, or the model itself."""
+    """Return the network that a recipe makes of a float model; a copy of it for a float recipe."""
     if recipe.is_float:
         return copy.deepcopy(model)
     skip = recipe.skip
@@ -52,10 +63,17 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
 def trained_network(
     path: Path | str, dataset: Dataset, model: nn.Module | None = None, own_code: bool = False
 ) -> nn.Module:
-    """The network of a run directory as its newest checkpoint has it, in ``eval()``.
+    """Return the network of a run directory in ``eval()``, from its newest checkpoint.
 
-    A run whose model is a function of the user's own is not believed which one: give what it
-    returns as ``model``, or allow by ``own_code`` that the function is imported and called.
+    Args:
+        path: The run directory.
+        dataset: The data set that it was trained on.
+        model: The float network, if the run was trained with one of your own.
+        own_code: Import and call the function that the run names as its model. A run directory may
+            come from anybody, so this is off by default.
+
+    Raises:
+        SoftstairError: If there is no trained network, or if it does not fit the model.
 
     >>> import tempfile
     >>> from softstair.data import load
@@ -66,33 +84,33 @@ def trained_network(
     >>> network(torch.zeros(1, 1, 8, 8)).shape
     torch.Size([1, 10])
     """
-    recipe = recipe_of(Path(path))
+    path = Path(path)
+    recipe = recipe_of(path)
     if recipe is not None and model is None and ":" in recipe.model and not own_code:
-        raise RunError(
-            f"the run in {str(path)!r} was begun with the model {recipe.model!r}, which is code of "
-            "its own, and is not called because a file says so: give model=, or own_code=True if "
-            "you trust it."
+        raise SoftstairError(
+            f"the model of the run in {str(path)!r} is the function {recipe.model!r}, which is not "
+            "called because a file names it: pass `model`, or `own_code=True` if you trust it.",
+            field="model",
         )
-    config = read(Path(path), "config.json")
-    state = None if config is None else load_checkpoint(Path(path), config)
+    config = read(path, "config.json")
+    state = None if config is None else load_checkpoint(path, config)
     if recipe is None or state is None:
-        folds = ", but folds: name one, such as fold-0" if (Path(path) / "fold-0").is_dir() else ""
-        raise RunError(
-            f"{str(path)!r} holds no trained network{folds or ': train one with --out there'}."
-        )
+        hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""
+        raise SoftstairError(f"{str(path)!r} holds no trained network{hint}.")
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)
     if not checkpoint.is_like(state.get("network"), network.state_dict()):
-        raise RunError(
-            f"the network in {str(path)!r} has other names, shapes or types than the model that "
-            "its recipe, or the call, names: give the model that was trained."
+        raise SoftstairError(
+            f"the parameters in {str(path)!r} have other names, shapes or types than those of the "
+            "model: pass the model that was trained.",
+            field="model",
         )
     network.load_state_dict(state["network"])
     return network.eval()
 
 
 def table(network: nn.Module) -> str:
-    """What became of every layer."""
+    """Return the report of a network's layers; of a float network, its modules."""
     try:
         return str(report(network))
     except ValueError:
@@ -100,19 +118,76 @@ def table(network: nn.Module) -> str:
 
 
 @torch.no_grad()
-def _refuse_unfit(model: nn.Module, example: Tensor, classes: int) -> None:
-    """Refuses a model that does not make scores of examples; it is left as it was."""
+def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
+    """Raise SoftstairError if a model does not return scores; it is left unchanged."""
     trial = copy.deepcopy(model).to(example.device)
-    wanted = f"scores of shape (2, {classes}) of examples of shape {tuple(example.shape)}"
+    wanted = f"scores of shape (2, {classes}) for examples of shape {tuple(example.shape)}"
     for training in (False, True):
         try:
             with torch.random.fork_rng([]):
                 scores = trial.train(training)(example)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"model must make {wanted}, but it raised {type(error).__name__} ({reason})."
-            ) from None
-        if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-            given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"model must make {wanted}, but it made {given}.")
+            problem = f"raised {type(error).__name__} ({first_line(error)})"
+        else:
+            if isinstance(scores, Tensor) and scores.shape == (2, classes):
+                continue
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            problem = f"returned {shape}"
+        raise SoftstairError(f"model must return {wanted}, but it {problem}.", field="model")
+
+
+def advice(state: State) -> list[str]:
+    """Return warnings about what a recipe will not achieve with this network."""
+    recipe = state.recipe
+    if state.annealer is None:
+        return []
+    schedule = recipe.schedule(state.annealer.layers)
+    warnings = []
+    late = [i for i in range(schedule.layers) if schedule(i, recipe.epochs)[1] > 0]
+    if late and not schedule.static_std:
+        layers = f"layer {late[0]}" if len(late) == 1 else f"layers {late[0]} to {late[-1]}"
+        warnings.append(
+            f"{layers} will still have noise after the last epoch, {recipe.epochs}, since "
+            f"{schedule.layers} layers anneal over {schedule.end:g}: lower `period`"
+        )
+    if schedule.static_std and _has_gaps(recipe, schedule.std0):
+        warnings.append(
+            f"static {recipe.noise} noise of std {schedule.std0:.3g} hardly reaches the middle "
+            "between two thresholds, where weights then stay: raise `std0`"
+        )
+    if not any(isinstance(module, NORMALISATIONS) for module in state.network.modules()):
+        warnings.append(
+            "the network has no normalisation, so few sums lie near the thresholds of the stairs: "
+            "put a batch normalisation before each activation"
+        )
+    if recipe.weights == "float" or schedule.static_mean:
+        return warnings
+    if not schedule.static_std:
+        # The std falls as λ², the mean as λ: weights that stay are outside the noise for λ < 0.62.
+        warnings.append(
+            "the noise narrows faster than its mean moves, and weights that it leaves get no "
+            "gradient: pass `static_std` or `static_mean`"
+        )
+    distance = abs(schedule.first_mean) * recipe.weight_quantum
+    # Adam moves a weight by about its learning rate per step.
+    reach = min(recipe.period, recipe.epochs) * state.steps * recipe.learning_rate
+    if recipe.optimiser == "adam" and reach < distance:
+        warnings.append(
+            f"the mean of the noise moves by {distance:g} within a period, but weights only by "
+            f"about {reach:.2g}: raise `period`, `epochs` or `learning_rate`"
+        )
+    return warnings
+
+
+def _has_gaps(recipe: Recipe, std0: float) -> bool:
+    """Whether static noise leaves weights between two thresholds almost without gradient."""
+    stair = recipe.stair("weights")
+    if stair is None or len(stair.levels) <= FEW_LEVELS or std0 == 0:
+        return False
+    middle = len(stair.thresholds) // 2
+    low, high = stair.thresholds[middle - 1 : middle + 1]
+    # Not exactly midway: where two uniform densities meet, rounding decides.
+    points = torch.tensor([low, low + 0.49 * (high - low)], dtype=torch.float64)
+    noise, std = noises.get(recipe.noise), std0 * recipe.weight_quantum
+    at_threshold, between = kernels.slope(points, stair, noise, 0.0, std).tolist()
+    return bool(between < WEAK_SLOPE * at_threshold)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from softstair.train.advice import advice
+from softstair.train.network import advice
 from softstair.train.state import State
 
 __all__ = ["News", "Telling"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import softstair
-from softstair._errors import import_extra
+from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link, write
 from softstair.data import version
 from softstair.train import checkpoint
@@ -49,7 +49,7 @@ AGAIN = "--resume (of a grid, the same command)"
 """What goes on with a run."""
 
 
-class RunError(ValueError):
+class RunError(SoftstairError):
     """A run that cannot begin or go on, in one sentence."""
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from softstair.anneal import Annealer
 from softstair.nn import layer_count
 from softstair.train.checkpoint import CheckpointError, is_like
+from softstair.train.execution import choose_execution
 from softstair.train.parallel import ALONE, Team, TeamError
 from softstair.train.recipe import Recipe
-from softstair.train.treatment import treat
 
 __all__ = ["State", "is_history"]
 
@@ -65,10 +65,10 @@ class State:
             if device.type == "cuda":
                 self.annealer.gather()
         own = own or ":" in recipe.model
-        self.treatment = treat(
+        self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, team.size
         )
-        self.forward = self.treatment.forward
+        self.forward = self.execution.forward
         self._zeros: dict[Tensor, Tensor] = {}
         self._compared: tuple[int, ...] | None = None
         self.generator = torch.Generator().manual_seed(recipe.seed)
@@ -112,7 +112,7 @@ class State:
         return torch.autocast(
             self.device.type,
             torch.bfloat16,
-            enabled=self.treatment.precision == "bfloat16",
+            enabled=self.execution.precision == "bfloat16",
             cache_enabled=self.device.type == "cpu",
         )
 
@@ -126,7 +126,7 @@ class State:
     def fill_gradients(self) -> None:
         """Parameters behind annealed layers, which the backward pass did not come to, have
         gradients of zero: momentum goes on as it would have."""
-        if self.annealer is None or not self.treatment.fused:
+        if self.annealer is None or not self.execution.fused:
             return
         for parameter in self.annealer.tied:
             if parameter.grad is None:

@@ -7,7 +7,7 @@ from typing import Literal
 from softstair.experiments.design import Unit
 from softstair.experiments.engines import Tell, refuse_mixed_data, unfinished
 from softstair.experiments.engines.pace import Pace
-from softstair.train.machine import device_named
+from softstair.train.execution import choose_device
 from softstair.train.news import News
 from softstair.train.together import MOST_ON_A_GPU, at_once, cores, train_together
 
@@ -73,4 +73,4 @@ def _pace(together: Literal["auto"] | int, device: str, units: int, threads: int
 
 
 def _is_cpu(device: str) -> bool:
-    return device_named(device).type == "cpu"
+    return choose_device(device).type == "cpu"

@@ -1,0 +1,296 @@
+"""How and where training steps run: device, threads, precision, and fused or compiled networks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from softstair import kernels
+from softstair._errors import SoftstairError, first_line
+from softstair.anneal import Annealer
+from softstair.kernels import exact, triton
+from softstair.train.recipe import Recipe
+
+__all__ = [
+    "Compiled",
+    "Execution",
+    "check_kernels",
+    "choose_device",
+    "choose_execution",
+    "choose_threads",
+    "matmul_precision",
+    "memory_errors",
+    "training_settings",
+]
+
+WORTH_COMPILING = 1500
+"""Steps that save as much time as one compilation takes."""
+SMALL_NETWORK = 1 << 25
+"""Products per forward pass of linear layers below which one thread is fastest."""
+
+SettingT = TypeVar("SettingT")
+
+
+class Compiled:
+    """``torch.compile(network)``, which raises SoftstairError if the compiler fails."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._run = torch.compile(network)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return self._run(x)
+        except TorchDynamoException as error:
+            raise SoftstairError(
+                f"torch.compile cannot compile this network here ({type(error).__name__}: "
+                f"{first_line(error)}): pass `compile=never`.",
+                field="compile",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How training steps run; ``forward`` is the network as they call it."""
+
+    forward: Callable[[Tensor], Tensor]
+    precision: str
+    fused: bool = False
+    compiled: bool = False
+    captured: bool = False
+
+    @property
+    def eval_forward(self) -> Callable[[Tensor], Tensor] | None:
+        """The network as it is evaluated, if not as it is."""
+        return self.forward if self.fused and getattr(self.forward, "evaluates", False) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for config.json."""
+        names = ("precision", "fused", "compiled", "captured")
+        return {name: getattr(self, name) for name in names}
+
+
+def choose_execution(
+    recipe: Recipe,
+    network: nn.Module,
+    annealer: Annealer | None,
+    device: torch.device,
+    steps: int,
+    own: bool,
+    processes: int = 1,
+) -> Execution:
+    """Return the fastest execution that the recipe allows.
+
+    Args:
+        steps: Steps per epoch.
+        own: The model is the user's own: its code may compute what no trace or capture shows.
+        processes: Processes that train the run. Their gradients are summed in each step, which no
+            graph can capture.
+    """
+    if processes > 1 and recipe.capture == "always":
+        raise SoftstairError(
+            "capture must be auto or never if several processes train a run, but 'always' was "
+            "given.",
+            field="capture",
+        )
+    precision = recipe.precision_on(device)
+    captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
+    captured = captured and device.type == "cuda" and processes == 1
+    fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
+    if fusible and annealer is not None and exact.has_fused(device):
+        from softstair.fused import fused  # which needs Triton
+
+        if (fused_network := fused(network)) is not None:
+            return Execution(fused_network, precision, fused=True, captured=captured)
+    if _compiles(recipe, annealer, device, steps):
+        return Execution(Compiled(network), precision, compiled=True, captured=captured)
+    return Execution(network, precision, captured=captured)
+
+
+def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:
+    if recipe.compile != "auto" or recipe.kernels == "triton":
+        return recipe.compile == "always"
+    compilations = 1
+    if annealer is not None and recipe.truncate and not recipe.static_std:
+        compilations += annealer.layers  # each annealed layer changes the backward pass
+    return device.type == "cuda" and recipe.epochs * steps >= WORTH_COMPILING * compilations
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """Return an available device.
+
+    Args:
+        name: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        local_rank: Number of this process on its machine, if torchrun started several; it uses the
+            GPU of that number.
+    """
+    if local_rank is not None and name != "cpu":
+        name = _gpu_of_process(name, local_rank)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SoftstairError(
+            f"device {name!r} is not available, since torch sees no CUDA device: pass "
+            "`device=cpu`.",
+            field="device",
+        )
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise SoftstairError(
+            f"device must be auto, cpu, cuda or cuda:N, and be available, but {name!r} was given.",
+            field="device",
+        ) from None
+    return device
+
+
+def _gpu_of_process(name: str, local_rank: int) -> str:
+    if name not in ("auto", "cuda"):
+        raise SoftstairError(
+            "device must be auto, cpu or cuda under torchrun, which gives each process its own "
+            f"GPU, but {name!r} was given.",
+            field="device",
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if 0 < gpus <= local_rank:
+        raise SoftstairError(
+            f"torchrun must start at most one process per GPU, but torch sees {gpus} here: lower "
+            "torchrun's nproc-per-node, or pass `device=cpu`.",
+            field="device",
+        )
+    return f"cuda:{local_rank}" if gpus else name
+
+
+def check_kernels(recipe: Recipe, device: torch.device) -> None:
+    """Raise SoftstairError if the recipe or the environment asks for Triton where it cannot run."""
+    choice = kernels.asked() if recipe.kernels == "auto" else recipe.kernels
+    if choice == "triton" and (reason := triton.lacking(device)) is not None:
+        raise SoftstairError(reason, field="kernels")
+
+
+def choose_threads(network: nn.Module, batch: int) -> int:
+    """Return the number of threads with which a network trains fastest on a CPU.
+
+    The operations of a small network end before a second thread has started, so it gets one
+    thread; other networks get torch's default.
+
+    >>> choose_threads(nn.Linear(64, 10), batch=64)
+    1
+    """
+    has_convolutions = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in network.modules())
+    products = batch * sum(parameter.numel() for parameter in network.parameters())
+    is_small = not has_convolutions and products < SMALL_NETWORK
+    return 1 if is_small else torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def training_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Use our own random numbers, threads and precision; restore the caller's afterwards."""
+    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        try:
+            if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
+                # At the first product oneDNN would disable itself with a warning, and what was
+                # computed before would differ in the last bits.
+                torch._C._set_mkldnn_enabled(False)
+            # All batches have one shape, so cuDNN searches for its fastest kernels once.
+            torch.backends.cudnn.benchmark = True
+            precision = recipe.precision_on(device)
+            if precision != "bfloat16":
+                settings.enter_context(matmul_precision(precision))
+            if device.type == "cuda":
+                settings.enter_context(torch.cuda.device(device))
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = benchmark
+            torch.set_num_threads(threads)
+            torch._C._set_mkldnn_enabled(onednn)
+
+
+def _has_bfloat16() -> bool:
+    """Whether oneDNN is available and multiplies bfloat16 on this CPU."""
+    available = torch.backends.mkldnn.is_available()
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@contextlib.contextmanager
+def memory_errors(recipe: Recipe) -> Iterator[None]:
+    """Raise SoftstairError if an allocator runs out of memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        phrases = ("not enough memory", "allocate memory")  # of the CPU's allocator
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_memory and not any(phrase in str(error) for phrase in phrases):
+            raise
+        raise SoftstairError(
+            f"not enough memory for batches of {recipe.batch}: lower `batch` in a new run, or free "
+            "memory and pass `resume`.",
+            field="batch",
+        ) from None
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Compute float32 convolutions and matrix products in float32 or tf32; restore it afterwards.
+
+    By default torch rounds the factors of convolutions to TF32 on a GPU, and those of other
+    products not. Since 2.9 this can be set for all of torch or per operation; once the second was
+    used, the first can no longer be read. So both are set, and what could be read is restored.
+
+    >>> with matmul_precision("float32"):
+    ...     torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    (False, 'highest')
+    """
+    tf32 = precision == "tf32"
+    convolutions = _read(lambda: torch.backends.cudnn.allow_tf32)
+    products = _read(torch.get_float32_matmul_precision)
+    operations = [(setting, _own(setting, parent)) for setting, parent in _operations()]
+    _set_precision(tf32, "high" if tf32 else "highest")
+    for setting, _ in operations:
+        setting.fp32_precision = "tf32" if tf32 else "ieee"
+    try:
+        yield
+    finally:
+        _set_precision(convolutions, products)
+        for setting, before in operations:
+            setting.fp32_precision = before
+
+
+def _set_precision(convolutions: bool | None, products: str | None) -> None:
+    if convolutions is not None:
+        torch.backends.cudnn.allow_tf32 = convolutions
+    if products is not None:
+        torch.set_float32_matmul_precision(products)
+
+
+def _read(setting: Callable[[], SettingT]) -> SettingT | None:
+    try:
+        return setting()
+    except RuntimeError:  # it was set per operation
+        return None
+
+
+def _operations() -> list[tuple[Any, Any]]:
+    """Return the settings per operation, each with the one that it follows until it is set."""
+    backends: Any = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        return []
+    cudnn, onednn = backends.cudnn, backends.mkldnn
+    on_gpu = [(setting, cudnn) for setting in (backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+    return [*on_gpu, *((setting, onednn) for setting in (onednn.matmul, onednn.conv, onednn.rnn))]
+
+
+def _own(setting: Any, parent: Any) -> str:
+    """Return a setting's own value: none if it follows its parent."""
+    value: str = setting.fp32_precision
+    return "none" if value == parent.fp32_precision else value

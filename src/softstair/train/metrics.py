@@ -1,0 +1,207 @@
+"""What is measured of a network in training: accuracy, fresh statistics, use of the stairs."""
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softstair import kernels
+from softstair.convert.graph import training_mode
+from softstair.data.batches import Examples
+from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
+from softstair.train.execution import matmul_precision
+from softstair.train.parallel import ALONE, Team
+
+__all__ = ["Health", "evaluate", "refresh_statistics", "stair_health"]
+
+CHUNK, CHUNK_ON_GPU = 500, 1000
+"""Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
+ENOUGH_EXAMPLES = 4096
+"""For fresh statistics: the standard error of a mean is 1/64 of the standard deviation."""
+NEARLY_ALL = 0.995
+NARROW = 0.05
+"""Standard deviation in quanta; narrower noise is about to end, and its gradient with it."""
+FEW_LEVELS = 16
+"""Up to so many levels, comparing with each is faster on a GPU than a histogram."""
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module,
+    examples: Examples,
+    callback: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[float, float]:
+    """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
+
+    Args:
+        callback: Called after every chunk of examples; it may raise to stop.
+        team: Processes that share the chunks; each gets the result that one alone would get.
+        forward: Runs the network, if not the network itself.
+    """
+    size = CHUNK_ON_GPU if examples.y.device.type == "cuda" else CHUNK
+    chunks = -(-len(examples) // size)
+    # The sums stay on the device: reading them would wait for it.
+    sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)
+    with training_mode(network, training=False), matmul_precision("float32"):
+        for number, (x, y) in enumerate(examples.chunks(size)):
+            if number % team.size == team.rank:
+                scores = (forward or network)(x).float()
+                sums[number, 0] = F.cross_entropy(scores, y, reduction="sum")
+                sums[number, 1] = (scores.argmax(1) == y).sum()
+            if (number + 1) % team.size == 0 or number + 1 == chunks:
+                callback()
+    team.add(sums)
+    # In order, whichever process computed them: another order would round differently.
+    loss, correct = (functools.reduce(operator.add, column) for column in sums.T.tolist())
+    return loss / len(examples), correct / len(examples)
+
+
+@torch.no_grad()
+def refresh_statistics(
+    network: nn.Module,
+    examples: Examples,
+    batch: int,
+    seed: int,
+    augment: str = "none",
+    callback: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
+) -> None:
+    """Estimate the running statistics of batch normalisations anew, without noise.
+
+    The averages over the last batches of training belong to another network: weights still cross
+    thresholds from step to step, each of which shifts its channel by a level times the mean of its
+    input, and the features of training have noise. The examples are augmented as in training, since
+    black borders are part of what the next thresholds were trained on. Normalisations that are in
+    ``eval()`` keep their statistics.
+
+    Args:
+        seed: Chooses and augments the examples.
+        callback: Called after every batch; it may raise to stop.
+        team: All processes get the statistics of the first.
+    """
+    norms = [
+        module
+        for module in network.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.training
+        and module.track_running_stats
+    ]
+    if not norms:
+        return
+    device = examples.y.device
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(device)
+    batches = order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]
+    generator = torch.Generator(device).manual_seed(seed)
+    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
+    try:
+        with training_mode(network, training=False), matmul_precision("float32"):
+            for norm in norms:
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # all batches have the same weight
+            for indices in batches:
+                network(examples.batch(indices, augment, generator)[0])
+                callback()
+    finally:
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if momentum is None:  # the count is then the weight of the next batch
+                norm.get_buffer("num_batches_tracked").copy_(tracked)
+    if team.size > 1:
+        names = ("running_mean", "running_var")
+        buffers = [norm.get_buffer(name) for norm in norms for name in names]
+        shared = team.share(lambda: [buffer.cpu() for buffer in buffers])
+        for buffer, value in zip(buffers, shared, strict=True):
+            buffer.copy_(value)
+
+
+@dataclass(frozen=True)
+class Health:
+    """How one stair is used: two silent failures of quantised training show here.
+
+    Attributes:
+        occupancy: Share of the inputs at each level. If all are at one level, the stair computes a
+            constant.
+        dead: Share of the inputs that pass no gradient; None without noise, when none does.
+    """
+
+    name: str
+    layer: int
+    std: float
+    occupancy: tuple[float, ...]
+    dead: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, rounded to four digits, for a line of metrics."""
+        dead = None if self.dead is None else round(self.dead, 4)
+        levels = [round(share, 4) for share in self.occupancy]
+        return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead}
+
+    def warning(self, fading: bool) -> str | None:
+        """Return what is wrong, or None.
+
+        Args:
+            fading: The noise is annealed, so it is right that its gradient vanishes at the end.
+        """
+        expected = fading and self.std <= NARROW
+        if self.dead is not None and self.dead >= NEARLY_ALL and not expected:
+            return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"
+        if max(self.occupancy) >= NEARLY_ALL:
+            return f"{max(self.occupancy):.1%} of the inputs of {self.name} lie at one level"
+        return None
+
+
+@torch.no_grad()
+def stair_health(network: nn.Module, x: Tensor) -> list[Health]:
+    """Return the health of every stair of a network for some inputs; draws no random numbers."""
+    stairs = dict(stair_modules(network))
+    inputs: dict[str, Tensor] = {}
+    hooks = []
+    for name, module in stairs.items():
+        if not isinstance(module, StairWeight):
+            keep = lambda _, arguments, name=name: inputs.__setitem__(name, arguments[0])
+            hooks.append(module.register_forward_pre_hook(keep))
+    try:
+        with training_mode(network, training=False):
+            network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, module in network.named_modules():
+        if isinstance(module, StairLayer):
+            inputs[f"{name}.weight_stair"] = module.weight
+    used = [name for name in stairs if name in inputs]
+    # One transfer for all stairs, instead of three for each.
+    measured = [_measure(stairs[name], inputs[name]) for name in used]
+    numbers = torch.cat(measured).cpu().split([len(part) for part in measured]) if measured else ()
+    return [
+        _health(name, stairs[name], part.tolist()) for name, part in zip(used, numbers, strict=True)
+    ]
+
+
+def _measure(module: StairModule, x: Tensor) -> Tensor:
+    """Return (std, share without gradient, share of each level …) on the device of ``x``."""
+    index = module.stair.index(x).flatten()
+    levels = len(module.stair)
+    if levels <= FEW_LEVELS:
+        counts = torch.stack([(index == level).sum() for level in range(levels)])
+    else:
+        counts = torch.bincount(index, minlength=levels)
+    mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
+    dead = (kernels.slope(x.float(), module.stair, module.noise, mean, std) == 0).sum()
+    shares = torch.cat([dead[None], counts]).double() / x.numel()
+    return torch.cat([module.std.double().reshape(1), shares])
+
+
+def _health(name: str, module: StairModule, numbers: list[float]) -> Health:
+    std, dead, *occupancy = numbers
+    weights = " weights" if isinstance(module, StairWeight) else ""
+    name = name.removesuffix(".weight_stair") + weights
+    return Health(name, module.layer, std, tuple(occupancy), dead if std > 0 else None)
