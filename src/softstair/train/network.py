@@ -14,7 +14,7 @@ from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.run import load_checkpoint, read, recipe_of
+from softstair.train.run import RunError, load_checkpoint, read, recipe_of
 from softstair.train.state import State
 
 __all__ = ["advice", "make_network", "stair_network", "table", "trained_network"]
@@ -73,7 +73,7 @@ def trained_network(
             come from anybody, so this is off by default.
 
     Raises:
-        SoftstairError: If there is no trained network, or if it does not fit the model.
+        RunError: If there is no trained network, or if it does not fit the model.
 
     >>> import tempfile
     >>> from softstair.data import load
@@ -87,7 +87,7 @@ def trained_network(
     path = Path(path)
     recipe = recipe_of(path)
     if recipe is not None and model is None and ":" in recipe.model and not own_code:
-        raise SoftstairError(
+        raise RunError(
             f"the model of the run in {str(path)!r} is the function {recipe.model!r}, which is not "
             "called because a file names it: pass `model`, or `own_code=True` if you trust it.",
             field="model",
@@ -96,11 +96,11 @@ def trained_network(
     state = None if config is None else load_checkpoint(path, config)
     if recipe is None or state is None:
         hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""
-        raise SoftstairError(f"{str(path)!r} holds no trained network{hint}.")
+        raise RunError(f"{str(path)!r} holds no trained network{hint}.")
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)
     if not checkpoint.is_like(state.get("network"), network.state_dict()):
-        raise SoftstairError(
+        raise RunError(
             f"the parameters in {str(path)!r} have other names, shapes or types than those of the "
             "model: pass the model that was trained.",
             field="model",
