@@ -1,11 +1,11 @@
-"""What tests of the report share: made-up trainings, and a browser to look at the page with."""
+"""What tests of the report share: made-up trainings, and a browser to open the page with."""
 
 import contextlib
 import math
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +49,45 @@ def made_up(
     most: int | None = None,
     seed: int = 0,
 ) -> list[Training]:
-    """Trainings such as a design of the paper may have: curves that rise, jump where the learning
-    rate drops, and end where the forward and the interval put them."""
-    luck = random.Random(seed)
-    whole = DESIGNS[design].rescaled(epochs)
+    """Trainings of a design: curves that rise, and jump where the learning rate drops."""
+    generator = random.Random(seed)
     return [
-        _training(configuration.name, configuration.unit(fold).recipe, luck)
-        for configuration in whole.configurations[:most]
+        _training(configuration.name, configuration.unit(fold).recipe, generator)
+        for configuration in DESIGNS[design].rescaled(epochs).configurations[:most]
         for fold in range(folds)
     ]
 
 
-def _training(name: str, recipe: Recipe, luck: random.Random) -> Training:
+def begun(training: Training, epochs: int) -> Training:
+    """The same training, interrupted after so many epochs."""
+    outcome = dict.fromkeys(("seconds", "best_valid_accuracy", "test_accuracy"))
+    return replace(training, curve=training.curve[:epochs], **outcome)
+
+
+def twin(training: Training) -> Training:
+    """A float network with static noise."""
+    changes = {"weights": "float", "features": "float", "forward": "mode", "interval": "none"}
+    return replace(training, configuration="float", settings={**training.settings, **changes})
+
+
+def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
     settings = {field: value_of(recipe, field) for field in FIELDS}
-    level = LEVELS[recipe.forward] - LOSSES.get(settings["interval"], -0.01) + luck.gauss(0, 0.003)
+    level = (
+        LEVELS[recipe.forward] - LOSSES.get(settings["interval"], -0.01) + generator.gauss(0, 0.003)
+    )
     drop = recipe.drop or math.inf
     curve = []
     for epoch in range(recipe.epochs):
         rise = 1 - math.exp(-5 * (epoch + 1) / recipe.epochs)
-        valid = 0.1 + (level - 0.1) * rise * (0.97 + 0.03 * (epoch >= drop)) + luck.gauss(0, 0.004)
+        valid = (
+            0.1 + (level - 0.1) * rise * (0.97 + 0.03 * (epoch >= drop)) + generator.gauss(0, 0.004)
+        )
         train = min(valid * 1.03, 0.999)
         rate = recipe.learning_rate * (recipe.drop_factor if epoch >= drop else 1.0)
         losses = (-math.log(max(train, 0.05)), -1.1 * math.log(max(valid, 0.05)))
         curve.append(Epoch(epoch, rate, losses[0], train, losses[1], valid))
     best = max(epoch.valid_accuracy for epoch in curve)
-    seconds = 6.0 * recipe.epochs * (0.9 + 0.2 * luck.random())
+    seconds = 6.0 * recipe.epochs * (0.9 + 0.2 * generator.random())
     return Training(
         configuration=name,
         settings=settings,
@@ -124,6 +138,8 @@ class Visit:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
-    def overflow(self) -> int:
-        """By how many pixels the page is wider than the window."""
-        return self.page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
+    def check(self) -> None:
+        """Assert that the page fits the window, complained of nothing and requested nothing."""
+        assert self.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+        assert self.complaints == []
+        assert self.requests == [self.address]

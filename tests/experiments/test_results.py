@@ -17,7 +17,7 @@ from data.mutations import mutations
 from softstair.data import load as load_data
 from softstair.experiments import Training, load
 from softstair.experiments.design import FIELDS, value_of
-from softstair.experiments.report.sources import gathered
+from softstair.experiments.report import gather
 from softstair.experiments.results import ForeignTable, collect, find, rows, write
 from softstair.train import Recipe, RunError, train
 from train.short import is_sentence, recipe
@@ -483,13 +483,11 @@ def test_a_table_of_something_else_is_told_from_damage(
     write(load(store), tmp_path / "table.csv")
     with pytest.raises(ForeignTable):
         load(tmp_path)
-    found = gathered([tmp_path])
-    assert found.trainings == load(tmp_path / "table.csv")
-    assert found.passed_over == [tmp_path / "other.csv"]
+    assert gather([tmp_path]) == (load(tmp_path / "table.csv"), [tmp_path / "other.csv"])
     # Alone it is nothing to show.
     (tmp_path / "table.csv").unlink()
     with pytest.raises(ForeignTable):
-        gathered([tmp_path])
+        gather([tmp_path])
 
 
 def test_tables_in_folders_of_a_folder(store: Path, tmp_path: Path) -> None:
@@ -509,7 +507,7 @@ def test_damage_is_not_taken_for_a_table_of_something_else(
 ) -> None:
     file = spoiled(store, tmp_path / "table.csv", CHANGES[kind][0])
     with pytest.raises(RunError) as caught:
-        gathered([file.parent])
+        gather([file.parent])
     assert not isinstance(caught.value, ForeignTable)
 
 

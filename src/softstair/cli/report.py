@@ -10,7 +10,6 @@ import tyro
 
 from softstair.cli._files import reserved
 from softstair.experiments import report
-from softstair.experiments.report import sources
 from softstair.experiments.results import Training
 
 __all__ = ["Command"]
@@ -49,8 +48,7 @@ class Command:
         follow = self.out != Command.out
         with reserved(self.out, "--out", (".html", ".htm"), follow) as page:
             assert page is not None
-            found = _load(self.folders)
-            trainings = found.trainings
+            trainings, passed_over = _load(self.folders)
             if self.figures is not None:
                 _make(self.figures)
             report.write(trainings, page, _claims(trainings), _figures(trainings), self.title)
@@ -61,7 +59,7 @@ class Command:
             figures.draw(trainings, self.figures)
             for sentence in figures.missing(trainings):
                 print(sentence)
-        for table in found.passed_over:
+        for table in passed_over:
             print(f"{str(table)!r} is no table of softstair grid --table: it was passed over.")
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
@@ -80,9 +78,9 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _load(folders: Sequence[Path]) -> sources.Sources:
+def _load(folders: Sequence[Path]) -> tuple[list[Training], list[Path]]:
     try:
-        return sources.gathered(folders)
+        return report.gather(folders)
     except ModuleNotFoundError as error:
         # A table in Parquet needs a package that the command does without.
         raise ValueError(str(error)) from None

@@ -1,8 +1,8 @@
-"""The report: one HTML page that opens offline and asks nobody for anything.
+"""The report: one HTML file that opens offline and makes no requests.
 
-What it says is HTML made here, the tables and the claims too, so that it can be read without
-scripts; its own script draws the curves, sorts the tables and filters both. All of it, and all
-the data, is in the one file; its policy forbids every request, and every script but that one.
+Text, tables and claims are HTML, so the page can be read without scripts. Its script draws the
+curves, sorts the tables and filters both. The page's content security policy forbids every request
+and every script but its own.
 """
 
 import base64
@@ -15,16 +15,13 @@ from string import Template
 
 from softstair import __version__
 from softstair._files import replacing
-from softstair.experiments.report import story, tables
-from softstair.experiments.report.embed import data_of, harmless
-from softstair.experiments.report.story import VERDICTS, Row
-from softstair.experiments.report.study import arranged
-from softstair.experiments.report.words import text, unbroken
+from softstair.experiments.report import sections
+from softstair.experiments.report.lines import arranged, gather, in_words, values_of
+from softstair.experiments.report.payload import data_of, escaped
+from softstair.experiments.report.sections import VERDICTS, Row
 from softstair.experiments.results import Training
 
-__all__ = ["VERDICTS", "Row", "page", "write"]
-
-SCRIPTS = ("draw.js", "shown.js", "chart.js", "tables.js", "script.js")
+__all__ = ["VERDICTS", "Row", "gather", "page", "write"]
 
 
 def write(
@@ -35,12 +32,12 @@ def write(
     title: str | None = None,
     made: datetime.datetime | None = None,
 ) -> None:
-    """Writes the page, all of it or nothing; see :func:`page`."""
+    """Write the page atomically; see :func:`page`."""
     file = Path(file)
-    whole = page(trainings, file.parent, claims, figures, title, made)
+    text = page(trainings, file.parent, claims, figures, title, made)
     with replacing(file) as partial:
-        # As bytes, for the policy has the digest of the script as it is.
-        partial.write_bytes(whole.encode())
+        # As bytes: the policy has the digest of the script, line endings included.
+        partial.write_bytes(text.encode())
 
 
 def page(
@@ -51,56 +48,46 @@ def page(
     title: str | None = None,
     made: datetime.datetime | None = None,
 ) -> str:
-    """The page, as HTML.
+    """Return the page as HTML.
 
-    folder    where it will lie: the paths of the run directories start there
-    claims    the paper's, each with a verdict
-    figures   drawings in SVG, by their captions
-    title     None: one that names the data sets
-    made      when; None: now
+    Args:
+        folder: Where the page will lie; links to run directories are relative to it.
+        claims: The paper's claims, each with a verdict.
+        figures: Drawings in SVG, by their captions.
+        title: Title of the page; None names the data sets.
+        made: Time to show; None is now.
     """
     lines = arranged(trainings)
-    named = title or story.title_of(lines)
-    style = _own("style.css")
-    script = '"use strict";\n{\n' + "".join(map(_own, SCRIPTS)) + "}\n"
-    return Template(_own("page.html")).substitute(
-        policy=_policy(script, style),
-        version=text(__version__),
-        title=text(named),
-        heading=unbroken(named),
-        facts=story.facts(lines, made or datetime.datetime.now(datetime.UTC)),
-        claims=story.claims_of(claims),
-        figures=story.pictures(figures or {}),
-        configurations=tables.configurations(lines),
-        runs=tables.runs(lines),
-        links=_links(claims, figures),
+    if title is None:
+        data = [in_words("data", value) for value in values_of(lines, "data")]
+        title = f"Additive noise annealing on {sections.listed(data)}"
+    style, script = _resource("report.css"), _resource("report.js")
+    absent = {"claims": not claims, "figures": not figures}
+    names = ("claims", "curves", "figures", "configurations", "runs")
+    links = [f'<a href="#{name}">{name}</a>' for name in names if not absent.get(name)]
+    return Template(_resource("report.html")).substitute(
+        policy=(
+            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            "img-src data:; base-uri 'none'; form-action 'none'"
+        ),
+        version=sections.text(__version__),
+        title=sections.text(title),
+        heading=sections.unbroken(title),
+        links="\n".join(links),
+        facts=sections.facts(lines, made or datetime.datetime.now(datetime.UTC)),
+        claims=sections.claims_section(claims),
+        figures=sections.figures_section(figures or {}),
+        configurations=sections.configurations_table(lines),
+        runs=sections.runs_table(lines),
         style=style,
-        data=harmless(data_of(lines, folder)),
+        data=escaped(data_of(lines, folder)),
         script=script,
     )
 
 
-def _own(name: str) -> str:
+def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _links(claims: Sequence[Row], figures: Mapping[str, str] | None) -> str:
-    there = {
-        "claims": bool(claims),
-        "curves": True,
-        "figures": bool(figures),
-        "configurations": True,
-        "runs": True,
-    }
-    return "\n".join(
-        f'<a href="#{name}">{name}</a>' for name, is_there in there.items() if is_there
-    )
-
-
-def _policy(script: str, style: str) -> str:
-    """Nothing from anywhere, no script but ours, no style but ours, no picture but those inside."""
-    digest = lambda whole: base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
-        f"style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,702 @@
+"use strict";
+// Draws the curves, sorts the tables and filters both. Data becomes text, never markup.
+
+const SVG_TAGS = new Set(["circle", "g", "path", "svg", "text"]);
+const MARGIN = { left: 50, right: 12, top: 10, bottom: 36 };
+const MOST_BANDS = 14;
+const MOST_ROWS = 10;
+
+// Elements
+
+const byId = (id) => document.getElementById(id);
+
+function make(tag, attributes = {}, ...children) {
+  const element = SVG_TAGS.has(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const makeButton = (press, attributes, ...children) =>
+  make("button", { type: "button", onclick: press, ...attributes }, ...children);
+
+const toggle = (set, value) => set.delete(value) || set.add(value);
+
+// Data: the values of a line are places in the values of each field, or null
+
+const data = JSON.parse(byId("data").textContent);
+data.lines.forEach((line, index) => (line.index = index));
+const fields = new Map(data.fields.map((field, place) => [field.name, { ...field, place }]));
+
+const valueOf = (line, name) => line.values[fields.get(name).place];
+const nameOf = (line, name) => fields.get(name)?.values[valueOf(line, name)];
+const isVaried = (lines, name) => {
+  const names = lines.map((line) => nameOf(line, name));
+  return new Set(names.filter((value) => value !== undefined)).size > 1;
+};
+const isAccuracy = (metric) => metric.endsWith("accuracy");
+const isUneven = (line) => line.longest > line.epochs;
+const pointsOf = (values, pool) => values.map((value, index) => [data.epochs[pool][index], value]);
+const meanOf = (line, metric) => pointsOf(line[metric].mean, line.at);
+const foldsOf = (line, metric) => line[metric].folds.map((fold) => pointsOf(fold, line.fold_at));
+
+const inUnits = (metric, value) => (isAccuracy(metric) ? 100 : 1) * (value / data.scale);
+const written = (metric, value) => inUnits(metric, value).toFixed(isAccuracy(metric) ? 2 : 4);
+
+const state = {
+  metric: "valid_accuracy",
+  columns: fields.has("forward") ? "forward" : "",
+  rows: "",
+  colour: "",
+  scale: "all",
+  bands: true,
+  filters: new Map(data.fields.map(({ name }) => [name, new Set()])),
+  off: new Set(),
+  pinned: new Set(),
+  panels: [],
+  reading: null,
+  updates: [],
+};
+// Studies never share a chart; noises do not where there would be too many lines.
+const roomy = 40 * (fields.get("forward")?.values.length ?? 1);
+const separate = data.lines.length > roomy ? ["study", "data", "noise"] : ["study", "data"];
+state.rows = separate.find((name) => fields.has(name)) ?? "";
+
+const filtered = () =>
+  data.lines.filter((line) =>
+    data.fields.every(({ name }) => {
+      const wanted = state.filters.get(name);
+      return wanted.size === 0 || wanted.has(valueOf(line, name));
+    }),
+  );
+
+// Styles and labels
+
+/** The field that colours show: intervals as in the paper, or noises where only they differ. */
+function colourField(lines) {
+  if (state.colour) return state.colour;
+  const varied = ["interval", "noise"].find((name) => isVaried(lines, name));
+  if (varied) return varied;
+  const moves = (line) => ![undefined, "none"].includes(nameOf(line, "interval"));
+  if (lines.some(moves)) return "interval";
+  const taken = [state.columns, state.rows, "power", "study"];
+  const free = data.fields.filter(({ name }) => !taken.includes(name));
+  return free.find(({ name }) => isVaried(lines, name))?.name;
+}
+
+/** Colour, kind, label and place in the legend of every line, by its index. */
+function stylesOf(lines) {
+  const field = fields.get(colourField(lines));
+  const namesPower = field?.name !== "power" && isVaried(lines, "power");
+  const float = { colour: "ink", kind: "dashed", label: "float", order: Infinity, key: "float" };
+  return data.lines.map((line) => {
+    if (line.float) return float;
+    const value = field ? valueOf(line, field.name) : 0;
+    const power = nameOf(line, "power");
+    const dotted = power === "progressive";
+    const plain = field ? field.labels[value] : lines.length === 1 ? line.name : "all";
+    return {
+      colour: field ? field.colours[value] : "blue",
+      kind: dotted ? "dotted" : "",
+      label: namesPower && power !== "none" ? `${plain}, ${power}` : plain,
+      order: 2 * value + dotted,
+      key: `${field?.name} ${value} ${dotted}`,
+    };
+  });
+}
+
+const lineOf = ({ colour, kind }, d, more = "", index = null) => {
+  const attributes = { class: `line ${kind} ${more}`, color: `var(--${colour})`, d };
+  return make("path", { ...attributes, "data-line": index });
+};
+
+const SAMPLE = { class: "sample", viewBox: "0 0 28 10", "aria-hidden": "true" };
+const sampleOf = (style) => make("svg", SAMPLE, lineOf(style, "M2 5H26"));
+
+/** What distinguishes a line from the others of its panel, in as few words as possible. */
+function labelsOf(lines) {
+  const order = { interval: 0, power: 0, static_mean: 2, static_std: 2, study: 3 };
+  const rank = ({ name }) => order[name] ?? 1;
+  const sorted = [...fields.values()].sort((one, other) => rank(one) - rank(other));
+  const words = ({ name, label, labels }, line) => {
+    const value = labels[valueOf(line, name)];
+    if (name.startsWith("static_")) {
+      return `${name.slice("static_".length)} ${value === "yes" ? "static" : "moves"}`;
+    }
+    return /^[\d.e+-]+$|^(true|false|none|yes|no|auto)$/i.test(value) ? `${label} ${value}` : value;
+  };
+  const labelOf = (line) => {
+    if (line.float) return line.name;
+    let alike = lines.filter((other) => !other.float);
+    const parts = [];
+    for (const field of sorted) {
+      const value = valueOf(line, field.name);
+      const same = alike.filter((other) => valueOf(other, field.name) === value);
+      if (same.length < alike.length) parts.push(words(field, line));
+      alike = same;
+    }
+    return alike.length === 1 && parts.length ? parts.join(" · ") : line.name;
+  };
+  const known = new Map();
+  return (line) => known.get(line) ?? known.set(line, labelOf(line)).get(line);
+}
+
+// Charts
+
+/** A round number of which about `count` make `range`. */
+function roundStep(range, count) {
+  const rough = range / Math.max(count, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
+}
+
+/** The multiples of a step from low to high. */
+function ticks(low, high, step) {
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.max(Math.floor(high / step + 1e-9) - first + 1, 0);
+  return Array.from({ length: count }, (_, index) => (first + index) * step);
+}
+
+/** The range of the axes, up to a tick. Intervals may exceed it: those of few folds are wide. */
+function domainOf(lines, metric, laterHalf) {
+  const last = Math.max(...lines.map((line) => line.longest));
+  let [low, high] = [Infinity, -Infinity];
+  for (const line of lines) {
+    const curves = [meanOf(line, metric), ...(isUneven(line) ? foldsOf(line, metric) : [])];
+    for (const [epoch, value] of curves.flat()) {
+      if (value === null || (laterHalf && epoch <= last / 2)) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+  }
+  if (low > high) [low, high] = [0, data.scale];
+  const room = 0.05 * (high - low) || 0.01 * Math.abs(high) || 1;
+  low = Math.max(low - room, 0);
+  const step = roundStep(high + room / 4 - low, 7);
+  high = Math.ceil((high + room / 4) / step - 1e-9) * step;
+  if (isAccuracy(metric)) high = Math.min(high, data.scale);
+  // A single epoch lies in the middle.
+  const [first, end] = last === 1 ? [0, 2] : [1, last];
+  return { first, end, last, low, high, step };
+}
+
+/** The path of [epoch, value] points; null interrupts it. */
+function pathOf(points, x, y) {
+  let path = "";
+  points.forEach(([epoch, value], index) => {
+    if (value === null) return;
+    const starts = index === 0 || points[index - 1][1] === null;
+    path += `${starts ? "M" : "L"}${x(epoch).toFixed(1)} ${y(value).toFixed(1)}`;
+  });
+  return path;
+}
+
+function bandOf(line, metric, x, y) {
+  const { half } = line[metric];
+  const points = meanOf(line, metric).map(([epoch, value], index) => [epoch, value, half?.[index]]);
+  const known = points.filter(([, value, margin]) => value !== null && margin != null);
+  if (known.length < 2) return "";
+  const most = isAccuracy(metric) ? data.scale : Infinity;
+  const upper = known.map(([epoch, value, margin]) => [epoch, Math.min(value + margin, most)]);
+  const lower = known.map(([epoch, value, margin]) => [epoch, Math.max(value - margin, 0)]);
+  return `${pathOf([...upper, ...lower.reverse()], x, y)}Z`;
+}
+
+/** Sentences that say what a chart does not show. */
+function hintsOf(lines, metric) {
+  const hints = [];
+  const uneven = lines.filter(isUneven);
+  if (uneven.length) {
+    const [of, their] = uneven.length === 1 ? ["one line", "its"] : [`${uneven.length} lines`, "a"];
+    const shared = [...new Set(uneven.map((line) => `${line.epochs} of ${line.longest}`))];
+    const epochs = shared.length > 3 ? "" : ` (${shared.join(", ")})`;
+    hints.push(
+      `The folds of ${of} have not come equally far: ${their} mean is of the epochs that all ` +
+        `have${epochs}, and thin lines are single folds.`,
+    );
+  }
+  const haveBands = lines.some((line) => line[metric].half);
+  if (state.bands && !haveBands) hints.push("No 95 % interval: it takes three folds.");
+  else if (state.bands && lines.length > MOST_BANDS) {
+    hints.push("Too many lines for bands: point at one to see its 95 % interval.");
+  }
+  return hints.map((hint) => make("p", { class: "hint" }, hint));
+}
+
+/** One chart, which calls point() with what is pointed at. */
+function makePanel(title, lines, domain, styles) {
+  const { metric } = state;
+  const metricLabel = data.metrics[metric];
+  const labelOf = labelsOf(lines);
+  const overlay = make("g", { class: "overlay" });
+  let x, y, width, height, right, bottom;
+  // Apart from drawing, since it makes the browser lay the page out.
+  function measure() {
+    width = Math.max(svg.clientWidth, 200);
+  }
+
+  function draw() {
+    height = Math.round(Math.min(Math.max(width * 0.7, 250), 460));
+    [right, bottom] = [width - MARGIN.right, height - MARGIN.bottom];
+    const { first, end, low, high } = domain;
+    x = (epoch) => MARGIN.left + ((epoch - first) / (end - first)) * (right - MARGIN.left);
+    y = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("height", height);
+    const bands = lines.length > MOST_BANDS ? [] : lines.map((line) => band(line));
+    const folds = lines.filter(isUneven).flatMap(foldLines);
+    const curves = lines.map((line) => curve(line));
+    const isSingle = (line) => onlyPoint(meanOf(line, metric));
+    const dots = lines.filter(isSingle).map((line) => dot(line, isSingle(line), 4));
+    svg.replaceChildren(...axes(), clipped(...bands, ...folds, ...curves), ...dots);
+    svg.append(...dropMark(), overlay);
+  }
+
+  /** A view of the plot area that cuts off what lies outside; at the sides there is room. */
+  function clipped(...children) {
+    const place = [MARGIN.left - 5, MARGIN.top, right - MARGIN.left + 10, bottom - MARGIN.top];
+    const [left, top, wide, high] = place;
+    const area = { x: left, y: top, width: wide, height: high, viewBox: place.join(" ") };
+    return make("svg", area, ...children);
+  }
+
+  const colourOf = (line) => `var(--${styles[line.index].colour})`;
+  const band = (line, kind = "") => {
+    const d = state.bands ? bandOf(line, metric, x, y) : "";
+    return make("path", { class: `band ${kind}`, color: colourOf(line), d });
+  };
+  const curve = (line, more) =>
+    lineOf(styles[line.index], pathOf(meanOf(line, metric), x, y), more, line.index);
+  const dot = (line, [epoch, value], r) => {
+    const [cx, cy] = [x(epoch).toFixed(1), y(value).toFixed(1)];
+    const hidden = value < domain.low || value > domain.high;
+    return make("circle", { class: "spot", color: colourOf(line), cx, cy, r, hidden });
+  };
+  const onlyPoint = (points) => {
+    const known = points.filter(([, value]) => value !== null);
+    return known.length === 1 ? known[0] : null;
+  };
+  const foldLine = (line, points) =>
+    make("path", { class: "fold", color: colourOf(line), d: pathOf(points, x, y) });
+  const foldLines = (line) =>
+    foldsOf(line, metric).map((points) =>
+      onlyPoint(points) ? dot(line, onlyPoint(points), 3) : foldLine(line, points),
+    );
+  const path = (kind, d) => make("path", { class: kind, d });
+  const tick = (words, left, top, anchor, kind = "tick") =>
+    make("text", { class: kind, x: left, y: top, "text-anchor": anchor }, words);
+
+  function axes() {
+    const { low, high, step } = domain;
+    const digits = Math.max(0, -Math.floor(Math.log10(inUnits(metric, step)) + 1e-9));
+    const labelOf = (level) =>
+      inUnits(metric, level).toFixed(Math.min(digits, 6)) + (isAccuracy(metric) ? " %" : "");
+    const levels = ticks(low, high, step).flatMap((level) => [
+      path("grid", `M${MARGIN.left} ${y(level).toFixed(1)}H${right}`),
+      tick(labelOf(level), MARGIN.left - 8, y(level) + 4, "end"),
+    ]);
+    const stride = Math.max(roundStep(domain.end - domain.first, width / 65), 1);
+    const epochs = ticks(1, domain.last, stride).flatMap((epoch) => [
+      path("grid short", `M${x(epoch).toFixed(1)} ${bottom}v5`),
+      tick(epoch, x(epoch), bottom + 17, "middle"),
+    ]);
+    const label = tick("epoch", right, height - 4, "end");
+    const axis = path("axis", `M${MARGIN.left} ${bottom}H${right}`);
+    return [...levels, ...epochs, label, axis];
+  }
+
+  /** Where the learning rate drops, if that is the same epoch for all lines. */
+  function dropMark() {
+    const { drop } = lines[0];
+    if (drop === null || lines.some((line) => line.drop !== drop)) return [];
+    const at = x(drop + 0.5);
+    const [left, anchor] = at - MARGIN.left > 130 ? [at - 5, "end"] : [at + 5, "start"];
+    return [
+      path("drop", `M${at.toFixed(1)} ${MARGIN.top}V${bottom}`),
+      tick("learning rate drops", left, bottom - 6, anchor, "drop-label"),
+    ];
+  }
+
+  /** The values of the lines at an epoch, or the nearest that they have, the highest first. */
+  function valuesAt(epoch) {
+    const values = lines.map((line) => {
+      const epochs = data.epochs[line.at];
+      let index = epochs.findIndex((each) => each >= epoch);
+      if (index > 0 && epoch - epochs[index - 1] < epochs[index] - epoch) index -= 1;
+      const { mean, half } = line[metric];
+      return { line, at: epochs[index], value: mean[index] ?? null, half: half?.[index] ?? null };
+    });
+    const known = values.filter(({ value }) => value !== null);
+    return known.sort((one, other) => other.value - one.value);
+  }
+
+  /** Emphasise these lines, with their folds, and mark an epoch. */
+  function highlight(chosen, reading) {
+    const strong = lines.filter((line) => chosen.has(line));
+    svg.classList.toggle("focused", strong.length > 0);
+    const folds = strong.slice(0, 6).flatMap(foldLines);
+    const bands = strong.map((line) => band(line, "strong"));
+    const curves = strong.map((line) => curve(line, "strong"));
+    overlay.replaceChildren(clipped(...bands, ...folds, ...curves));
+    if (!reading || reading.epoch > domain.end) return;
+    overlay.append(path("cross", `M${x(reading.epoch).toFixed(1)} ${MARGIN.top}V${bottom}`));
+    for (const { line, at, value } of valuesAt(reading.epoch)) {
+      overlay.append(dot(line, [at, value], line === reading.chosen.line ? 5 : 2.5));
+    }
+  }
+
+  function read(epoch, line, byKeys = false) {
+    const values = valuesAt(epoch);
+    const chosen = values.find((each) => each.line === line) ?? values[0];
+    const place = { panel, share: x(epoch) / width };
+    if (chosen) point({ ...place, epoch, values, chosen, byKeys, labelOf, styles });
+  }
+
+  /** The epoch and the line that an event is nearest to. */
+  function nearest(event) {
+    const box = svg.getBoundingClientRect();
+    const share = (event.clientX - box.left) * (width / box.width) - MARGIN.left;
+    const { first, end, last } = domain;
+    const wanted = first + (share / (right - MARGIN.left)) * (end - first);
+    const epoch = Math.min(Math.max(Math.round(wanted), 1), last);
+    const top = (event.clientY - box.top) * (height / box.height);
+    const away = ({ value }) => Math.abs(y(value) - top);
+    const near = valuesAt(epoch).sort((one, other) => away(one) - away(other))[0];
+    return [epoch, near?.line];
+  }
+
+  function keys(event) {
+    const reading = state.reading?.panel === panel ? state.reading : null;
+    const epoch = reading?.epoch ?? domain.last;
+    const line = reading?.chosen.line;
+    const values = valuesAt(epoch);
+    const rank = Math.max(values.findIndex((each) => each.line === line), 0);
+    const far = event.shiftKey ? 10 : 1;
+    const moves = {
+      ArrowLeft: () => read(Math.max(epoch - far, 1), line, true),
+      ArrowRight: () => read(Math.min(epoch + far, domain.last), line, true),
+      Home: () => read(1, line, true),
+      End: () => read(domain.last, line, true),
+      ArrowUp: () => read(epoch, values[Math.max(rank - 1, 0)]?.line, true),
+      ArrowDown: () => read(epoch, values[Math.min(rank + 1, values.length - 1)]?.line, true),
+      Enter: () => line && pin(line),
+      Escape: () => point(null),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+  }
+
+  const svg = make("svg", {
+    class: "chart",
+    tabindex: "0",
+    role: "application",
+    "aria-roledescription": "chart",
+    "aria-label": `${metricLabel}, ${title}: ${lines.length} lines; arrow keys read them`,
+    onpointermove: (event) => read(...nearest(event)),
+    onpointerleave: (event) => event.pointerType === "mouse" && point(null),
+    onclick: (event) => {
+      const [epoch, line] = nearest(event);
+      read(epoch, line);
+      if (line && event.pointerType === "mouse") pin(line);
+    },
+    onkeydown: keys,
+    onfocus: () => svg.matches(":focus-visible") && read(domain.last, null, true),
+    onblur: () => point(null),
+  });
+  const caption = make("figcaption", {}, title);
+  const node = make("figure", { class: "panel" }, caption, ...hintsOf(lines, metric), svg);
+  const panel = { node, svg, measure, draw, highlight };
+  return panel;
+}
+
+// Pointing at lines and keeping them in view
+
+function highlight(more = []) {
+  const chosen = new Set([...state.pinned, ...more]);
+  for (const panel of state.panels) panel.highlight(chosen, state.reading);
+}
+
+function pin(line) {
+  toggle(state.pinned, line);
+  for (const update of state.updates) update();
+  highlight();
+}
+
+function point(reading) {
+  const before = state.reading;
+  const isSame =
+    reading?.panel === before?.panel &&
+    reading?.epoch === before?.epoch &&
+    reading?.chosen.line === before?.chosen.line;
+  if (isSame && reading) return;
+  state.reading = reading;
+  highlight(reading ? [reading.chosen.line] : []);
+  byId("tip").hidden = !reading;
+  if (reading) showTip(reading);
+}
+
+function showTip({ panel, share, epoch, values, chosen, byKeys, labelOf, styles }) {
+  const { metric } = state;
+  const room = innerWidth < 600 ? 5 : MOST_ROWS;
+  const most = values.length > room + 1 ? room : values.length;
+  const start = Math.max(0, Math.min(values.indexOf(chosen) - (most >> 1), values.length - most));
+  const rows = values.slice(start, start + most).map((each) => {
+    const half = each.half === null ? "" : ` ± ${written(metric, each.half)}`;
+    return make(
+      "tr",
+      { class: each === chosen ? "chosen" : null, "data-line": each.line.index },
+      make("td", {}, sampleOf(styles[each.line.index])),
+      make("td", { class: "name" }, labelOf(each.line)),
+      make("td", { class: "number" }, written(metric, each.value)),
+      make("td", { class: "number" }, half),
+    );
+  });
+  const unit = isAccuracy(metric) ? ", %" : "";
+  const folds = `${chosen.line.folds.length} fold${chosen.line.folds.length === 1 ? "" : "s"}`;
+  const more = values.length > most ? `; ${values.length - most} more lines` : "";
+  byId("tip").replaceChildren(
+    make("p", {}, make("strong", {}, `epoch ${epoch}`), ` ${data.metrics[metric]}${unit}`),
+    make("table", {}, make("tbody", {}, ...rows)),
+    make("p", { class: "more" }, `${chosen.line.name}, ${folds}${more}`),
+  );
+  placeTip(byId("tip"), panel.svg.getBoundingClientRect(), share);
+  if (byKeys) {
+    const value = written(metric, chosen.value) + (unit && " percent");
+    byId("reading").textContent = `epoch ${epoch}, ${labelOf(chosen.line)}: ${value}`;
+  }
+}
+
+/** Beside the crosshair where there is room, else below the chart. */
+function placeTip(tip, chart, share) {
+  const box = byId("panels").getBoundingClientRect();
+  const wide = tip.getBoundingClientRect().width;
+  const at = chart.left - box.left + share * chart.width;
+  let [left, top] = [at + 18, chart.top - box.top + 14];
+  if (left + wide > box.width) left = at - 18 - wide;
+  if (left < 0) [left, top] = [at - wide / 2, chart.bottom - box.top + 4];
+  tip.style.left = `${Math.max(0, Math.min(left, box.width - wide))}px`;
+  tip.style.top = `${top}px`;
+}
+
+// Filters, controls and legend
+
+const thenRender = (change) => (event) => {
+  change(event);
+  render();
+};
+
+function makeFilters() {
+  const groups = data.fields.map(({ name, label, values, labels }) => {
+    const wanted = state.filters.get(name);
+    const chips = values.map((value, place) => {
+      const attributes = { class: "chip", "data-field": name, "data-value": value };
+      const chip = makeButton(thenRender(() => toggle(wanted, place)), attributes, labels[place]);
+      state.updates.push(() => chip.setAttribute("aria-pressed", wanted.has(place)));
+      return chip;
+    });
+    const title = make("span", { class: "label", id: `filter-${name}` }, label);
+    const group = { class: "filter", role: "group", "aria-labelledby": `filter-${name}` };
+    return make("div", group, title, ...chips);
+  });
+  const sets = [...state.filters.values()];
+  const press = thenRender(() => sets.forEach((wanted) => wanted.clear()));
+  const clear = makeButton(press, { class: "chip clear" }, "clear filters");
+  state.updates.push(() => (clear.hidden = sets.every((wanted) => wanted.size === 0)));
+  byId("filters").replaceChildren(...groups, clear);
+}
+
+function makeControls() {
+  const choice = (label, name, options) => {
+    const onchange = thenRender(({ target }) => (state[name] = target.value));
+    const entries = options.map(([value, words]) => make("option", { value }, words));
+    const select = make("select", { id: `choose-${name}`, onchange }, ...entries);
+    select.value = state[name];
+    return make("label", {}, make("span", { class: "label" }, label), select);
+  };
+  const names = data.fields.map(({ name, label }) => [name, label]);
+  const byField = [
+    choice("panels by", "columns", [["", "nothing"], ...names]),
+    choice("rows by", "rows", [["", "nothing"], ...names]),
+    choice("colours by", "colour", [["", "as in the paper"], ...names]),
+  ];
+  const onchange = thenRender(({ target }) => (state.bands = target.checked));
+  const box = make("input", { type: "checkbox", id: "bands", checked: "", onchange });
+  byId("controls").replaceChildren(
+    choice("show", "metric", Object.entries(data.metrics)),
+    ...(names.length ? byField : []),
+    choice("height fits", "scale", [["all", "all epochs"], ["later", "the later half"]]),
+    make("label", { class: "check" }, box, "95 % interval"),
+  );
+}
+
+function renderLegend(lines, styles) {
+  const legend = byId("legend");
+  const focused = legend.contains(document.activeElement) && document.activeElement.dataset.key;
+  const entries = Map.groupBy(lines, (line) => styles[line.index].key);
+  const buttons = [...entries.values()].map((own) => {
+    const style = styles[own[0].index];
+    const press = thenRender(() => toggle(state.off, style.key));
+    const attributes = {
+      class: "entry",
+      "data-key": style.key,
+      "aria-pressed": String(!state.off.has(style.key)),
+      onpointerenter: () => highlight(own),
+      onpointerleave: () => highlight(),
+    };
+    return [style.order, makeButton(press, attributes, sampleOf(style), style.label)];
+  });
+  const sorted = buttons.sort(([one], [other]) => one - other).map(([, button]) => button);
+  legend.replaceChildren(...sorted);
+  sorted.find(({ dataset }) => dataset.key === focused)?.focus({ preventScroll: true });
+}
+
+// Panels
+
+/** [label, lines] for each value of a field. A float twin, which has none, is beside each. */
+function split(lines, name) {
+  if (!name) return [["", lines]];
+  const { labels } = fields.get(name);
+  const twins = lines.filter((line) => valueOf(line, name) === null);
+  const groups = labels
+    .map((label, place) => [label, lines.filter((line) => valueOf(line, name) === place)])
+    .filter(([, own]) => own.length)
+    .map(([label, own]) => [label, [...own, ...twins]]);
+  return groups.length || !twins.length ? groups : [["float", twins]];
+}
+
+function renderPanels(lines, styles) {
+  const columns = state.columns === state.rows ? "" : state.columns;
+  const rows = split(lines, state.rows).map(([rowLabel, rowLines]) => {
+    const domain = domainOf(rowLines, state.metric, state.scale === "later");
+    return split(rowLines, columns).map(([label, own]) => {
+      const words = [rowLabel, columns && `${fields.get(columns).label} ${label}`].filter(Boolean);
+      return makePanel(words.join(", ") || data.metrics[state.metric], own, domain, styles);
+    });
+  });
+  state.panels = lines.length ? rows.flat() : [];
+  const nodes = rows.map((row) => make("div", { class: "row" }, ...row.map(({ node }) => node)));
+  const words = "Nothing to draw: no line is left, or all are switched off.";
+  const shown = lines.length ? nodes : [make("p", { class: "none" }, words)];
+  byId("panels").replaceChildren(...shown, byId("tip"));
+  drawPanels();
+}
+
+function drawPanels() {
+  for (const panel of state.panels) panel.measure();
+  for (const panel of state.panels) panel.draw();
+  state.reading = null;
+  byId("tip").hidden = true;
+  highlight();
+}
+
+// Tables
+
+/** Sort a table: numbers by value, words as people order them, missing cells last. */
+function sortBy(table, head, direction) {
+  const isNumber = head.classList.contains("number");
+  const compareWords = new Intl.Collator("en", { numeric: true }).compare;
+  const sign = direction === "descending" ? -1 : 1;
+  const keyOf = (cell) => {
+    if (cell.classList.contains("missing")) return null;
+    return isNumber ? Number(cell.dataset.value) : cell.textContent;
+  };
+  const rows = [...table.tBodies[0].rows];
+  const keyed = rows.map((row) => [row, keyOf(row.cells[head.cellIndex])]);
+  keyed.sort(([, one], [, other]) => {
+    if (one === null || other === null) return (one === null) - (other === null);
+    return sign * (isNumber ? one - other : compareWords(one, other));
+  });
+  table.tBodies[0].append(...keyed.map(([row]) => row));
+  for (const each of table.tHead.querySelectorAll("[aria-sort]")) {
+    each.setAttribute("aria-sort", each === head ? direction : "none");
+  }
+}
+
+function makeSortable(table) {
+  for (const head of table.tHead.querySelectorAll("[aria-sort]")) {
+    const isNumber = head.classList.contains("number");
+    const [first, second] = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
+    const press = () =>
+      sortBy(table, head, head.getAttribute("aria-sort") === first ? second : first);
+    head.replaceChildren(makeButton(press, {}, ...head.childNodes));
+  }
+}
+
+/** Turn the names of a table into buttons that keep their lines in view. */
+function makeNames(table) {
+  for (const row of table.tBodies[0].rows) {
+    const line = data.lines[row.dataset.line];
+    const swatch = make("span");
+    const button = makeButton(() => pin(line), {}, swatch, ...row.cells[0].childNodes);
+    row.cells[0].replaceChildren(button);
+    state.updates.push(() => {
+      row.classList.toggle("pinned", state.pinned.has(line));
+      button.setAttribute("aria-pressed", state.pinned.has(line));
+      swatch.replaceChildren(sampleOf(state.styles[line.index]));
+    });
+  }
+}
+
+/** Show the configuration of a training, as it was recorded. */
+function showRecorded(number) {
+  const unit = data.units[number];
+  if (!unit) return;
+  byId("recorded-name").textContent = unit.name;
+  const place = unit.path
+    ? ["recorded in ", make("a", { href: unit.href }, unit.path)]
+    : ["as the table has it, which leaves out what all units share"];
+  byId("recorded-path").replaceChildren(...place);
+  byId("recorded-text").textContent = unit.lines.map((at) => data.texts[at]).join("\n");
+  byId("recorded").showModal();
+  byId("recorded-text").scrollTop = 0;
+}
+
+function render() {
+  const lines = filtered();
+  const shown = new Set(lines.map(({ index }) => index));
+  state.styles = stylesOf(lines);
+  for (const update of state.updates) update();
+  renderLegend(lines, state.styles);
+  for (const row of document.querySelectorAll(".box tbody tr")) {
+    row.hidden = !shown.has(Number(row.dataset.line));
+  }
+  renderPanels(lines.filter(({ index }) => !state.off.has(state.styles[index].key)), state.styles);
+  const all = data.lines.length;
+  const some = shown.size === all ? all : `${shown.size} of ${all}`;
+  byId("count").textContent = `${some} configuration${all === 1 ? "" : "s"}`;
+}
+
+byId("explorer").hidden = false;
+for (const name of ["configurations-table", "runs-table"]) makeSortable(byId(name));
+makeNames(byId("configurations-table"));
+makeFilters();
+makeControls();
+render();
+
+const runOf = (hash) => /^#run-(\d+)$/.exec(hash)?.[1];
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.('a[href^="#run-"]');
+  if (link) {
+    event.preventDefault();
+    showRecorded(runOf(link.getAttribute("href")));
+  }
+  if (["recorded", "recorded-close"].includes(event.target.id)) byId("recorded").close();
+});
+showRecorded(runOf(location.hash));
+// A tap elsewhere closes the reading.
+document.addEventListener("pointerdown", (event) => {
+  if (!event.target.closest?.(".chart, #tip")) point(null);
+});
+
+let drawnWidth = byId("panels").clientWidth;
+new ResizeObserver(() => {
+  const width = byId("panels").clientWidth;
+  if (width !== drawnWidth) requestAnimationFrame(drawPanels);
+  drawnWidth = width;
+}).observe(byId("panels"));
