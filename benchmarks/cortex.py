@@ -16,8 +16,7 @@ from typing import Any
 
 from sentence import tell
 from softstair.cli._deployed import LastLayer, deployed, examples
-from softstair.deploy.c import write
-from softstair.deploy.c.build import build
+from softstair.deploy.c import build, write
 
 TICK = 40
 """Instructions: QEMU runs one a nanosecond, and the board's timer counts at 25 MHz."""

@@ -29,7 +29,7 @@ from torch import nn
 import softstair as ss
 from sentence import tell
 from softstair.deploy import integerise
-from softstair.deploy.c import Plan, write
+from softstair.deploy.c import MemoryPlan, write
 from softstair.models import last_layer, vgg8
 
 SHAPE = (3, 32, 32)
@@ -90,7 +90,7 @@ def runtime(model: nn.Module) -> Callable[[], Any]:
     return lambda: session.run(None, given)
 
 
-def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], Plan]:
+def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], MemoryPlan]:
     """The same network with ternary weights and features, as C."""
     net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip=last_layer(model)).eval()
     for module in net.modules():

@@ -13,7 +13,7 @@ from softstair import Stair
 from softstair.cli import main
 from softstair.data import load
 from softstair.data.folds import split
-from softstair.deploy import IntegerNetwork, last
+from softstair.deploy import IntegerNetwork, last_layer
 from softstair.stair import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
@@ -75,7 +75,7 @@ def test_classes_that_a_coarse_last_layer_changes_are_counted(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are what the choice costs, and no mismatch: the exit code stays 0."""
-    monkeypatch.setattr(last, "INT8", Stair.sign())
+    monkeypatch.setattr(last_layer, "INT8", Stair.sign())
     code, out, _ = told(["verify", run, "--last-layer", "int8", "--ways", "none"], capsys)
     assert code == 0
     assert "integer network: 0 mismatches" in out

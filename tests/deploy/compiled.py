@@ -15,9 +15,8 @@ from random_networks import Growing
 from torch import Tensor
 
 from softstair.deploy import IntegerNetwork
-from softstair.deploy.c import write
-from softstair.deploy.c.build import LANGUAGE, build, features, from_trace
-from softstair.deploy.c.source import sources
+from softstair.deploy.c import LANGUAGE, build, features, from_trace, write
+from softstair.deploy.c.program import sources
 
 HERE = Path(__file__).parent
 # Nothing is allocated, and the search for leaks takes seconds.

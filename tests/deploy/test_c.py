@@ -31,10 +31,9 @@ from torch import nn
 
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes
-from softstair.deploy.c import write
-from softstair.deploy.c.build import build, classes
-from softstair.deploy.c.memory import Buffer, arrange
-from softstair.deploy.c.pack import fields, planes
+from softstair.deploy.c import build, classes, write
+from softstair.deploy.c.layout import Buffer, arrange
+from softstair.deploy.c.sums import pack_fields, pack_planes
 
 NETWORKS: dict[str, Callable[[], Growing]] = {
     "bits": bits,
@@ -288,7 +287,7 @@ def test_a_chain_of_layers_needs_two_of_them_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [(-1, 0, 1), (-1, 1)])
 def test_planes_hold_the_weights(values: tuple[int, ...]) -> None:
     weight = np.random.default_rng(0).choice(values, (19, 3, 50))
-    packed, count = planes(weight, words=2)
+    packed, count = pack_planes(weight, words=2)
     assert count == len(values) - 1
     # By hand: word i of plane t of a channel, in blocks of eight channels, fours of words first.
     row = 6
@@ -326,7 +325,7 @@ def test_fields_hold_the_weights(values: tuple[int, ...], turned: bool, bits_eac
     weight = random.choice(values, (9, 37))
     if turned:
         weight[::2] *= -1
-    packed = fields(weight)
+    packed = pack_fields(weight)
     assert packed is not None
     assert packed.bits == bits_each
     assert packed.data.nbytes == 9 * -(-37 * bits_each // 8)
@@ -335,19 +334,19 @@ def test_fields_hold_the_weights(values: tuple[int, ...], turned: bool, bits_eac
         for i in range(37):
             code = number >> (i * bits_each) & (2**bits_each - 1)
             value = packed.base + packed.step * code
-            assert (-value if packed.turned[output] else value) == weight[output, i]
+            assert (-value if packed.negated[output] else value) == weight[output, i]
 
 
 def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     grown = numbers()
     cut = IntegerNetwork(tuple(grown.nodes.values())[:-1], grown.network().sizes)
-    with pytest.raises(ExportError, match=r"must end in scores .* flat is a Flatten"):
+    with pytest.raises(ExportError, match="'flat': the network must end in scores"):
         write(cut, tmp_path)
     last = grown.nodes["last"]
     assert isinstance(last, nodes.Scores)
     broken = replace(last, weight=last.weight * float("nan"))
     made = (*tuple(grown.nodes.values())[:-1], broken)
-    with pytest.raises(ExportError, match="last has weights that are no finite numbers"):
+    with pytest.raises(ExportError, match="'last': its weights are not finite"):
         write(IntegerNetwork(made, grown.network().sizes), tmp_path)
     large = Growing(0, (1, 1, 2), zero=0)
     large.flat("flat")
@@ -356,5 +355,5 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(huge, nodes.Sum)
     large.nodes["huge"] = replace(huge, weight=huge.weight * 2**20)
     large.rescaled("scores")
-    with pytest.raises(ExportError, match="sums of huge may leave 32 bits"):
+    with pytest.raises(ExportError, match="'huge': its partial sums do not fit"):
         write(large.network(), tmp_path)

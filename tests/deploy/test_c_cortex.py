@@ -19,8 +19,7 @@ from compiled import (
     whole_scores,
 )
 
-from softstair.deploy.c import write
-from softstair.deploy.c.build import build
+from softstair.deploy.c import build, write
 
 NETWORKS = {"bits": bits, "numbers": numbers, "both": shortcuts, "scores": whole_scores}
 

@@ -170,7 +170,7 @@ def test_thresholds_are_the_first_sums_that_reach() -> None:
     least, greatest = torch.full((40,), -200), torch.full((40,), 150)
     found = search(probe, least, greatest, levels=16)
     every = torch.arange(-200, 151)[:, None].expand(-1, 40)
-    sign = torch.where(found.turned, -1, 1)
+    sign = torch.where(found.decreasing, -1, 1)
     index = ((sign * every)[..., None] >= found.thresholds).sum(-1)
     assert torch.equal(index, probe(every))
 
@@ -241,16 +241,16 @@ def test_what_cannot_be_exact_is_refused_by_name(name: str) -> None:
 )  # fmt: skip
 def test_input_that_integers_cannot_have(zero: Any, scale: Any, word: str) -> None:
     net = build(*LINEAR, nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
-    with pytest.raises(ExportError, match=rf"{word} must be .* but .* was given: train with"):
+    with pytest.raises(ExportError, match=rf"^{word} must be"):
         integerise(net, (1, 2, 2), zero, scale)
 
 
 def test_bytes_alone_are_taken() -> None:
     net = build(*LINEAR, nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
     integer = integerise(net, (1, 2, 2))
-    with pytest.raises(ValueError, match="bytes of shape"):
+    with pytest.raises(ValueError, match="x must be uint8"):
         integer(torch.zeros(1, 1, 2, 2))
-    with pytest.raises(ValueError, match="bytes of shape"):
+    with pytest.raises(ValueError, match="x must be uint8"):
         integer(torch.zeros(1, 2, 2, 2, dtype=torch.uint8))
 
 
@@ -285,7 +285,7 @@ def test_sums_beyond_float32_are_refused() -> None:
                           nn.ReLU(), nn.Linear(2, 2))  # fmt: skip
     net = ss.quantise(model, wide, STAIRS["ternary"], skip="4").eval()
     net.get_parameter("1.weight").data.fill_(127.0)
-    with pytest.raises(ExportError, match=r"sums of 1 reach 2²⁴"):
+    with pytest.raises(ExportError, match=r"'1': its sums reach 2²⁴"):
         integerise(net, (1, 64, 64), 0, 1.0)
 
 
@@ -298,7 +298,7 @@ def test_norms_that_cannot_be_folded() -> None:
     assert verify(plain, integer, x)["integer network"].mismatches == 0
     without = build(*pooled, nn.BatchNorm2d(3), *rest)
     without[2].running_mean = None
-    with pytest.raises(ExportError, match="2 has no running statistics"):
+    with pytest.raises(ExportError, match="'2': it has no running statistics"):
         integerise(without, (1, 4, 4))
 
 
@@ -306,7 +306,7 @@ def test_a_way_that_leaves_a_layer_out_is_no_proof() -> None:
     net = network(3, "ternary", "ternary", "pool after")
     integer = integerise(net, (2, 8, 8), 121, 64.0)
     x = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="silent must give what"):
+    with pytest.raises(ValueError, match="silent must give the result of"):
         verify(net, integer, x, {"silent": lambda _: {}})
 
 

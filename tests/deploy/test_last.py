@@ -13,9 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.deploy import ExportError, c, costs, integerise, quantise_last_layer, verify
+from softstair.deploy import (
+    ExportError,
+    c,
+    c_runner,
+    costs,
+    integerise,
+    onnx_runner,
+    quantise_last_layer,
+    verify,
+)
 from softstair.deploy import qonnx as for_fpgas
-from softstair.deploy.runners import by_c, by_onnx
 from softstair.models import digits, dscnn
 from softstair.nn import StairLinear
 
@@ -57,9 +65,9 @@ def test_every_way_gives_its_bits(name: str, tmp_path: Path) -> None:
     net, shape = network(name)
     whole = quantise_last_layer(net, shape, *INPUT)
     integer = integerise(whole, shape, *INPUT)
-    others = {"onnx": by_onnx(integer, tmp_path)}
+    others = {"onnx": onnx_runner(integer, tmp_path)}
     if shutil.which("cc") is not None:
-        others["c"] = by_c(integer, tmp_path)
+        others["c"] = c_runner(integer, tmp_path)
     x = some(shape, 8)
     for way, found in verify(whole, integer, x, others).items():
         assert found.mismatches == 0, (way, str(found))
@@ -169,20 +177,20 @@ def spoilt() -> nn.Module:
 
 WIDE = ss.Stair.linear(8, quantum=0.01)
 REFUSED: dict[str, Any] = {
-    "but 5 has a stair for its weights already: export it": lambda: ss.quantise(
+    "'5': this last layer is already quantised": lambda: ss.quantise(
         nn.Sequential(*(copy.deepcopy(one) for one in REST), nn.Linear(2, 2)), TERNARY, TERNARY
     ).eval(),
-    "but 1 takes the bytes of the input: keep it in float": lambda: nn.Sequential(
+    "'1': it reads the input, which has no stair": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64 * 64, 2)
     ),
-    "up to 1044480 quanta, which float32 does not average": lambda: pooled(
+    "float32 cannot average 1044480 quanta": lambda: pooled(
         WIDE, 64, nn.Linear(2, 2)
     ),
-    r"but 5 is none \(ParametrizedLinear\): keep its last layer": lambda: pooled(
+    "'5': its ParametrizedLinear is no Linear": lambda: pooled(
         TERNARY, 64, nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     ),
-    r"but 5 is none \(Linear\): keep its last layer": spoilt,
-    "comes after the scores of the network": lambda: ss.quantise(
+    "'5': its Linear is no Linear of finite weights": spoilt,
+    "it follows the scores": lambda: ss.quantise(
         nn.Sequential(*(copy.deepcopy(one) for one in REST), nn.Linear(2, 2), nn.Softmax(1)),
         TERNARY, TERNARY, skip="5",
     ).eval(),
@@ -212,5 +220,5 @@ def test_the_largest_average_that_is_taken_is_exact() -> None:
     x = some((1, 12, 12), 200)
     found = verify(whole, integerise(whole, (1, 12, 12), 100, 64.0), x)["integer network"]
     assert found.mismatches == 0, str(found)
-    with pytest.raises(ExportError, match="average over fewer places"):
+    with pytest.raises(ExportError, match="float32 cannot average"):
         quantise_last_layer(pooled(WIDE, 14, nn.Linear(2, 3)), (1, 14, 14))

@@ -105,7 +105,7 @@ def test_a_shortcut_into_a_stair_is_refused_by_name() -> None:
     net.steps("my.block", (-1, 0, 1), beside=start)
     net.flat("flat")
     net.scores("last", 3)
-    with pytest.raises(ExportError, match=r"^my\.block is a stair on a sum and a shortcut"):
+    with pytest.raises(ExportError, match=r"'my\.block': QONNX cannot add a shortcut"):
         export.model(net.network())
 
 
@@ -119,7 +119,7 @@ def test_sums_beyond_the_whole_numbers_of_float32_are_refused_by_name() -> None:
     net.flat("flat")
     net.sum("too.wide", 4, "int12")
     net.rescaled("scores")
-    with pytest.raises(ExportError, match=r"sums of too\.wide can come to \d+"):
+    with pytest.raises(ExportError, match=r"'too\.wide': QONNX holds integers below"):
         export.model(net.network())
 
 

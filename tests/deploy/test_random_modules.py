@@ -28,7 +28,7 @@ from torch import Tensor
 
 from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
 from softstair.deploy import onnx as onnx_export
-from softstair.deploy.c.source import sources
+from softstair.deploy.c.program import sources
 
 NETWORKS, PER_PROGRAM = 120, 25
 

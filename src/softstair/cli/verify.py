@@ -52,7 +52,7 @@ class Command:
         from softstair.cli import _deploy_tables
         from softstair.cli._deployed import deployed, examples
         from softstair.deploy import verify
-        from softstair.deploy.comparison import CLASS, trained
+        from softstair.deploy.comparison import CLASS, trained_runner
 
         assert self.trained is not None
         found = deployed(self.trained, self.data_dir, self.last_layer)
@@ -60,8 +60,8 @@ class Command:
         with tempfile.TemporaryDirectory() as folder, _deploy_tables.counting(len(x)) as tell:
             others = {way: _runner(way)(found.integer, Path(folder)) for way in self._ways()}
             if found.network is not found.trained:
-                others[TRAINED] = trained(found.trained, found.integer)
-            compared = verify(found.network, found.integer, x, others, tell=tell)
+                others[TRAINED] = trained_runner(found.trained, found.integer)
+            compared = verify(found.network, found.integer, x, others, on_progress=tell)
         changed = compared.pop(TRAINED, None)
         _deploy_tables.comparisons(compared, len(x), name, self.last_layer)
         if changed is not None:
@@ -77,9 +77,9 @@ class Command:
 
 
 def _runner(way: str) -> Callable[..., Any]:
-    from softstair.deploy import runners
+    from softstair.deploy import c_runner, onnx_runner
 
-    make = {"onnx": runners.by_onnx, "c": runners.by_c}[way]
+    make = {"onnx": onnx_runner, "c": c_runner}[way]
 
     def made(*arguments: Any) -> Any:
         try:

@@ -1,18 +1,21 @@
-"""Deployment: integer networks that give the answers of the trained ones."""
+"""Deployment: integer networks that give the answers of the trained ones, as ONNX, QONNX and C."""
 
-from softstair.deploy.comparison import Comparison, verify
+from softstair.deploy.comparison import Comparison, Runner, c_runner, onnx_runner, verify
 from softstair.deploy.cost import Cost, costs
-from softstair.deploy.integer import ExportError, integerise
-from softstair.deploy.last import quantise_last_layer
-from softstair.deploy.network import IntegerNetwork
+from softstair.deploy.integer import integerise
+from softstair.deploy.last_layer import quantise_last_layer
+from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 __all__ = [
     "Comparison",
     "Cost",
     "ExportError",
     "IntegerNetwork",
+    "Runner",
+    "c_runner",
     "costs",
     "integerise",
+    "onnx_runner",
     "quantise_last_layer",
     "verify",
 ]

@@ -1,31 +1,37 @@
-"""Are the answers the same? Every feature of every layer, and the class, counted one by one."""
+"""Comparison of the trained network with every way to run it: each feature, score and class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.nodes import Rescaled, Steps
+from softstair._errors import SoftstairError, import_extra
+from softstair.deploy import c, onnx
+from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.nn import StairActivation
 
-__all__ = ["CLASS", "Comparison", "Runner", "trained", "verify"]
+__all__ = ["CLASS", "Comparison", "Runner", "c_runner", "onnx_runner", "trained_runner", "verify"]
 
 CLASS = "class"
-"""The row of the answers themselves."""
+"""The row of the classes."""
 Runner = Callable[[Tensor], Mapping[str, Tensor]]
-"""Bytes -> what each layer gives, by name: whole numbers, and the scores where they come of whole
-weights, so that they are the same however they are added up; and the class under :data:`CLASS`."""
+"""Bytes -> the result of each layer by name, in integers, and the class under :data:`CLASS`.
+
+Scores are included if the last layer has integer weights: their bits do not depend on the order of
+summation."""
 
 
 @dataclass
 class Comparison:
-    """How one way to run the network compares with the trained one.
+    """Counts of the numbers that differ between the trained network and one way to run it.
 
-    compared    numbers that were compared, by layer
-    wrong       how many of them differ
-    first       (layer, example, place, expected, found) of the first that does
+    Attributes:
+        compared: How many numbers were compared, by layer.
+        wrong: How many of them differ, by layer.
+        first: The first that differs, as (layer, example, index, expected, actual).
     """
 
     compared: dict[str, int] = field(default_factory=dict)
@@ -34,34 +40,34 @@ class Comparison:
 
     @property
     def mismatches(self) -> int:
-        """In all; 0 is the answer that is expected."""
+        """How many numbers differ in all."""
         return sum(self.wrong.values())
 
-    def add(self, layer: str, wanted: Tensor, found: Tensor, start: int) -> None:
-        """Compares what a layer gives for some examples, the first of which has that number."""
-        if wanted.shape != found.shape:
-            raise ValueError(
-                f"{layer} must give {tuple(wanted.shape)} numbers, but it gave "
-                f"{tuple(found.shape)}."
+    def add(self, layer: str, expected: Tensor, actual: Tensor, start: int) -> None:
+        """Compare the results of a layer for the examples from number ``start`` on."""
+        if expected.shape != actual.shape:
+            raise SoftstairError(
+                f"{layer} must give shape {tuple(expected.shape)}, but it gave "
+                f"{tuple(actual.shape)}."
             )
-        differ = wanted != found
-        self.compared[layer] = self.compared.get(layer, 0) + wanted.numel()
+        differ = expected != actual
         count = int(differ.sum())
+        self.compared[layer] = self.compared.get(layer, 0) + expected.numel()
         self.wrong[layer] = self.wrong.get(layer, 0) + count
         if count and self.first is None:
-            where = tuple(int(one) for one in differ.nonzero()[0])
-            example, place = start + where[0], where[1:]
-            self.first = (layer, example, place, wanted[where].item(), found[where].item())
+            place = tuple(differ.nonzero()[0].tolist())
+            values = (expected[place].item(), actual[place].item())
+            self.first = (layer, start + place[0], place[1:], *values)
 
     def __str__(self) -> str:
         total = sum(self.compared.values())
         if self.first is None:
             return f"0 mismatches of {total:,} numbers"
-        layer, example, place, wanted, found = self.first
+        layer, example, place, expected, actual = self.first
         at = f" at {place}" if place else ""
         return (
             f"{self.mismatches:,} mismatches of {total:,} numbers; the first in {layer}, example "
-            f"{example}{at}: {found} and not {wanted}"
+            f"{example}{at}: {actual} and not {expected}"
         )
 
 
@@ -71,105 +77,145 @@ def verify(
     x: Tensor,
     others: Mapping[str, Runner] | None = None,
     chunk: int = 100,
-    tell: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Comparison]:
-    """Runs the trained network, the integer one and all others on the same bytes, and compares.
+    """Run the trained network, its integer network and others on the same bytes, and compare them.
 
-    ``net`` is the stair network in float, in ``eval()`` and on the CPU; ``others`` may hold what an
-    exported file computes. ``tell`` hears how many examples are done.
+    Args:
+        net: The trained stair network, in ``eval()`` and on the CPU; it is the reference.
+        integer: Its integer network.
+        x: Bytes, (N, C, H, W) uint8.
+        others: More ways to run it, such as :func:`onnx_runner` and :func:`c_runner`, by name.
+        chunk: How many examples to run at a time.
+        on_progress: Called with the number of examples that have been compared.
+
+    Returns:
+        A comparison for ``"integer network"`` and for each of ``others``.
 
     >>> import softstair as ss
-    >>> from softstair.deploy import integerise
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8),
     ...                       nn.ReLU(), nn.Linear(8, 2))
     >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
     >>> x = torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
-    >>> print(verify(net, integerise(net, (1, 2, 2), zero=128, scale=64.0), x)["integer network"])
+    >>> integer = ss.deploy.integerise(net, (1, 2, 2), zero=128, scale=64.0)
+    >>> print(verify(net, integer, x)["integer network"])
     0 mismatches of 45 numbers
     """
-    runners: dict[str, Runner] = {"integer network": whole(integer), **(others or {})}
-    found = {name: Comparison() for name in runners}
-    reference = trained(net, integer)
+    runners: dict[str, Runner] = {"integer network": _integer_runner(integer), **(others or {})}
+    comparisons = {name: Comparison() for name in runners}
+    reference = trained_runner(net, integer)
     done = 0
     for part in x.split(chunk):
-        wanted = reference(part)
+        expected = reference(part)
         for name, run in runners.items():
-            given = run(part)
-            for layer, numbers in wanted.items():
-                if layer not in given:
-                    raise ValueError(f"{name} must give what {layer} gives, but it does not.")
-                found[name].add(layer, numbers, given[layer], done)
+            actual = run(part)
+            for layer, values in expected.items():
+                if layer not in actual:
+                    raise SoftstairError(f"{name} must give the result of {layer!r}.")
+                comparisons[name].add(layer, values, actual[layer], done)
         done += len(part)
-        tell(done)
-    return found
+        on_progress(done)
+    return comparisons
 
 
-def whole(integer: IntegerNetwork) -> Runner:
-    """The integer network as a runner."""
+def _compared_layers(integer: IntegerNetwork) -> Sequence[str]:
+    """Return the stairs, and the scores if the last layer has integer weights."""
+    stairs = integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
+    return [*stairs, integer.last.name] if isinstance(integer.last, Rescaled) else stairs
 
+
+def _integer_runner(integer: IntegerNetwork) -> Runner:
     def run(x: Tensor) -> dict[str, Tensor]:
         features = integer.features(x)
-        scores = features[integer.nodes[-1].name]
-        kept = {name: features[name] for name in layers(integer)}
-        return {**kept, CLASS: scores.argmax(1)}
+        compared = {name: features[name] for name in _compared_layers(integer)}
+        return {**compared, CLASS: features[integer.last.name].argmax(1)}
 
     return run
 
 
-def trained(net: nn.Module, integer: IntegerNetwork) -> Runner:
-    """The trained network as a runner: its features in quanta, its class."""
+def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
+    """Return a runner of the trained network, with its features in quanta."""
     net = net.eval()
-    stairs = [name for name in layers(integer) if name != integer.nodes[-1].name]
-    modules = {name: net.get_submodule(name) for name in stairs}
+    layers, last = _compared_layers(integer), integer.last.name
+    stairs = {name: net.get_submodule(name) for name in layers if name != last}
     zero, scale = integer.input.zero, integer.input.scale
 
     def run(x: Tensor) -> dict[str, Tensor]:
-        seen: dict[str, Tensor] = {}
-        with _listening(modules, seen), torch.no_grad():
+        with _recorded(stairs) as results, torch.no_grad():
             scores = net((x.float() - zero) / scale)
-        seen[integer.nodes[-1].name] = scores
-        return {**{name: seen[name] for name in layers(integer)}, CLASS: scores.argmax(1)}
+        results[last] = scores
+        return {**{name: results[name] for name in layers}, CLASS: scores.argmax(1)}
 
     return run
 
 
-def layers(integer: IntegerNetwork) -> Sequence[str]:
-    """The stairs of the network, whose features are compared; and the scores of whole weights."""
-    last = integer.nodes[-1]
-    stairs = integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
-    return [*stairs, last.name] if isinstance(last, Rescaled) else stairs
+@contextmanager
+def _recorded(stairs: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Record what stair activations give, in quanta."""
+    results: dict[str, Tensor] = {}
 
-
-class _listening:
-    """Notes what stair activations give, in quanta, while it is entered."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], seen: dict[str, Tensor]) -> None:
-        self._modules, self._seen = modules, seen
-
-    def __enter__(self) -> None:
-        self._hooks = [
-            module.register_forward_hook(self._note(name)) for name, module in self._modules.items()
-        ]
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _note(self, name: str) -> Callable[..., None]:
-        def note(module: nn.Module, _: object, output: Tensor) -> None:
+    def hook(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, _: object, output: Tensor) -> None:
             assert isinstance(module, StairActivation)
-            self._seen[name] = in_quanta(module, output)
+            results[name] = _in_quanta(module, output)
 
-        return note
+        return record
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in stairs.items()]
+    try:
+        yield results
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def in_quanta(activation: StairActivation, y: Tensor) -> Tensor:
-    """The whole numbers that features stand for: the level that each is, looked up and not
-    divided."""
+def _in_quanta(activation: StairActivation, y: Tensor) -> Tensor:
+    """Return the integers that features stand for, found among the levels and not by division."""
     stair = activation.stair
     assert stair.integers is not None
     levels = torch.tensor(stair.rounded(torch.float32).levels)
     index = torch.searchsorted(levels, y.contiguous())
     if not torch.equal(levels[index.clamp(max=len(levels) - 1)], y):
-        raise ValueError("a feature of the trained network is no level of its stair.")
+        raise SoftstairError("a feature of the trained network is not a level of its stair.")
     return torch.tensor(stair.integers)[index]
+
+
+def onnx_runner(network: IntegerNetwork, folder: Path) -> Runner:
+    """Write a network as ONNX, features included, and return a runner on ONNX Runtime.
+
+    Raises:
+        MissingExtraError: If onnx or onnxruntime is not installed.
+    """
+    runtime = import_extra("onnxruntime", "onnx")
+    file = onnx.write(network, folder / "network.onnx", features=True)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    outputs = onnx.feature_outputs(network)
+    names = {layer: outputs[layer] for layer in _compared_layers(network)} | {CLASS: "class"}
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        arrays = session.run([*names.values()], {session.get_inputs()[0].name: x.numpy()})
+        tensors = map(torch.from_numpy, arrays)
+        return {
+            layer: tensor if tensor.is_floating_point() else tensor.long()
+            for layer, tensor in zip(names, tensors, strict=True)
+        }
+
+    return run
+
+
+def c_runner(network: IntegerNetwork, folder: Path) -> Runner:
+    """Write a network as C, compile it, and return a runner of the program.
+
+    Raises:
+        SoftstairError: If there is no compiler.
+    """
+    c.write(network, folder)
+    program, traced = c.build(folder), c.build(folder, trace=True)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        features = c.features(traced, network, x)
+        classes, _ = c.classes(program, x)
+        classes = classes.reshape(len(x), *network.sizes[network.last.name][1:])
+        return {**{layer: features[layer] for layer in _compared_layers(network)}, CLASS: classes}
+
+    return run

@@ -1,23 +1,23 @@
-"""What each layer of an integer network costs: bytes, products, and how wide its sums get."""
+"""The cost of each layer of an integer network."""
 
 import math
 from dataclasses import dataclass
 
-from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.nodes import Scores, Sum
+from softstair.deploy.nodes import IntegerNetwork, Scores, Sum
 
 __all__ = ["Cost", "bits", "costs"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A layer's.
+    """The cost of one layer.
 
-    weights      how many
-    weight_bits  bits of each, as few as hold its values (32 for a float one)
-    products     multiply-accumulates for one input
-    low, high    the least and the greatest sum
-    sum_bits     of a signed number that holds both
+    Attributes:
+        weights: Number of weights.
+        weight_bits: Bits per weight, as few as its values need (32 in float).
+        products: Multiply-accumulate operations per input.
+        low, high: The least and the greatest sum.
+        sum_bits: Bits of a signed integer that holds both; 0 for a float layer.
     """
 
     name: str
@@ -30,29 +30,29 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Of the weights, packed."""
+        """Size of the packed weights."""
         return -(-self.weights * self.weight_bits // 8)
 
 
 def costs(network: IntegerNetwork) -> list[Cost]:
-    """The cost of every layer with weights, in order."""
-    found = []
+    """Return the cost of every layer with weights, in order of execution."""
+    rows = []
     for node in network.nodes:
         if not isinstance(node, Sum | Scores):
             continue
         count = node.weight.numel()
-        places = math.prod(network.sizes[node.name]) // len(node.weight)
+        positions = math.prod(network.sizes[node.name]) // len(node.weight)
+        weight_bits, sum_bits = 32, 0
         if isinstance(node, Sum):
-            levels = node.weight.unique().numel()
-            width, reach = max(1, (levels - 1).bit_length()), bits(node.low, node.high)
-        else:
-            width, reach = 32, 0
-        found.append(Cost(node.name, count, width, count * places, node.low, node.high, reach))
-    return found
+            weight_bits = max(1, (node.weight.unique().numel() - 1).bit_length())
+            sum_bits = bits(node.low, node.high)
+        ends = (node.low, node.high)
+        rows.append(Cost(node.name, count, weight_bits, count * positions, *ends, sum_bits))
+    return rows
 
 
 def bits(low: int, high: int) -> int:
-    """Of a signed number that holds everything from low to high.
+    """Return the width of a signed integer that holds ``low`` to ``high``.
 
     >>> bits(-128, 127), bits(-129, 0), bits(0, 0)
     (8, 9, 1)

@@ -1,22 +1,27 @@
-"""What an integer network is made of: operations on whole numbers, each with a name.
+"""Integer networks: nodes that compute with integers, and the network that they form.
 
-A node names the nodes whose results it takes, and says how small and how large its own can get. All
-tensors have a batch in front: (N, C, H, W), or (N, C) behind a flattening; a linear layer that is
-applied to more than a vector has its channels last.
+A node names the nodes whose results it reads and the range of its own results. Tensors have shape
+(N, C, H, W), or (N, C) after a Flatten; a linear layer applied to more than a vector has its
+channels last.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softstair._errors import SoftstairError
+
 __all__ = [
     "Add",
     "Expand",
+    "ExportError",
     "Flatten",
     "Input",
+    "IntegerNetwork",
     "MaxPool",
     "Node",
     "Rescaled",
@@ -27,11 +32,25 @@ __all__ = [
 ]
 
 Pair = tuple[int, int]
+Shape = tuple[int, ...]
+
+
+class ExportError(SoftstairError):
+    """A network that has no exact integer form, or that a format cannot express."""
+
+    @classmethod
+    def of(cls, layer: str, reason: str, advice: str = "") -> "ExportError":
+        """Return the error about one layer: what is wrong, and what to do.
+
+        >>> ExportError.of("conv2", "its input is not quantised", "Add an activation before it")
+        ExportError("cannot export 'conv2': its input is not quantised. Add an activation before it.")
+        """  # noqa: E501
+        return cls(f"cannot export {layer!r}: {reason}.{f' {advice}.' if advice else ''}")
 
 
 @dataclass(frozen=True)
 class Node(ABC):
-    """An operation; ``low`` and ``high`` are the least and the greatest that it can give."""
+    """An operation whose results lie between ``low`` and ``high``."""
 
     name: str
     inputs: tuple[str, ...]
@@ -40,16 +59,16 @@ class Node(ABC):
 
     @abstractmethod
     def run(self, *x: Tensor) -> Tensor:
-        """On whole numbers held in int64."""
+        """Compute the result from int64 inputs."""
 
 
 @dataclass(frozen=True)
 class Input(Node):
-    """Bytes less their zero point; one unit is worth 1/scale to the float network."""
+    """Bytes minus their zero point; 1 stands for 1/scale in the float network."""
 
-    shape: tuple[int, ...] = ()
-    zero: int = 0
-    scale: float = 1.0
+    shape: Shape
+    zero: int
+    scale: float
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0].long() - self.zero
@@ -57,64 +76,63 @@ class Input(Node):
 
 @dataclass(frozen=True)
 class Sum(Node):
-    """A convolution, or a linear layer (kernel 1×1 without places), of whole weights.
+    """A convolution or a linear layer with integer weights.
 
-    weight  (O, I/groups, kh, kw) or (O, I), int64
-    least, greatest  of each channel, (O,) int64
+    weight           (O, I/groups, kh, kw) or (O, I), int64
+    least, greatest  bounds of each channel's sums, (O,) int64
     """
 
-    weight: Tensor = field(default_factory=lambda: torch.zeros(0))
+    weight: Tensor
+    least: Tensor
+    greatest: Tensor
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
-    least: Tensor = field(default_factory=lambda: torch.zeros(0))
-    greatest: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def run(self, *x: Tensor) -> Tensor:
-        # float64 holds every whole number up to 2⁵³, and has the kernels that int64 has not.
+        # float64 holds every integer up to 2⁵³, and has the kernels that int64 lacks.
         wide, weight = x[0].double(), self.weight.double()
         if weight.dim() == 2:
             return F.linear(wide, weight).long()
-        how = (None, self.stride, self.padding, self.dilation, self.groups)
-        return F.conv2d(wide, weight, *how).long()
+        return F.conv2d(
+            wide, weight, None, self.stride, self.padding, self.dilation, self.groups
+        ).long()
 
 
 @dataclass(frozen=True)
 class Steps(Node):
-    """A stair after a batch normalisation, on sums: how many thresholds of its channel a sum has
-    reached, and the whole level that belongs to that number.
+    """A stair, with all that precedes it since the sum: levels[how many thresholds s reaches].
 
-    thresholds  (C, K − 1) int64, not decreasing; with a second input ``beside`` (C, M, K − 1), a
-                row for each of its values from ``first`` on
-    levels      (K,) whole numbers, increasing
-    axis        of the channels, in a tensor with a batch in front
+    thresholds  (C, K − 1) int64, not decreasing; with a second input (a shortcut that was added to
+                the sum) (C, M, K − 1), one row for each of its values from ``first`` on
+    levels      (K,) integers, increasing
+    axis        axis of the channels; the batch is axis 0
     """
 
-    thresholds: Tensor = field(default_factory=lambda: torch.zeros(0))
-    levels: tuple[int, ...] = ()
+    thresholds: Tensor
+    levels: tuple[int, ...]
     first: int = 0
     axis: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0]
-        behind = sums.dim() - 1 - self.axis
-        channel = torch.arange(sums.shape[self.axis]).reshape(-1, *[1] * behind)
+        channel = torch.arange(sums.shape[self.axis])
+        channel = channel.reshape(-1, *[1] * (sums.dim() - 1 - self.axis)).expand_as(sums)
         if len(x) == 1:
-            limits = self.thresholds[channel.expand_as(sums)]
+            thresholds = self.thresholds[channel]
         else:
-            limits = self.thresholds[channel.expand_as(sums), x[1] - self.first]
-        index = (sums[..., None] >= limits).sum(-1)
-        return torch.tensor(self.levels)[index]
+            thresholds = self.thresholds[channel, x[1] - self.first]
+        return torch.tensor(self.levels)[(sums[..., None] >= thresholds).sum(-1)]
 
 
 @dataclass(frozen=True)
 class MaxPool(Node):
-    """The largest in each window; beyond the edge there is nothing."""
+    """The maximum of each window; padding never is the maximum."""
 
-    kernel: Pair = (2, 2)
-    stride: Pair = (2, 2)
-    padding: Pair = (0, 0)
+    kernel: Pair
+    stride: Pair
+    padding: Pair
 
     def run(self, *x: Tensor) -> Tensor:
         return F.max_pool2d(x[0].double(), self.kernel, self.stride, self.padding).long()
@@ -122,21 +140,20 @@ class MaxPool(Node):
 
 @dataclass(frozen=True)
 class SumPool(Node):
-    """The sum of each window, of which an average is a share."""
+    """The sum of each window: an average times its number of elements."""
 
-    kernel: Pair = (1, 1)
-    stride: Pair = (1, 1)
+    kernel: Pair
+    stride: Pair
 
     def run(self, *x: Tensor) -> Tensor:
-        total = F.avg_pool2d(x[0].double(), self.kernel, self.stride, divisor_override=1)
-        return total.long()
+        return F.avg_pool2d(x[0].double(), self.kernel, self.stride, divisor_override=1).long()
 
 
 @dataclass(frozen=True)
 class Expand(Node):
     """Features repeated along axes of length 1, to ``shape`` (without the batch)."""
 
-    shape: tuple[int, ...] = ()
+    shape: Shape
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0].expand(-1, *self.shape)
@@ -144,7 +161,7 @@ class Expand(Node):
 
 @dataclass(frozen=True)
 class Add(Node):
-    """Two features of one unit and of one shape."""
+    """The sum of two features of the same unit and shape."""
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0] + x[1]
@@ -152,7 +169,7 @@ class Add(Node):
 
 @dataclass(frozen=True)
 class Flatten(Node):
-    """(N, C, H, W) becomes (N, C·H·W), the places of a channel together."""
+    """(N, C, H, W) → (N, C·H·W)."""
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0].flatten(1)
@@ -160,27 +177,83 @@ class Flatten(Node):
 
 @dataclass(frozen=True)
 class Scores(Node):
-    """The last layer, in float, over whole features; ``unit`` is what a 1 of them is worth."""
+    """The last layer in float: weight @ (unit · x) + bias."""
 
-    weight: Tensor = field(default_factory=lambda: torch.zeros(0))
-    bias: Tensor | None = None
-    unit: float = 1.0
+    weight: Tensor
+    bias: Tensor | None
+    unit: float
 
     def run(self, *x: Tensor) -> Tensor:
-        features = x[0].to(torch.float32) * self.unit
-        return F.linear(features, self.weight, self.bias)
+        return F.linear(x[0].to(torch.float32) * self.unit, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
 class Rescaled(Node):
-    """The scores of a last layer whose weights are whole: its sums times ``scale``, and ``bias``,
-    (C,) float32 each; ``axis`` is that of the channels, in a tensor with a batch in front."""
+    """The scores of a last layer with integer weights: scale · s + bias, (C,) float32 each."""
 
-    scale: Tensor = field(default_factory=lambda: torch.zeros(0))
-    bias: Tensor = field(default_factory=lambda: torch.zeros(0))
+    scale: Tensor
+    bias: Tensor
     axis: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0].to(torch.float32)
         shape = (-1, *[1] * (sums.dim() - 1 - self.axis))
         return sums * self.scale.reshape(shape) + self.bias.reshape(shape)
+
+
+@dataclass(frozen=True)
+class IntegerNetwork:
+    """A network that computes with integers from the input's bytes to the scores.
+
+    :func:`softstair.deploy.integerise` creates it.
+
+    Attributes:
+        nodes: In order of execution; the first is the input, the last gives the scores.
+        sizes: Shape of each node's result, without the batch.
+        stairs: Nodes that give the outputs of the trained network's stairs, under their names.
+    """
+
+    nodes: tuple[Node, ...]
+    sizes: Mapping[str, Shape]
+    stairs: tuple[str, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the scores, (N, classes) float32, of bytes (N, C, H, W) uint8."""
+        return self.features(x)[self.last.name]
+
+    def features(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the result of every node, by its name.
+
+        Raises:
+            SoftstairError: If ``x`` is not uint8 of shape (N, C, H, W).
+        """
+        if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.input.shape:
+            raise SoftstairError(
+                f"x must be uint8 of shape (N, {', '.join(map(str, self.input.shape))}), but "
+                f"{x.dtype} of shape {tuple(x.shape)} was given.",
+                field="x",
+            )
+        results: dict[str, Tensor] = {}
+        for node in self.nodes:
+            results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
+        return results
+
+    @property
+    def input(self) -> Input:
+        """The first node."""
+        first = self.nodes[0]
+        assert isinstance(first, Input)
+        return first
+
+    @property
+    def last(self) -> Node:
+        """The node that gives the scores."""
+        return self.nodes[-1]
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def users(self, name: str) -> list[Node]:
+        """Return the nodes that read the result of a node."""
+        return [node for node in self.nodes if name in node.inputs]

@@ -1,8 +1,8 @@
-"""An integer network in QONNX, the dialect of tools for FPGAs.
+"""Integer networks in QONNX, the ONNX dialect of FPGA tools.
 
-Its tensors are float32 that hold whole numbers: weights are their own numbers behind a ``Quant`` (a
-``BipolarQuant`` where all are −1 or 1), a stair with its normalisation is a ``MultiThreshold``, and
-every tensor is annotated with the integers that it holds.
+Tensors are float32 that hold integers. Weights follow a ``Quant`` (``BipolarQuant`` where all are
+−1 or 1), a stair with its normalisation is a ``MultiThreshold``, and every tensor is annotated with
+its integer type.
 """
 
 import math
@@ -14,36 +14,41 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes
-from softstair.deploy.integer import ExportError
-from softstair.deploy.network import IntegerNetwork
-from softstair.deploy.onnx import about, expand
-from softstair.deploy.onnx.graph import Described, Graph, plain_names
-from softstair.deploy.onnx.sums import EXACT_IN_FLOAT, how_to_sum, reach
+from softstair.deploy.cost import bits
+from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.onnx_graph import (
+    FLOAT32_EXACT,
+    Array,
+    OnnxGraph,
+    TensorInfo,
+    largest_sum,
+    metadata,
+    node_names,
+    pool_attributes,
+    sum_operands,
+    write_model,
+)
 
 __all__ = ["feature_tensors", "model", "write"]
 
 DOMAIN = "qonnx.custom_op.general"
-OPSETS = {"": 11, DOMAIN: 1}  # as the qonnx package has them
+OPSETS = {"": 11, DOMAIN: 1}  # those of the qonnx package
 RESERVED = ("bytes", "scores")
-ONE_IMAGE = 1
+BATCH = 1
 
 
 def write(network: IntegerNetwork, path: Path | str, classes: Sequence[str] | None = None) -> Path:
-    """Writes the file: the bytes of one image (1, C, H, W), held in float32, become ``scores``."""
-    made = model(network, classes)
-    path = Path(path)
-    path.write_bytes(made.SerializeToString())
-    return path
+    """Write a QONNX file: ``bytes`` (1, C, H, W), held in float32, in and ``scores`` out."""
+    return write_model(model(network, classes), path)
 
 
 def feature_tensors(network: IntegerNetwork) -> dict[str, str]:
-    """The tensor in the file that holds what each node gives, by the node's name."""
-    names = plain_names(network, set(RESERVED), "")
-    return {**names, network.nodes[-1].name: "scores"}
+    """Return the tensor of the file that holds each node's result, by the node's name."""
+    return {**node_names(network, set(RESERVED)), network.last.name: "scores"}
 
 
 def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
-    """The same as an ``onnx.ModelProto``.
+    """Return the ``onnx.ModelProto`` of :func:`write`.
 
     >>> import torch
     >>> import softstair as ss
@@ -52,169 +57,162 @@ def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
     ...     torch.nn.ReLU(), torch.nn.Linear(3, 2))
     >>> net = ss.quantise(net, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
     >>> integer = ss.deploy.integerise(net, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> [one.op_type for one in model(integer).graph.node]
+    >>> [node.op_type for node in model(integer).graph.node]
     ['Sub', 'Flatten', 'Quant', 'MatMul', 'MultiThreshold', 'MatMul', 'Add']
     """
     names = feature_tensors(network)
-    graph = _Annotated({*RESERVED, *names.values()})
-    graph.holds["bytes"] = "UINT8"
+    graph = _AnnotatedGraph({*RESERVED, *names.values()})
+    graph.datatypes["bytes"] = "UINT8"
     for node in network.nodes:
-        _refuse_wide(network, node)
-        _put(graph, network, node, [names[one] for one in node.inputs], names[node.name])
-        if names[node.name] != "scores":
-            graph.holds[names[node.name]] = _integers(node)
-            graph.between.append((names[node.name], "FLOAT", _shape(network, node)))
-    inputs: list[Described] = [("bytes", "FLOAT", (ONE_IMAGE, *network.input.shape))]
-    outputs: list[Described] = [("scores", "FLOAT", _shape(network, network.nodes[-1]))]
-    made = graph.model(inputs, outputs, OPSETS, about(network, classes), graph.between)
-    for name, integers in graph.holds.items():
-        note = made.graph.quantization_annotation.add(tensor_name=name)
-        note.quant_parameter_tensor_names.add(key="finn_datatype", value=integers)
-    graph.onnx.checker.check_model(made)
-    return import_extra("onnx.shape_inference", "onnx").infer_shapes(made)
+        _check_range(network, node)
+        name = names[node.name]
+        graph.prefix = name
+        _add_node(graph, network, node, [names[x] for x in node.inputs])
+        if node is not network.last:
+            graph.annotate(name, _datatype_of(node), (BATCH, *network.sizes[node.name]))
+    inputs: list[TensorInfo] = [("bytes", "FLOAT", (BATCH, *network.input.shape))]
+    shape = (BATCH, *network.sizes[network.last.name])
+    outputs: list[TensorInfo] = [("scores", "FLOAT", shape)]
+    proto = graph.model(inputs, outputs, OPSETS, metadata(network, classes), graph.between)
+    for name, datatype in graph.datatypes.items():
+        annotation = proto.graph.quantization_annotation.add(tensor_name=name)
+        annotation.quant_parameter_tensor_names.add(key="finn_datatype", value=datatype)
+    graph.onnx.checker.check_model(proto)
+    return import_extra("onnx.shape_inference", "onnx").infer_shapes(proto)
 
 
-class _Annotated(Graph):
-    """A graph that knows which integers its tensors hold, and the shapes of custom operators."""
+class _AnnotatedGraph(OnnxGraph):
+    """A graph with the integer types of its tensors, and shapes where ONNX cannot infer them."""
 
-    def __init__(self, taken: set[str]) -> None:
-        super().__init__(taken)
-        self.holds: dict[str, str] = {}
-        self.between: list[Described] = []
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.datatypes: dict[str, str] = {}
+        self.between: list[TensorInfo] = []
+
+    def annotate(self, name: str, datatype: str, shape: Sequence[int]) -> None:
+        self.datatypes[name] = datatype
+        self.between.append((name, "FLOAT", shape))
 
 
-def _put(
-    graph: _Annotated, network: IntegerNetwork, node: nodes.Node, taken: list[str], name: str
+def _add_node(
+    graph: _AnnotatedGraph, network: IntegerNetwork, node: nodes.Node, x: list[str]
 ) -> None:
+    rank = len(network.sizes[node.name])
     match node:
         case nodes.Input():
-            graph.give("Sub", ["bytes", graph.constant("zero", np.float32(node.zero))], name)
+            name, graph.prefix = graph.prefix, ""
+            zero = graph.constant("zero", np.float32(node.zero))
+            graph.emit("Sub", ["bytes", zero], name)
         case nodes.Sum() | nodes.SumPool():
-            weight, how = how_to_sum(node, network.sizes[node.name][0])
-            flat = weight.ndim == 2
-            weights = _weights(graph, weight.T if flat else weight, f"{name}_weight")
-            graph.give("MatMul" if flat else "Conv", [*taken, weights], name, **how)
+            weight, attributes = sum_operands(node, network.sizes[node.name][0])
+            linear = weight.ndim == 2
+            weights = _add_weights(graph, weight.T if linear else weight)
+            graph.result("MatMul" if linear else "Conv", [*x, weights], **attributes)
         case nodes.Steps():
-            _steps(graph, node, taken, len(network.sizes[node.name]), name)
+            _add_steps(graph, node, x, rank)
         case nodes.MaxPool():
-            how = {"kernel_shape": node.kernel, "strides": node.stride, "pads": [*node.padding] * 2}
-            graph.give("MaxPool", taken, name, **how)
+            graph.result("MaxPool", x, **pool_attributes(node))
         case nodes.Expand():
-            expand(graph, node, taken[0], name)
+            graph.expand(node, x[0])
         case nodes.Flatten() | nodes.Add():
-            graph.give(type(node).__name__, taken, name)
+            graph.result(type(node).__name__, x)
         case nodes.Scores():
-            _scores(graph, node, taken[0], name)
+            _add_scores(graph, node, x[0])
         case nodes.Rescaled():
-            shape = (-1, *[1] * (len(network.sizes[node.name]) - node.axis))
-            scale = graph.constant(f"{name}_scale", node.scale.numpy().reshape(shape))
-            bias = graph.constant(f"{name}_bias", node.bias.numpy().reshape(shape))
-            graph.give("Add", [graph.apply("Mul", [*taken, scale], f"{name}_scaled"), bias], name)
+            graph.rescale(node, x[0], rank)
         case _:
-            raise ExportError(f"{node.name} ({type(node).__name__}) has no form in QONNX.")
+            raise ExportError.of(node.name, f"{type(node).__name__} has no form in QONNX")
 
 
-def _weights(graph: _Annotated, weight: Any, name: str) -> str:
-    """Whole weights, and how many bits they have."""
+def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
     low, high = int(weight.min()), int(weight.max())
     inputs = [
-        graph.constant(f"{name}_whole", weight.astype(np.float32)),
-        graph.constant(f"{name}_scale", np.float32(1)),
+        graph.constant("weight_whole", weight.astype(np.float32)),
+        graph.constant("weight_scale", np.float32(1)),
     ]
     if low == -1 and bool((np.abs(weight) == 1).all()):
-        integers = "BIPOLAR"
-        made = graph.apply("BipolarQuant", inputs, name, DOMAIN)
+        datatype = "BIPOLAR"
+        name = graph.apply("BipolarQuant", inputs, "weight", DOMAIN)
     else:
-        integers = _datatype(low, high)
-        bits, signed = _bits(low, high)
+        datatype, width, signed = _datatype(low, high), _width(low, high), low < 0
         inputs += [
-            graph.constant(f"{name}_zero", np.float32(0)),
-            graph.constant(f"{name}_bits", np.float32(bits)),
+            graph.constant("weight_zero", np.float32(0)),
+            graph.constant("weight_bits", np.float32(width)),
         ]
-        narrow = signed and low > -(2 ** (bits - 1))
-        how = {"signed": int(signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
-        made = graph.apply("Quant", inputs, name, DOMAIN, **how)
-    graph.holds[made] = integers
-    graph.between.append((made, "FLOAT", weight.shape))
-    return made
+        narrow = signed and low > -(2 ** (width - 1))
+        attributes = {"signed": int(signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
+        name = graph.apply("Quant", inputs, "weight", DOMAIN, **attributes)
+    graph.annotate(name, datatype, weight.shape)
+    return name
 
 
-def _steps(graph: Graph, node: nodes.Steps, taken: list[str], rank: int, name: str) -> None:
-    if len(taken) == 2:
-        raise ExportError(
-            f"{node.name} is a stair on a sum and a shortcut, which MultiThreshold of QONNX does "
-            "not express: put a stair before the addition, or export to ONNX or C."
+def _add_steps(graph: OnnxGraph, node: nodes.Steps, x: list[str], rank: int) -> None:
+    if len(x) == 2:
+        raise ExportError.of(
+            node.name, "QONNX cannot add a shortcut before a stair", "Export to ONNX or C"
         )
     if node.axis != 1:
-        raise ExportError(
-            f"{node.name} has its channels along axis {node.axis}, which MultiThreshold of QONNX "
-            "does not express: flatten before its weights."
+        raise ExportError.of(
+            node.name,
+            f"QONNX has no MultiThreshold on axis {node.axis}",
+            "Flatten before its layer",
         )
-    # Where levels are uneven, one threshold stands for several steps of their common measure.
+    # Where levels are uneven, a threshold is repeated for each step of their common divisor.
     gaps = np.diff(node.levels)
     step = math.gcd(*gaps.tolist())
     thresholds = np.repeat(node.thresholds.numpy(), gaps // step, axis=1)
-    limits = graph.constant(f"{name}_thresholds", thresholds.astype(np.float32))
-    graph.give(
+    limits = graph.constant("thresholds", thresholds.astype(np.float32))
+    graph.result(
         "MultiThreshold",
-        [*taken, limits],
-        name,
+        [*x, limits],
         DOMAIN,
-        out_dtype=_integers(node),
+        out_dtype=_datatype_of(node),
         out_scale=float(step),
         out_bias=float(node.levels[0]),
         data_layout="NC" if rank == 1 else "NCHW",
     )
 
 
-def _scores(graph: Graph, node: nodes.Scores, x: str, name: str) -> None:
+def _add_scores(graph: OnnxGraph, node: nodes.Scores, x: str) -> None:
     if node.unit != 1.0:
-        unit = graph.constant(f"{name}_unit", np.float32(node.unit))
-        x = graph.apply("Mul", [x, unit], f"{name}_features")
-    inputs = [x, graph.constant(f"{name}_weight", node.weight.numpy().T)]
+        x = graph.apply("Mul", [x, graph.constant("unit", np.float32(node.unit))], "features")
+    inputs = [x, graph.constant("weight", node.weight.numpy().T)]
     if node.bias is None:
-        graph.give("MatMul", inputs, name)
+        graph.result("MatMul", inputs)
     else:
-        bias = graph.constant(f"{name}_bias", node.bias.numpy())
-        graph.give("Add", [graph.apply("MatMul", inputs, f"{name}_sums"), bias], name)
+        bias = graph.constant("bias", node.bias.numpy())
+        graph.result("Add", [graph.apply("MatMul", inputs, "sums"), bias])
 
 
-def _refuse_wide(network: IntegerNetwork, node: nodes.Node) -> None:
-    """Every partial sum must be one of float32's whole numbers."""
-    most = max(abs(node.low), abs(node.high))
+def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
+    """Raise ExportError if a partial sum is not an integer that float32 holds."""
+    largest = max(abs(node.low), abs(node.high))
     if isinstance(node, nodes.Sum):
-        (source,) = (one for one in network.nodes if one.name in node.inputs)
-        most = reach(node.weight.numpy(), source.low, source.high)
-    if most >= EXACT_IN_FLOAT:
-        raise ExportError(
-            f"the sums of {node.name} can come to {most}, and QONNX holds whole numbers below "
-            f"{EXACT_IN_FLOAT} only: give it fewer inputs or stairs of fewer bits."
+        source = network.node(node.inputs[0])
+        largest = largest_sum(node.weight.numpy(), source.low, source.high)
+    if largest >= FLOAT32_EXACT:
+        raise ExportError.of(
+            node.name, f"QONNX holds integers below 2²⁴, not {largest}", "Use fewer inputs or bits"
         )
 
 
-def _integers(node: nodes.Node) -> str:
-    """QONNX's name for the integers that a node gives."""
+def _datatype_of(node: nodes.Node) -> str:
     bipolar = isinstance(node, nodes.Steps) and node.levels == (-1, 1)
     return "BIPOLAR" if bipolar else _datatype(node.low, node.high)
 
 
 def _datatype(low: int, high: int) -> str:
-    """
+    """Return QONNX's name of the integers from ``low`` to ``high``.
+
     >>> _datatype(-1, 1), _datatype(0, 1), _datatype(0, 15), _datatype(-8, 7), _datatype(0, 0)
     ('INT2', 'BINARY', 'UINT4', 'INT4', 'BINARY')
     """
-    bits, signed = _bits(low, high)
-    if signed:
-        return f"INT{bits}"
-    return f"UINT{bits}" if bits > 1 else "BINARY"
-
-
-def _bits(low: int, high: int) -> tuple[int, bool]:
-    """How many hold the whole numbers from low to high, and whether one is a sign."""
+    width = _width(low, high)
     if low < 0:
-        return 1 + max((-low - 1).bit_length(), max(high, 0).bit_length()), True
-    return max(high.bit_length(), 1), False
+        return f"INT{width}"
+    return f"UINT{width}" if width > 1 else "BINARY"
 
 
-def _shape(network: IntegerNetwork, node: nodes.Node) -> tuple[int, ...]:
-    return (ONE_IMAGE, *network.sizes[node.name])
+def _width(low: int, high: int) -> int:
+    """Return the bits of a signed integer, or of an unsigned one where none is negative."""
+    return bits(low, high) if low < 0 else max(high.bit_length(), 1)

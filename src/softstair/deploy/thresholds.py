@@ -1,59 +1,157 @@
-"""Batch normalisation and stair as thresholds on whole sums, exactly.
+"""Thresholds on integer sums that stand for rescaling, batch normalisation and stair, exactly.
 
-What the float network does between a sum and the level that it becomes is, for one channel, a
-monotone function of the sum, however it rounds. So the sums that reach level k are all those from
-some whole number on (or up to one, where the normalisation turns the order round), and bisection
-finds it by asking the network itself.
+What the float network does between a sum and its level is, for one channel, a monotone function of
+the sum, however it rounds. So the sums that reach level k are all integers from some threshold on
+(or up to one, where the function decreases), and bisection finds it by asking the network itself.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Crossing", "search"]
+from softstair.deploy.nodes import MaxPool, Steps, Sum
+from softstair.nn import StairActivation, StairLayer
 
-Probe = Callable[[Tensor], Tensor]
-"""Sums (B, C) int64 -> the index of the level that each becomes, (B, C)."""
+__all__ = ["IntegerFeatures", "LevelThresholds", "PendingSum", "fold", "search"]
+
+LevelIndex = Callable[[Tensor], Tensor]
+"""Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
+Function = Callable[[Tensor], Tensor]
 
 
-class Crossing:
-    """The thresholds of every channel.
+@dataclass(frozen=True)
+class IntegerFeatures:
+    """The integers n that a node gives, which stand for n · unit.
 
-    thresholds  (C, K − 1) int64: index = Σₖ [s ≥ tₖ], or of −s where ``turned``
-    turned      (C,) bool: the order is turned round
+    values  the float network's value of every integer from ``low`` to ``high``, where each has one
     """
 
-    def __init__(self, thresholds: Tensor, turned: Tensor) -> None:
-        self.thresholds, self.turned = thresholds, turned
+    node: str
+    unit: float
+    low: int
+    high: int
+    values: tuple[float, ...] | None = None
 
 
-def search(probe: Probe, least: Tensor, greatest: Tensor, levels: int) -> Crossing:
-    """The thresholds between the least and the greatest sum of each channel.
+@dataclass(frozen=True)
+class PendingSum:
+    """The sum of node ``source``, and what the float network does with it before its stair.
 
-    A level that every sum has reached gets the least sum as its threshold, one that none reaches
-    the greatest and one more.
+    before    functions applied to the sum
+    shortcut  features that are added next
+    after     functions applied after the addition
+    pools     max-poolings; they are exchanged with the stair, which is monotone
+    layer     the layer of the sum, as long as nothing else was applied
+    factor    what the sum is multiplied by before the layer's own scale
+    """
 
-    >>> probe = lambda sums: (sums.double() * 0.3 - 1.0 >= 0.5).long()
-    >>> search(probe, torch.tensor([-10]), torch.tensor([10]), levels=2).thresholds
+    source: str
+    before: tuple[Function, ...]
+    layer: StairLayer | None = None
+    factor: float = 1.0
+    pools: tuple[MaxPool, ...] = ()
+    shortcut: IntegerFeatures | None = None
+    after: tuple[Function, ...] = ()
+
+
+@dataclass(frozen=True)
+class LevelThresholds:
+    """The thresholds of every channel.
+
+    thresholds  (C, K − 1) int64: index = Σₖ [s ≥ tₖ], or Σₖ [−s ≥ tₖ] where ``decreasing``
+    decreasing  (C,) bool
+    """
+
+    thresholds: Tensor
+    decreasing: Tensor
+
+
+def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> LevelThresholds:
+    """Find the thresholds between the least and the greatest sum of each channel.
+
+    A level that every sum reaches has the least sum as its threshold; one that none reaches has the
+    greatest sum plus 1.
+
+    >>> index = lambda sums: (sums.double() * 0.3 - 1.0 >= 0.5).long()
+    >>> search(index, torch.tensor([-10]), torch.tensor([10]), levels=2).thresholds
     tensor([[5]])
     """
     with torch.no_grad():
-        turned = probe(greatest[None])[0] < probe(least[None])[0]
-        sign = torch.where(turned, -1, 1)
-        low = torch.where(turned, -greatest, least)
-        high = torch.where(turned, -least, greatest) + 1
-        wanted = torch.arange(1, levels)[:, None]
-        # The first sum that reaches: between below, which may not, and above, which does or is
-        # beyond the last.
+        decreasing = index(greatest[None])[0] < index(least[None])[0]
+        sign = torch.where(decreasing, -1, 1)
+        low = torch.where(decreasing, -greatest, least)
+        high = torch.where(decreasing, -least, greatest) + 1
+        level = torch.arange(1, levels)[:, None]
+        # Invariant: the first sum that reaches the level is from `below` to `above`.
         below = low.expand(levels - 1, -1).clone()
         above = high.expand(levels - 1, -1).clone()
         while bool((below < above).any()):
             middle = torch.div(below + above, 2, rounding_mode="floor")
-            # What has been found stays; its probe must still be a sum that can be.
-            asked = torch.minimum(middle, high - 1)
-            reaches = probe(sign * asked) >= wanted
-            open_ = below < above
-            above = torch.where(open_ & reaches, middle, above)
-            below = torch.where(open_ & ~reaches, middle + 1, below)
-    return Crossing(above.t().contiguous(), turned)
+            # Where the search has ended, the network is still asked about a sum that can occur.
+            reaches = index(sign * torch.minimum(middle, high - 1)) >= level
+            searching = below < above
+            above = torch.where(searching & reaches, middle, above)
+            below = torch.where(searching & ~reaches, middle + 1, below)
+    return LevelThresholds(above.t().contiguous(), decreasing)
+
+
+def fold(
+    name: str, activation: StairActivation, pending: PendingSum, source: Sum, axis: int
+) -> tuple[Steps, Sum]:
+    """Return the thresholds of a stair and the sum that they apply to.
+
+    The weights of channels with a decreasing function are negated.
+    """
+    shortcut, levels = pending.shortcut, activation.stair.integers or ()
+    values = (None,) if shortcut is None else shortcut.values or ()
+    rows = [_search_at(activation, pending, source, value) for value in values]
+    decreasing = torch.stack([row.decreasing for row in rows]).any(0)
+    tables = [_oriented(row, decreasing, source) for row in rows]
+    ends = (levels[0], levels[-1])
+    if shortcut is None:
+        steps = Steps(name, (pending.source,), *ends, tables[0], levels, axis=axis)
+    else:
+        inputs, table = (pending.source, shortcut.node), torch.stack(tables, dim=1)
+        steps = Steps(name, inputs, *ends, table, levels, shortcut.low, axis)
+    return steps, _negated(source, decreasing)
+
+
+def _search_at(
+    activation: StairActivation, pending: PendingSum, source: Sum, shortcut: float | None
+) -> LevelThresholds:
+    """Find the thresholds for one value of the shortcut, or without one."""
+
+    def index(sums: Tensor) -> Tensor:
+        y = sums if source.weight.dim() == 2 else sums[:, :, None, None]
+        for function in pending.before:
+            y = function(y)
+        if shortcut is not None:
+            y = y + torch.full_like(y, shortcut)
+        for function in pending.after:
+            y = function(y)
+        return activation.stair.index(y).reshape(sums.shape)
+
+    return search(index, source.least, source.greatest, len(activation.stair.levels))
+
+
+def _negated(source: Sum, channels: Tensor) -> Sum:
+    sign = torch.where(channels, -1, 1)
+    weight = source.weight * sign.reshape(-1, *[1] * (source.weight.dim() - 1))
+    least = torch.where(channels, -source.greatest, source.least)
+    greatest = torch.where(channels, -source.least, source.greatest)
+    low, high = int(least.min()), int(greatest.max())
+    return replace(source, weight=weight, least=least, greatest=greatest, low=low, high=high)
+
+
+def _oriented(row: LevelThresholds, decreasing: Tensor, source: Sum) -> Tensor:
+    """Return the thresholds for sums that are negated where ``decreasing``.
+
+    A channel that decreases for other values of the shortcut alone has one level for this value,
+    so each threshold is reached by every sum, or by none.
+    """
+    always, never = -source.greatest[:, None], 1 - source.least[:, None]
+    negated = torch.where(row.thresholds == source.least[:, None], always, never)
+    constant = (decreasing & ~row.decreasing)[:, None]
+    return torch.where(constant, negated, row.thresholds)

@@ -1,56 +1,167 @@
-"""C99 of an integer network: a folder that needs nothing else.
+"""Integer networks as C99: write a folder that needs no library, compile it and run it.
 
->>> import softstair as ss, tempfile, torch
->>> from pathlib import Path
+>>> import softstair as ss, tempfile
 >>> from torch import nn
 >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32),
 ...                       nn.ReLU(), nn.Linear(32, 10))
 >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
->>> from softstair.deploy import integerise
 >>> with tempfile.TemporaryDirectory() as folder:
-...     plan = write(integerise(net, (1, 8, 8)), Path(folder))
+...     plan = write(ss.deploy.integerise(net, (1, 8, 8)), Path(folder))
 ...     sorted(path.name for path in Path(folder).iterdir() if "softstair" not in path.name)
 ['Makefile', 'cortex-m4', 'main.c', 'network.c', 'network.h', 'network_weights.h']
 >>> plan.rows[1].weights, plan.rows[1].flash[0]
 (2048, 512)
 """
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
 from softstair import _files
-from softstair.deploy.c.names import checked
-from softstair.deploy.c.plan import Plan, Row
-from softstair.deploy.c.source import sources
-from softstair.deploy.network import IntegerNetwork
+from softstair._errors import SoftstairError
+from softstair.deploy.c.program import MemoryPlan, PlanRow, sources
+from softstair.deploy.nodes import IntegerNetwork
 
-__all__ = ["Plan", "Row", "write"]
+__all__ = ["MemoryPlan", "PlanRow", "build", "classes", "features", "from_trace", "write"]
+
+RESERVED = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while asm class main memory board softstair trace cortex clean "
+    "emulated input scores".split()
+)
+MAX_NAME = 40
+LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
-def write(network: IntegerNetwork, folder: Path, name: str = "network") -> Plan:
-    """Writes the folder: <name>.h, <name>.c and its constants, the runtime that they include, a
-    main.c and a Makefile, and what an emulated Cortex-M4 needs. Returns the memory plan.
+def write(network: IntegerNetwork, folder: Path, name: str = "network") -> MemoryPlan:
+    """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
-    The folder may be a symbolic link. A link in it is replaced if it has the name of a file, and
-    raises :class:`LinkError <softstair._files.LinkError>` if it has the name of a folder.
+    Args:
+        network: The integer network.
+        folder: May be a symbolic link. A link inside it is replaced if a file is to have its name.
+        name: Name of the files and functions, a C identifier in lower case.
+
+    Returns:
+        The memory plan.
+
+    Raises:
+        ExportError: If C cannot express the network; the message names the layer.
+        LinkError: If a link inside ``folder`` has the name of a folder.
     """
-    name = checked(name)
-    made, plan = sources(network, name)
+    _check_name(name)
+    texts, plan = sources(network, name)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, text in made.items():
+    for file, text in texts.items():
         _files.write(folder / file, text)
     _copy(files("softstair.deploy.c") / "runtime", folder, name)
     return plan
 
 
+def _check_name(name: str) -> None:
+    identifier = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name) is not None
+    if (
+        not identifier
+        or len(name) > MAX_NAME
+        or name in RESERVED
+        or name.startswith(("ss_", "softstair", "layer_"))
+    ):
+        raise SoftstairError(
+            f"name must be a C identifier of at most {MAX_NAME} lower-case letters, digits and "
+            f"underscores that C and the runtime do not use, but {name!r} was given.",
+            field="name",
+        )
+
+
 def _copy(source: Traversable, folder: Path, name: str) -> None:
     folder.mkdir(exist_ok=True)
-    for one in source.iterdir():
-        if one.is_dir():
-            _copy(one, _files.refuse_link(folder / one.name), name)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy(entry, _files.refuse_link(folder / entry.name), name)
         else:
-            text = one.read_text(encoding="ascii")
+            text = entry.read_text(encoding="ascii")
             text = text.replace("@name@", name).replace("@NAME@", name.upper())
-            _files.write(folder / one.name, text)
+            _files.write(folder / entry.name, text)
+
+
+def build(
+    folder: Path, name: str = "network", trace: bool = False, flags: Sequence[str] = ("-O2",)
+) -> Path:
+    """Compile a written network with the compiler of the variable CC, or cc.
+
+    Args:
+        folder: The folder of :func:`write`.
+        name: The name that was given to :func:`write`.
+        trace: Whether the program writes the result of every node (see :func:`features`).
+        flags: Options of the compiler.
+
+    Returns:
+        The path of the program.
+    """
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(compiler[0]) is None:
+        raise SoftstairError(
+            f"the C compiler {compiler[0]!r} is not installed: install gcc or clang, or set the "
+            "variable CC."
+        )
+    program = Path(folder).resolve() / (f"{name}-trace" if trace else name)
+    options = [*LANGUAGE, *flags, *(["-DSOFTSTAIR_TRACE"] if trace else [])]
+    command = [*compiler, *options, "-o", str(program), "main.c", f"{name}.c"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        error = " ".join(done.stderr.split())[:300]
+        raise SoftstairError(f"{compiler[0]} cannot build {name}: {error}")
+    return program
+
+
+def classes(program: Path, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a program on bytes (N, …); return the classes (N,) and the scores (N, classes)."""
+    rows = [line.split() for line in _run(program, x, "--bits").decode("ascii").splitlines()]
+    bits = np.array([[int(word, 16) for word in row[1:]] for row in rows], dtype=np.uint32)
+    scores = torch.from_numpy(bits.view(np.float32).copy())
+    return torch.tensor([int(row[0]) for row in rows]), scores
+
+
+def features(program: Path, network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
+    """Run a traced program; return what :meth:`IntegerNetwork.features` returns."""
+    words = np.frombuffer(_run(program, x), dtype=np.int32)
+    return from_trace(words.reshape(len(x), -1), network)
+
+
+def from_trace(words: npt.NDArray[np.int32], network: IntegerNetwork) -> dict[str, Tensor]:
+    """Return the result of every node from the words of a traced program, (N, words)."""
+    results: dict[str, Tensor] = {}
+    at = 0
+    while at < words.shape[1]:
+        number, count = int(words[0, at]), int(words[0, at + 1])
+        node = network.nodes[number]
+        part = np.ascontiguousarray(words[:, at + 2 : at + 2 + count])
+        if node is network.last:
+            values = torch.from_numpy(part.view(np.float32))
+        else:
+            values = torch.from_numpy(part).long()
+        results[node.name] = values.reshape(len(words), *network.sizes[node.name])
+        at += 2 + count
+    return {node.name: results[node.name] for node in network.nodes}
+
+
+def _run(program: Path, x: Tensor, *arguments: str) -> bytes:
+    data = x.contiguous().numpy().tobytes()
+    command = [str(program), *arguments]
+    done = subprocess.run(command, input=data, capture_output=True, check=False)
+    if done.returncode:
+        error = done.stderr.decode("utf-8", "replace").strip()[:2000]
+        raise SoftstairError(f"{program.name} ended with {done.returncode}: {error}")
+    return done.stdout

@@ -1,170 +1,158 @@
-"""Nodes become operations of the generated program."""
+"""Lowering: the nodes of an integer network become operations of the generated program."""
 
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from softstair.deploy import nodes
-from softstair.deploy.c.features import Features, Layout
-from softstair.deploy.c.operation import Operation, Window
-from softstair.deploy.c.steps import kept, stepped
-from softstair.deploy.c.sums import summed
-from softstair.deploy.c.text import Constant, structure
-from softstair.deploy.integer import ExportError
-from softstair.deploy.network import IntegerNetwork
+from softstair.deploy.c.layout import Features, MemoryLayout
+from softstair.deploy.c.operation import Constant, Operation, narrowest, structure, window_fields
+from softstair.deploy.c.sums import weighted_sum
+from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 __all__ = ["lower"]
 
 
-def lower(network: IntegerNetwork, layout: Layout) -> list[Operation]:
-    """The operations of a network in the order in which they run."""
+def lower(network: IntegerNetwork, layout: MemoryLayout) -> list[Operation]:
+    """Return the operations of a network in order of execution."""
+    if not isinstance(network.last, nodes.Scores | nodes.Rescaled):
+        raise ExportError.of(network.last.name, "the network must end in scores to be written as C")
     lowering = _Lowering(network, layout)
-    made = [lowering.operation(number) for number in range(len(network.nodes))]
-    return [one for one in made if one is not None]
+    operations = map(lowering.operation, range(len(network.nodes)))
+    return [operation for operation in operations if operation is not None]
 
 
 class _Lowering:
-    def __init__(self, network: IntegerNetwork, layout: Layout) -> None:
+    def __init__(self, network: IntegerNetwork, layout: MemoryLayout) -> None:
         self.network, self.layout = network, layout
-        self.number = {node.name: i for i, node in enumerate(network.nodes)}
-        last = network.nodes[-1]
-        if not isinstance(last, nodes.Scores | nodes.Rescaled):
-            raise ExportError(
-                f"the network must end in scores to be written as C, but {last.name} is a "
-                f"{type(last).__name__}."
-            )
+        self.number = {node.name: number for number, node in enumerate(network.nodes)}
 
     def operation(self, number: int) -> Operation | None:
+        """Return the operation of a node, or None if it needs none of its own."""
         node = self.network.nodes[number]
         if self.layout.home[node.name] != node.name:
             return None
-        if isinstance(node, nodes.Input):
-            call = f"ss_input(input, &layer_{number});"
-            return Operation(number, (number,), (), (call,), "bytes with their channels together")
-        if isinstance(node, nodes.Sum):
-            return None if self._flows(node) else self._sum(number, node)
-        if isinstance(node, nodes.Steps):
-            return self._steps(number, node)
-        if isinstance(node, nodes.MaxPool | nodes.SumPool):
-            return self._pool(number, node)
-        if isinstance(node, nodes.Expand):
-            return self._expand(number, node)
-        if isinstance(node, nodes.Add | nodes.Flatten):
-            if isinstance(node, nodes.Add):
-                self._refuse_shapes(node)
-            taken = tuple(self._home(one) for one in node.inputs)
-            given = "".join(f"&layer_{one}, " for one in taken)
-            call = f"ss_{type(node).__name__.lower()}({given}&layer_{number});"
-            how = "added" if isinstance(node, nodes.Add) else "put into another order"
-            return Operation(number, (number,), taken, (call,), how)
-        if isinstance(node, nodes.Scores):
-            return self._scores(number, node)
-        if isinstance(node, nodes.Rescaled):
-            return self._rescaled(number, node)
-        raise ExportError(f"{node.name} is a {type(node).__name__}, which C is not written for.")
+        match node:
+            case nodes.Input():
+                call = f"ss_input(input, &layer_{number});"
+                how = "bytes with their channels together"
+                return Operation(number, (number,), (), (call,), how)
+            case nodes.Sum():
+                return None if self._is_fused(node) else self._sum(number, node)
+            case nodes.Steps():
+                return self._steps(number, node)
+            case nodes.MaxPool() | nodes.SumPool():
+                return self._pool(number, node)
+            case nodes.Expand():
+                return self._expand(number, node)
+            case nodes.Add() | nodes.Flatten():
+                return self._elementwise(number, node)
+            case nodes.Scores():
+                return self._scores(number, node)
+            case nodes.Rescaled():
+                return self._rescaled(number, node)
+        raise ExportError.of(node.name, f"{type(node).__name__} has no form in C")
 
     def _home(self, name: str) -> int:
         return self.number[self.layout.home[name]]
 
-    def _features(self, name: str) -> Features:
-        return self.layout.features[name]
-
-    def _flows(self, node: nodes.Sum) -> bool:
-        """Whether its sums meet thresholds at once, and need not be kept."""
-        users = [one for one in self.network.nodes if node.name in one.inputs]
+    def _is_fused(self, node: nodes.Sum) -> bool:
+        """Whether a single stair reads the sums, so that they need not be stored."""
+        users = self.network.users(node.name)
         return len(users) == 1 and isinstance(users[0], nodes.Steps)
 
-    def _summed(self, node: nodes.Sum, sink: int) -> Operation:
-        taken = node.inputs[0]
-        source = self.network.nodes[self.number[taken]]
-        reach = max(abs(source.low), abs(source.high), 1)
-        number, home = self.number[node.name], self._home(taken)
-        features = self._features(taken)
-        if node.weight.dim() == 2 and len(self.network.sizes[taken]) != 1:
-            raise ExportError(
-                f"{node.name} is a linear layer over places, which C is not written for: flatten "
-                "before it."
+    def _weighted_sum(self, node: nodes.Sum, sink: int) -> Operation:
+        x = node.inputs[0]
+        if node.weight.dim() == 2 and len(self.network.sizes[x]) != 1:
+            raise ExportError.of(
+                node.name, "C has no linear layer over positions", "Flatten before it"
             )
-        made = summed(number, node, features, reach, home, sink)
-        more = (made.constants, (made.structure,), made.scratch, node.weight.numel())
-        return Operation(number, (number,), (home,), (made.call,), made.how, *more)
+        source = self.network.node(x)
+        largest = max(abs(source.low), abs(source.high), 1)
+        number, home, features = self.number[node.name], self._home(x), self.layout.features
+        ends = {"in": f"&layer_{home}", "sink": f"&layer_{sink}_sink"}
+        operation = weighted_sum(number, node, features[x], features[node.name], largest, ends)
+        return replace(operation, reads=(home,))
 
     def _sum(self, number: int, node: nodes.Sum) -> Operation:
-        made = self._summed(node, sink=number)
-        return replace(made, structures=(kept(number), *made.structures))
+        """Sums that are stored as they are."""
+        operation = self._weighted_sum(node, sink=number)
+        sink = structure(
+            "ss_sink", f"layer_{number}_sink", keep="ss_keep_sums", out=f"&layer_{number}"
+        )
+        return replace(operation, structures=(sink, *operation.structures))
 
     def _steps(self, number: int, node: nodes.Steps) -> Operation:
-        self._refuse_shapes(node)
-        source = self.network.nodes[self.number[node.inputs[0]]]
-        out = self._features(node.name)
-        beside = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
-        also = () if beside is None else (beside,)
-        clear = (f"ss_clear(&layer_{number});",) if out.planes else ()
-        if isinstance(source, nodes.Sum) and self._flows(source):
+        """A stair, with the sum before it where nothing else reads that."""
+        self._check_shapes(node)
+        source = self.network.node(node.inputs[0])
+        output = self.layout.features[node.name]
+        shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
+        reads = () if shortcut is None else (shortcut,)
+        clear = (f"ss_clear(&layer_{number});",) if output.planes else ()
+        if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
-            constants, sink = stepped(number, node, out, beside, traced=inner)
-            made = self._summed(source, sink=number)
+            constants, sink = _threshold_sink(number, node, output, shortcut, traced=inner)
+            operation = self._weighted_sum(source, sink=number)
             return replace(
-                made,
+                operation,
                 number=number,
                 nodes=(inner, number),
-                reads=(*made.reads, *also),
-                calls=(*clear, *made.calls),
-                constants=(*made.constants, *constants),
-                structures=(sink, *made.structures),
+                reads=(*operation.reads, *reads),
+                calls=(*clear, *operation.calls),
+                constants=(*operation.constants, *constants),
+                structures=(sink, *operation.structures),
             )
-        home = self._home(node.inputs[0])
-        if self._features(node.inputs[0]).kind != "SS_WORDS":
-            raise ExportError(
-                f"{node.name} has thresholds on what are no sums, which C is not written for."
-            )
-        constants, sink = stepped(number, node, out, beside, traced=None)
-        call = f"ss_steps(&layer_{home}, &layer_{number}_sink);"
-        reads, calls = (home, *also), (*clear, call)
-        return Operation(number, (number,), reads, calls, "thresholds", constants, (sink,))
+        home = self._home(source.name)
+        constants, sink = _threshold_sink(number, node, output, shortcut, traced=None)
+        calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
+        return Operation(number, (number,), (home, *reads), calls, "thresholds", constants, (sink,))
 
     def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
         home = self._home(node.inputs[0])
-        taken, given = self._features(node.inputs[0]), self._features(node.name)
+        x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
+        padding, function, how = (0, 0), "ss_sum_pool", "the sum of each window"
         if isinstance(node, nodes.MaxPool):
-            window = Window(taken, given, node.kernel, node.stride, node.padding)
-            function = "ss_max_pool_planes" if taken.planes else "ss_max_pool"
-        else:
-            window = Window(taken, given, node.kernel, node.stride)
-            function = "ss_sum_pool"
+            padding, how = node.padding, "the largest of each window"
+            function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
         name = f"layer_{number}_window"
         call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
-        how = "the largest" if isinstance(node, nodes.MaxPool) else "the sum"
-        text = (window.structure(name),)
-        return Operation(number, (number,), (home,), (call,), f"{how} of each window", (), text)
+        fields = window_fields(x, output, node.kernel, node.stride, padding)
+        text = structure("ss_window", name, **fields)
+        return Operation(number, (number,), (home,), (call,), how, structures=(text,))
 
     def _expand(self, number: int, node: nodes.Expand) -> Operation:
-        home, given = self._home(node.inputs[0]), self._features(node.name)
-        taken = self._features(node.inputs[0])
-        clear = (f"ss_clear(&layer_{number});",) if given.planes else ()
-        # How far apart the rows, columns and channels of the input are; 0 along axes of length 1.
-        rows = taken.width if taken.height > 1 else 0
-        strides = (rows, int(taken.width > 1), int(taken.channels > 1))
-        steps = ", ".join(map(str, (given.width, *strides)))
-        call = f"ss_expand(&layer_{home}, &layer_{number}, {steps});"
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        x = self.layout.features[node.inputs[0]]
+        clear = (f"ss_clear(&layer_{number});",) if output.planes else ()
+        # Distances between rows, columns and channels of the input; 0 along axes of length 1.
+        strides = (x.width if x.height > 1 else 0, int(x.width > 1), int(x.channels > 1))
+        numbers = ", ".join(map(str, (output.width, *strides)))
+        call = f"ss_expand(&layer_{home}, &layer_{number}, {numbers});"
         return Operation(number, (number,), (home,), (*clear, call), "repeated")
 
-    def _refuse_shapes(self, node: nodes.Node) -> None:
-        """Raises ExportError if a node takes features of another shape than it gives."""
-        size = self.network.sizes[node.name]
+    def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
+        if isinstance(node, nodes.Add):
+            self._check_shapes(node)
+        homes = tuple(self._home(name) for name in node.inputs)
+        arguments = ", ".join(f"&layer_{n}" for n in (*homes, number))
+        call = f"ss_{type(node).__name__.lower()}({arguments});"
+        how = "added" if isinstance(node, nodes.Add) else "put into another order"
+        return Operation(number, (number,), homes, (call,), how)
+
+    def _check_shapes(self, node: nodes.Node) -> None:
+        shape = self.network.sizes[node.name]
         for name in node.inputs:
-            if self.network.sizes[name] != size:
-                raise ExportError(
-                    f"{node.name} gives features of shape {size} but takes {name} of shape "
-                    f"{self.network.sizes[name]}: put an Expand between them."
-                )
+            if self.network.sizes[name] != shape:
+                raise ExportError.of(node.name, f"{name!r} does not have its shape, {shape}")
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
-        home, taken = self._home(node.inputs[0]), self._features(node.inputs[0])
-        self._finite(node.name, node.weight, node.bias, torch.tensor(node.unit))
-        name = f"layer_{number}"
-        shape = (len(node.weight), taken.channels, taken.places)
+        """A last layer in float."""
+        home, x = self._home(node.inputs[0]), self.layout.features[node.inputs[0]]
+        _check_finite(node.name, node.weight, node.bias, torch.tensor(node.unit))
+        name, shape = f"layer_{number}", (len(node.weight), x.channels, x.positions)
         weight = node.weight.float().reshape(shape).permute(2, 1, 0).contiguous()
         constants = [Constant(f"{name}_weights", weight.numpy(), "weights")]
         if node.bias is not None:
@@ -179,26 +167,83 @@ class _Lowering:
             totals="totals",
             **{"in": f"&layer_{home}"},
         )
-        call = f"ss_scores(&{name}_last, scores);"
-        how, weights = "floats", node.weight.numel()
-        every = (tuple(constants), (text,), 0, weights)
-        return Operation(number, (number,), (home,), (call,), how, *every)
+        call, weights = f"ss_scores(&{name}_last, scores);", node.weight.numel()
+        more = (tuple(constants), (text,), 0, weights)
+        return Operation(number, (number,), (home,), (call,), "floats", *more)
 
     def _rescaled(self, number: int, node: nodes.Rescaled) -> Operation:
-        home, taken = self._home(node.inputs[0]), self._features(node.inputs[0])
-        self._finite(node.name, node.scale, node.bias)
-        if taken.places != 1:
-            raise ExportError(f"{node.name} gives scores for each place, not for the whole.")
+        """The scores of a last layer with integer weights."""
+        home = self._home(node.inputs[0])
+        _check_finite(node.name, node.scale, node.bias)
+        if self.layout.features[node.inputs[0]].positions != 1:
+            raise ExportError.of(node.name, "C has no scores for each position")
         name = f"layer_{number}"
-        scale, bias = node.scale.float().contiguous(), node.bias.float().contiguous()
-        constants = (
-            Constant(f"{name}_scale", scale.numpy(), "thresholds"),
-            Constant(f"{name}_bias", bias.numpy(), "thresholds"),
+        constants = tuple(
+            Constant(f"{name}_{part}", values.float().contiguous().numpy(), "thresholds")
+            for part, values in (("scale", node.scale), ("bias", node.bias))
         )
         call = f"ss_rescale(&layer_{home}, {name}_scale, {name}_bias, scores);"
         return Operation(number, (number,), (home,), (call,), "floats", constants)
 
-    def _finite(self, name: str, *values: torch.Tensor | None) -> None:
-        for value in values:
-            if value is not None and not bool(torch.isfinite(value).all()):
-                raise ExportError(f"{name} has weights that are no finite numbers: train it again.")
+
+def _check_finite(name: str, *values: torch.Tensor | None) -> None:
+    for value in values:
+        if value is not None and not bool(torch.isfinite(value).all()):
+            raise ExportError.of(name, "its weights are not finite", "Train it again")
+
+
+def _threshold_sink(
+    number: int, node: nodes.Steps, output: Features, shortcut: int | None, traced: int | None
+) -> tuple[tuple[Constant, ...], str]:
+    """Return the constants and the sink of a stair, to which sums are passed.
+
+    ``shortcut`` is the node that selects the row of thresholds; ``traced`` is the node whose sums a
+    traced build stores.
+    """
+    name = f"layer_{number}"
+    table, levels = node.thresholds.numpy().astype(np.int64), np.array(node.levels)
+    in_planes = bool(output.planes) and shortcut is None
+    if in_planes:
+        table = table.T  # the first threshold of all channels, then the second
+    else:
+        table, levels = _padded(table, levels)
+    thresholds = narrowest(table)
+    if thresholds is None:
+        raise ExportError.of(node.name, "its thresholds do not fit into 32 bits")
+    constants = [Constant(f"{name}_thresholds", thresholds, "thresholds")]
+    fields: dict[str, object] = {"levels": None}
+    if not in_planes:
+        stored = (levels - output.bias).astype(np.int32)
+        constants.append(Constant(f"{name}_levels", stored, "thresholds"))
+        fields["levels"] = f"{name}_levels"
+    keep = "ss_keep_planes" if in_planes else "ss_keep_levels"
+    if shortcut is not None:
+        keep = "ss_keep_beside"
+        fields |= {"beside": f"&layer_{shortcut}", "first": int(node.first)}
+        fields["values"] = table.shape[1]
+    text = structure(
+        "ss_sink",
+        f"{name}_sink",
+        keep=keep,
+        out=f"&{name}",
+        sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
+        thresholds=f"{name}_thresholds",
+        width=thresholds.itemsize,
+        steps=len(levels) - 1,
+        **fields,
+    )
+    return tuple(constants), text
+
+
+def _padded(
+    thresholds: npt.NDArray[np.int64], levels: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Repeat the last threshold and level, so that there are 2ᵏ levels, for a bisection.
+
+    >>> _padded(np.array([[3, 5]]), np.array([0, 1, 2]))
+    (array([[3, 5, 5]]), array([0, 1, 2, 2]))
+    """
+    more = 2 ** (len(levels) - 1).bit_length() - len(levels)
+    copies = np.repeat(thresholds[..., -1:], more, axis=-1)
+    last = np.repeat(levels[-1:], more)
+    return np.concatenate([thresholds, copies], axis=-1), np.concatenate([levels, last])

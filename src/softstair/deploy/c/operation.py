@@ -1,28 +1,111 @@
-"""A step of the generated program: the constants it needs, what it calls, what it reads and writes.
+"""Operations of the generated program, and the C text of their constants."""
 
-Nodes become operations one to one, but for sums that go into thresholds at once, which are one
-operation with these, and flattenings that only look at features otherwise, which are none.
-"""
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from dataclasses import dataclass, field
+import numpy as np
+import numpy.typing as npt
 
-from softstair.deploy.c.features import Features
-from softstair.deploy.c.text import Constant, structure
+from softstair.deploy.c.layout import Features
 
-__all__ = ["Operation", "Window"]
+__all__ = ["Constant", "Operation", "narrowest", "structure", "window_fields"]
+
+Pair = tuple[int, ...]
+C_TYPES = {
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "uint8": "uint8_t",
+    "uint32": "uint32_t",
+    "float32": "float",
+}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An array in flash; ``part`` is "weights" or "thresholds", where the memory plan counts it."""
+
+    name: str
+    values: npt.NDArray[Any]
+    part: str
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return int(self.values.nbytes)
+
+    def text(self) -> str:
+        """Return its definition.
+
+        >>> print(Constant("a", np.array([1, -2], dtype=np.int8), "weights").text())
+        static const int8_t a[2] = {
+            1, -2,
+        };
+        """
+        values = self.values.reshape(-1)
+        kind = C_TYPES[values.dtype.name]
+        lines = "\n".join(_lines(_literals(values)))
+        return f"static const {kind} {self.name}[{len(values)}] = {{\n{lines}\n}};"
+
+
+def _literals(values: npt.NDArray[Any]) -> Iterator[str]:
+    if values.dtype == np.uint32:
+        return (f"0x{value:08x}U" for value in values.tolist())
+    if values.dtype == np.float32:
+        return (f"{value.hex()}F" for value in values.tolist())
+    return (str(value) for value in values.tolist())
+
+
+def _lines(literals: Iterable[str], width: int = 100) -> Iterator[str]:
+    line = "   "
+    for literal in literals:
+        if len(line) + len(literal) + 2 > width:
+            yield line
+            line = "   "
+        line += f" {literal},"
+    yield line
+
+
+def structure(kind: str, name: str, /, **fields: Any) -> str:
+    """Return the definition of a constant structure; fields that are None stay 0.
+
+    >>> print(structure("ss_features", "layer_0", kind="SS_BYTES", channels=3, bias=None))
+    static const ss_features layer_0 = {
+        .kind = SS_BYTES,
+        .channels = 3,
+    };
+    """
+    lines = [f"    .{field} = {value}," for field, value in fields.items() if value is not None]
+    return "\n".join([f"static const {kind} {name} = {{", *lines, "};"])
+
+
+def narrowest(values: npt.NDArray[np.int64]) -> npt.NDArray[np.signedinteger] | None:
+    """Return integers in the fewest of 8, 16 or 32 bits, or None if they do not fit.
+
+    >>> narrowest(np.array([-129, 5])).dtype
+    dtype('int16')
+    """
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):
+            return values.astype(dtype)
+    return None
 
 
 @dataclass(frozen=True)
 class Operation:
-    """number     of the node whose result it writes; what it defines is called layer_<number>
-    nodes       the numbers of all nodes that it computes
-    reads       numbers of the nodes whose results it takes
-    constants   arrays
-    structures  text of C that defines the structures of its call
-    calls       text of C, a line each
-    scratch     bytes that it needs while it runs
-    how         in a few words
-    weights     how many weights it has
+    """A call of the generated program.
+
+    number      number of the node whose result it writes; its C names begin with layer_<number>
+    nodes       numbers of all nodes that it computes
+    reads       numbers of the nodes whose results it reads
+    calls       lines of C
+    how         description for the memory plan
+    constants   arrays in flash
+    structures  definitions of the structures that the calls take
+    scratch     bytes of memory that it needs while it runs
+    weights     number of weights
     """
 
     number: int
@@ -36,50 +119,20 @@ class Operation:
     weights: int = 0
 
     def part(self, name: str) -> int:
-        """The bytes of one kind of its constants."""
-        return sum(one.size for one in self.constants if one.part == name)
+        """Return the bytes of one kind of constants."""
+        return sum(constant.size for constant in self.constants if constant.part == name)
 
 
-@dataclass(frozen=True)
-class Window:
-    """The windows of a convolution or a pooling, as softstair_window.h has them."""
-
-    taken: Features
-    given: Features
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = field(default=(1, 1))
-
-    @property
-    def taps(self) -> int:
-        return self.kernel[0] * self.kernel[1]
-
-    @property
-    def places(self) -> int:
-        return self.given.places
-
-    @property
-    def direct(self) -> bool:
-        """Whether all that a window sees lies together."""
-        whole = self.kernel == (self.taken.height, self.taken.width) and self.places == 1
-        return self.padding == (0, 0) and (self.kernel == (1, 1) or whole)
-
-    def fields(self) -> str:
-        """Its initialiser."""
-        numbers = (
-            (self.taken.height, self.taken.width),
-            (self.given.height, self.given.width),
-            self.kernel,
-            self.stride,
-            self.padding,
-            self.dilation,
-        )
-        return "{" + ", ".join(str(int(one)) for pair in numbers for one in pair) + "}"
-
-    def structure(self, name: str) -> str:
-        """Its definition."""
-        names = "height width rows columns kernel_y kernel_x stride_y stride_x padding_y padding_x"
-        values = self.fields()[1:-1].split(", ")
-        given = zip([*names.split(), "dilation_y", "dilation_x"], values, strict=True)
-        return structure("ss_window", name, **dict(given))
+def window_fields(
+    x: Features,
+    output: Features,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair = (1, 1),
+) -> dict[str, int]:
+    """Return the fields of ss_window in softstair_window.h, in order."""
+    names = "height width rows columns kernel_y kernel_x stride_y stride_x padding_y padding_x"
+    sizes = (x.height, x.width, output.height, output.width)
+    numbers = map(int, (*sizes, *kernel, *stride, *padding, *dilation))
+    return dict(zip([*names.split(), "dilation_y", "dilation_x"], numbers, strict=True))

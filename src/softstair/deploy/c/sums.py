@@ -1,191 +1,258 @@
-"""Convolutions and linear layers, each by one of four ways: bits counted, bytes multiplied, each
-channel by itself, or anything else.
+"""Convolutions and linear layers in C, each in one of four ways.
 
-A linear layer behind a flattening is a convolution whose window is the whole picture.
+Features in bit planes are counted, bytes are multiplied (depthwise convolutions have a function of
+their own), and words are multiplied otherwise. A linear layer after a Flatten is a convolution
+whose window covers its input.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.c.features import Features
-from softstair.deploy.c.operation import Window
-from softstair.deploy.c.pack import Fields, fields, narrowest, planes
-from softstair.deploy.c.text import Constant, structure
-from softstair.deploy.integer import ExportError
+from softstair.deploy.c.layout import Features
+from softstair.deploy.c.operation import Constant, Operation, narrowest, structure, window_fields
+from softstair.deploy.nodes import ExportError
 
-__all__ = ["Summed", "summed"]
+__all__ = ["pack_fields", "pack_planes", "weighted_sum"]
 
-PLACES, BLOCK = 4, 64
-"""As softstair_vector.h has them."""
-ROOM = 16 * 1024
+POSITIONS, BLOCK = 4, 64
+"""As in softstair_vector.h."""
+MAX_UNPACKED = 16 * 1024
 """Bytes that unpacked weights should not exceed."""
-LIMIT = 2**31 - 1
+CHANNEL_BLOCK = 8
+"""Channels whose planes are interleaved, as softstair_planes.h expects."""
+INT32_MAX = 2**31 - 1
+Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Summed:
-    """A layer's constants, the structure and the call that computes it, and its scratch bytes."""
+class _Kernel(NamedTuple):
+    """A function of the runtime with the fields of its structure."""
 
-    constants: tuple[Constant, ...]
-    structure: str
-    call: str
-    scratch: int
+    function: str
     how: str
+    bits: int
+    constants: dict[str, tuple[npt.NDArray[Any], str]]
+    scratch: int
+    fields: dict[str, object]
 
 
-def summed(
-    number: int, node: nodes.Sum, taken: Features, reach: int, source: int, sink: int
-) -> Summed:
-    """How a layer is computed that takes the features of node ``source``, none of which is further
-    from 0 than ``reach``; its sums go to the sink of layer ``sink``."""
+def weighted_sum(
+    number: int, node: nodes.Sum, x: Features, output: Features, largest: int, ends: dict[str, str]
+) -> Operation:
+    """Return the operation of a layer that reads features ``x`` of magnitude up to ``largest``.
+
+    ``ends`` are the fields of its structure that name what it reads and where its sums go. The
+    caller adds the node that it reads.
+    """
     weight = node.weight.numpy().astype(np.int64)
     if weight.ndim == 2:
-        given = Features("SS_WORDS", len(weight), 1, 1)
-        window = Window(taken, given, (taken.height, taken.width))
-        weight = weight.reshape(len(weight), taken.channels, taken.height, taken.width)
-    else:
-        height, width = _places(node, taken)
-        given = Features("SS_WORDS", len(weight), height, width)
-        kernel = (weight.shape[2], weight.shape[3])
-        window = Window(taken, given, kernel, node.stride, node.padding, node.dilation)
-    # (outputs, taps, channels of a group), as windows are looked at.
-    rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), window.taps, -1)
-    common = {"in": f"&layer_{source}", "sink": f"&layer_{sink}_sink"}
-    if taken.planes:
-        return _counted(number, rows, window, common)
-    coded = fields(rows.reshape(len(rows), -1)) if taken.kind == "SS_BYTES" else None
-    # No partial sum may leave 32 bits either; bytes are as large as 128.
-    largest = int(np.abs(rows).sum((1, 2)).max())
-    if largest * (reach if coded is None else 128) > LIMIT:
-        raise _too_large(node)
-    if coded is None:
-        return _wide(number, node, rows, window, common)
-    # What is for one place, and kept, needs no neighbours: a channel at a time, in little memory.
-    alone = window.places == 1 and sink == number
-    return _multiplied(number, node, coded, rows, window, common, alone)
-
-
-def _places(node: nodes.Sum, taken: Features) -> tuple[int, int]:
-    kernel = node.weight.shape[2:]
-    sizes = []
-    for i, size in enumerate((taken.height, taken.width)):
-        seen = node.dilation[i] * (int(kernel[i]) - 1) + 1
-        sizes.append((size + 2 * node.padding[i] - seen) // node.stride[i] + 1)
-    return sizes[0], sizes[1]
-
-
-def _counted(
-    number: int, rows: npt.NDArray[np.int64], window: Window, common: dict[str, str]
-) -> Summed:
-    packed, bits = planes(rows, window.taken.words)
+        weight = weight.reshape(len(weight), x.channels, x.height, x.width)
+    kernel_size = weight.shape[2:]
+    # (outputs, taps, channels of a group): the order in which windows are read.
+    rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), math.prod(kernel_size), -1)
     name = f"layer_{number}"
-    text = structure(
-        "ss_planes_sum",
-        f"{name}_sum",
-        window=window.fields(),
-        outputs=len(rows),
-        planes=bits,
-        weights=f"{name}_weights",
-        windows=f"{name.upper()}_SCRATCH",
-        **common,
-    )
-    scratch = 4 * 2 * window.taps * window.taken.words * min(PLACES, window.places)
-    constant = Constant(f"{name}_weights", packed, "weights")
-    how = f"bits counted, {_bits(bits)}"
-    return Summed((constant,), text, f"ss_sum_planes(&{name}_sum);", scratch, how)
-
-
-def _multiplied(
-    number: int,
-    node: nodes.Sum,
-    coded: Fields,
-    rows: npt.NDArray[np.int64],
-    window: Window,
-    common: dict[str, str],
-    alone: bool,
-) -> Summed:
-    taken, name = window.taken, f"layer_{number}"
-    outputs, row = len(rows) // node.groups, -(-rows[0].size // 16) * 16
-    depthwise = node.groups == taken.channels == len(rows) and node.groups > 1
-    if depthwise:
-        block = BLOCK
-        unpacked, windows = rows[0].size * block + max(row, block), 4 * rows[0].size
+    if x.planes:
+        kernel = _planes(name, rows, x, output)
     else:
-        direct = window.direct and node.groups == 1 and row == rows[0].size
-        # Windows that must be copied are copied anew for each block of channels.
-        most = 8 if window.places == 1 else 16 if direct else BLOCK
-        block = 1 if alone else max(4, min(most, ROOM // row // 4 * 4))
-        unpacked = row * min(block, outputs)
-        windows = 0 if direct else row * min(PLACES, window.places)
-    unpacked = -(-unpacked // 16) * 16
-    constants = [Constant(f"{name}_weights", coded.data, "weights")]
-    if coded.turned.any():
-        turned = np.packbits(coded.turned, bitorder="little")
-        constants.append(Constant(f"{name}_turned", turned, "weights"))
-    if taken.bias:
-        offsets = taken.bias * rows.sum((1, 2))
-        constants.append(Constant(f"{name}_offsets", offsets.astype(np.int32), "thresholds"))
-    scratch = f"(int8_t *){name.upper()}_SCRATCH"
-    text = structure(
-        "ss_dot_sum",
-        f"{name}_sum",
-        window=window.fields(),
-        groups=int(node.groups),
-        inputs=rows.shape[2],
-        outputs=outputs,
-        bits=coded.bits,
-        base=coded.base,
-        step=coded.step,
-        block=block,
-        direct=int(windows == 0),
-        weights=f"{name}_weights",
-        turned=f"{name}_turned" if coded.turned.any() else None,
-        offsets=f"{name}_offsets" if taken.bias else None,
-        unpacked=scratch,
-        windows=f"{scratch} + {unpacked}" if windows else None,
-        **common,
+        packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
+        # Partial sums must fit into 32 bits too; bytes are at most 128.
+        reach = int(np.abs(rows).sum((1, 2)).max()) * (largest if packed is None else 128)
+        if reach > INT32_MAX:
+            raise _too_large(node)
+        if packed is None:
+            kernel = _words(name, node, rows)
+        else:
+            kernel = _bytes(name, node, rows, x, output, packed, ends["sink"] == f"&{name}_sink")
+    window = window_fields(x, output, kernel_size, node.stride, node.padding, node.dilation)
+    kind = "dot" if kernel.function == "depthwise" else kernel.function
+    initialiser = "{" + ", ".join(map(str, window.values())) + "}"
+    text = structure(f"ss_{kind}_sum", f"{name}_sum", window=initialiser, **kernel.fields, **ends)
+    constants = (Constant(f"{name}_{key}", *entry) for key, entry in kernel.constants.items())
+    return Operation(
+        number,
+        (number,),
+        (),
+        (f"ss_sum_{kernel.function}(&{name}_sum);",),
+        f"{kernel.how}, {kernel.bits} bit{'s' * (kernel.bits > 1)} a weight",
+        tuple(constants),
+        (text,),
+        kernel.scratch,
+        node.weight.numel(),
     )
-    how = f"{'each channel' if depthwise else 'bytes'} multiplied, {_bits(coded.bits)}"
-    call = f"ss_sum_{'depthwise' if depthwise else 'dot'}(&{name}_sum);"
-    return Summed(tuple(constants), text, call, unpacked + windows, how)
-
-
-def _wide(
-    number: int,
-    node: nodes.Sum,
-    rows: npt.NDArray[np.int64],
-    window: Window,
-    common: dict[str, str],
-) -> Summed:
-    name = f"layer_{number}"
-    weights = narrowest(rows)
-    if weights is None:
-        raise _too_large(node)
-    text = structure(
-        "ss_wide_sum",
-        f"{name}_sum",
-        window=window.fields(),
-        groups=int(node.groups),
-        inputs=rows.shape[2],
-        outputs=len(rows) // node.groups,
-        weights=f"{name}_weights",
-        width=weights.itemsize,
-        **common,
-    )
-    how = f"words multiplied, {_bits(8 * weights.itemsize)}"
-    constant = Constant(f"{name}_weights", weights, "weights")
-    return Summed((constant,), text, f"ss_sum_wide(&{name}_sum);", 0, how)
-
-
-def _bits(count: int) -> str:
-    return f"{count} bit{'s' * (count > 1)} a weight"
 
 
 def _too_large(node: nodes.Sum) -> ExportError:
-    return ExportError(
-        f"the sums of {node.name} may leave 32 bits on their way: give it fewer inputs, or weights "
-        "and features of fewer bits."
+    reason = "its partial sums do not fit into 32 bits"
+    return ExportError.of(node.name, reason, "Use fewer inputs or bits")
+
+
+def _planes(name: str, rows: Integers, x: Features, output: Features) -> _Kernel:
+    """Count bits."""
+    packed, bits = pack_planes(rows, x.words)
+    scratch = 4 * 2 * rows.shape[1] * x.words * min(POSITIONS, output.positions)
+    fields = {
+        "outputs": len(rows),
+        "planes": bits,
+        "weights": f"{name}_weights",
+        "windows": f"{name.upper()}_SCRATCH",
+    }
+    return _Kernel(
+        "planes", "bits counted", bits, {"weights": (packed, "weights")}, scratch, fields
     )
+
+
+def _bytes(
+    name: str,
+    node: nodes.Sum,
+    rows: Integers,
+    x: Features,
+    output: Features,
+    packed: "PackedFields",
+    is_stored: bool,
+) -> _Kernel:
+    """Multiply bytes; ``is_stored``: the sums are stored, not quantised."""
+    length, outputs = rows[0].size, len(rows) // node.groups
+    padded = -(-length // 16) * 16
+    depthwise = node.groups == x.channels == len(rows) and node.groups > 1
+    if depthwise:
+        block = BLOCK
+        unpacked, windows = length * block + max(padded, block), 4 * length
+    else:
+        single = rows.shape[1] == 1 or (output.positions == 1 and rows.shape[1] == x.positions)
+        unpadded = node.padding == (0, 0) and node.groups == 1 and padded == length
+        # A window that is contiguous in memory needs no copy.
+        contiguous = single and unpadded
+        # Windows that must be copied are copied again for each block of channels.
+        block = 8 if output.positions == 1 else 16 if contiguous else BLOCK
+        block = max(4, min(block, MAX_UNPACKED // padded // 4 * 4))
+        if output.positions == 1 and is_stored:
+            block = 1  # a sum that is stored needs no other channels
+        unpacked = padded * min(block, outputs)
+        windows = 0 if contiguous else padded * min(POSITIONS, output.positions)
+    unpacked = -(-unpacked // 16) * 16
+    constants = {"weights": (packed.data, "weights")}
+    if packed.negated.any():
+        constants["turned"] = (np.packbits(packed.negated, bitorder="little"), "weights")
+    if x.bias:
+        constants["offsets"] = ((x.bias * rows.sum((1, 2))).astype(np.int32), "thresholds")
+    scratch = f"(int8_t *){name.upper()}_SCRATCH"
+    fields = {
+        "groups": int(node.groups),
+        "inputs": rows.shape[2],
+        "outputs": outputs,
+        "bits": packed.bits,
+        "base": packed.base,
+        "step": packed.step,
+        "block": block,
+        "direct": int(windows == 0),
+        **{key: f"{name}_{key}" for key in constants},
+        "unpacked": scratch,
+        "windows": f"{scratch} + {unpacked}" if windows else None,
+    }
+    function, how = ("depthwise", "each channel") if depthwise else ("dot", "bytes")
+    size = unpacked + windows
+    return _Kernel(function, f"{how} multiplied", packed.bits, constants, size, fields)
+
+
+def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:
+    """Multiply words."""
+    weights = narrowest(rows)
+    if weights is None:
+        raise _too_large(node)
+    fields = {
+        "groups": int(node.groups),
+        "inputs": rows.shape[2],
+        "outputs": len(rows) // node.groups,
+        "weights": f"{name}_weights",
+        "width": weights.itemsize,
+    }
+    constants = {"weights": (weights, "weights")}
+    return _Kernel("wide", "words multiplied", 8 * weights.itemsize, constants, 0, fields)
+
+
+def pack_planes(weight: Integers, words: int) -> tuple[npt.NDArray[np.uint32], int]:
+    """Pack weights of −1, 0 and 1, (outputs, taps, channels), for softstair_planes.h.
+
+    Returns the words and the bits per weight: 2, or 1 where no weight is 0.
+
+    >>> packed, bits = pack_planes(np.array([[[1, 0, -1, 1]]]), words=1)
+    >>> [f"{word:04b}" for word in packed], bits
+    (['1011', '1001'], 2)
+    """
+    outputs, taps, channels = weight.shape
+    binary = bool((weight != 0).all())
+    planes = np.stack([weight > 0] if binary else [weight >= 0, weight > 0])
+    bits = np.zeros((len(planes), outputs, taps, 32 * words), dtype=np.uint8)
+    bits[..., :channels] = planes
+    packed = np.packbits(bits, axis=-1, bitorder="little").reshape(len(planes), outputs, -1, 4)
+    # Little-endian on any machine.
+    rows = packed.astype(np.uint32) @ (1 << np.array([0, 8, 16, 24], dtype=np.uint32))
+    blocks = [
+        _interleaved(rows[:, start : start + CHANNEL_BLOCK])
+        for start in range(0, outputs, CHANNEL_BLOCK)
+    ]
+    return np.concatenate(blocks), len(planes)
+
+
+def _interleaved(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """(planes, channels, words) → four words of each channel in turn, then the rest."""
+    planes, channels, words = rows.shape
+    multiple = words // 4 * 4
+    fours = rows[:, :, :multiple].reshape(planes, channels, -1, 4).transpose(2, 0, 1, 3)
+    rest = rows[:, :, multiple:].transpose(2, 0, 1)
+    return np.concatenate([fours.reshape(-1), rest.reshape(-1)])
+
+
+@dataclass(frozen=True)
+class PackedFields:
+    """Weights (outputs, length) = ±(base + step · code), a row of bytes of codes per output.
+
+    The sign is negative for the outputs that are ``negated``, (outputs,) bool.
+    """
+
+    data: npt.NDArray[np.uint8]
+    bits: int
+    base: int
+    step: int
+    negated: npt.NDArray[np.bool_]
+
+
+def pack_fields(weight: Integers) -> PackedFields | None:
+    """Pack weights into the fewest of 1, 2, 4 or 8 bits, or return None if 8 are not enough.
+
+    A channel whose weights were negated may have a value beyond its stair's (8 instead of −8); it
+    is stored with its original sign.
+
+    >>> pack_fields(np.array([[-8, 7], [8, -7]])).bits
+    4
+    """
+    if bool((np.abs(weight) == 1).all()):
+        return _encoded(weight, 1, -1, 2, np.zeros(len(weight), dtype=bool))
+    low, high = weight.min(1), weight.max(1)
+    for bits in (1, 2, 4, 8):
+        span = 2**bits - 1
+        candidates = []
+        for base in {*low.tolist(), *(-high).tolist(), -(2 ** (bits - 1))}:
+            fits = (low >= base) & (high <= base + span)
+            fits_negated = (-high >= base) & (-low <= base + span)
+            if -128 <= base <= 127 - span and bool((fits | fits_negated).all()):
+                candidates.append((int((~fits).sum()), int(base)))
+        if candidates:
+            _, base = min(candidates)
+            return _encoded(weight, bits, base, 1, (low < base) | (high > base + span))
+    return None
+
+
+def _encoded(
+    weight: Integers, bits: int, base: int, step: int, negated: npt.NDArray[np.bool_]
+) -> PackedFields:
+    codes = (np.where(negated[:, None], -weight, weight) - base) // step
+    per_byte = 8 // bits
+    padded = np.pad(codes, ((0, 0), (0, -weight.shape[1] % per_byte))).astype(np.uint8)
+    shifts = np.arange(per_byte, dtype=np.uint8) * bits
+    data = (padded.reshape(len(weight), -1, per_byte) << shifts).sum(-1).astype(np.uint8)
+    return PackedFields(data, bits, base, step, negated)

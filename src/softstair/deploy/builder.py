@@ -1,0 +1,354 @@
+"""The nodes of an integer network, added one operation of the float network at a time.
+
+A value is either integers (:class:`IntegerFeatures`) or a sum whose stair is still to come
+(:class:`PendingSum`). What has no exact integer form raises ExportError, which names the layer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from softstair.deploy import nodes
+from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
+from softstair.deploy.thresholds import IntegerFeatures, PendingSum, fold
+from softstair.nn import StairActivation, StairLayer
+
+__all__ = ["NodeBuilder", "Value", "no_integer_form"]
+
+Value = IntegerFeatures | PendingSum
+AnyNode = TypeVar("AnyNode", bound=nodes.Node)
+INT32_LIMIT = 2**31
+FLOAT32_LIMIT = 2**24
+"""Below it float32, in which the network sums, holds every integer."""
+MAX_SHORTCUT_VALUES = 256
+"""Each value of a shortcut has thresholds of its own."""
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+class NodeBuilder:
+    """Nodes in order of execution, and the shapes of their results."""
+
+    def __init__(self, shape: Shape, zero: int, scale: float) -> None:
+        self._nodes: dict[str, nodes.Node] = {}
+        self._sizes: dict[str, Shape] = {}
+        self._stairs: list[str] = []
+        self._summed_by_stair: set[str] = set()
+        low, high = -zero, 255 - zero
+        self._add(nodes.Input("input", (), low, high, shape, zero, scale))
+        values = tuple(number / scale for number in range(low, high + 1))
+        self.input = IntegerFeatures("input", 1 / scale, low, high, values)
+
+    def shape(self, x: Value) -> Shape:
+        """Return the shape of a value, without the batch and before its pending poolings."""
+        if isinstance(x, IntegerFeatures):
+            return self._sizes[x.node]
+        return self._sizes[x.source if x.shortcut is None else x.shortcut.node]
+
+    def layer(self, name: str, layer: StairLayer, x: IntegerFeatures) -> PendingSum:
+        """Add the sum of a quantised layer."""
+        weight = layer.weight_stair.integers(layer.weight)
+        if weight is None:
+            raise ExportError.of(
+                name, "its weights are not multiples of one quantum", "Choose another stair"
+            )
+        factor = _factor(name, layer, x)
+        shape = self._sizes[x.node]
+        if isinstance(layer, nn.Conv2d) and len(shape) != 3:
+            raise ExportError.of(
+                name,
+                f"it convolves features of shape {shape}",
+                "Give it channels, height and width",
+            )
+        node = self._add(_weighted_sum(name, layer, weight.long(), x))
+        if layer.input_quantum is None and max(-node.low, node.high) >= FLOAT32_LIMIT:
+            raise ExportError.of(
+                name, "its sums reach 2²⁴, above which float32 rounds", "Use fewer inputs"
+            )
+        return PendingSum(
+            node.name, (lambda sums: layer.rescale(sums.float() * factor),), layer, factor
+        )
+
+    def stair(self, name: str, activation: StairActivation, x: Value) -> IntegerFeatures:
+        """Add the thresholds of a stair, then the poolings that were pending."""
+        stair, levels = activation.stair, activation.stair.integers
+        if levels is None or isinstance(stair.quantum, tuple):
+            raise ExportError.of(
+                name, "its levels are not multiples of one quantum", "Choose another stair"
+            )
+        if isinstance(x, IntegerFeatures):
+            raise ExportError.of(
+                name, "its input is already quantised", "Remove one of the two stairs"
+            )
+        if x.source in self._summed_by_stair:
+            raise ExportError.of(
+                name, f"another stair reads {x.source!r} too", "Give each its own weights"
+            )
+        self._summed_by_stair.add(x.source)
+        axis = self._channel_axis(x.source)
+        steps, source = fold(name, activation, x, self._sum(x.source), axis)
+        self._nodes[x.source] = source
+        shape = self.shape(x)
+        if shape != self._sizes[x.source]:  # the shortcut is larger than the sum
+            expand = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
+            inputs = (self._add(expand).name, *steps.inputs[1:])
+            table = steps.thresholds.expand(shape[axis - 1], *steps.thresholds.shape[1:])
+            steps = replace(steps, inputs=inputs, thresholds=table.contiguous())
+        names = [*(f"{name}.{number}" for number in range(len(x.pools))), name]
+        self._add(replace(steps, name=names[0]))
+        for before, after, pool in zip(names, names[1:], x.pools, strict=False):
+            low, high = steps.low, steps.high
+            self._add(replace(pool, name=after, inputs=(before,), low=low, high=high))
+        self._stairs.append(name)
+        floats = dict(zip(levels, stair.rounded(torch.float32).levels, strict=True))
+        # Integers between two levels do not occur.
+        values = tuple(floats.get(n, math.nan) for n in range(levels[0], levels[-1] + 1))
+        return IntegerFeatures(name, stair.quantum, levels[0], levels[-1], values)
+
+    def apply(self, name: str, x: Value, function: Callable[[Tensor], Tensor]) -> PendingSum:
+        """Apply a normalisation or a ReLU to a pending sum."""
+        if isinstance(x, IntegerFeatures):
+            raise ExportError.of(
+                name, "no weights precede it since the last stair", "Put it after the weights"
+            )
+        if isinstance(function, NORMS):
+            self._check_norm(name, x, function)
+        if x.shortcut is None:
+            return replace(x, before=(*x.before, function), layer=None)
+        return replace(x, after=(*x.after, function))
+
+    def _check_norm(self, name: str, x: PendingSum, norm: Any) -> None:
+        if norm.running_mean is None:
+            raise ExportError.of(
+                name, "it has no running statistics", "Train it with track_running_stats=True"
+            )
+        axis = self._channel_axis(x.source)
+        if axis != 1:
+            raise ExportError.of(
+                name, f"{x.source!r} has its channels on axis {axis}, not 1", "Flatten before it"
+            )
+        if self.shape(x)[0] != self._sizes[x.source][0]:
+            raise ExportError.of(
+                name, "its channels were broadcast from one channel", "Put it before the addition"
+            )
+        if x.pools and norm.weight is not None and bool((norm.weight < 0).any()):
+            raise ExportError.of(
+                name, "it has negative weights and follows a pooling", "Pool after the stair"
+            )
+
+    def add(self, name: str, a: Value, b: Value) -> Value:
+        """Add two features, or a shortcut to a pending sum."""
+        if isinstance(a, IntegerFeatures) and isinstance(b, IntegerFeatures):
+            if a.unit != b.unit:
+                raise ExportError.of(
+                    name, f"it adds quanta {a.unit} and {b.unit}", "Give both stairs one quantum"
+                )
+            shape = self._broadcast(name, a, b)
+            a, b = self._expand(f"{name}.left", a, shape), self._expand(f"{name}.right", b, shape)
+            node = self._add(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
+            return IntegerFeatures(node.name, a.unit, node.low, node.high)
+        if isinstance(a, PendingSum) and isinstance(b, PendingSum):
+            raise ExportError.of(
+                name, "it adds two sums that are not quantised", "Add an activation after one"
+            )
+        pending, shortcut = (a, b) if isinstance(a, PendingSum) else (b, a)
+        assert isinstance(pending, PendingSum)
+        assert isinstance(shortcut, IntegerFeatures)
+        if pending.shortcut is not None or pending.pools:
+            raise ExportError.of(
+                name, "its sum was pooled or has a shortcut already", "Add an activation between"
+            )
+        if shortcut.values is None or len(shortcut.values) > MAX_SHORTCUT_VALUES:
+            raise ExportError.of(
+                name,
+                f"its shortcut may have over {MAX_SHORTCUT_VALUES} values",
+                "Quantise it before",
+            )
+        shape = self._broadcast(name, pending, shortcut)
+        shortcut = self._expand(f"{name}.shortcut", shortcut, shape)
+        return replace(pending, shortcut=shortcut, layer=None)
+
+    def _broadcast(self, name: str, a: Value, b: Value) -> Shape:
+        first, second = self.shape(a), self.shape(b)
+        pairs = list(zip(first, second, strict=False))
+        if len(first) != len(second) or any(m != n and 1 not in (m, n) for m, n in pairs):
+            raise ExportError.of(
+                name,
+                f"it adds shapes {first} and {second}",
+                "Make them equal, or 1 where they differ",
+            )
+        return tuple(max(pair) for pair in pairs)
+
+    def _expand(self, name: str, x: IntegerFeatures, shape: Shape) -> IntegerFeatures:
+        if self._sizes[x.node] == shape:
+            return x
+        node = self._add(nodes.Expand(name, (x.node,), x.low, x.high, shape))
+        return replace(x, node=node.name)
+
+    def max_pool(self, name: str, module: nn.MaxPool2d, x: Value) -> Value:
+        """Add a max-pooling, or keep it pending behind a sum."""
+        self._check_pooled(name, x)
+        if module.return_indices or module.ceil_mode or _pair(module.dilation) != (1, 1):
+            raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
+        windows = (_pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        if isinstance(x, IntegerFeatures):
+            node = self._add(nodes.MaxPool(name, (x.node,), x.low, x.high, *windows))
+            return replace(x, node=node.name)
+        if self._channel_axis(x.source) != 1:
+            raise ExportError.of(
+                name, f"it pools over the channels of {x.source!r}", "Pool after the stair"
+            )
+        pool = nodes.MaxPool(name, (), 0, 0, *windows)
+        return replace(x, pools=(*x.pools, pool), layer=None)
+
+    def average(
+        self, name: str, module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, x: IntegerFeatures
+    ) -> IntegerFeatures:
+        """Add the sum of each window; the average is that sum in a smaller unit."""
+        self._check_pooled(name, x)
+        if isinstance(module, nn.AvgPool2d):
+            kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+            plain = not module.ceil_mode and module.divisor_override is None
+            exact = plain and _pair(module.padding) == (0, 0)
+        else:
+            kernel = stride = _pair(self._sizes[x.node][-2:])
+            exact = module.output_size in (1, (1, 1))
+        if not exact:
+            raise ExportError.of(
+                name, "it averages with padding or other options", "Use AvgPool2d without them"
+            )
+        area = kernel[0] * kernel[1]
+        low, high = area * x.low, area * x.high
+        node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride))
+        return IntegerFeatures(node.name, x.unit / area, low, high)
+
+    def _check_pooled(self, name: str, x: Value) -> None:
+        shape = self.shape(x)
+        if len(shape) < 2:
+            raise ExportError.of(
+                name, f"it pools features of shape {shape}", "Give it channels, height and width"
+            )
+
+    def flatten(self, name: str, x: IntegerFeatures, start: Any, end: Any) -> IntegerFeatures:
+        """Add a flattening of all axes but the batch."""
+        if (start, end) != (1, -1):
+            raise no_integer_form(name, f"flatten from {start} to {end}")
+        node = self._add(nodes.Flatten(name, (x.node,), x.low, x.high))
+        return replace(x, node=node.name)
+
+    def scores(self, name: str, module: nn.Linear, x: IntegerFeatures) -> str:
+        """Add the last layer in float."""
+        if len(self._sizes[x.node]) != 1:
+            raise no_integer_form(name, "a float linear layer over positions")
+        bias = None if module.bias is None else module.bias.detach().clone()
+        weight = module.weight.detach().clone()
+        return self._add(nodes.Scores(name, (x.node,), 0, 0, weight, bias, x.unit)).name
+
+    def rescaled_scores(self, x: PendingSum, layer: StairLayer) -> str:
+        """Add the scores of a last layer with integer weights."""
+        if x.source in self._summed_by_stair:
+            raise ExportError.of(
+                x.source,
+                "a stair reads it, and it gives the scores",
+                "Give the stair its own weights",
+            )
+        count = layer.weight.shape[0]
+        scale = layer.weight_stair.scale(layer.weight, 0)
+        scale = torch.as_tensor(scale * (layer.input_quantum or 1.0), dtype=torch.float32)
+        # The factor is a power of two, so the order of the products does not matter.
+        scale = (scale * x.factor).expand(count).clone()
+        bias = torch.zeros(count) if layer.bias is None else layer.bias.detach().clone()
+        axis = self._channel_axis(x.source)
+        node = nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias, axis)
+        return self._add(node).name
+
+    def network(self, last: str) -> IntegerNetwork:
+        """Return the network of the nodes that node ``last`` depends on."""
+        needed = {"input", last}
+        for node in reversed(self._nodes.values()):
+            if node.name in needed:
+                needed.update(node.inputs)
+        kept = [node for name, node in self._nodes.items() if name in needed and name != last]
+        kept.append(self._nodes[last])
+        sizes = {node.name: self._sizes[node.name] for node in kept}
+        stairs = tuple(name for name in self._stairs if name in needed)
+        return IntegerNetwork(tuple(kept), sizes, stairs)
+
+    def _sum(self, name: str) -> nodes.Sum:
+        node = self._nodes[name]
+        assert isinstance(node, nodes.Sum)
+        return node
+
+    def _channel_axis(self, name: str) -> int:
+        """Return the axis of a sum's channels; the batch is axis 0."""
+        return 1 if self._sum(name).weight.dim() == 4 else len(self._sizes[name])
+
+    def _add(self, node: AnyNode) -> AnyNode:
+        if node.name in self._nodes:
+            raise ExportError.of(
+                node.name, "it runs more than once", "Give each use its own module"
+            )
+        if max(abs(node.low), abs(node.high)) >= INT32_LIMIT:
+            raise ExportError.of(node.name, "its sums do not fit into 32 bits")
+        self._nodes[node.name] = node
+        if isinstance(node, nodes.Input):
+            self._sizes[node.name] = node.shape
+        else:
+            zeros = [torch.zeros(1, *self._sizes[x], dtype=torch.int64) for x in node.inputs]
+            if isinstance(node, nodes.Steps) and len(zeros) == 2:
+                zeros[1] += node.first
+            self._sizes[node.name] = tuple(node.run(*zeros).shape[1:])
+        return node
+
+
+def no_integer_form(name: str, kind: str) -> ExportError:
+    """Return the error for an operation that integers cannot express."""
+    return ExportError.of(name, f"{kind} has no exact integer form", "Remove or replace it")
+
+
+def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
+    """Return what an integer sum is multiplied by before the layer's own scale."""
+    quantum = layer.input_quantum
+    if quantum is not None:
+        if quantum != x.unit:
+            raise ExportError.of(
+                name,
+                f"its input has the quantum {x.unit}, not {quantum}",
+                "Quantise the model again",
+            )
+        return 1.0
+    if math.frexp(x.unit)[0] == 0.5:
+        return x.unit  # a power of two: the float sum is exact as well
+    raise ExportError.of(
+        name, "the quantum of its input is unknown", "Give all activations before it one quantum"
+    )
+
+
+def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatures) -> nodes.Sum:
+    """Return the node of a layer's sum, with the bounds of each channel."""
+    flat = weight.flatten(1)
+    ends = torch.stack([flat * x.low, flat * x.high])
+    windows: dict[str, Any] = {}
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            raise ExportError.of(
+                name,
+                f"it pads with {layer.padding_mode!r} ({layer.padding!r})",
+                "Pad with zeros, by integers",
+            )
+        windows = {key: _pair(getattr(layer, key)) for key in ("stride", "padding", "dilation")}
+        windows["groups"] = layer.groups
+        if any(windows["padding"]):
+            ends = torch.cat([ends, torch.zeros_like(ends[:1])])
+    elif not isinstance(layer, nn.Linear):
+        raise no_integer_form(name, type(layer).__name__)
+    least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
+    bounds = (int(least.min()), int(greatest.max()))
+    return nodes.Sum(name, (x.node,), *bounds, weight, least, greatest, **windows)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

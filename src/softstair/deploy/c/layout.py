@@ -1,0 +1,179 @@
+"""Layout of each node's result in memory: as bit planes, bytes or 32-bit words, and where.
+
+Features of −1, 0 and 1 are bit planes if all layers that read them count bits: those with ternary
+or binary weights over enough channels to fill words. Other features are bytes, with a bias if they
+would not fit otherwise, or words.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from softstair.deploy import nodes
+from softstair.deploy.nodes import ExportError, IntegerNetwork
+
+__all__ = ["Buffer", "Features", "MemoryLayout", "arrange", "layout"]
+
+PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
+MAX_BITS_PER_CHANNEL = 1.5
+"""Bits are counted if the words of a position have at most so many bits per channel."""
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Features:
+    """A result in memory, as in softstair_features.h."""
+
+    kind: str
+    channels: int
+    height: int
+    width: int
+    bias: int = 0
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
+
+    @property
+    def planes(self) -> int:
+        """Number of bit planes, 0 for bytes and words."""
+        return PLANES.get(self.kind, 0)
+
+    @property
+    def words(self) -> int:
+        """Words per position and plane."""
+        return -(-self.channels // 32)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        if self.planes:
+            return 4 * self.planes * self.positions * self.words
+        return self.positions * self.channels * (1 if self.kind == "SS_BYTES" else 4)
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """The layout of every node's result, by the node's name.
+
+    features  its format; a Flatten without a copy has its input's
+    home      the node in whose memory it lies
+    """
+
+    features: dict[str, Features]
+    home: dict[str, str]
+
+
+def layout(network: IntegerNetwork) -> MemoryLayout:
+    """Choose the layout of every node's result."""
+    memory = MemoryLayout({}, {})
+    for node in network.nodes:
+        size = _size(node.name, network.sizes[node.name])
+        memory.home[node.name] = node.name
+        if isinstance(node, nodes.Flatten) and _needs_no_copy(network, node):
+            home = memory.home[node.inputs[0]]
+            memory.home[node.name], features = home, memory.features[home]
+        elif isinstance(node, nodes.Sum):
+            features = Features("SS_WORDS", *size)
+        elif isinstance(node, nodes.MaxPool | nodes.Expand):
+            before = memory.features[node.inputs[0]]
+            features = Features(before.kind, *size, before.bias)
+        elif isinstance(node, nodes.Steps) and (kind := _planes(network, node)):
+            features = Features(kind, *size)
+        else:
+            kind, bias = _numbers(node)
+            features = Features(kind, *size, bias)
+        memory.features[node.name] = features
+    return memory
+
+
+def _size(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) not in (1, 3) or any(not 0 < size < 2**31 for size in shape):
+        raise ExportError.of(
+            name, f"C has no features of shape {tuple(shape)}", "Flatten before it"
+        )
+    channels, height, width = (*shape, 1, 1)[:3]
+    return int(channels), int(height), int(width)
+
+
+def _needs_no_copy(network: IntegerNetwork, node: nodes.Flatten) -> bool:
+    """Whether no reader needs the flattened order: weights can be reordered instead."""
+    if len(network.sizes[node.inputs[0]]) == 1:
+        return True
+    return all(isinstance(user, nodes.Sum | nodes.Scores) for user in network.users(node.name))
+
+
+def _planes(network: IntegerNetwork, node: nodes.Steps) -> str | None:
+    """Return the kind of bit planes for a stair's levels, or None."""
+    levels = set(node.levels)
+    if not levels <= {-1, 0, 1}:
+        return None
+    sums = list(_sums_over(network, node.name))
+    if not sums or not all(_counts_bits(network, total) for total in sums):
+        return None
+    if levels == {-1, 1}:
+        return "SS_SIGN"
+    return "SS_BIT" if levels == {0, 1} else "SS_TERNARY"
+
+
+def _sums_over(network: IntegerNetwork, name: str) -> Iterator[nodes.Sum]:
+    """Yield the sums over these features, pooled or flattened before or not."""
+    for user in network.users(name):
+        if isinstance(user, nodes.Sum):
+            yield user
+        same = isinstance(user, nodes.Flatten) and _needs_no_copy(network, user)
+        if isinstance(user, nodes.MaxPool) or same:
+            yield from _sums_over(network, user.name)
+
+
+def _counts_bits(network: IntegerNetwork, node: nodes.Sum) -> bool:
+    source = network.node(node.inputs[0])
+    while isinstance(source, nodes.Flatten):
+        source = network.node(source.inputs[0])
+    channels = network.sizes[source.name][0]
+    full = -(-channels // 32) * 32 <= MAX_BITS_PER_CHANNEL * channels
+    return full and node.groups == 1 and bool((node.weight.abs() <= 1).all())
+
+
+def _numbers(node: nodes.Node) -> tuple[str, int]:
+    """Return the kind and bias of integers: bytes if they hold them and 0, else words."""
+    low, high = min(node.low, 0), max(node.high, 0)
+    if isinstance(node, nodes.Scores | nodes.Rescaled) or high - low > 255:
+        return "SS_WORDS", 0
+    fits = low >= -128 and high <= 127
+    return "SS_BYTES", 0 if fits else low + 128
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes that are in use from operation ``first`` to operation ``last``, both included."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+    @property
+    def room(self) -> int:
+        """Size with alignment."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+
+def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+    """Return the offset of each buffer and the total size; buffers share bytes over time.
+
+    The largest are placed first, each as low as those in use at the same time allow.
+
+    >>> chain = [Buffer("a", 64, 0, 1), Buffer("b", 32, 1, 2), Buffer("c", 64, 2, 3)]
+    >>> arrange(chain)
+    ({'a': 0, 'c': 0, 'b': 64}, 96)
+    """
+    placed: list[tuple[int, Buffer]] = []
+    for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):
+        offset = 0
+        for begin, other in sorted(placed, key=lambda entry: entry[0]):
+            together = other.first <= buffer.last and buffer.first <= other.last
+            if together and begin < offset + buffer.room and offset < begin + other.room:
+                offset = begin + other.room
+        placed.append((offset, buffer))
+    total = max((offset + buffer.room for offset, buffer in placed), default=0)
+    return {buffer.name: offset for offset, buffer in placed}, total

@@ -1,0 +1,279 @@
+"""The generated C files of a network, and its memory plan."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from softstair.deploy import nodes
+from softstair.deploy.c.layout import Buffer, Features, MemoryLayout, arrange, layout
+from softstair.deploy.c.lower import lower
+from softstair.deploy.c.operation import Operation, structure
+from softstair.deploy.nodes import ExportError, IntegerNetwork
+
+__all__ = ["MemoryPlan", "PlanRow", "sources"]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One operation of the generated program.
+
+    Attributes:
+        names: The nodes that it computes.
+        how: How it computes them, in a few words.
+        weights: Number of weights.
+        flash: (bytes of weights, bytes of other constants).
+        memory: (offset of its result, bytes of it).
+        scratch: Bytes that it needs while it runs.
+    """
+
+    names: tuple[str, ...]
+    how: str
+    weights: int
+    flash: tuple[int, int]
+    memory: tuple[int, int]
+    scratch: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory that a generated program needs; ``str(plan)`` is a table.
+
+    Attributes:
+        name: Name of the files and functions.
+        ram: Bytes of static memory, without the stack.
+        rows: One per operation.
+        nodes: Names of the nodes; their index is their number in the program.
+    """
+
+    name: str
+    ram: int
+    rows: tuple[PlanRow, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def flash(self) -> int:
+        """Bytes of constants; code is not included."""
+        return sum(sum(row.flash) for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {'memory':>8}  how"]
+        for row in self.rows:
+            name = " + ".join(row.names)
+            shown = name if len(name) <= 32 else "…" + name[-31:]
+            numbers = f"{row.weights:>10,} {sum(row.flash):>10,} {row.memory[1]:>8,}"
+            lines.append(f"{shown:32} {numbers}  {row.how}")
+        total = sum(row.weights for row in self.rows)
+        lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>8,}  bytes")
+        return "\n".join(lines)
+
+
+def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryPlan]:
+    """Return the text of the generated files, by their names, and the memory plan."""
+    memory = layout(network)
+    program = _Program(network, name, memory, lower(network, memory))
+    if program.size >= 2**31:
+        raise ExportError("the features of the network need more than 2 GiB of memory.")
+    files = {
+        f"{name}.h": program.header(),
+        f"{name}.c": program.code(),
+        f"{name}_weights.h": program.constants(),
+    }
+    return files, program.plan()
+
+
+class _Program:
+    def __init__(
+        self,
+        network: IntegerNetwork,
+        name: str,
+        memory: MemoryLayout,
+        operations: list[Operation],
+    ) -> None:
+        self.network, self.name, self.layout, self.operations = network, name, memory, operations
+        self.upper = name.upper()
+        self.classes = int(network.sizes[network.last.name][0])
+        self.buffers = list(self._buffers())
+        self.offsets, self.size = arrange(self.buffers)
+        # Scores of float weights are added up in one double per class.
+        self.has_totals = isinstance(network.last, nodes.Scores)
+
+    def _buffers(self) -> list[Buffer]:
+        buffers = []
+        for step, operation in enumerate(self.operations):
+            number = operation.number
+            users = [at for at, other in enumerate(self.operations) if number in other.reads]
+            if operation is not self.operations[-1]:
+                size = self._features_of(number).size
+                buffers.append(Buffer(f"LAYER_{number}", size, step, max([step, *users])))
+            if operation.scratch:
+                scratch = f"LAYER_{operation.nodes[0]}_SCRATCH"
+                buffers.append(Buffer(scratch, operation.scratch, step, step))
+        return buffers
+
+    def _features_of(self, number: int) -> Features:
+        return self.layout.features[self.network.nodes[number].name]
+
+    def plan(self) -> MemoryPlan:
+        """Return the memory plan."""
+        rows = []
+        for operation in self.operations:
+            names = tuple(self.network.nodes[number].name for number in operation.nodes)
+            offset = self.offsets.get(f"LAYER_{operation.number}")
+            size = 0 if offset is None else self._features_of(operation.number).size
+            flash = (operation.part("weights"), operation.part("thresholds"))
+            place = (offset or 0, size)
+            row = PlanRow(names, operation.how, operation.weights, flash, place, operation.scratch)
+            rows.append(row)
+        ram = self.size + 8 * self.classes * self.has_totals
+        return MemoryPlan(
+            self.name, ram, tuple(rows), tuple(node.name for node in self.network.nodes)
+        )
+
+    def header(self) -> str:
+        """Return the text of <name>.h."""
+        plan, name, upper = self.plan(), self.name, self.upper
+        shape = [int(size) for size in self.network.sizes[self.network.input.name]]
+        rows = [("layer", "constants", "memory", "")]
+        for row in plan.rows:
+            sizes = (str(sum(row.flash)), str(row.memory[1]))
+            rows.append((_comment(" ".join(row.names)), *sizes, row.how))
+        table = "\n".join(f" *   {a:40} {b:>10} {c:>8}  {d}".rstrip() for a, b, c, d in rows)
+        return f"""/* An integer network, written by softstair.
+ *
+ * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of static memory and about
+ * 2 KiB of stack:
+ *
+{table}
+ *
+ * It asks nothing of any library, and allocates nothing. Its memory is static: one call at a time.
+ */
+#ifndef {upper}_H
+#define {upper}_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#define {upper}_INPUTS {math.prod(shape)} /* bytes of an example: {" x ".join(map(str, shape))} */
+#define {upper}_CLASSES {self.classes}
+
+/* The scores of an example, whose bytes lie channel after channel, row after row; its class. */
+int32_t {name}_run(const uint8_t input[{upper}_INPUTS], float scores[{upper}_CLASSES]);
+
+/* Its class alone: the first of those with the greatest score. */
+int32_t {name}_class(const uint8_t input[{upper}_INPUTS]);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+    def constants(self) -> str:
+        """Return the text of <name>_weights.h."""
+        guard = f"{self.upper}_WEIGHTS_H"
+        parts = [
+            f"/* The constants of {self.name}.c, layer by layer. */",
+            f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>",
+        ]
+        for operation in self.operations:
+            if operation.constants:
+                parts.append(f"/* {self._title(operation)} */")
+                parts += [constant.text() for constant in operation.constants]
+        return "\n\n".join([*parts, "#endif"]) + "\n"
+
+    def code(self) -> str:
+        """Return the text of <name>.c."""
+        name = self.name
+        parts = [
+            f'#include "{name}.h"\n\n#include "softstair.h"\n\n#include "{name}_weights.h"',
+            self._memory(),
+            self._traced_sums(),
+            *(self._features(operation.number) for operation in self.operations[:-1]),
+        ]
+        for operation in self.operations:
+            if operation.structures:
+                parts.append(f"/* {self._title(operation)} */")
+                parts += operation.structures
+        return "\n\n".join([*parts, self._functions()]) + "\n"
+
+    def _memory(self) -> str:
+        lines = [
+            "/* The memory plan, in words of 32 bits: what is never used at once shares them. */",
+            f"static uint32_t memory[{max(self.size // 4, 1)}];",
+        ]
+        for buffer in self.buffers:
+            place = f"#define {buffer.name} (memory + {self.offsets[buffer.name] // 4})"
+            lines.append(f"{place} /* {buffer.size} bytes */")
+        if self.has_totals:
+            lines.append(f"static volatile double totals[{self.upper}_CLASSES];")
+        return "\n".join(lines)
+
+    def _title(self, operation: Operation) -> str:
+        computed = (self.network.nodes[number] for number in operation.nodes)
+        return ", ".join(f"{type(node).__name__} {_comment(node.name)}" for node in computed)
+
+    def _features(self, number: int, data: str | None = None) -> str:
+        features = self._features_of(number)
+        return structure(
+            "ss_features",
+            f"layer_{number}",
+            kind=features.kind,
+            channels=features.channels,
+            places=features.positions,
+            bias=features.bias or None,
+            data=data or f"LAYER_{number}",
+        )
+
+    def _traced_sums(self) -> str:
+        """Return the memory of sums that only a traced build stores."""
+        parts = ["#ifdef SOFTSTAIR_TRACE"]
+        for operation in self.operations:
+            for number in operation.nodes[:-1]:
+                words = self._features_of(number).size // 4
+                parts.append(f"static uint32_t layer_{number}_traced[{words}];")
+                parts.append(self._features(number, f"layer_{number}_traced"))
+        return "\n".join([*parts, "#endif"])
+
+    def _functions(self) -> str:
+        upper = self.upper
+        numbers = {node.name: number for number, node in enumerate(self.network.nodes)}
+        lines = []
+        for operation in self.operations:
+            lines.append(f"    /* {self._title(operation)} */")
+            lines += [f"    {call}" for call in operation.calls]
+            number = operation.number
+            if operation is self.operations[-1]:
+                lines.append(f"    ss_trace_scores({number}, scores, {upper}_CLASSES);")
+                continue
+            # A Flatten without a copy has the result of the node in whose memory it lies.
+            home = self.network.nodes[number].name
+            same = {numbers[name] for name, other in self.layout.home.items() if other == home}
+            for at in sorted({*same, *operation.nodes}):
+                lines.append(
+                    f"    ss_trace({at}, &layer_{at if at in operation.nodes else number});"
+                )
+        body = "\n".join(lines)
+        argument = f"const uint8_t input[{upper}_INPUTS]"
+        return f"""int32_t {self.name}_run({argument}, float scores[{upper}_CLASSES]) {{
+{body}
+    return ss_class(scores, {upper}_CLASSES);
+}}
+
+int32_t {self.name}_class({argument}) {{
+    static float scores[{upper}_CLASSES];
+    return {self.name}_run(input, scores);
+}}"""
+
+
+def _comment(text: str) -> str:
+    """Return text that is safe within a comment of C.
+
+    >>> _comment("features.0 */ evil();")
+    'features.0 __ evil___'
+    """
+    # No question marks either: two of them may begin a trigraph, such as that of a backslash.
+    return re.sub(r"[^A-Za-z0-9_. \-]", "_", str(text))[:60]

@@ -1,0 +1,220 @@
+"""ONNX graphs that are built one operator at a time, and what ONNX and QONNX files share."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import softstair
+from softstair._errors import SoftstairError, import_extra
+from softstair.deploy import nodes
+from softstair.deploy.nodes import IntegerNetwork
+
+__all__ = [
+    "FLOAT32_EXACT",
+    "Array",
+    "OnnxGraph",
+    "TensorInfo",
+    "largest_sum",
+    "metadata",
+    "node_names",
+    "pool_attributes",
+    "sum_operands",
+    "write_model",
+]
+
+Array = NDArray[Any]
+FLOAT32_EXACT = 2**24
+"""Below it float32 holds every integer."""
+IR_VERSION = 8
+"""Of 2023, so that readers older than the installed onnx package load the file."""
+TensorInfo = tuple[str, str, Sequence[int | str]]
+"""Name, type and shape of a tensor."""
+
+
+class OnnxGraph:
+    """Operators, constants, and the names that are in use.
+
+    ``prefix`` begins the names of all that is added; :meth:`result` has it as its name.
+
+    >>> graph = OnnxGraph({"scores", "scores_2"})
+    >>> graph.prefix = "scores"
+    >>> graph.apply("Identity", [graph.constant("x/y", np.zeros(1))], "2")
+    'scores_2_2'
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self.onnx = import_extra("onnx", "onnx")
+        import_extra("onnx.numpy_helper", "onnx")
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.names = set(names)
+        self.prefix = ""
+
+    def constant(self, hint: str, values: Any) -> str:
+        """Store an array and return its name."""
+        name = self._name(hint)
+        array = np.asarray(values, order="C")
+        self.constants.append(self.onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def integers(self, hint: str, values: Array, kind: str) -> str:
+        """Store integers in as few bytes as they need, cast to ``kind`` when the file is read."""
+        for dtype in (np.int8, np.int16, np.int32):
+            limits = np.iinfo(dtype)
+            if limits.min <= values.min() and values.max() <= limits.max:
+                break
+        return self.cast(self.constant(hint, values.astype(dtype)), kind, hint)
+
+    def apply(
+        self, kind: str, inputs: Sequence[str], hint: str, domain: str = "", **attributes: Any
+    ) -> str:
+        """Add an operator and return the name of its result."""
+        return self.emit(kind, inputs, self._name(hint), domain, **attributes)
+
+    def result(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
+        """Add an operator whose result is called ``prefix``, which was reserved before."""
+        return self.emit(kind, inputs, self.prefix, domain, **attributes)
+
+    def emit(
+        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: Any
+    ) -> str:
+        """Add an operator whose result has exactly this name, which was reserved before."""
+        make = self.onnx.helper.make_node
+        self.nodes.append(make(kind, [*inputs], [name], name, domain=domain, **attributes))
+        return name
+
+    def cast(self, x: str, kind: str, hint: str = "") -> str:
+        """Add a cast to FLOAT, DOUBLE, INT32, UINT8, …"""
+        hint = f"{hint}_{kind.lower()}" if hint else kind.lower()
+        return self.apply("Cast", [x], hint, to=getattr(self.onnx.TensorProto, kind))
+
+    def expand(self, node: nodes.Expand, x: str) -> str:
+        """Add an Expand node."""
+        shape = self.constant("shape", np.array((1, *node.shape), np.int64))
+        return self.result("Expand", [x, shape])
+
+    def rescale(self, node: nodes.Rescaled, x: str, rank: int) -> None:
+        """Add ``scores`` = scale · x + bias; ``rank`` does not count the batch."""
+        shape = (-1, *[1] * (rank - node.axis))
+        scale = self.constant("scale", node.scale.numpy().reshape(shape))
+        bias = self.constant("bias", node.bias.numpy().reshape(shape))
+        self.emit("Add", [self.apply("Mul", [x, scale], "scaled"), bias], "scores")
+
+    def _name(self, hint: str) -> str:
+        return _unique(f"{self.prefix}_{hint}" if self.prefix else hint, self.names)
+
+    def model(
+        self,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        opsets: Mapping[str, int],
+        properties: Mapping[str, str],
+        between: Sequence[TensorInfo] = (),
+    ) -> Any:
+        """Return the model; ``between`` are tensors whose shape ONNX cannot infer."""
+        helper, kinds = self.onnx.helper, self.onnx.TensorProto
+
+        def described(tensors: Sequence[TensorInfo]) -> list[Any]:
+            make = helper.make_tensor_value_info
+            return [make(name, getattr(kinds, kind), [*shape]) for name, kind, shape in tensors]
+
+        graph = helper.make_graph(
+            self.nodes,
+            "softstair",
+            described(inputs),
+            described(outputs),
+            self.constants,
+            value_info=described(between),
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid(*opset) for opset in opsets.items()],
+            ir_version=IR_VERSION,
+            producer_name="softstair",
+            producer_version=softstair.__version__,
+        )
+        helper.set_model_props(model, dict(properties))
+        return model
+
+
+def node_names(network: IntegerNetwork, names: set[str], suffix: str = "") -> dict[str, str]:
+    """Return an identifier for each node and reserve it in ``names``, with ``suffix`` as well."""
+    identifiers = {}
+    for node in network.nodes:
+        name = _unique(node.name, names, suffix)
+        names |= {name, name + suffix}
+        identifiers[node.name] = name
+    return identifiers
+
+
+def _unique(hint: str, names: set[str], suffix: str = "") -> str:
+    """Return the hint in letters, digits and underscores, with a number if it is in use."""
+    word = re.sub(r"[^A-Za-z0-9_]", "_", hint)[:200]
+    word = word if re.match(r"[A-Za-z]", word) else f"layer_{word}"
+    name, number = word, 1
+    while name in names or name + suffix in names:
+        number += 1
+        name = f"{word}_{number}"
+    names.add(name)
+    return name
+
+
+def metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, str]:
+    """Return the properties of a file: the float network sees (byte − zero)/scale."""
+    properties = {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
+    if classes is None:
+        return properties
+    count = network.sizes[network.last.name][0]
+    if len(classes) != count or not all(isinstance(name, str) for name in classes):
+        raise SoftstairError(
+            f"classes must be {count} names, one per score, but {classes!r} was given.",
+            field="classes",
+        )
+    return {**properties, "classes": json.dumps([*classes])}
+
+
+def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array, dict[str, Any]]:
+    """Return the weights and attributes of a convolution; those of a pooling are ones.
+
+    A linear layer has two-dimensional weights and no attributes.
+    """
+    if isinstance(node, nodes.SumPool):
+        weight = np.ones((channels, 1, *node.kernel), np.int64)
+        return weight, {"strides": node.stride, "group": channels}
+    if node.weight.dim() == 2:
+        return node.weight.numpy(), {}
+    return node.weight.numpy(), {
+        "strides": node.stride,
+        "pads": [*node.padding] * 2,
+        "dilations": node.dilation,
+        "group": node.groups,
+    }
+
+
+def pool_attributes(node: nodes.MaxPool) -> dict[str, Any]:
+    """Return the attributes of a MaxPool operator."""
+    pads = [*node.padding] * 2
+    return {"kernel_shape": node.kernel, "strides": node.stride, "pads": pads}
+
+
+def largest_sum(weight: Array, low: int, high: int) -> int:
+    """Return the largest magnitude of a partial sum over features from ``low`` to ``high``.
+
+    >>> largest_sum(np.array([[3, -2]]), low=-1, high=10)
+    32
+    """
+    flat = weight.reshape(len(weight), -1)
+    ends = np.stack([flat * low, flat * high, np.zeros_like(flat)])
+    return int(max(ends.max(0).sum(1).max(), -ends.min(0).sum(1).min()))
+
+
+def write_model(model: Any, path: Path | str) -> Path:
+    """Write a model to a file."""
+    path = Path(path)
+    path.write_bytes(model.SerializeToString())
+    return path
