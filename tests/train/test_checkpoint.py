@@ -1,32 +1,31 @@
-"""Checkpoints: whole or not there, the same when read back, and harmless whatever is in them."""
+"""Checkpoints: complete or absent, identical when read back, and harmless whatever they hold."""
 
 import errno
 import hashlib
 import json
 import os
 import pickle
+import pydoc
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mutations
 import pytest
 import torch
-from short import files, is_sentence, put
+from short import files, put
 
-from softstair.train import checkpoint
-from softstair.train.checkpoint import CheckpointError, load, save
+from softstair.train.checkpoint import CheckpointError, is_like, load, save
 
 SMALL = {"w": torch.arange(6.0).reshape(2, 3), "step": 3, "groups": [{"lr": 0.1}, (None, True)]}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the last bit, types and dtypes included."""
+    """Whether two states are equal to the last bit, types and dtypes included."""
     if isinstance(a, torch.Tensor):
         alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-        return alike and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+        bits = lambda tensor: tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+        return alike and bits(a) == bits(b)
     if isinstance(a, dict):
         keys = type(b) is dict and [(type(k), k) for k in a] == [(type(k), k) for k in b]
         return keys and all(same(a[key], b[key]) for key in a)
@@ -35,60 +34,43 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)
 
 
-def round_trip(state: Any, folder: Path) -> Any:
-    save(folder, state)
-    return load(folder)
-
-
+DTYPES = [
+    torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+]  # fmt: skip
+TIED = torch.arange(6.0)
 STATES: dict[str, dict[Any, Any]] = {
     "empty": {},
     "plain": {"a": 1, "b": -0.0, "c": "ü\n\x00\ud800", "d": None, "e": True, "f": 1e-320},
     "nested": {"a": {"b": {}, "c": []}, "d": [[], (), {}, [()]], "e": ((1, [2]), {"x": (3,)})},
     "int keys": {"state": {0: {"m": torch.ones(2)}, 1: {}}, 7: {-1: "x"}},
-    "odd keys": {"": 4, "@tensor": 5, "@items": {"@tuple": [torch.ones(1)]}, -3: {0: {}}},
-    "tags": {"a": {"@tensor": "/a"}, "b": {"@tuple": 5}, "c": [{"@items": []}]},
+    "tags": {"a": {"@tensor": "/a"}, "b": {"@tuple": 5}, "@items": [{"@items": []}], -3: {0: {}}},
+    "dtypes": {str(dtype): torch.tensor([0, 1, 100]).to(dtype) for dtype in DTYPES},
     "scalars": {"a": torch.tensor(0.1), "b": torch.tensor(3), "c": torch.tensor(True)},
     "no elements": {"a": torch.zeros(0), "b": torch.zeros(3, 0, 2)},
     "not finite": {"a": torch.tensor([float("nan"), float("inf"), -0.0])},
-    "strided": {"a": torch.arange(12).reshape(3, 4).T, "b": torch.arange(10)[::3]},
-    "expanded": {"a": torch.ones(1).expand(5)},
+    "strided": {"a": torch.arange(12).reshape(3, 4).T, "b": torch.ones(1).expand(5)},
+    "tied": {"a": TIED, "b": TIED, "c": TIED[:2], "d": TIED.view(2, 3)},
     "with gradient": {"a": torch.nn.Parameter(torch.ones(2))},
     "collisions": {1: torch.zeros(1), "1": torch.ones(1)},
-    "slashes": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}, "/a": {"": torch.ones(2)}},
-    "list and key": {"a": [torch.zeros(1)], "a/0": torch.ones(1)},
-    "no name": {"": torch.zeros(1)},
-    "metadata": {"__metadata__": torch.zeros(1)},
+    "names": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}, "": {"__metadata__": TIED}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_round_trip(name: str, tmp_path: Path) -> None:
-    state = STATES[name]
-    detached = {k: v.detach() if isinstance(v, torch.nn.Parameter) else v for k, v in state.items()}
-    assert same(detached, round_trip(state, tmp_path / "c"))
+    save(tmp_path / "c", STATES[name])
+    assert same(STATES[name], load(tmp_path / "c"))
 
 
-DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
-    values = torch.tensor([[0, 1, 3], [100, 7, 1]]).to(dtype)
-    again = round_trip({"a": values, "b": values[0, 1]}, tmp_path / "c")
-    assert (again["a"].dtype, again["b"].shape) == (dtype, ())
-    assert torch.equal(again["a"], values)
-    assert torch.equal(again["b"], values[0, 1])
-
-
-def test_tied_tensors_and_views(tmp_path: Path) -> None:
-    tied = torch.arange(6.0)
-    again = round_trip({"a": tied, "b": tied, "c": tied[:2], "d": tied.view(2, 3)}, tmp_path / "c")
-    assert same(again, {"a": tied, "b": tied, "c": tied[:2], "d": tied.view(2, 3)})
-    again["a"][0] = 9  # what was loaded is the reader's own, to write to
-    assert float(again["b"][0]) == 0.0
+def test_loaded_tensors_share_no_memory(tmp_path: Path) -> None:
+    weight = torch.zeros(3)
+    save(tmp_path / "c", {"a": weight, "b": weight})
+    weight += 1
+    state = load(tmp_path / "c")
+    assert state is not None
+    state["a"][0] = 9
+    assert state["b"].tolist() == [0, 0, 0]
 
 
 def test_an_optimiser_and_a_generator(tmp_path: Path) -> None:
@@ -97,33 +79,22 @@ def test_an_optimiser_and_a_generator(tmp_path: Path) -> None:
     weight.sum().backward()
     optimiser.step()
     state = {"optimiser": optimiser.state_dict(), "generator": torch.get_rng_state()}
-    again = round_trip(state, tmp_path / "c")
-    assert same(state, again)
+    save(tmp_path / "c", state)
+    loaded = load(tmp_path / "c")
+    assert same(state, loaded)
     other = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], 0.5)
-    other.load_state_dict(again["optimiser"])
+    other.load_state_dict(loaded["optimiser"])
     assert same(other.state_dict(), state["optimiser"])
-
-
-def test_saving_does_not_keep_what_it_saves(tmp_path: Path) -> None:
-    weight = torch.zeros(3)
-    save(tmp_path / "c", {"w": weight})
-    weight += 1
-    state = load(tmp_path / "c")
-    assert state is not None
-    assert state["w"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        {"a": {1, 2}}, {"a": b"x"}, {"a": object()}, {"a": 1j}, {"a": torch.float32},
-        {"a": lambda: 0}, {(1, 2): 3}, {b"x": 1}, {frozenset(): 1}, {"a": float("nan")},
-        {"a": float("inf")},
+        {"a": {1, 2}}, {"a": object()}, {b"x": 1}, {"a": float("inf")},
         {"t": torch.ones(3), "a": [{"b": float("nan")}]}, {"t": torch.ones(3), "a": {(1,): 1}},
     ],
 )  # fmt: skip
-def test_what_would_not_come_back_is_refused(state: Any, tmp_path: Path) -> None:
-    """When it is saved, not when it is needed; and the checkpoint before stays, alone."""
+def test_a_state_that_cannot_be_saved_changes_nothing(state: Any, tmp_path: Path) -> None:
     save(tmp_path / "c", SMALL)
     before = files(tmp_path)
     with pytest.raises((TypeError, ValueError)):
@@ -134,78 +105,60 @@ def test_what_would_not_come_back_is_refused(state: Any, tmp_path: Path) -> None
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert load(tmp_path / "c") is None
     for number in range(5):
-        save(tmp_path / "c", {"number": number, "w": torch.full((2,), float(number))})
-    names = [path.name for path in sorted((tmp_path / "c").iterdir())]
-    assert len(names) == 4
-    state = load(tmp_path / "c")
-    assert state is not None
-    assert state["number"] == 4
-    (tmp_path / "c" / names[2]).unlink()  # the manifest of the newest
-    state = load(tmp_path / "c")
-    assert state is not None
-    assert (state["number"], state["w"].tolist()) == (3, [3.0, 3.0])
+        save(tmp_path / "c", {"number": number})
+    assert len(list((tmp_path / "c").iterdir())) == 4
+    assert load(tmp_path / "c") == {"number": 4}
+    max((tmp_path / "c").glob("*.json")).unlink()
+    assert load(tmp_path / "c") == {"number": 3}
     save(tmp_path / "c", {"number": 5})
-    state = load(tmp_path / "c")
-    assert state is not None
-    assert state["number"] == 5
+    assert load(tmp_path / "c") == {"number": 5}
 
 
-def test_strangers_in_the_folder_are_no_checkpoints(tmp_path: Path) -> None:
+def test_other_files_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
     save(tmp_path / "c", SMALL)
-    for name in ("notes.json", "x1.json", "٣.json", "-1.json", ".json", "1.5.json", "latest.json"):
-        (tmp_path / "c" / name).write_text("{}")
-    assert same(load(tmp_path / "c"), SMALL)
+    others = [tmp_path / "c" / name for name in ("notes.json", "٣.json", "-1.json", "1.5.json")]
+    for path in others:
+        path.write_text("{}")
     save(tmp_path / "c", SMALL)
     assert same(load(tmp_path / "c"), SMALL)
+    assert all(path.exists() for path in others)
 
 
-# Writers that fail midway
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    save(tmp_path / "c", SMALL)
+    for name in ("00000002.safetensors", ".00000002.safetensors.77.part", ".00000003.json.78.part"):
+        (tmp_path / "c" / name).write_bytes(b"half")
+    assert same(load(tmp_path / "c"), SMALL)
+    save(tmp_path / "c", {"a": 1})
+    save(tmp_path / "c", {"a": 2})
+    assert len(list((tmp_path / "c").iterdir())) == 4
 
 
-def failing(at: int, error: BaseException) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that fails when it is called for the so-many-th time."""
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = [0]
-
-        def called(*given: Any, **named: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == at:
-                raise error
-            return function(*given, **named)
-
-        return called
-
-    return wrap
-
-
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), MemoryError()], ids=repr)
 @pytest.mark.parametrize(
-    ("place", "at"),
+    ("place", "call"),
     [("os.replace", 1), ("os.replace", 2), ("os.fsync", 1), ("pathlib.Path.write_text", 1)],
 )
-def test_a_writer_that_fails_leaves_the_old_one_and_nothing_else(
-    place: str, at: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr
+)
+def test_a_writer_that_fails_leaves_the_previous_checkpoint(
+    place: str, call: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "c", SMALL)
     before = files(tmp_path)
-    owner, name = place.rsplit(".", 1)
-    target = {"os": os, "pathlib.Path": Path}[owner]
+    function, calls = pydoc.locate(place), []
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            raise error
+        return function(*arguments, **named)
+
     with monkeypatch.context() as patch:
-        patch.setattr(target, name, failing(at, error)(getattr(target, name)))
-        try:
+        patch.setattr(place, failing)
+        with pytest.raises(type(error)):
             save(tmp_path / "c", {"w": torch.zeros(5)})
-        except type(error):
-            pass
-        else:
-            pytest.fail(
-                f"nothing called {place} so often: the writer has changed, and so must this"
-            )
     assert files(tmp_path) == before
-    assert same(load(tmp_path / "c"), SMALL)
     save(tmp_path / "c", {"w": torch.zeros(5)})
     assert same(load(tmp_path / "c"), {"w": torch.zeros(5)})
 
@@ -235,19 +188,6 @@ def test_it_is_on_the_disk_before_it_has_its_name(
     assert (tmp_path / "c").stat().st_ino in synced
 
 
-def test_a_killed_writers_leavings_are_swept(tmp_path: Path) -> None:
-    save(tmp_path / "c", SMALL)
-    for name in ("00000002.safetensors", ".00000002.safetensors.77.part", ".00000003.json.78.part"):
-        (tmp_path / "c" / name).write_bytes(b"half")
-    assert same(load(tmp_path / "c"), SMALL)
-    save(tmp_path / "c", {"a": 1})
-    save(tmp_path / "c", {"a": 2})
-    assert len(list((tmp_path / "c").iterdir())) == 4
-
-
-# Damage
-
-
 @pytest.fixture
 def sealed(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A folder with two small checkpoints, and the newest one's two files."""
@@ -257,50 +197,27 @@ def sealed(tmp_path: Path) -> tuple[Path, Path, Path]:
     return folder, manifest, manifest.with_suffix(".safetensors")
 
 
-def outcome(folder: Path, what: object) -> str:
-    """Refused in a sentence, or the very state that was saved; within a second."""
-    begun, sentence = time.process_time(), "It was read."
+def is_damaged(folder: Path) -> bool:
+    """Whether load raises CheckpointError; otherwise it returns exactly what was saved."""
     try:
         state = load(folder)
-    except CheckpointError as error:
-        found, sentence = "refused", str(error)
-    except BaseException as error:
-        raise AssertionError(f"{what}: {error!r}") from error
-    else:
-        assert same(state, SMALL), what
-        found = "read"
-    assert time.process_time() - begun < 1, what
-    assert is_sentence(sentence), (what, sentence)
-    return found
+    except CheckpointError:
+        return True
+    assert same(state, SMALL)
+    return False
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["manifest", "tensors"])
-def test_every_byte_matters(which: int, sealed: tuple[Path, Path, Path]) -> None:
+def test_changed_or_cut_files_are_damaged(which: int, sealed: tuple[Path, Path, Path]) -> None:
     folder, file = sealed[0], sealed[which]
     content = file.read_bytes()
-    for place in range(len(content)):
-        for mask in (1, 0x20, 0xFF):
-            changed = bytearray(content)
-            changed[place] ^= mask
-            put(file, changed)
-            assert outcome(folder, (place, mask)) == "refused"
+    for place in (0, 9, len(content) // 2, len(content) - 1):
+        put(file, content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert is_damaged(folder), place
         put(file, content[:place])
-        assert outcome(folder, place) == "refused"
-    file.write_bytes(content)
-    assert outcome(folder, "whole") == "read"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("which", [1, 2], ids=["manifest", "tensors"])
-def test_ten_thousand_mutations(which: int, sealed: tuple[Path, Path, Path]) -> None:
-    folder, file = sealed[0], sealed[which]
-    content = file.read_bytes()
-    found = {"refused": 0, "read": 0}
-    for number, mutated in enumerate(mutations.mutations(content, 5_000, seed=which)):
-        put(file, mutated)
-        found[outcome(folder, number)] += 1
-    # What is read is what no mutation changed: a byte replaced by itself, for example.
-    assert found["refused"] > 4_700
+        assert is_damaged(folder), place
+    put(file, content)
+    assert not is_damaged(folder)
 
 
 def reseal(manifest: Path, tensors: Path, state: Any = ...) -> None:
@@ -314,43 +231,32 @@ def reseal(manifest: Path, tensors: Path, state: Any = ...) -> None:
     put(manifest, json.dumps({**body, "digest": hashlib.sha256(canonical).hexdigest()}).encode())
 
 
-def test_mutated_tensors_under_a_right_digest(sealed: tuple[Path, Path, Path]) -> None:
+def test_mutated_tensors_with_the_right_checksum(sealed: tuple[Path, Path, Path]) -> None:
     folder, manifest, tensors = sealed
-    content = tensors.read_bytes()
-    reseal(manifest, tensors)
-    assert outcome(folder, "resealed") == "read"
-    read = refused = 0
-    for number, mutated in enumerate(mutations.mutations(content, 1_500, seed=3)):
+    read = damaged = 0
+    for mutated in mutations.mutations(tensors.read_bytes(), 300, seed=3):
         put(tensors, mutated)
         reseal(manifest, tensors)
-        begun, sentence = time.process_time(), "It was read."
         try:
             read += isinstance(load(folder), dict)
-        except CheckpointError as error:
-            sentence = str(error)
-            refused += 1
-        assert is_sentence(sentence), (number, sentence)
-        assert time.process_time() - begun < 1, number
-    assert read > 50
-    assert refused > 500
+        except CheckpointError:
+            damaged += 1
+    assert read > 10
+    assert damaged > 100
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        5, None, [], "x", {"@tensor": "nowhere"}, {"a": {"@tensor": []}}, {"a": {"@tensor": None}},
-        {"@items": 5}, {"a": {"@items": [[1]]}}, {"a": {"@items": [[[], 1]]}}, {"@tuple": None},
-        {"a": {"@items": [[{}, 1]]}}, {"@tuple": {"@tensor": 0}}, {"@tuple": [1]},
-        {"a": {"@tuple": 5}},
+        5, [], {"@tensor": "nowhere"}, {"a": {"@tensor": []}}, {"@items": 5}, {"@tuple": [1]},
+        {"a": {"@items": [[1]]}}, {"a": {"@items": [[{}, 1]]}}, {"a": {"@tuple": 5}},
     ],
     ids=str,
 )  # fmt: skip
 def test_edited_states_under_a_right_digest(state: Any, sealed: tuple[Path, Path, Path]) -> None:
     folder, manifest, tensors = sealed
     reseal(manifest, tensors, state)
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    assert is_sentence(str(caught.value))
+    assert is_damaged(folder)
 
 
 class Bomb:
@@ -363,57 +269,42 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "torch"])
 @pytest.mark.parametrize("which", [1, 2], ids=["manifest", "tensors"])
-@pytest.mark.parametrize("sealing", [False, True])
-def test_a_pickle_is_never_run(
-    kind: str, which: int, sealing: bool, sealed: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
+def test_a_pickle_is_never_run(which: int, sealed: tuple[Path, Path, Path], tmp_path: Path) -> None:
     folder, file, fired = sealed[0], sealed[which], tmp_path / "fired"
-    if kind == "pickle":
-        file.write_bytes(pickle.dumps({"w": Bomb(fired)}))
-    else:
-        torch.save({"w": Bomb(fired)}, file)
-    if sealing and which == 2:
-        reseal(sealed[1], sealed[2])
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    assert is_sentence(str(caught.value))
+    for write in (pickle.dump, torch.save):
+        with file.open("wb") as opened:
+            write({"w": Bomb(fired)}, opened)
+        assert is_damaged(folder)
+        if which == 2:
+            reseal(sealed[1], sealed[2])
+            assert is_damaged(folder)
     assert not fired.exists()
     pickle.loads(pickle.dumps(Bomb(fired)))  # it would have worked
     assert fired.exists()
 
 
-def test_what_stands_in_place_of_files(sealed: tuple[Path, Path, Path]) -> None:
+def test_other_things_in_place_of_the_files(sealed: tuple[Path, Path, Path]) -> None:
     folder, manifest, tensors = sealed
     content = tensors.read_bytes()
     tensors.unlink()
-    assert outcome(folder, "no tensors") == "refused"
+    assert is_damaged(folder)
     tensors.mkdir()
-    assert outcome(folder, "a directory of tensors") == "refused"
+    assert is_damaged(folder)
     tensors.rmdir()
-    tensors.symlink_to(tensors)
-    assert outcome(folder, "a link to itself") == "refused"
-    tensors.unlink()
     tensors.write_bytes(content)
     text = manifest.read_bytes()
-    for other in (b"", b"null", b"[]", b"{}", b"[" * 10**6, b'{"a":' * 10**5, b"\xff\xfe", b"\x00"):
+    edited = [text.replace(b'"step": 3', b'"step": ' + value) for value in (b"9" * 5000, b"NaN")]
+    for other in (b"", b"null", b"[]", b"{}", b"[" * 10**6, b"\xff\xfe", *edited):
         manifest.write_bytes(other)
-        assert outcome(folder, other[:9]) == "refused"
-    manifest.write_bytes(text.replace(b'"step": 3', b'"step": ' + b"9" * 5000))
-    assert outcome(folder, "a number of 5000 digits") == "refused"
-    manifest.write_bytes(text.replace(b'"step": 3', b'"step": NaN'))
-    assert outcome(folder, "not a number") == "refused"
-    manifest.unlink()
-    manifest.mkdir()
-    assert outcome(folder, "a directory") == "refused"
+        assert is_damaged(folder), other[:9]
 
 
 def test_a_swapped_checkpoint_is_noticed(sealed: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The tensors of another checkpoint of the same shapes are not those of this one."""
     other = save(tmp_path / "other", {**SMALL, "w": torch.zeros(2, 3)})
     shutil.copy(other.with_suffix(".safetensors"), sealed[2])
-    assert outcome(sealed[0], "swapped") == "refused"
+    assert is_damaged(sealed[0])
 
 
 def test_a_damaged_one_says_what_to_do_and_that_helps(sealed: tuple[Path, Path, Path]) -> None:
@@ -427,25 +318,10 @@ def test_a_damaged_one_says_what_to_do_and_that_helps(sealed: tuple[Path, Path, 
     manifest.unlink()
     assert load(folder) == {"before": 1}
     save(folder, SMALL)
-    assert outcome(folder, "saved anew") == "read"
-    for file in folder.glob("*.json"):
-        file.write_text("damaged")
-    with pytest.raises(CheckpointError):
-        load(folder)
+    assert not is_damaged(folder)
 
 
-def test_whether_states_are_alike() -> None:
-    like = checkpoint.is_like
-    assert like({"a": torch.zeros(2), "b": (1, [2.0])}, {"a": torch.ones(2), "b": (3, [4.0])})
-    for loaded, mine in [
-        ({}, {"a": 1}),
-        ({"a": 1}, {}),
-        ({"a": torch.zeros(2)}, {"a": torch.zeros(3)}),
-        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.int64)}),
-        ({"a": 1.0}, {"a": torch.zeros(())}),
-        ([1], [1, 2]),
-        (None, {"a": 1}),
-        ("x", [1]),
-        ("x", 1),
-    ]:
-        assert not like(loaded, mine), (loaded, mine)
+def test_states_are_alike() -> None:
+    assert is_like({"a": torch.zeros(2), "b": 1}, {"a": torch.ones(2), "b": 2})
+    for other in ({}, {"a": torch.zeros(3)}, {"a": torch.zeros(2, dtype=torch.int64)}, None, "x"):
+        assert not is_like(other, {"a": torch.zeros(2)}), other
