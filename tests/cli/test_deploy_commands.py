@@ -292,7 +292,7 @@ def test_refusals_are_one_sentence(
         KEPT: "no whole number, so that neither its padding nor its first layer can be exact",
         "float": "is in float",
         "empty": "holds no run",
-        "junk": "is no packed network, or was damaged",
+        "junk": "is not a packed network, or is damaged",
         "nowhere": "a packed network must be a file, or a name",
     }
     for path, words in wanted.items():
