@@ -1,5 +1,6 @@
 """What the package says about itself: its version and what changed in it."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -21,3 +22,32 @@ def test_the_changelog_has_a_section_for_the_version_and_one_for_the_next() -> N
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
     assert versions[:2] == ["Unreleased", softstair.__version__]
+
+
+def imports_of(module: str, path: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules that one imports anywhere in its code, in functions and for types too."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                imported.add(submodule if submodule in modules else node.module)
+    return {name for name in imported if name in modules and name != module}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    source = Path(softstair.__file__).parents[1]
+    modules = {
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in source.glob("softstair/**/*.py")
+    }
+    graph = {name: imports_of(name, path, modules) for name, path in modules.items()}
+    reachable = {name: set(direct) for name, direct in graph.items()}
+    for middle in modules:
+        for name in modules:
+            if middle in reachable[name]:
+                reachable[name] |= reachable[middle]
+    circular = {name for name in modules if name in reachable[name]}
+    assert circular == {"softstair.fused.evaluated", "softstair.fused.layer"}

@@ -73,7 +73,7 @@ class StairModule(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
-            return self.stair(input)
+            return kernels.hard(input, self.stair)
         mean = self._absolute(self.mean, input)
         if self.annealed:
             forward = "hard" if self.strategy == "hard" else "mode"
@@ -153,7 +153,7 @@ class StairWeight(StairModule):
         levels = self.stair.integers
         if levels is None:
             return None
-        index = self.stair.index(weight)
+        index = kernels.index(weight, self.stair)
         if all(b - a == levels[1] - levels[0] for a, b in pairwise(levels)):
             return (index * (levels[1] - levels[0]) + levels[0]).to(weight.dtype)
         return torch.tensor(levels, device=weight.device)[index].to(weight.dtype)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from softstair import _check
+from softstair.nn import layer_count
 
 __all__ = ["INTERVALS", "POWERS", "Interval", "NoisePath", "Power", "Schedule"]
 
@@ -118,9 +119,6 @@ class Schedule:
     @classmethod
     def for_network(cls, net: Any, period: float, **settings: Any) -> "Schedule":
         """A schedule with as many layers as ``net`` has quantised ones."""
-        # The one import that points to torch's side of the house; only this convenience needs it.
-        from softstair.nn import layer_count
-
         return cls(layers=layer_count(net), period=period, **settings)
 
     def to_json(self) -> dict[str, Any]:

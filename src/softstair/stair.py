@@ -1,13 +1,7 @@
 """Stairs: K-quantisers σ(x) = q₀ + Σₖ (qₖ − qₖ₋₁)·[x ≥ θₖ], right-continuous.
 
 A stair is plain, frozen data: levels q₀ < … < q_{K−1}, thresholds θ₁ < … < θ_{K−1} and a quantum ε,
-the unit in which noise is measured and of which the levels of a linear stair are whole multiples.
-
->>> import torch
->>> Stair.ternary()(torch.tensor([-0.7, -0.5, 0.2, 0.5]))
-tensor([-1.,  0.,  0.,  1.])
->>> Stair.linear(bits=2, signed=True, quantum=0.5).levels
-(-1.0, -0.5, 0.0, 0.5)
+the unit in which noise is measured and of which the levels of a linear stair are integer multiples.
 """
 
 import json
@@ -54,15 +48,39 @@ class Rounded:
 
 @dataclass(frozen=True, repr=False)
 class Stair:
-    """Any stair of K ≥ 2 levels.
+    """A quantiser with K ≥ 2 levels q₀ < … < q_{K−1} and thresholds θ₁ < … < θ_{K−1}.
 
-    With one quantum, ``levels`` and ``thresholds`` are absolute. With a quantum per channel (a
-    tuple, ``axis`` naming the channel dimension) they are in quanta: channel c has the levels
-    quantum[c]·levels and the thresholds quantum[c]·thresholds.
+    >>> import softstair as ss
+    >>> x = torch.tensor([-0.7, -0.5, 0.2, 0.5])
+    >>> ss.Stair.ternary()(x)
+    tensor([-1.,  0.,  0.,  1.])
+    >>> ss.Stair.linear(bits=2, signed=True, quantum=0.5).levels
+    (-1.0, -0.5, 0.0, 0.5)
+    >>> ss.Stair(levels=(0.0, 1.0, 4.0), thresholds=(0.5, 2.5))(torch.tensor([0.5, 3.0]))
+    tensor([1., 4.])
+    >>> ss.Stair.sign(quantum=[0.1, 0.2], axis=0)(torch.tensor([[3.0], [-3.0]]))
+    tensor([[ 0.1000],
+            [-0.2000]])
 
-    A stair meets a tensor in the tensor's own dtype: levels and thresholds are rounded to it once,
-    x equal to a rounded threshold lies in the upper bin, and no value outside the rounded levels is
-    ever returned. NaN stays NaN.
+    A stair evaluates in the dtype of its input: levels and thresholds are rounded to it once, an x
+    equal to a rounded threshold is in the upper bin, and every result is a rounded level. NaN stays
+    NaN.
+
+    Args:
+        levels: The levels, strictly increasing.
+        thresholds: The thresholds, strictly increasing, one fewer than the levels.
+        quantum: The unit ε of the noise, of which the levels of a linear stair are integer
+            multiples. With a sequence there is one quantum per channel, and levels and thresholds
+            are in quanta: channel c has the levels quantum[c]·levels.
+        axis: The dimension of the channels, with a quantum per channel.
+
+    Attributes:
+        integers: The levels in quanta if they are integers, else None.
+        spacing: The distances of neighbouring thresholds and of neighbouring levels if each is
+            constant, else None.
+
+    Raises:
+        ValueError: If levels or thresholds do not increase, or if their numbers do not match.
     """
 
     levels: tuple[float, ...]
@@ -70,52 +88,50 @@ class Stair:
     quantum: Quantum = 1.0
     axis: int | None = None
     integers: tuple[int, ...] | None = field(init=False, compare=False)
-    """The levels in quanta where they are whole numbers, as integer hardware holds them."""
     spacing: tuple[float, float] | None = field(init=False, compare=False)
-    """(distance of thresholds, of levels) where each is one number, as in a linear stair."""
     _rounded: dict[torch.dtype, Rounded] = field(init=False, compare=False)
     _hash: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # A frozen dataclass sets its own fields this way; lists and integers become plain floats.
+        # A frozen dataclass sets its own fields this way.
         object.__setattr__(self, "levels", _increasing("levels", self.levels, at_least=2))
         object.__setattr__(self, "thresholds", _increasing("thresholds", self.thresholds))
         if len(self.thresholds) != len(self.levels) - 1:
-            raise ValueError(
-                f"thresholds must be one fewer than the {len(self.levels)} levels, "
-                f"but {len(self.thresholds)} were given."
+            raise _check.invalid(
+                "thresholds",
+                f"must be one fewer than the {len(self.levels)} levels, but "
+                f"{len(self.thresholds)} were given",
             )
         object.__setattr__(self, "quantum", _quantum(self.quantum))
         if isinstance(self.quantum, tuple) and self.axis is None:
             object.__setattr__(self, "axis", 0)
         if isinstance(self.quantum, float) and self.axis is not None:
-            raise ValueError(
-                f"axis goes with a quantum per channel, but axis={self.axis!r} was given "
-                f"with the one quantum {self.quantum!r}."
+            raise _check.invalid(
+                "axis", f"needs a quantum per channel, but the quantum is {self.quantum!r}"
             )
         if self.axis is not None:
             _check.integer("axis", self.axis)
         # None hashes by address, which would make a pickled stair unequal to itself elsewhere.
         axis = -1 if self.axis is None else self.axis
         object.__setattr__(self, "_hash", hash((self.levels, self.thresholds, self.quantum, axis)))
-        # Worked out now and not when asked for: compilers trace what is asked for.
+        # Computed here and not on demand: compilers would trace it.
         object.__setattr__(self, "integers", _integers(self.levels, self.quantum))
         object.__setattr__(self, "spacing", _spacing(self.levels, self.thresholds))
         object.__setattr__(self, "_rounded", {d: self._round(d) for d in DTYPES})
 
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
-        """H⁺₀: levels {0, 1}·ε, threshold 0."""
+        """Return the stair with the levels {0, 1}·ε and the threshold 0."""
         return cls._in_quanta((0, 1), (0.0,), quantum, axis)
 
     @classmethod
     def sign(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
-        """Levels {−1, 1}·ε, threshold 0."""
+        """Return the stair with the levels {−1, 1}·ε and the threshold 0."""
         return cls._in_quanta((-1, 1), (0.0,), quantum, axis)
 
     @classmethod
     def ternary(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
-        """Levels {−1, 0, 1}·ε, thresholds ±ε/2."""
+        """Return the stair with the levels {−1, 0, 1}·ε and the thresholds ±ε/2."""
         return cls._in_quanta((-1, 0, 1), (-0.5, 0.5), quantum, axis)
 
     @classmethod
@@ -127,10 +143,16 @@ class Stair:
         thresholds: Literal["floor", "midpoint"] = "floor",
         axis: int | None = None,
     ) -> "Stair":
-        """Levels (z + k)·ε, k = 0 … 2^bits − 1, with z = 0 or −2^(bits−1).
+        """Return the stair with the levels (z + k)·ε, k = 0 … 2^bits − 1.
 
-        ``"floor"`` puts each threshold at the level above it: ε·clip(⌊x/ε⌋, z, z + K − 1), the
-        paper's text. ``"midpoint"`` puts it half-way between neighbours, its experiments.
+        Args:
+            bits: The number of bits, from 1 to 16.
+            signed: z = −2^(bits−1) instead of z = 0.
+            quantum: The quantum ε, or one per channel.
+            thresholds: ``"floor"`` puts each threshold at the level above it, as in the paper's
+                text: ε·clip(⌊x/ε⌋, z, z + K − 1). ``"midpoint"`` puts it half-way between two
+                levels, as in the paper's experiments.
+            axis: The dimension of the channels, with a quantum per channel.
         """
         _check.integer("bits", bits, 1, 16)
         _check.choice("thresholds", thresholds, ("floor", "midpoint"))
@@ -151,29 +173,49 @@ class Stair:
         return unit.with_quantum(quantum, axis)
 
     def with_quantum(self, quantum: float | Sequence[float], axis: int | None = None) -> "Stair":
-        """The same shape scaled to another quantum, or to one quantum per channel."""
+        """Return the stair scaled to another quantum, or to one quantum per channel."""
         new = _quantum(quantum)
-        scale = 1.0 if isinstance(self.quantum, tuple) else self.quantum
-        levels = _rescaled(self.levels, scale, new)
-        thresholds = _rescaled(self.thresholds, scale, new)
+        old = 1.0 if isinstance(self.quantum, tuple) else self.quantum
+        levels = _rescaled(self.levels, old, new)
+        thresholds = _rescaled(self.thresholds, old, new)
         if isinstance(new, tuple) and axis is None:
             axis = self.axis
         return Stair(levels, thresholds, new, axis)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """σ(x), in x's dtype and shape; without gradient (:func:`softstair.regularise` has one)."""
-        from softstair.kernels import hard
-
-        return hard(x, self)
+        """Return σ(x) in x's dtype, without a gradient (:func:`softstair.regularise` has one)."""
+        index, x = self.index(x), x.detach()
+        levels = self._rounded_table(self.levels, x)
+        if self.axis is not None:
+            rows = torch.arange(len(levels), device=x.device) * len(self)
+            index = (index.movedim(self.axis, -1) + rows).movedim(-1, self.axis)
+        return torch.where(x.isnan(), x, levels.flatten()[index].to(x.dtype))
 
     def index(self, x: Tensor) -> Tensor:
-        """The index k of the level σ(x) = qₖ, as int64; that of NaN is 0."""
-        from softstair.kernels import index
+        """Return the index k of each level σ(x) = qₖ, as int64; that of NaN is 0."""
+        check_tensor(x)
+        x = x.detach()
+        thresholds = self._rounded_table(self.thresholds, x)
+        values = x.to(thresholds.dtype)
+        if self.axis is None:
+            index = torch.bucketize(values.contiguous(), thresholds, right=True)
+        else:
+            check_channels(x, len(thresholds), self.axis)
+            channels = values.movedim(self.axis, 0)
+            rows = channels.reshape(len(thresholds), -1).contiguous()
+            index = torch.searchsorted(thresholds, rows, right=True).reshape(channels.shape)
+            index = index.movedim(0, self.axis)
+        return index.masked_fill(x.isnan(), 0)
 
-        return index(x, self)
+    def _rounded_table(self, values: tuple[float, ...], x: Tensor) -> Tensor:
+        """Return values rounded to x's dtype, with a row per channel if there are channels."""
+        table = torch.tensor(values, dtype=torch.float64)
+        if isinstance(self.quantum, tuple):
+            table = torch.tensor(self.quantum, dtype=torch.float64)[:, None] * table
+        return table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
 
     def rounded(self, dtype: torch.dtype) -> Rounded:
-        """The stair as a tensor of that dtype sees it."""
+        """Return the stair rounded to a dtype."""
         return self._rounded[dtype]
 
     def _round(self, dtype: torch.dtype) -> Rounded:
@@ -202,7 +244,7 @@ class Stair:
         return f"Stair({parts}, quantum={unit}{'' if self.axis is None else f', axis={self.axis}'})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for :func:`json.dumps`."""
+        """Return plain data for :func:`json.dumps`."""
         quantum = list(self.quantum) if isinstance(self.quantum, tuple) else self.quantum
         return {
             "levels": list(self.levels),
@@ -213,68 +255,78 @@ class Stair:
 
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Stair":
-        """The stair that :meth:`to_json` wrote, from its text or its data."""
+        """Return the stair of :meth:`to_json`, from its data or its text."""
         values = _parsed(data)
         required, known = {"levels", "thresholds"}, {"levels", "thresholds", "quantum", "axis"}
         if not isinstance(values, Mapping) or not required <= set(values) <= known:
-            raise ValueError(
-                "a stair in JSON must hold levels and thresholds and nothing but "
-                f"{', '.join(sorted(known))}, but {values!r} was given."
+            raise _check.invalid(
+                "data",
+                "must hold levels and thresholds, and nothing else but quantum and axis, but "
+                f"{_check.shortened(values)} was given",
             )
         return cls(**values)
+
+
+def check_tensor(x: object) -> None:
+    """Raise ValueError if x is not a tensor of a dtype that stairs take."""
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise _check.invalid("x", f"must be a floating-point tensor, but {given} was given")
+
+
+def check_channels(x: Tensor, channels: int, axis: int) -> None:
+    """Raise ValueError if x does not have that many channels along dimension ``axis``."""
+    if not -x.dim() <= axis < x.dim() or x.shape[axis] != channels:
+        raise _check.invalid(
+            "x",
+            f"must have {channels} channels along dimension {axis}, as many as the stair has "
+            f"quanta, but its shape is {tuple(x.shape)}",
+        )
 
 
 def _parsed(data: object) -> Any:
     try:
         return json.loads(data) if isinstance(data, str) else data
     except json.JSONDecodeError as error:
-        raise ValueError(f"a stair in JSON must be JSON, but the text is not: {error}.") from None
+        raise _check.invalid("data", f"must be JSON, but the text is not: {error}") from None
 
 
 def _number(name: str, value: object) -> float:
-    # numpy's and torch's scalars are numbers too; booleans and text are not.
+    # Scalars of NumPy and torch are numbers too; booleans and strings are not.
     try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]
+        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must be numbers, but {value!r} was given.") from None
+        number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite numbers, but {value!r} was given.")
+        given = _check.shortened(value)
+        raise _check.invalid(name, f"must be finite numbers, but {given} was given")
     return number
 
 
 def _increasing(name: str, values: object, at_least: int = 1) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a sequence of numbers, but {values!r} was given.")
+        given = _check.shortened(values)
+        raise _check.invalid(name, f"must be a sequence of numbers, but {given} was given")
     numbers = tuple(_number(name, value) for value in values)
     if len(numbers) < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, but {len(numbers)} were given.")
+        raise _check.invalid(name, f"must be at least {at_least}, but {len(numbers)} were given")
     for before, after in pairwise(numbers):
         if not before < after:
-            raise ValueError(
-                f"{name} must increase strictly, but {after!r} was given after {before!r}."
+            raise _check.invalid(
+                name, f"must increase strictly, but {after!r} was given after {before!r}"
             )
     return numbers
 
 
 def _quantum(value: object) -> Quantum:
-    if (
-        isinstance(value, Iterable)
-        and not isinstance(value, str)
-        and getattr(value, "ndim", 1) != 0
-    ):
-        numbers = tuple(_number("quantum", one) for one in value)
-        if not numbers:
-            raise ValueError("quantum must be one number or one a channel, but none was given.")
-        given: Quantum = numbers
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
+    if isinstance(value, Iterable) and is_sequence and getattr(value, "ndim", 1) != 0:
+        quanta = tuple(_number("quantum", quantum) for quantum in value)
     else:
-        numbers = (_number("quantum", value),)
-        given = numbers[0]
-    for number in numbers:
-        if not number > 0:
-            raise ValueError(f"quantum must be above 0, but {number!r} was given.")
-    return given
+        is_sequence, quanta = False, (_number("quantum", value),)
+    if not quanta or not min(quanta) > 0:
+        raise _check.invalid("quantum", f"must be above 0, but {_check.shortened(value)} was given")
+    return quanta if is_sequence else quanta[0]
 
 
 def _integers(levels: tuple[float, ...], quantum: Quantum) -> tuple[int, ...] | None:
@@ -288,7 +340,7 @@ def _spacing(
     levels: tuple[float, ...], thresholds: tuple[float, ...]
 ) -> tuple[float, float] | None:
     rises = [b - a for a, b in pairwise(levels)]
-    # Two levels have one threshold; any distance will do, and their own is the natural one.
+    # Two levels have one threshold; its spacing is that of the levels.
     gaps = [b - a for a, b in pairwise(thresholds)] or rises
     even = all(math.isclose(g, gaps[0], rel_tol=1e-9) for g in gaps)
     if even and all(math.isclose(r, rises[0], rel_tol=1e-9) for r in rises):
@@ -297,7 +349,7 @@ def _spacing(
 
 
 def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line | None:
-    """The line through the values, if arithmetic along it gives every rounded value to the bit."""
+    """Return the line through the values if arithmetic along it gives every rounded value."""
     unit = 1.0 if isinstance(quantum, tuple) else quantum
     steps = [_in_units(b, unit) - _in_units(a, unit) for a, b in pairwise(values)]
     step = steps[0] if steps else 1.0
@@ -307,8 +359,7 @@ def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line 
     number = torch.arange(len(values), dtype=torch.float64) + first
     if not torch.equal((number * unit).to(rounded.dtype), rounded):
         return None
-    # Along a line, dividing must find each threshold to within one (kernels.rungs); in a dtype too
-    # coarse for its neighbours to differ evenly it does not.
+    # Division must find each threshold to within one (kernels); in a coarse dtype it does not.
     offset = (rounded.double() - rounded[0].double()) / unit - torch.arange(len(values))
     if offset.abs().max() > 0.9:
         return None
@@ -324,7 +375,7 @@ def _rescaled(values: tuple[float, ...], old: float, new: Quantum) -> tuple[floa
 
 
 def _in_units(value: float, unit: float) -> float:
-    """value/unit; the whole and half numbers of a linear stair come out exact."""
+    """Return value/unit; integers and halves, as in linear stairs, are exact."""
     ratio = value / unit
     halves = round(2 * ratio) / 2
     return halves if math.isclose(ratio, halves, rel_tol=1e-12) else ratio
