@@ -27,7 +27,7 @@ from softstair.train import checkpoint
 from softstair.train.groups import stair_named
 from softstair.train.packed import about, packed_network
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, recipe_of
+from softstair.train.records import RunError, recipe_of
 
 MARK = ".weight_stair.quantum"
 """Behind the name of a quantised layer in the state of a network."""

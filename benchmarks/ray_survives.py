@@ -75,7 +75,7 @@ def drive(folder: Path, number: int, address: str | None) -> int:
 
     try:
         return ray.run(
-            units(number), folder, tell, device="cpu", threads=1, together=2, address=address
+            units(number), folder, tell, device="cpu", threads=1, jobs=2, address=address
         )
     except Interrupted as stop:
         return 128 + stop.number
@@ -126,7 +126,7 @@ def survive(
         driver, processes = Driver(folder, number, address), {}
         struck = 0
         while (news := driver.hear()) is not None:
-            unit, said = news["unit"], news["said"]
+            unit, said = news["unit"], news["kind"]
             if said == "begin":
                 processes[unit] = news["process"]
                 counted["resumed"] += news["done"] > 0

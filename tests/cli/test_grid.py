@@ -30,7 +30,7 @@ from softstair.experiments import load
 from softstair.experiments.estimate import Estimate
 from softstair.experiments.files import read
 from softstair.train import Recipe, train
-from softstair.train.run import recipe_of
+from softstair.train.records import recipe_of
 from train.short import files, is_sentence
 
 DESIGN = """
@@ -351,7 +351,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same here; whoever starts a process fails."""
     shutil.copytree(store, Path.cwd(), dirs_exist_ok=True)
-    monkeypatch.setattr("softstair.train.together.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.Worker", None)
     return Path("runs/mine")
 
 
@@ -710,9 +710,9 @@ def test_what_is_done_is_counted_whatever_its_place(
     kept = late.read_bytes()
     late.unlink()
     with Progress(units, done) as progress:
-        progress.told(units[1], {"said": "start"})
+        progress.told(units[1], {"kind": "start"})
         late.write_bytes(kept)
-        progress.told(units[1], {"said": "done"})
+        progress.told(units[1], {"kind": "done"})
     accuracy = json.loads(kept)["valid_accuracy"]
     assert capsys.readouterr().err == (
         f"softstair grid: 4/4 {units[1].name} is done, validation {accuracy:.2%}\n"
@@ -730,8 +730,8 @@ def test_on_a_terminal_a_bar_has_the_number_of_those_done_or_begun(
         (unit.path(done) / "summary.json").unlink()
     with Progress(units, done) as progress:
         for unit in (units[1], units[0]):
-            progress.told(unit, {"said": "start"})
-            progress.told(unit, {"said": "done"})
+            progress.told(unit, {"kind": "start"})
+            progress.told(unit, {"kind": "done"})
     for label in (f"3/4 {units[1].name} getting ready", f"4/4 {units[0].name} getting ready"):
         assert label in screen.getvalue()
 

@@ -484,7 +484,7 @@ def test_the_command_to_go_on_with_has_all_that_the_run_needs(
     def stop(*_: object) -> None:
         raise Interrupted(15)
 
-    monkeypatch.setattr("softstair.train.loop.train", stop)
+    monkeypatch.setattr("softstair.train.loop.run_epochs", stop)
     more = ["--data-dir", "my data", "--device", "cpu", "--tensorboard"]
     code, out, err = run(capsys, *FLAGS, *more, "--out", "my run")
     assert (code, out, err.count("\n")) == (143, "", 1)

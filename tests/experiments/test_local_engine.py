@@ -28,8 +28,8 @@ from softstair.experiments.engines import local, unfinished
 from softstair.experiments.engines.pace import Pace
 from softstair.experiments.files import read
 from softstair.train import Recipe, RunError, train
-from softstair.train.news import News
-from softstair.train.run import summary_of
+from softstair.train.progress import Event
+from softstair.train.records import summary_of
 from train.short import files, is_sentence, metrics_of, recipe
 
 OWN = """
@@ -71,7 +71,7 @@ class Stage:
     code: int
     out: str
     err: str
-    heard: list[tuple[str, News]] = field(default_factory=list)
+    heard: list[tuple[str, Event]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     stamps: dict[str, dict[str, tuple[int, bytes]]] = field(default_factory=dict)
     status: str = ""
@@ -120,12 +120,12 @@ def ended(stage: Stage, units: list[Unit], folder: Path) -> Stage:
     return stage
 
 
-def watched(words: list[str], act: Callable[[str, News], None]) -> Stage:
+def watched(words: list[str], act: Callable[[str, Event], None]) -> Stage:
     """Runs a command, and lets somebody act on what its units say."""
-    heard: list[tuple[str, News]] = []
+    heard: list[tuple[str, Event]] = []
 
     class Watching(Progress):
-        def told(self, unit: Unit, news: News) -> None:
+        def told(self, unit: Unit, news: Event) -> None:
             super().told(unit, news)
             heard.append((unit.name, news))
             act(unit.name, news)
@@ -156,10 +156,10 @@ def killed() -> Stage:
     """One of the processes is killed while it trains."""
     victims: dict[str, int] = {}
 
-    def kill(label: str, news: News) -> None:
-        if news["said"] == "begin" and not victims:
+    def kill(label: str, news: Event) -> None:
+        if news["kind"] == "begin" and not victims:
             victims[label] = news["process"]
-        if news["said"] in ("step", "epoch") and victims.get(label):
+        if news["kind"] in ("step", "epoch") and victims.get(label):
             os.kill(victims[label], signal.SIGKILL)
             victims[label] = 0
 
@@ -170,8 +170,8 @@ def told() -> Stage:
     """The driver alone hears SIGTERM, as from a scheduler."""
     struck: list[str] = []
 
-    def strike(label: str, news: News) -> None:
-        if news["said"] == "begin" and not struck:
+    def strike(label: str, news: Event) -> None:
+        if news["kind"] == "begin" and not struck:
             struck.append(label)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -197,7 +197,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
         stages = [ended(interrupted(folder), units, folder)]
         stages += [ended(act(), units, folder) for act in (killed, told, undisturbed)]
         # With everything done, no process is needed any more.
-        patch.setattr("softstair.train.together.Worker", None)
+        patch.setattr("softstair.train.pool.Worker", None)
         stages += [ended(undisturbed(), units, folder)]
         yield Story(tmp_path / folder, units, *stages)
     sys.modules.pop("grid_own", None)
@@ -227,7 +227,7 @@ def a_killed_process_is_told_of_and_the_others_go_on(story: Story) -> None:
         "command again."
     )
     assert "Traceback" not in stage.err
-    failed = {name for name, news in stage.heard if news["said"] == "failed"}
+    failed = {name for name, news in stage.heard if news["kind"] == "failed"}
     assert len(failed) == 1
     assert failed.isdisjoint(stage.done)
     assert killed.partition(": ")[2].partition(": ")[0] in failed
@@ -260,7 +260,7 @@ def what_is_done_is_not_touched_again(story: Story) -> None:
         for name, held in earlier.stamps.items():
             assert later.stamps[name] == held
             assert name not in {one for one, _ in later.heard}
-    ends = [name for stage in stages for name, news in stage.heard if news["said"] == "done"]
+    ends = [name for stage in stages for name, news in stage.heard if news["kind"] == "done"]
     assert len(ends) == len(set(ends)), "nothing is trained to its end twice"
     assert (story.again.code, story.again.err, story.again.heard) == (0, "", [])
 
@@ -283,12 +283,12 @@ def never_more_than_were_asked_for(story: Story) -> None:
     for stage in (story.killed, story.told, story.whole):
         going: set[str] = set()
         for name, news in stage.heard:
-            if news["said"] == "start":
+            if news["kind"] == "start":
                 going.add(name)
-            if news["said"] in ("done", "failed"):
+            if news["kind"] in ("done", "failed"):
                 going.discard(name)
             assert len(going) <= 2
-    begins = [news["process"] for _, news in story.killed.heard if news["said"] == "begin"]
+    begins = [news["process"] for _, news in story.killed.heard if news["kind"] == "begin"]
     assert os.getpid() not in begins
     assert len(set(begins)) >= 2
 
@@ -353,7 +353,7 @@ def test_a_grid_that_everybody_strikes(story: Story) -> None:
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """Two units on the digits, one of them done; nothing may start a process."""
-    monkeypatch.setattr("softstair.train.together.Worker", None)
+    monkeypatch.setattr("softstair.train.pool.Worker", None)
     units = [Unit("a", recipe(fold=fold)) for fold in (0, 1)]
     torch.set_num_threads(1)
     train(units[0].recipe, units[0].path(tmp_path))
@@ -363,7 +363,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
 def refused(units: list[Unit], folder: Path) -> str:
     before = files(folder)
     with pytest.raises(RunError) as caught:
-        local.run(units, folder, lambda *_: None, device="cpu", together=2)
+        local.run(units, folder, lambda *_: None, device="cpu", jobs=2)
     assert is_sentence(str(caught.value))
     assert files(folder) == before
     return str(caught.value)
@@ -375,9 +375,9 @@ def test_another_recipe_in_the_directory_is_refused(few: list[Unit], tmp_path: P
     assert str(few[0].path(tmp_path)) in said
     assert "seed = 0" in said
     assert "7" in said
-    assert "another --out" in said
+    assert "another `out`" in said
     longer = [replace(unit, recipe=unit.recipe.rescaled(9)) for unit in few]
-    assert "epochs = 3, and not 9" in refused(longer, tmp_path)
+    assert "epochs = 3, but 9" in refused(longer, tmp_path)
     # Not done, it is no other matter.
     (few[0].path(tmp_path) / "summary.json").unlink()
     assert "seed = 0" in refused(other, tmp_path)
@@ -407,19 +407,19 @@ class Pretended:
     """A process that needs no time, and refuses batches that are too large as a real one does."""
 
     def __init__(self, said: Any) -> None:
-        self.said, self.run, self.process = said, None, self
-        self.has_begun, self.is_free = False, True
+        self.said, self.task, self.process = said, None, self
+        self.is_free = True
 
-    def give(self, name: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
-        self.run, self.has_begun, self.is_free = name, False, False
+    def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
+        self.task, self.is_free = task, False
         if recipe.batch > 200:
-            news: list[News | None] = [
-                {"said": "failed", "why": "batch must be at most 160."},
+            news: list[Event | None] = [
+                {"kind": "failed", "why": "batch must be at most 160."},
                 None,
             ]
         else:
             place = {"epoch": 0, "epochs": 1, "done": 0, "total": 1}
-            news = [{"said": "begin", "process": 1, "threads": 1, **place}, {"said": "done"}]
+            news = [{"kind": "begin", "process": 1, "threads": 1, **place}, {"kind": "done"}]
         for one in news:
             self.said.put((self, one))
 
@@ -429,19 +429,19 @@ class Pretended:
     def dismiss(self) -> None:
         self.is_free = False
 
-    def end(self, patience: float) -> int:
-        return 0
+    def end(self, timeout: float) -> None:
+        pass
 
 
 def test_a_unit_that_is_refused_leaves_the_others_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Units of a design differ: what one is refused for need not concern the next."""
-    monkeypatch.setattr("softstair.train.together.Worker", Pretended)
+    monkeypatch.setattr("softstair.train.pool.Worker", Pretended)
     heard: dict[str, list[str]] = {}
-    tell = lambda unit, news: heard.setdefault(unit.name, []).append(news["said"])
+    tell = lambda unit, news: heard.setdefault(unit.name, []).append(news["kind"])
     units = [Unit(f"batch={batch}", recipe(batch=batch)) for batch in (32, 5000, 16, 8)]
-    assert local.run(units, tmp_path, tell, device="cpu", together=1) == 1
+    assert local.run(units, tmp_path, tell, device="cpu", jobs=1) == 1
     assert heard == {
         "batch=32/fold-0": ["start", "begin", "done"],
         "batch=5000/fold-0": ["start", "failed"],
@@ -497,14 +497,14 @@ class Simulated:
             for name in going:
                 one, steps = running[name], self.speed(len(going)) / len(going) * tick
                 if one["new"]:
-                    pace.hear(name, {"said": "begin", "done": one["done"], "threads": 1})
+                    pace.hear(name, {"kind": "begin", "done": one["done"], "threads": 1})
                 one["new"] = False
                 one["done"] += steps
                 one["left"] -= steps
                 total += steps
-                pace.hear(name, {"said": "step", "done": one["done"]})
+                pace.hear(name, {"kind": "step", "done": one["done"]})
                 if one["left"] <= 0:
-                    pace.hear(name, {"said": draw.choice(("done", "failed", "stopped"))})
+                    pace.hear(name, {"kind": draw.choice(("done", "failed", "stopped"))})
                     del running[name]
             now[0] += tick
         return pace(), total / self.seconds
@@ -547,7 +547,7 @@ def test_it_begins_where_it_is_told_to_but_once() -> None:
         pace.begin(asked)
         assert pace() == given
     for unit in "ab":
-        pace.hear(unit, {"said": "begin", "done": 0})
+        pace.hear(unit, {"kind": "begin", "done": 0})
     assert pace() == 2  # and now it measures
     pace.begin(4)
     assert pace() == 2
@@ -558,6 +558,6 @@ def test_what_loads_or_starts_is_not_counted() -> None:
     pace = Pace(first=1, most=3, clock=lambda: now[0])
     for second in range(100):
         now[0] = float(second)
-        pace.hear("a", {"said": "start"})
-        pace.hear("a", {"said": "loading", "done": 1000 * second, "total": 10**6})
+        pace.hear("a", {"kind": "start"})
+        pace.hear("a", {"kind": "loading", "done": 1000 * second, "total": 10**6})
         assert pace() == 1

@@ -26,7 +26,8 @@ from softstair.experiments.engines import ray as engine
 from softstair.experiments.engines._ray_share import Share
 from softstair.train import Recipe, train
 from softstair.train.interrupt import Interrupted
-from softstair.train.run import Run, RunError
+from softstair.train.records import RunError
+from softstair.train.run import Run
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed"
@@ -136,10 +137,10 @@ def test_threads_and_refusals(
     told = {
         name: [news for unit, news in heard if unit == name] for name in ("good", "full", "done")
     }
-    said = [news["said"] for news in told["good"]]
+    said = [news["kind"] for news in told["good"]]
     assert (said[0], said[1], said[-1]) == ("start", "begin", "done")
     assert told["good"][1]["threads"] == 2
-    assert [news["said"] for news in told["full"]] == ["start", "failed"]
+    assert [news["kind"] for news in told["full"]] == ["start", "failed"]
     assert is_sentence(told["full"][1]["why"])
     assert "holiday.jpg" in told["full"][1]["why"]
     assert told["done"] == []
@@ -186,16 +187,16 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
     box = Box()
-    assert _ray_task.train_unit(task, box) == {"said": "done", "threads": 1}
-    said = [news["said"] for _, news in box.news]
+    assert _ray_task.train_unit(task, box) == {"kind": "done", "threads": 1}
+    said = [news["kind"] for _, news in box.news]
     assert said[:2] == ["start", "begin"]
     assert said.count("epoch") == 3
     train(RECIPE, tmp_path / "alone", device="cpu")
     assert metrics_of(tmp_path / "x") == metrics_of(tmp_path / "alone")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").rglob("*.json*")}
     again = Box()
-    assert _ray_task.train_unit(task, again) == {"said": "done", "threads": None}
-    assert [news["said"] for _, news in again.news] == ["start"]
+    assert _ray_task.train_unit(task, again) == {"kind": "done", "threads": None}
+    assert [news["kind"] for _, news in again.news] == ["start"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -213,7 +214,7 @@ def test_refused_in_a_sentence(
     change: dict[str, Any], told: list[str], task: dict[str, Any], tmp_path: Path
 ) -> None:
     outcome = _ray_task.train_unit(task | change, Box())
-    assert (outcome["said"], outcome["threads"]) == ("failed", None)
+    assert (outcome["kind"], outcome["threads"]) == ("failed", None)
     assert is_sentence(outcome["why"])
     assert all(word in outcome["why"] for word in told), outcome["why"]
     assert not (tmp_path / "x").exists()
@@ -236,7 +237,7 @@ def test_a_directory_that_is_still_held_is_waited_for(
     lock.acquire()
     letting_go = threading.Timer(0.5, lock.release)
     letting_go.start()
-    assert _ray_task.train_unit(task, Box())["said"] == "done"
+    assert _ray_task.train_unit(task, Box())["kind"] == "done"
     letting_go.join()
     # For some time, not for ever.
     monkeypatch.setattr(_ray_task, "PATIENCE", 0.2)
@@ -315,7 +316,7 @@ class HereRay:
         self.cancelled.append(name)
 
 
-DONE = {"said": "done", "threads": 2}
+DONE = {"kind": "done", "threads": 2}
 
 
 def driven(
@@ -346,30 +347,30 @@ def test_few_are_in_flight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert [one["num_cpus"] for one in here.asked] == [1] + [2] * 99
     assert {one["num_gpus"] for one in here.asked} == {0}
     assert len(heard) == 200
-    here, _, _ = driven(monkeypatch, tmp_path, lambda name: DONE, together=3, threads=1)
+    here, _, _ = driven(monkeypatch, tmp_path, lambda name: DONE, jobs=3, threads=1)
     assert here.most == 3
 
 
 def test_failures_are_told_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    nan = {"said": "failed", "threads": 1, "why": "the loss became nan.", "trace": ""}
+    nan = {"kind": "failed", "threads": 1, "why": "the loss became nan.", "trace": ""}
     became = {"u3": Lost(), "u4": Memory(), "u5": nan, "u6": nan, "u7": nan, "u8": Lost()}
     names = lambda name: became.get(name.partition("/")[0], DONE)
     _, failed, heard = driven(monkeypatch, tmp_path, names)
     assert failed == 6
-    why = {name: news["why"] for name, news in heard if news["said"] == "failed"}
+    why = {name: news["why"] for name, news in heard if news["kind"] == "failed"}
     assert sorted(why) == sorted(became)
     assert all(map(is_sentence, why.values()))
     assert "lost 4 times" in why["u3"]
     assert "memory" in why["u4"]
-    assert sum(news["said"] == "done" for _, news in heard) == 24
+    assert sum(news["kind"] == "done" for _, news in heard) == 24
 
 
 def test_what_refuses_all_is_not_asked_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    refused = {"said": "failed", "threads": None, "why": "there are no data.", "trace": ""}
+    refused = {"kind": "failed", "threads": None, "why": "there are no data.", "trace": ""}
     with pytest.raises(RunError, match=r"^there are no data\.$"):
         driven(monkeypatch, tmp_path, lambda name: refused)
     with pytest.raises(RunError, match=r"^u1/fold-0: its process was lost"):
@@ -405,10 +406,10 @@ def test_a_listener_that_fails_leaves_nobody_behind(
         ([{"CPU": 8.0}], {}, ("cpu", 1, 0.0, 16)),
         ([{"CPU": 8.0}], {"threads": 4}, ("cpu", 4, 0.0, 4)),
         ([{"CPU": 2.0}], {"threads": 4}, ("cpu", 2, 0.0, 2)),
-        ([{"CPU": 8.0}], {"threads": 8, "together": 4}, ("cpu", 2, 0.0, 4)),
+        ([{"CPU": 8.0}], {"threads": 8, "jobs": 4}, ("cpu", 2, 0.0, 4)),
         ([{"CPU": 8.0}], {"cpus": 0.5}, ("cpu", 0.5, 0.0, 32)),
         ([{"CPU": 32.0, "GPU": 2.0}], {}, ("cuda", 1, 0.2, 20)),
-        ([{"CPU": 32.0, "GPU": 2.0}], {"together": 3}, ("cuda", 1, 0.3333, 12)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"jobs": 3}, ("cuda", 1, 0.3333, 12)),
         ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 1.0}, ("cuda", 1, 1.0, 4)),
         ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 0.0}, ("cpu", 1, 0.0, 64)),
         ([{"CPU": 32.0, "GPU": 2.0}], {"device": "cpu"}, ("cpu", 1, 0.0, 64)),
@@ -418,7 +419,7 @@ def test_a_listener_that_fails_leaves_nobody_behind(
 def test_shares(
     machines: list[dict[str, float]], settings: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
-    nothing = {"device": "auto", "threads": None, "together": "auto", "cpus": None, "gpus": None}
+    nothing = {"device": "auto", "threads": None, "jobs": "auto", "cpus": None, "gpus": None}
     share = Share(**(nothing | settings))
     share.settle(machines)
     assert (share.device, share.cpus, share.gpus, share.at_once(machines)) == wanted
@@ -432,7 +433,7 @@ def test_shares(
         ({"cpus": 16}, ["16 CPUs", "none has"]),
         ({"cpus": 0}, ["cpus", "0"]),
         ({"gpus": 2}, ["gpus", "2"]),
-        ({"together": 0}, ["together", "0"]),
+        ({"jobs": 0}, ["jobs", "0"]),
     ],
 )
 def test_no_such_share(

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 import softstair as ss
 from softstair.data.batches import Examples
-from softstair.train.captured import CapturedStep
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.step import CapturedStep, Step
 
 sys.path.append(str(Path(__file__).parents[1] / "fused"))
 from twins import STAIRS, batch, differences, distance, learn, pair
@@ -120,7 +119,7 @@ def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:
         go(one, step, 16)
         first = one.mean_loss()
         go(one, step, 16 * 8)
-        assert one.annealed == (0, 1, 2, 3)
+        assert one.truncated_layers == (0, 1, 2, 3)
         assert step.captures == 5
         behind = one.network[0].weight
         assert behind.grad is not None

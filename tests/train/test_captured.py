@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from softstair.data.batches import Examples
 from softstair.data.digits import load
-from softstair.train.captured import undone
 from softstair.train.network import make_network
+from softstair.train.snapshot import state_dict
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.step import Step, undone
 
 
 def begun(**changes: Any) -> tuple[State, Step]:
@@ -27,7 +27,7 @@ def begun(**changes: Any) -> tuple[State, Step]:
 
 
 def tensors(state: State) -> list[Tensor]:
-    held = state.state_dict()
+    held = state_dict(state)
     held.pop("step")
     return [one.clone() for one in tree_leaves(held) if isinstance(one, Tensor)]
 

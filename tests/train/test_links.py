@@ -70,11 +70,12 @@ def test_saving_a_checkpoint_removes_only_its_own_incomplete_files(elsewhere: Pa
 
 def test_tensorboard_events_refuse_a_link(tmp_path: Path, elsewhere: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
-    from softstair.train.events import Events
+
+    from softstair.train.progress import TensorBoardEvents
 
     (tmp_path / "events").symlink_to(elsewhere)
     with pytest.raises(LinkError):
-        Events(tmp_path / "events")
+        TensorBoardEvents(tmp_path / "events")
 
 
 def test_files_that_a_training_writes_replace_links(

@@ -16,7 +16,7 @@ from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_threads
 from softstair.train.network import advice, make_network
-from softstair.train.run import data_version_of
+from softstair.train.records import data_version_of
 from softstair.train.state import State
 
 pytestmark = pytest.mark.quick

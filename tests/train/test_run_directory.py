@@ -21,11 +21,10 @@ from warm import Warm
 from softstair import cli
 from softstair.data import Dataset
 from softstair.data.digits import load as load_digits
-from softstair.train import Recipe, Run, RunError, checkpoint, train, trained_network
-from softstair.train import run as run_files
+from softstair.train import Recipe, Run, RunError, checkpoint, records, train, trained_network
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.interrupt import Interrupted
-from softstair.train.run import read, recipe_of
+from softstair.train.records import read_json, recipe_of
 from softstair.train.state import State
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
@@ -88,7 +87,7 @@ def test_a_run_is_not_begun_twice(
     out: Path, whole: tuple[bytes, list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(out)
-    with pytest.raises(RunError, match="holds a run already: go on with it by --resume"):
+    with pytest.raises(RunError, match="holds a run already"):
         train(RECIPE, out)
     assert "--resume" in refused(*FLAGS, "--out", str(out), capsys=capsys)
     assert files(out) == before
@@ -104,7 +103,7 @@ def test_a_finished_run_returns_its_summary_and_trains_no_more(
     def no(*_: object) -> None:
         raise AssertionError("it trains")
 
-    monkeypatch.setattr("softstair.train.loop.train", no)
+    monkeypatch.setattr("softstair.train.loop.run_epochs", no)
     assert train(RECIPE, out, resume=True) == summary
     assert files(out) == before
     with pytest.raises(RunError, match="holds a run already"):
@@ -491,7 +490,7 @@ def test_mutated_configs_when_resuming(
     out = shutil.copytree(half, tmp_path / "run")
     content = (out / "config.json").read_bytes()
     monkeypatch.setattr(
-        "softstair.train.loop.train", lambda *_: (_ for _ in ()).throw(Interrupted(2))
+        "softstair.train.loop.run_epochs", lambda *_: (_ for _ in ()).throw(Interrupted(2))
     )
     codes = {130: 0, 2: 0}
     for number, mutated in enumerate(mutations.mutations(content, 150, seed=5)):
@@ -542,7 +541,7 @@ def test_mutations_of_what_came_of_a_run(
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("summary.json", run_files.summary_of), ("metrics.jsonl", run_files.metrics_of)],
+    [("summary.json", records.summary_of), ("metrics.jsonl", records.metrics_of)],
 )
 def test_ten_thousand_mutations_of_what_came_of_a_run(
     name: str, read: Callable[[Path], Any], half: Path, tmp_path: Path
@@ -693,8 +692,8 @@ def test_a_loss_that_is_no_number(kind: str, calls: int, tmp_path: Path) -> None
     watcher = Save()
     holding = Run.__init__
 
-    def hold(self: Run, path: Path) -> None:
-        holding(self, path)
+    def hold(self: Run, *given: Any) -> None:
+        holding(self, *given)
         watcher.run = self  # type: ignore[attr-defined]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -712,7 +711,7 @@ def test_a_loss_that_is_no_number(kind: str, calls: int, tmp_path: Path) -> None
         assert (state["epoch"] * 5 + state["step"]) == calls
     else:
         assert checkpoint.load(out / "checkpoint") is None
-    assert read(out, "summary.json") is None
+    assert read_json(out, "summary.json") is None
     with pytest.raises(RunError, match="in epoch"):  # and it says the same again
         train(FLOAT, out, model=Poisoned(kind, calls), resume=True)
 

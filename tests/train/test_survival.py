@@ -20,7 +20,7 @@ from warm import Warm
 from softstair.cli import main
 from softstair.train import Recipe, checkpoint, train
 from softstair.train.interrupt import Interrupted, StopRequest
-from softstair.train.run import read
+from softstair.train.records import read_json
 from softstair.train.state import State
 
 
@@ -59,7 +59,7 @@ def crash(state: State) -> None:
 
 
 def finished(out: Path) -> list[Any]:
-    summary = read(out, "summary.json")
+    summary = read_json(out, "summary.json")
     assert summary is not None
     return summary_of(summary)
 
@@ -116,7 +116,7 @@ def test_stopped_at_the_ends_of_epochs(
     out = tmp_path / "parts"
     with pytest.raises((Interrupted, Crash)):
         train(recipe(forward="random"), out, watchers=[At(*where, act)])
-    assert read(out, "summary.json") is None
+    assert read_json(out, "summary.json") is None
     summary = train(recipe(forward="random"), out, resume=True)
     assert (metrics_of(out), summary_of(summary)) == wanted
 
@@ -125,7 +125,7 @@ def test_stopped_at_every_single_step(tmp_path: Path) -> None:
     short = recipe(forward="random", epochs=2)
     wanted = uninterrupted(tmp_path / "whole", short)
     out, stops = tmp_path / "parts", 0
-    while read(out, "summary.json") is None:
+    while read_json(out, "summary.json") is None:
         try:
             anything = At(-1, -1, crash)
             anything.step = strike(signal.SIGTERM)  # type: ignore[method-assign]
@@ -227,11 +227,11 @@ def killed(
         try:
             os.kill(child, number)
         except ProcessLookupError:
-            assert read(out, "summary.json") is not None
+            assert read_json(out, "summary.json") is not None
         code = warm.wait()
         assert "Traceback" not in errors.read_text()
         assert "mistake" not in errors.read_text()
-        if read(out, "summary.json") is not None:
+        if read_json(out, "summary.json") is not None:
             assert (metrics_of(out), finished(out)) == wanted
             run += 1
             if code == 0:
@@ -283,7 +283,7 @@ def test_killed_while_it_writes(warm: Warm, tmp_path: Path) -> None:
         code = warm.run(words, errors, every=1, at=draw.randrange(1, 60))
         assert code in (0, -9), errors.read_text()
         kills += code == -9
-        if read(out, "summary.json") is None:
+        if read_json(out, "summary.json") is None:
             checkpoint.load(out / "checkpoint")  # whole, or not there
         else:
             assert (metrics_of(out), finished(out)) == (metrics_of(whole), finished(whole))

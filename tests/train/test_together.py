@@ -22,9 +22,9 @@ from softstair.cli._console import Console
 from softstair.cli._train_progress import Progress
 from softstair.cli.train import parse
 from softstair.train import train
-from softstair.train.run import read, recipe_of
-from softstair.train.together import at_once
-from softstair.train.worker import BEGIN
+from softstair.train.pool import worker_count
+from softstair.train.records import read_json, recipe_of
+from softstair.train.worker import START
 
 OWN = """
 import torch
@@ -69,7 +69,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(out: Path) -> tuple[bytes, list[Any]]:
-    summary = read(out, "summary.json")
+    summary = read_json(out, "summary.json")
     assert summary is not None
     return metrics_of(out), summary_of(summary)
 
@@ -97,8 +97,8 @@ def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
     class Killer(Progress):
         def told(self, label: str, news: dict[str, Any]) -> None:
             heard.append((label, news))
-            if (label, news["said"], news.get("epoch")) == ("fold 2", "epoch", 2):
-                begun = next(one for name, one in heard if name == label and one["said"] == "begin")
+            if (label, news["kind"], news.get("epoch")) == ("fold 2", "epoch", 2):
+                begun = next(one for name, one in heard if name == label and one["kind"] == "begin")
                 os.kill(begun["process"], signal.SIGKILL)
             super().told(label, news)
 
@@ -120,16 +120,16 @@ def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
     assert "--resume" in killed
     assert last.startswith("softstair train: 2 of 3 folds failed")
     assert "softstair train --resume --out x --every-fold --model own:trapped" in last
-    processes = {news["process"] for _, news in heard if news["said"] == "begin"}
+    processes = {news["process"] for _, news in heard if news["kind"] == "begin"}
     assert len(processes | {os.getpid()}) == 4
     # What became of them.
     x = tmp_path / "x"
     done = [(x / f"fold-{fold}" / "summary.json").exists() for fold in range(3)]
     assert done == [True, False, False]
     told = [news for label, news in heard if label == "fold 0"]
-    assert [told[0]["said"], told[1]["said"], told[-1]["said"]] == ["start", "begin", "done"]
+    assert [told[0]["kind"], told[1]["kind"], told[-1]["kind"]] == ["start", "begin", "done"]
     lines = [json.loads(line) for line in metrics_of(x / "fold-0").splitlines()]
-    accuracies = [news["valid_accuracy"] for news in told if news["said"] == "epoch"]
+    accuracies = [news["valid_accuracy"] for news in told if news["kind"] == "epoch"]
     assert accuracies == [line["valid_accuracy"] for line in lines]
     # The same alone; and the killed one goes on to it.
     recipes = [recipe_of(x / f"fold-{fold}") for fold in (0, 2)]
@@ -139,7 +139,7 @@ def test_one_fails_one_is_killed_and_the_third_is_what_it_is_alone(
         train(recipe, x / f"fold-{recipe.fold}", resume=True)
         assert result(x / f"fold-{recipe.fold}") == wanted
         configs = [x / f"fold-{recipe.fold}", tmp_path / f"alone-{recipe.fold}"]
-        first, second = (read(path, "config.json") for path in configs)
+        first, second = (read_json(path, "config.json") for path in configs)
         assert first == second
         assert first is not None
         assert first["threads"] == 2
@@ -168,7 +168,7 @@ def test_stopped_by_a_signal_and_resumed(
     assert is_sentence(stderr)
     assert "stopped by SIGTERM, and kept: " in stderr
     # What had begun was told, and kept itself.
-    assert read(out / "fold-1", "summary.json") is None
+    assert read_json(out / "fold-1", "summary.json") is None
     begun = [fold for fold in range(3) if recipe_of(out / f"fold-{fold}") is not None]
     assert {0, 1} <= set(begun)
     assert all(any((out / f"fold-{fold}" / "checkpoint").iterdir()) for fold in begun)
@@ -195,7 +195,7 @@ def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
     out = tmp_path / "x"
     task = {"recipe": recipe.to_json(), "out": str(out), "data_dir": "data", "device": "cpu"}
     task |= {"resume": True, "threads": None, "tensorboard": False}
-    words = [json.dumps(task), sys.executable, "-P", "-c", BEGIN, json.dumps(sys.path), "1"]
+    words = [json.dumps(task), sys.executable, "-P", "-c", START, json.dumps(sys.path), "1"]
     with open("errors", "w") as errors:
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, *words], stdout=subprocess.DEVNULL, stderr=errors
@@ -205,7 +205,7 @@ def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
         parent.wait()
     # It is let go of soon; whoever trains holds it.
     with filelock.FileLock(out / "lock", timeout=30):
-        assert read(out, "summary.json") is None  # stopped, not at its end
+        assert read_json(out, "summary.json") is None  # stopped, not at its end
         assert any((out / "checkpoint").iterdir())
     assert "Traceback" not in Path("errors").read_text()
     train(recipe, out, resume=True)
@@ -247,33 +247,35 @@ def test_how_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, cpu, cuda in ((1, 1, 1), (2, 2, 1), (8, 5, 4), (64, 5, 5)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)), False)
         monkeypatch.setattr(os, "cpu_count", lambda n=cores: n)
-        assert at_once("auto", "cpu", runs=5) == cpu
-        assert at_once("auto", "cuda:1", runs=5) == at_once("auto", "cuda", runs=5) == cuda
-        assert at_once("auto", "cpu", runs=5, threads=cores) == 1
-        assert at_once("auto", "cpu", runs=500, threads=2) == max(1, cores // 2)
-        assert at_once(3, "cuda", runs=5) == at_once(7, "cpu", runs=3) == 3
+        assert worker_count("auto", "cpu", runs=5) == cpu
+        assert (
+            worker_count("auto", "cuda:1", runs=5) == worker_count("auto", "cuda", runs=5) == cuda
+        )
+        assert worker_count("auto", "cpu", runs=5, threads=cores) == 1
+        assert worker_count("auto", "cpu", runs=500, threads=2) == max(1, cores // 2)
+        assert worker_count(3, "cuda", runs=5) == worker_count(7, "cpu", runs=3) == 3
         for there in (False, True):
             monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-            assert at_once("auto", "auto", runs=5) == (cuda if there else cpu)
+            assert worker_count("auto", "auto", runs=5) == (cuda if there else cpu)
 
 
 def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, width=130, color_system=None)
     place = {"epochs": 4, "total": 40, "noise": {"shares": [0, 1], "annealed": 1, "static": False}}
-    begin = {"said": "begin", "epoch": 0, "done": 0, "advice": ["take care"], **place}
+    begin = {"kind": "begin", "epoch": 0, "done": 0, "advice": ["take care"], **place}
     with Progress(console=console) as progress:
         for label in ("fold 0", "fold 1"):
-            progress.told(label, {"said": "start"})
+            progress.told(label, {"kind": "start"})
             progress.told(label, begin)
-        epoch = {"said": "epoch", "epoch": 1, "done": 10, **place, "train_loss": 0.25}
+        epoch = {"kind": "epoch", "epoch": 1, "done": 10, **place, "train_loss": 0.25}
         for label, accuracy in (("fold 0", 0.5), ("fold 1", 0.75)):
             news = {**epoch, "valid_accuracy": accuracy, "warnings": ["90% of x lie at one level"]}
             progress.told(label, news)
-            progress.told(label, {"said": "step", "epoch": 1, "done": 12, **place, "speed": 1234.5})
-        progress.told("fold 0", {"said": "done"})
-        progress.told("fold 2", {"said": "start"})
-        progress.told("fold 1", {"said": "failed", "why": "it was ill: cure it."})
+            progress.told(label, {"kind": "step", "epoch": 1, "done": 12, **place, "speed": 1234.5})
+        progress.told("fold 0", {"kind": "done"})
+        progress.told("fold 2", {"kind": "start"})
+        progress.told("fold 1", {"kind": "failed", "why": "it was ill: cure it."})
     shown = screen.getvalue()
     for words in ("fold 0 epoch 2/4", "fold 1 epoch 2/4", "loss 0.250, validation 75.0%",
                   "1,234 examples/s", "noise ·█ 1/2 annealed", "fold 2 getting ready"):  # fmt: skip

@@ -82,8 +82,7 @@ def serve() -> None:
     import softstair.cli._train_picture
     import softstair.cli._train_progress
     import softstair.cli.train
-    import softstair.train.events
-    import softstair.train.job  # noqa: F401
+    import softstair.train.loop  # noqa: F401
 
     print("ready", flush=True)
     for line in sys.stdin:
@@ -131,13 +130,13 @@ def _prepare(request: dict[str, Any]) -> None:
 def _tell(begun: Path) -> None:
     from softstair.train import loop
 
-    train = loop.train
+    run_epochs = loop.run_epochs
 
     def told(*given: Any) -> None:
         begun.touch()
-        train(*given)
+        run_epochs(*given)
 
-    loop.train = told
+    loop.run_epochs = told
 
 
 def _hasten(every: int) -> None:

@@ -11,11 +11,10 @@ from softstair import _check
 from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train.captured import CapturedStep
 from softstair.train.execution import Compiled
 from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.step import CapturedStep, Step
 
 __all__ = ["BATCH", "WORKLOADS", "StepRunner", "Workload", "workload"]
 
@@ -146,7 +145,7 @@ class StepRunner:
         # A new step, captured again: memory that compiling needed is not counted.
         self.step = self._new_step()
         self.rewind()
-        known = [*kept, self.examples.x, self.examples.y, state.loss, state.right]
+        known = [*kept, self.examples.x, self.examples.y, state.loss, state.correct]
         return tensor_bytes(kept) + peak_memory(self, self.device, known)
 
     @property

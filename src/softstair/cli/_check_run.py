@@ -9,7 +9,7 @@ from softstair.schedule import Schedule
 from softstair.theory import Distances, distances_on_network
 from softstair.train import trained_network
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, metrics_of, recipe_of
+from softstair.train.records import RunError, metrics_of, recipe_of
 
 __all__ = ["measure", "trained_recipe"]
 

@@ -12,7 +12,7 @@ from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_l
 from softstair.train import packed
 from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe, fields_with
-from softstair.train.run import RunError, recipe_of, summary_of
+from softstair.train.records import RunError, recipe_of, summary_of
 
 __all__ = ["Deployed", "LastLayer", "deployed", "examples"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from softstair.experiments.design import Design, Unit
 from softstair.experiments.engines import has_begun
-from softstair.train.run import RunError, data_version_of, summary_of
+from softstair.train.records import RunError, data_version_of, summary_of
 
 __all__ = ["STATES", "Place", "places"]
 

@@ -9,8 +9,8 @@ from softstair.cli import _train_progress
 from softstair.cli._console import Console
 from softstair.experiments.design import Unit
 from softstair.experiments.engines import unfinished
-from softstair.train.news import News
-from softstair.train.run import RunError, summary_of
+from softstair.train.progress import Event
+from softstair.train.records import RunError, summary_of
 
 __all__ = ["Progress"]
 
@@ -33,11 +33,11 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._bars.__exit__(*error)
 
-    def told(self, unit: Unit, news: News) -> None:
-        """News of a unit, see ``softstair.train.news``."""
+    def told(self, unit: Unit, news: Event) -> None:
+        """Event of a unit, see ``softstair.train.progress``."""
         if self._console.is_terminal:
             self._bars.told(self._label(unit), news)
-        elif news["said"] == "done":
+        elif news["kind"] == "done":
             self._done += 1
             words = f"{self._done}/{self._total} {unit.name} is done{self._accuracy(unit)}"
             print(f"softstair grid: {words}", file=sys.stderr)

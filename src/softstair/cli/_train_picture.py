@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from softstair.cli._files import reserved
-from softstair.train.run import metrics_of
+from softstair.train.records import metrics_of
 
 __all__ = ["draw"]
 

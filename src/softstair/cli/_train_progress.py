@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 from softstair.cli import flags_of
 from softstair.cli._console import Console
-from softstair.train.news import News
+from softstair.train.progress import Event
 
 __all__ = ["Progress"]
 
@@ -20,7 +20,7 @@ WIDE = 110
 
 class Progress:
     """A line that moves for every run: epoch, examples a second, loss, accuracy, time left,
-    annealed layers. :meth:`told` hears what a run tells, see ``softstair.train.news``."""
+    annealed layers. :meth:`told` hears what a run tells, see ``softstair.train.progress``."""
 
     def __init__(
         self, resuming: bool = False, console: Console | None = None, verb: str = "train"
@@ -52,9 +52,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def told(self, label: str, news: News) -> None:
-        """News of the run with that label, which is empty if there is one alone."""
-        said = news["said"]
+    def told(self, label: str, news: Event) -> None:
+        """Event of the run with that label, which is empty if there is one alone."""
+        said = news["kind"]
         if said == "start":
             self._roll_up()
             self._add(label, f"{label} getting ready".strip())
@@ -76,14 +76,14 @@ class Progress:
             self._bar.remove_task(self._tasks.pop(label))
             self._say(f"{label}: {news['why']}")
 
-    def _begin(self, label: str, news: News) -> None:
+    def _begin(self, label: str, news: Event) -> None:
         if self._resuming and not news["done"]:
             which = f"{label}: " if label else ""
             self._say(f"{which}there was no checkpoint to resume: it begins.")
         for sentence in news["advice"]:
             self._warn(sentence, f"{sentence}.")
 
-    def _go_on(self, label: str, news: News) -> None:
+    def _go_on(self, label: str, news: Event) -> None:
         more: dict[str, Any] = {}
         if "speed" in news:
             speed = news["speed"]
@@ -126,7 +126,7 @@ class Progress:
     def _say(self, sentence: str) -> None:
         print(f"softstair {self._verb}: {flags_of(sentence)}", file=sys.stderr)
 
-    def _noise(self, noise: News | None) -> str:
+    def _noise(self, noise: Event | None) -> str:
         """A bar for every layer, as high as what is left of its noise; · where it is annealed."""
         if noise is None:
             return "float"
@@ -138,6 +138,6 @@ class Progress:
         return f"noise {bars} {annealed} annealed" if self._wide else f"{bars} {annealed}"
 
 
-def _title(label: str, news: News) -> str:
+def _title(label: str, news: Event) -> str:
     epoch = min(news["epoch"] + 1, news["epochs"])
     return f"{label} epoch {epoch}/{news['epochs']}".strip()

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from softstair.cli._console import Console
-from softstair.train.run import metrics_of
+from softstair.train.records import metrics_of
 
 __all__ = ["conclusion", "show"]
 

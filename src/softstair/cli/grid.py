@@ -97,9 +97,9 @@ class Command:
             )
 
     def run(self) -> int:
-        from softstair.train.parallel import place
+        from softstair.train.parallel import torchrun_ranks
 
-        if (processes := place()[1]) > 1:
+        if (processes := torchrun_ranks()[1]) > 1:
             raise ValueError(
                 f"a grid is run by one process, which starts others, but torchrun has started "
                 f"{processes}: start it without torchrun."
@@ -223,7 +223,7 @@ class Command:
 
     def _engine(self, units: list[Unit], folder: Path, tell: Any) -> int:
         settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
-        settings |= {"threads": self.threads, "together": self.together}
+        settings |= {"threads": self.threads, "jobs": self.together}
         if self.engine == "ray":
             from softstair.experiments.engines import ray
 

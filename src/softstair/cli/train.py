@@ -17,7 +17,7 @@ from softstair.cli._arguments import parse as parse_flags
 from softstair.train import parallel
 from softstair.train.interrupt import Interrupted
 from softstair.train.recipe import PresetName, Recipe, preset
-from softstair.train.run import MOST_THREADS, recipe_of, refuse_other_data, summary_of
+from softstair.train.records import MAX_THREADS, recipe_of, refuse_other_data, summary_of
 
 if TYPE_CHECKING:
     from softstair.cli._train_progress import Progress
@@ -59,10 +59,10 @@ class Command:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
 
     def run(self) -> int:
-        with parallel.one_voice():
+        with parallel.rank_zero_output():
             self._refuse()
         with parallel.joined(self.device) as team:
-            if not team.is_first:
+            if not team.is_rank_zero:
                 return self._follow(team)
             out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
             self._lead(out, team)
@@ -85,11 +85,10 @@ class Command:
                 f"--every-fold trains them all, but --fold {self.recipe.fold} was given: leave out "
                 "one of the two."
             )
-        if self.every_fold and parallel.place()[1] > 1:
+        if self.every_fold and (processes := parallel.torchrun_ranks()[1]) > 1:
             raise ValueError(
-                f"--every-fold trains each fold in one process, but torchrun started "
-                f"{parallel.place()[1]}, which train one run together: leave out torchrun, or "
-                "name one --fold."
+                f"--every-fold trains each fold in one process, but torchrun started {processes}, "
+                "which train one run together: leave out torchrun, or name one --fold."
             )
         if self.every_fold and not self.resume and self.out and _is_taken(self.out):
             raise ValueError(
@@ -127,10 +126,10 @@ class Command:
     def _follow(self, team: parallel.Team) -> int:
         """Trains along with the first process of the team, which says all that there is to say."""
         try:
-            runs: list[tuple[Recipe, Path]] = team.share(list)
+            runs: list[tuple[Recipe, Path]] = team.broadcast(list)
             for recipe, path in runs:
                 self._train(recipe, path, team)
-        except parallel.Elsewhere:
+        except parallel.NotRankZero:
             return 2
         except (Interrupted, KeyboardInterrupt) as stop:
             return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
@@ -146,11 +145,11 @@ class Command:
     def _train_all(self, out: Path, team: parallel.Team) -> int:
         """Trains what is not done yet; returns how many folds failed, each of which was told of."""
         from softstair.cli._train_progress import Progress
-        from softstair.train.together import at_once
+        from softstair.train.pool import worker_count
 
-        number = at_once(self.together, self.device, self.recipe.folds, self.threads or 1)
+        number = worker_count(self.together, self.device, self.recipe.folds, self.threads or 1)
         left = self._unfinished(out)
-        first = team.share(lambda: list(islice(left, number if self.every_fold else 1)))
+        first = team.broadcast(lambda: list(islice(left, number if self.every_fold else 1)))
         if first and self.every_fold:
             refuse_other_data(
                 (path for _, path in self._runs(out)), {self.recipe.data}, self.data_dir
@@ -164,48 +163,54 @@ class Command:
 
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
         """The runs that are not done yet; those that are must be of this recipe."""
-        from softstair.train.job import refuse_other_recipe
+        from softstair.train.records import check_same_recipe
 
         for recipe, path in self._runs(out):
             begun = recipe_of(path) if self.resume else None
             if begun is None or summary_of(path) is None:
                 yield recipe, path
             else:
-                refuse_other_recipe(recipe, begun, path)
+                check_same_recipe(recipe, begun, path)
 
     def _train_together(
         self, runs: Iterator[tuple[Recipe, Path]], number: int, progress: "Progress"
     ) -> int:
-        from softstair.train.together import at_once, train_together
+        from softstair.train.interrupt import StopRequest
+        from softstair.train.pool import ProcessPool, Task, worker_count
 
-        return train_together(
-            runs,
-            number,
-            progress.told,
-            lambda threads: at_once(self.together, self.device, number, threads),
-            data_dir=str(self.data_dir),
-            device=self.device,
-            resume=self.resume,
-            threads=self.threads,
-            tensorboard=self.tensorboard,
+        settings = {
+            "data_dir": str(self.data_dir),
+            "device": self.device,
+            "resume": self.resume,
+            "threads": self.threads,
+            "tensorboard": self.tensorboard,
+        }
+        tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in runs)
+        count = lambda threads: worker_count(
+            self.together, self.device, number, threads or self.threads
         )
+        again = "use `resume`"
+        with (
+            StopRequest() as stop,
+            ProcessPool(tasks, progress.told, count, settings, alike=True, again=again) as pool,
+        ):
+            return pool.run(stop)
 
     def _watch(self, recipe: Recipe, out: Path, progress: "Progress", team: parallel.Team) -> None:
-        from softstair.train.events import Events
-        from softstair.train.news import Telling
+        from softstair.train.progress import EventSender, TensorBoardEvents
 
         label = f"fold {recipe.fold}" if self.every_fold else ""
-        progress.told(label, {"said": "start"})
-        telling = Telling(lambda news: progress.told(label, news))
+        progress.told(label, {"kind": "start"})
+        sender = EventSender(lambda news: progress.told(label, news))
         with contextlib.ExitStack() as watching:
-            watchers: list[Any] = [telling]
+            watchers: list[Any] = [sender]
             if self.tensorboard:
-                watchers.append(watching.enter_context(Events(out / "events")))
-            self._train(recipe, out, team, watchers=watchers, loading=telling.loading)
-        progress.told(label, {"said": "done"})
+                watchers.append(watching.enter_context(TensorBoardEvents(out / "events")))
+            self._train(recipe, out, team, watchers=watchers, loading=sender.loading)
+        progress.told(label, {"kind": "done"})
 
     def _train(self, recipe: Recipe, out: Path, team: parallel.Team, **watching: Any) -> None:
-        from softstair.train.job import train
+        from softstair.train.loop import train
 
         train(
             recipe,
@@ -231,7 +236,7 @@ class Command:
 
     def _again(self, out: Path) -> str:
         """The command that goes on with what is there."""
-        words = [*parallel.launcher(), "softstair", "train", "--resume", "--out"]
+        words = [*parallel.launch_command(), "softstair", "train", "--resume", "--out"]
         words += [str(out), "--every-fold"] if self.every_fold else [str(out)]
         # A run directory does not decide which code runs: the user says it again.
         own = (("--model", self.recipe.model), ("--data", self.recipe.data))
@@ -251,7 +256,7 @@ def parse(words: Sequence[str], prog: str) -> Command:
     A run that goes on is told apart from one that was asked for anew when it is opened: a recipe
     that differs is refused there.
     """
-    with parallel.one_voice():
+    with parallel.rank_zero_output():
         return _parse(words, prog)
 
 
@@ -282,8 +287,8 @@ def refuse_strange_code(function: str, flag: str, repeated: str | None) -> None:
 
 def refuse_threads(threads: int | None) -> None:
     """Refuses a number of threads that cannot be."""
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise ValueError(f"--threads must be from 1 to {MOST_THREADS}, but {threads} was given.")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads must be from 1 to {MAX_THREADS}, but {threads} was given.")
 
 
 def refuse_no_number(together: str | None) -> None:

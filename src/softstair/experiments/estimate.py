@@ -8,13 +8,12 @@ import torch
 from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.train.captured import CapturedStep
 from softstair.train.execution import choose_device, choose_threads, training_settings
 from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.network import make_network
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
-from softstair.train.step import Step
+from softstair.train.step import CapturedStep, Step
 
 __all__ = ["Estimate", "estimate"]
 

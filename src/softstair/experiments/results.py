@@ -19,7 +19,7 @@ from softstair._files import replacing
 from softstair.experiments import _parquet
 from softstair.experiments.design import FIELDS, HINTS, OPTIONAL, value_of
 from softstair.train.recipe import OLDER_VALUES, Recipe
-from softstair.train.run import RunError, data_version_of, metrics_of, recipe_of, summary_of
+from softstair.train.records import RunError, data_version_of, metrics_of, recipe_of, summary_of
 
 __all__ = [
     "DATA_VERSION",

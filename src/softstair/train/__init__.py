@@ -1,10 +1,11 @@
 """Training: recipes, presets, one loop, and runs that survive."""
 
 from softstair.train.interrupt import Interrupted
-from softstair.train.job import train
+from softstair.train.loop import train
 from softstair.train.network import trained_network
 from softstair.train.recipe import PRESETS, Recipe, preset
-from softstair.train.run import Run, RunError
+from softstair.train.records import RunError
+from softstair.train.run import Run
 
 __all__ = [
     "PRESETS",

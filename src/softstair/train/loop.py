@@ -1,62 +1,232 @@
-"""The loop: one for CPU and GPU, for every data set, network and recipe."""
+"""``train``: data, network, run directory, the loop over epochs, and the summary."""
 
+import platform
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
-from softstair.data.batches import Examples
-from softstair.train.captured import CapturedStep
-from softstair.train.metrics import evaluate, refresh_statistics, stair_health
-from softstair.train.run import Run, refuse_nonfinite
-from softstair.train.state import State
-from softstair.train.step import Step
+import torch
+from torch import nn
 
-__all__ = ["Watch", "train"]
+import softstair
+from softstair import kernels
+from softstair._errors import SoftstairError
+from softstair.data import Dataset, Loading, load
+from softstair.data.batches import Examples
+from softstair.data.folds import split
+from softstair.train.execution import (
+    check_kernels,
+    choose_device,
+    choose_threads,
+    memory_errors,
+    training_settings,
+)
+from softstair.train.metrics import evaluate, refresh_statistics, stair_health
+from softstair.train.network import make_network, table
+from softstair.train.parallel import SINGLE_PROCESS, Team
+from softstair.train.recipe import Recipe
+from softstair.train.records import RunError, check_same_recipe
+from softstair.train.run import Run, check_finite
+from softstair.train.state import State
+from softstair.train.step import CapturedStep, Step
+
+__all__ = ["Watcher", "train"]
 
 EXAMINED = 64
-"""So many validation examples are enough to see how the stairs are occupied."""
+"""Validation examples that show how the levels of the stairs are occupied."""
 
 
-class Watch(Protocol):
-    """Somebody who looks on: a progress bar, TensorBoard."""
+class Watcher(Protocol):
+    """Follows a training: a progress bar, TensorBoard."""
 
     def begin(self, state: State) -> None:
-        """Training begins, or goes on from a checkpoint."""
+        """Called before the first step of a new or resumed run."""
 
     def step(self, state: State) -> None:
-        """A step is done; no synchronisation, please."""
+        """Called after each step; it must not wait for the device."""
 
     def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-        """An epoch is done, and this is its line of metrics."""
+        """Called after each epoch with its line of metrics.jsonl."""
 
 
-def train(state: State, train: Examples, valid: Examples, run: Run, watch: Watch) -> None:
-    """Trains from where the state stands to the last epoch; SIGINT or SIGTERM stops it, kept."""
-    recipe = state.recipe
-    step = (CapturedStep if state.execution.captured else Step)(state, train)
+def train(
+    recipe: Recipe,
+    out: Path | str,
+    data_dir: Path | str = "data",
+    device: str = "auto",
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    threads: int | None = None,
+    loading: Loading | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    team: Team = SINGLE_PROCESS,
+) -> dict[str, Any]:
+    """Train by a recipe in a run directory.
+
+    Args:
+        recipe: What to train.
+        out: Run directory; created if it does not exist.
+        data_dir: Folder of the data sets.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for a GPU if there is one.
+        resume: Continue the run in ``out``, if there is one. Give the same ``recipe``, and the same
+            ``dataset`` and ``model`` if they were given.
+        watchers: Objects that are called after each step and epoch.
+        threads: CPU threads of torch; None chooses them by the size of the network. A resumed run
+            keeps its own.
+        loading: Called with (done, total) while features of recordings are computed.
+        dataset: Data to use instead of what the recipe names.
+        model: Model to use instead of what the recipe names; it is copied.
+        team: The processes that train the run, from :func:`softstair.train.parallel.joined`; each
+            of them calls this function.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        RunError: If the run directory holds a run and ``resume`` is False, or another run.
+        Interrupted: After SIGINT or SIGTERM, once a checkpoint is saved.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     summary = train(Recipe(limit=200, epochs=1, batch=32), out)
+    >>> summary["epochs"], 0 < summary["valid_accuracy"] <= 1
+    (1, True)
+    """
+    with Run.hold(Path(out), team) as run:
+        # The other processes may not see the run directory.
+        recipe, begun_threads, summary = team.broadcast(lambda: _open(run, recipe, resume))
+        if summary is not None:
+            return summary
+        with team.all_or_none():
+            place = choose_device(device, team.local_rank)
+            check_kernels(recipe, place)
+        if dataset is None:
+            dataset = team.rank_zero_first(lambda: load(recipe.data, data_dir, loading))
+        backend = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
+        with training_settings(recipe, place), backend:
+            torch.manual_seed(recipe.seed)
+            with memory_errors(recipe):
+                with team.all_or_none():
+                    if recipe.limit is not None:
+                        dataset = dataset.sample(recipe.limit)
+                    network = make_network(recipe, dataset, model)
+                per_process = recipe.batch // team.size
+                torch.set_num_threads(
+                    begun_threads or threads or choose_threads(network, per_process)
+                )
+                return _train(recipe, run, dataset, network, place, watchers, model is not None)
+
+
+def _open(
+    run: Run, recipe: Recipe, resume: bool
+) -> tuple[Recipe, int | None, dict[str, Any] | None]:
+    """Return the recipe, and the threads and the summary of the run that is there."""
+    begun, processes = run.recipe, run.team.size
+    summary = None if begun is None else run.summary
+    if begun is not None:
+        if not resume:
+            raise RunError(
+                f"the run directory {str(run.path)!r} holds a run already: continue it with "
+                "`resume`, or give another `out`.",
+                field="out",
+            )
+        check_same_recipe(recipe, begun, run.path)
+    if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
+        raise SoftstairError(
+            f"batch must be a multiple of the number of processes, {processes}, with at least two "
+            f"examples for each, but {recipe.batch} was given.",
+            field="batch",
+        )
+    return recipe, run.threads, summary
+
+
+def _train(
+    recipe: Recipe,
+    run: Run,
+    dataset: Dataset,
+    network: nn.Module,
+    device: torch.device,
+    watchers: Sequence[Watcher],
+    own: bool,
+) -> dict[str, Any]:
+    team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
+    if team.size > 1:
+        # A user's own model may draw its first weights from another generator than torch's.
+        network.load_state_dict(team.broadcast(network.state_dict))
+    with team.all_or_none():
+        parts = split(dataset, recipe.fold, recipe.folds)
+        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+        state = State(recipe, network, len(training), device, own, team)
+    if not team.is_rank_zero:
+        torch.manual_seed(team.seed(recipe.seed))
+    config = {
+        **describe(recipe, dataset, device),
+        "processes": team.size,
+        "step": state.execution.to_json(),
+    }
+    run.begin(config, table(state.network))
+    run.resume(state)
+    run_epochs(state, training, valid, run, watchers)
+    test_accuracy = None
+    if dataset.test_x is not None and dataset.test_y is not None:
+        test = Examples(dataset.test_x, dataset.test_y, *numbers)
+        _, test_accuracy = evaluate(
+            state.network, test, team=team, forward=state.execution.eval_forward
+        )
+    accuracies = [line["valid_accuracy"] for line in state.history]
+    seconds = state.clock.seconds
+    summary = {
+        "valid_accuracy": accuracies[-1],
+        "best_valid_accuracy": max(accuracies),
+        "test_accuracy": test_accuracy,
+        "epochs": recipe.epochs,
+        "images_per_second": recipe.epochs * state.steps * recipe.batch / max(seconds, 1e-9),
+        "seconds": seconds,
+        "config": config,
+    }
+    run.finish(summary)
+    return summary
+
+
+def run_epochs(
+    state: State, training: Examples, valid: Examples, run: Run, watchers: Sequence[Watcher]
+) -> None:
+    """Train from the position of ``state`` to the last epoch; a signal saves and stops it."""
+    step = (CapturedStep if state.execution.captured else Step)(state, training)
     with state.team.stop_request() as stop:
-        watch.begin(state)
-        while state.epoch < recipe.epochs:
+        for watcher in watchers:
+            watcher.begin(state)
+        while state.epoch < state.recipe.epochs:
             state.begin_epoch()
             while state.step < state.steps:
                 step()
-                watch.step(state)
+                for watcher in watchers:
+                    watcher.step(state)
                 run.keep(state, stop)
-            refuse_nonfinite(state)
-            state.clock()
-            metrics = measure(state, train, valid, lambda: run.keep(state, stop))
-            refuse_nonfinite(state, metrics["valid_loss"])
+            check_finite(state)
+            state.clock.lap()
+            metrics = measure(state, training, valid, lambda: run.keep(state, stop))
+            check_finite(state, metrics["valid_loss"])
             run.log(metrics)
             state.end_epoch(metrics)
-            watch.epoch(state, metrics)
+            for watcher in watchers:
+                watcher.epoch(state, metrics)
             run.keep(state, stop)
         run.save(state)
 
 
-def measure(state: State, train: Examples, valid: Examples, between: Any) -> dict[str, Any]:
-    """The line of metrics of the epoch that the state has just come to the end of."""
+def measure(
+    state: State, training: Examples, valid: Examples, between: Callable[[], None]
+) -> dict[str, Any]:
+    """Return the metrics of the epoch that has just ended; ``between`` is called during it."""
     recipe = state.recipe
     if recipe.statistics == "fresh":
-        how = (recipe.batch, recipe.seed, recipe.augment)
-        refresh_statistics(state.network, train, *how, between, state.team)
+        refresh_statistics(
+            state.network, training, recipe.batch, recipe.seed, recipe.augment, between, state.team
+        )
     valid_loss, valid_accuracy = evaluate(
         state.network, valid, between, state.team, state.execution.eval_forward
     )
@@ -70,10 +240,34 @@ def measure(state: State, train: Examples, valid: Examples, between: Any) -> dic
     }
     if state.annealer is not None:
         x, _ = next(valid.chunks(EXAMINED))
+        stairs = stair_health(state.network, x)
+        messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
         metrics["annealed"] = list(state.annealer.annealed)
-        stairs = stair_health(state.network, x)
         metrics["stairs"] = [stair.to_json() for stair in stairs]
-        messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
         metrics["warnings"] = [message for message in messages if message]
     return metrics
+
+
+def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str, Any]:
+    """Return config.json: everything that is needed to repeat a run."""
+    facts: tuple[Any, ...] = (dataset.classes, dataset.mean, dataset.std)
+    if recipe.centre_input and dataset.centred is not None:
+        facts += dataset.centred
+    checksum = zlib.crc32(repr(facts).encode())
+    for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
+        checksum = zlib.crc32(b"" if part is None else part.cpu().numpy().tobytes(), checksum)
+    data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{checksum:08x}"}
+    if dataset.version is not None:
+        data["version"] = dataset.version
+    return {
+        "recipe": recipe.to_json(),
+        "data": data,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "softstair": softstair.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+    }

@@ -15,7 +15,7 @@ from softstair.convert.graph import training_mode
 from softstair.data.batches import Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
-from softstair.train.parallel import ALONE, Team
+from softstair.train.parallel import SINGLE_PROCESS, Team
 
 __all__ = ["Health", "evaluate", "refresh_statistics", "stair_health"]
 
@@ -35,7 +35,7 @@ def evaluate(
     network: nn.Module,
     examples: Examples,
     callback: Callable[[], None] = lambda: None,
-    team: Team = ALONE,
+    team: Team = SINGLE_PROCESS,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
@@ -71,7 +71,7 @@ def refresh_statistics(
     seed: int,
     augment: str = "none",
     callback: Callable[[], None] = lambda: None,
-    team: Team = ALONE,
+    team: Team = SINGLE_PROCESS,
 ) -> None:
     """Estimate the running statistics of batch normalisations anew, without noise.
 
@@ -117,7 +117,7 @@ def refresh_statistics(
     if team.size > 1:
         names = ("running_mean", "running_var")
         buffers = [norm.get_buffer(name) for norm in norms for name in names]
-        shared = team.share(lambda: [buffer.cpu() for buffer in buffers])
+        shared = team.broadcast(lambda: [buffer.cpu() for buffer in buffers])
         for buffer, value in zip(buffers, shared, strict=True):
             buffer.copy_(value)
 

@@ -14,7 +14,7 @@ from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.run import RunError, load_checkpoint, read, recipe_of
+from softstair.train.records import RunError, load_checkpoint, read_json, recipe_of
 from softstair.train.state import State
 
 __all__ = ["advice", "make_network", "stair_network", "table", "trained_network"]
@@ -92,7 +92,7 @@ def trained_network(
             "called because a file names it: pass `model`, or `own_code=True` if you trust it.",
             field="model",
         )
-    config = read(path, "config.json")
+    config = read_json(path, "config.json")
     state = None if config is None else load_checkpoint(path, config)
     if recipe is None or state is None:
         hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""

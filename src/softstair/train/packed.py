@@ -26,7 +26,7 @@ from softstair.stair import Stair
 from softstair.train.checkpoint import is_like
 from softstair.train.network import stair_network, trained_network
 from softstair.train.recipe import Recipe, fields_with
-from softstair.train.run import recipe_of, summary_of
+from softstair.train.records import recipe_of, summary_of
 
 __all__ = ["NETWORKS", "about", "pack", "packed_network"]
 

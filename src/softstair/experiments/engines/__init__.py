@@ -10,12 +10,17 @@ from pathlib import Path
 
 from softstair.experiments.design import Unit
 from softstair.experiments.results import find
-from softstair.train.news import News
-from softstair.train.run import RunError, recipe_of, refuse_other_data, summary_of
+from softstair.train.progress import Event
+from softstair.train.records import (
+    check_same_recipe,
+    recipe_of,
+    refuse_other_data,
+    summary_of,
+)
 
 __all__ = ["Tell", "has_begun", "refuse_mixed_data", "unfinished"]
 
-Tell = Callable[[Unit, News], None]
+Tell = Callable[[Unit, Event], None]
 
 
 def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
@@ -36,11 +41,5 @@ def has_begun(unit: Unit, folder: Path) -> bool:
     path = unit.path(folder)
     if (begun := recipe_of(path)) is None:
         return False
-    if names := begun.differences(unit.recipe):
-        # Epochs take period and drop with them: they are what was given.
-        name = "epochs" if "epochs" in names else names[0]
-        raise RunError(
-            f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, and not "
-            f"{getattr(unit.recipe, name)!r}: give what the grid was begun with, or another --out."
-        )
+    check_same_recipe(unit.recipe, begun, path)
     return True

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from softstair.train.together import MOST_ON_A_GPU, cores
+from softstair.train.pool import MAX_RUNS_PER_GPU, cores
 
 __all__ = ["Share"]
 
@@ -17,7 +17,7 @@ class Share:
     What was not asked for is found: the device and the share of a GPU by :meth:`settle`, when the
     machines are known; the CPUs by :meth:`learn`, when the first unit says how many threads it has.
 
-    >>> share = Share("auto", threads=None, together="auto", cpus=None, gpus=None)
+    >>> share = Share("auto", threads=None, jobs="auto", cpus=None, gpus=None)
     >>> machines = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0}]
     >>> share.settle(machines)
     >>> share.device, share.cpus, share.gpus, share.at_once(machines)
@@ -28,7 +28,7 @@ class Share:
         self,
         device: str,
         threads: int | None,
-        together: Literal["auto"] | int,
+        jobs: Literal["auto"] | int,
         cpus: float | None,
         gpus: float | None,
     ) -> None:
@@ -37,20 +37,20 @@ class Share:
                 "device must be auto, cpu or cuda with Ray, which itself says which GPU a unit is "
                 f"given, but {device!r} was given."
             )
-        if together != "auto" and together < 1:
-            raise ValueError(f"together must be auto or from 1, but {together!r} was given.")
+        if jobs != "auto" and jobs < 1:
+            raise ValueError(f"jobs must be auto or from 1, but {jobs!r} was given.")
         if cpus is not None and not 0 < cpus <= 1024:
             raise ValueError(f"cpus must be above 0, and 1024 at most, but {cpus!r} was given.")
         if gpus is not None and not 0 <= gpus <= 1:
             raise ValueError(f"gpus must be from 0 to 1, but {gpus!r} was given.")
         self.device = device
         self.cpus, self.gpus = 1 if cpus is None else cpus, 0.0
-        self._threads, self._together = threads, together
+        self._threads, self._jobs = threads, jobs
         self._asked_cpus, self._asked_gpus = cpus, gpus
 
     def cpus_here(self) -> int:
         """The CPUs of a cluster that is started here: the cores, or as many as units at a time."""
-        return cores() if self._together == "auto" else max(cores(), self._together)
+        return cores() if self._jobs == "auto" else max(cores(), self._jobs)
 
     def settle(self, machines: Sequence[Machine]) -> None:
         """Chooses for these machines."""
@@ -64,8 +64,8 @@ class Share:
         self.device = "cuda" if self.device != "cpu" and there and asked != 0 else "cpu"
         if self.device == "cuda":
             cores = best.get("CPU", 0.0) / there
-            number = min(MOST_ON_A_GPU, max(1, int(cores // 2)))
-            number = number if self._together == "auto" else self._together
+            number = min(MAX_RUNS_PER_GPU, max(1, int(cores // 2)))
+            number = number if self._jobs == "auto" else self._jobs
             # Ray counts in steps of 0.0001.
             self.gpus = asked or int(10_000 / number) / 10_000
         self.learn(self._threads or 1, machines)
@@ -81,17 +81,17 @@ class Share:
             return
         counts = [one.get("CPU", 0.0) for one in machines if one.get("GPU", 0.0) >= self.gpus]
         self.cpus = 1 if self.device == "cuda" and self._threads is None else threads
-        if self.device == "cpu" and self._together != "auto":
-            self.cpus = min(self.cpus, max(1, int(sum(counts) / self._together)))
+        if self.device == "cpu" and self._jobs != "auto":
+            self.cpus = min(self.cpus, max(1, int(sum(counts) / self._jobs)))
         self.cpus = min(self.cpus, max(1, int(max(counts))))
 
     def at_once(self, machines: Sequence[Machine]) -> int:
         """How many tasks are in flight: as many as wait as train, so that none need wait for us.
 
-        Without a GPU ``together`` says it.
+        Without a GPU ``jobs`` says it.
         """
-        if self.device == "cpu" and self._together != "auto":
-            return self._together
+        if self.device == "cpu" and self._jobs != "auto":
+            return self._jobs
         return max(1, 2 * self._capacity(machines))
 
     def _capacity(self, machines: Sequence[Machine]) -> int:

@@ -32,7 +32,7 @@ class Mailbox:
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=10_000)
 
     def put(self, name: str, news: dict[str, Any]) -> None:
-        """News of the unit with that name."""
+        """Event of the unit with that name."""
         self._news.append((name, news))
 
     def take(self) -> list[tuple[str, dict[str, Any]]]:
@@ -59,32 +59,32 @@ def train_unit(task: dict[str, Any], mailbox: Any) -> dict[str, Any]:
 
     def tell(news: dict[str, Any]) -> None:
         nonlocal told
-        if news["said"] == "begin":
+        if news["kind"] == "begin":
             outcome["threads"] = news["threads"]
-        if news["said"] in ("step", "loading"):
+        if news["kind"] in ("step", "loading"):
             if time.monotonic() - told < PAUSE:
                 return
             told = time.monotonic()
         mailbox.put.remote(task["name"], news)
 
     try:
-        tell({"said": "start"})
+        tell({"kind": "start"})
         _feel_at_home(task)
         _refuse_other_machine(task)
         _train(task, tell)
     except KeyboardInterrupt:
         why = "its task was cancelled: give the same command again."
-        return {**outcome, "said": "stopped", "why": why}
+        return {**outcome, "kind": "stopped", "why": why}
     except Exception as error:
         trace = traceback.format_exc() if task["environment"].get("SOFTSTAIR_TRACEBACK") else ""
-        return {**outcome, "said": "failed", "why": _why(error), "trace": trace}
-    return {**outcome, "said": "done"}
+        return {**outcome, "kind": "failed", "why": _why(error), "trace": trace}
+    return {**outcome, "kind": "done"}
 
 
 def warm_up(task: dict[str, Any]) -> None:
     """Imports what training needs, in seconds, in a process that will be given a unit soon."""
     _feel_at_home(task)
-    for name in ("softstair.train.job", "torch._dynamo"):
+    for name in ("softstair.train.loop", "torch._dynamo"):
         with contextlib.suppress(ImportError):  # the unit will say so
             importlib.import_module(name)
 
@@ -128,11 +128,11 @@ def _train(task: dict[str, Any], tell: Any) -> None:
     import torch
 
     from softstair.train.interrupt import Interrupted
-    from softstair.train.job import train
-    from softstair.train.news import Telling
+    from softstair.train.loop import train
+    from softstair.train.progress import EventSender
     from softstair.train.recipe import Recipe
 
-    telling, out = Telling(tell), Path(task["out"])
+    telling, out = EventSender(tell), Path(task["out"])
     # Ray allows a process one thread for each of its CPUs; what is computed must not depend on it.
     torch.set_num_threads(task["threads"])
     _wait_for(out)

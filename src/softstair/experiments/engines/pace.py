@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from softstair.train.news import News
+from softstair.train.progress import Event
 
 __all__ = ["Pace"]
 
@@ -23,7 +23,7 @@ class Pace:
     >>> for second in range(200):
     ...     now, speed = float(second), {1: 10, 2: 18, 3: 18}[pace()]
     ...     for unit in range(pace()):
-    ...         pace.hear(unit, {"said": "step", "done": speed * second / pace()})
+    ...         pace.hear(unit, {"kind": "step", "done": speed * second / pace()})
     >>> pace()
     2
     """
@@ -43,12 +43,12 @@ class Pace:
         if self._best is None and self._since is None:
             self._number = min(max(1, number), self.most)
 
-    def hear(self, unit: Any, news: News) -> None:
+    def hear(self, unit: Any, news: Event) -> None:
         """What a unit says of itself; its steps are counted from the first that it tells of."""
-        if "done" in news and news["said"] in ("begin", "step", "epoch"):
+        if "done" in news and news["kind"] in ("begin", "step", "epoch"):
             self._steps += max(0.0, news["done"] - self._done.get(unit, news["done"]))
             self._done[unit] = news["done"]
-        elif news["said"] in ("done", "failed", "stopped"):
+        elif news["kind"] in ("done", "failed", "stopped"):
             self._done.pop(unit, None)
 
     def __call__(self) -> int:

@@ -26,8 +26,8 @@ from softstair.experiments.engines import Tell, _ray_task, refuse_mixed_data, un
 from softstair.experiments.engines._ray_cluster import joined, nodes
 from softstair.experiments.engines._ray_share import Share
 from softstair.train.interrupt import Interrupted, StopRequest
-from softstair.train.news import News
-from softstair.train.run import RunError
+from softstair.train.progress import Event
+from softstair.train.records import RunError
 
 __all__ = ["run"]
 
@@ -48,7 +48,7 @@ def run(
     data_dir: str = "data",
     device: str = "auto",
     threads: int | None = None,
-    together: Literal["auto"] | int = "auto",
+    jobs: Literal["auto"] | int = "auto",
     cpus: float | None = None,
     gpus: float | None = None,
 ) -> int:
@@ -58,9 +58,9 @@ def run(
                and ends it at the end
     device     auto: a GPU if the cluster has one, for all units
     threads    of the CPU, for a unit; None leaves the choice to :func:`softstair.train.train`
-    together   units that share a GPU; where there is none, units that train at a time
+    jobs       units that share a GPU; where there is none, units that train at a time
     cpus       of a task, if not as many as it has threads
-    gpus       of a task, from 0 to 1, if not its share among those ``together``
+    gpus       of a task, from 0 to 1, if not its share among those ``jobs``
 
     The first unit goes ahead of the others: what refuses it before it begins would refuse them all,
     and is raised. A unit that fails later is told of, and the others go on. One whose process is
@@ -71,7 +71,7 @@ def run(
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
-    share = Share(device, threads, together, cpus, gpus)
+    share = Share(device, threads, jobs, cpus, gpus)
     with StopRequest() as stop, joined(address, share.cpus_here()) as ray, _token(folder) as token:
         share.settle(nodes(ray))
         settings = {"data_dir": os.path.abspath(data_dir), "device": share.device}
@@ -171,7 +171,7 @@ class Crew:
         resources = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus}
         return self._task.options(name=unit.name, **resources).remote(task, self._mailbox)
 
-    def _outcome(self, task: Any) -> News:
+    def _outcome(self, task: Any) -> Event:
         """What became of a task, whatever Ray makes of it."""
         errors = self._ray.exceptions
         try:
@@ -183,37 +183,37 @@ class Crew:
         except errors.RayError as error:
             why = f"its process was lost {RETRIES + 1} times ({type(error).__name__})"
         whole = "its last checkpoint, if there is one, is whole: give the same command again"
-        return {"said": "lost", "why": f"{why}, and {whole}."}
+        return {"kind": "lost", "why": f"{why}, and {whole}."}
 
-    def _settle(self, unit: Unit, outcome: News) -> None:
+    def _settle(self, unit: Unit, outcome: Event) -> None:
         """A unit has come to an end."""
-        is_done = outcome["said"] == "done" or (unit.path(self._folder) / "summary.json").exists()
+        is_done = outcome["kind"] == "done" or (unit.path(self._folder) / "summary.json").exists()
         if (threads := outcome.get("threads")) is not None:
             self._begin(threads)
         if is_done:
-            self._say(unit, {"said": "done"})
+            self._say(unit, {"kind": "done"})
         elif self._stopping:
             if unit.name in self._started:
-                self._say(unit, {"said": "stopped"})
+                self._say(unit, {"kind": "stopped"})
         else:
             self._fail(unit, outcome)
         self._started.discard(unit.name)
 
-    def _fail(self, unit: Unit, outcome: News) -> None:
+    def _fail(self, unit: Unit, outcome: Event) -> None:
         if trace := outcome.get("trace"):
             print(trace, file=sys.stderr)
         why = outcome["why"]
         # Without what is the unit's own: a full disk says the same of each.
         reason = why.replace(str(unit.path(self._folder)), "")
         if not self._begun and reason in self._reasons:
-            raise RunError(f"{unit.name}: {why}" if outcome["said"] == "lost" else why)
-        if outcome["said"] == "failed" and outcome["threads"] is None:
+            raise RunError(f"{unit.name}: {why}" if outcome["kind"] == "lost" else why)
+        if outcome["kind"] == "failed" and outcome["threads"] is None:
             # What refuses a second unit before it begins is not the affair of one.
             self._open = self._open and reason not in self._reasons
         if not self._begun or outcome.get("threads") is None:
             self._reasons.add(reason)
         self.failed += 1
-        self._say(unit, {"said": "failed", "why": why})
+        self._say(unit, {"kind": "failed", "why": why})
 
     def _begin(self, threads: int) -> None:
         if not self._begun:
@@ -225,23 +225,23 @@ class Crew:
         ready, _ = self._ray.wait([self._mail], timeout=patience)
         if not ready:
             return
-        news: list[tuple[str, News]] = []
+        news: list[tuple[str, Event]] = []
         with contextlib.suppress(self._ray.exceptions.RayError):
             news = self._ray.get(self._mail)
         self._mail = self._mailbox.take.remote()
         flying = {unit.name: unit for unit in self._flying.values()}
         for name, one in news:
             if name in flying:  # otherwise it comes late
-                if one["said"] == "begin":
+                if one["kind"] == "begin":
                     self._begin(one["threads"])
                 self._say(flying[name], one)
 
-    def _say(self, unit: Unit, news: News) -> None:
+    def _say(self, unit: Unit, news: Event) -> None:
         """Whoever listens hears of one start for each unit, though it be begun anew."""
         if unit.name not in self._started:
             self._started.add(unit.name)
-            self._tell(unit, {"said": "start"})
-        if news["said"] != "start":
+            self._tell(unit, {"kind": "start"})
+        if news["kind"] != "start":
             self._tell(unit, news)
 
 

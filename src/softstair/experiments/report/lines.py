@@ -10,7 +10,7 @@ from softstair.experiments.figures.style import COLOURS
 from softstair.experiments.results import NAMES, SETTINGS, Training, located
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.experiments.studies import TITLES
-from softstair.train.run import RunError
+from softstair.train.records import RunError
 
 __all__ = ["ReportLine", "arranged", "gather", "in_words", "study_titles", "varied"]
 

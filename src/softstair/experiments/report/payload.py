@@ -19,7 +19,7 @@ from softstair.experiments.report.lines import (
 )
 from softstair.experiments.results import Training
 from softstair.experiments.statistics import Numbers, curve_of, drop_of
-from softstair.train.run import read
+from softstair.train.records import read_json
 
 __all__ = ["clean", "data_of", "escaped"]
 
@@ -159,7 +159,7 @@ def _unit(training: Training, folder: Path, texts: dict[str, int]) -> dict[str, 
     place = {}
     if training.path is not None:
         config = training.path / "config.json"
-        if read(training.path, "config.json") is not None:
+        if read_json(training.path, "config.json") is not None:
             recorded = config.read_bytes().decode("utf-8", "replace").strip()
         with contextlib.suppress(ValueError):  # there is no path to another drive
             relative = Path(os.path.relpath(config, folder)).as_posix()

@@ -14,7 +14,7 @@ from softstair.experiments.report.lines import ReportLine, in_words, values_of, 
 from softstair.experiments.report.payload import clean
 from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 from softstair.experiments.statistics import Mean
-from softstair.train.run import read
+from softstair.train.records import read_json
 
 __all__ = [
     "VERDICTS",
@@ -290,7 +290,7 @@ def _trained_with(trainings: Sequence[Training]) -> list[str]:
     recorded: dict[str, set[str]] = {}
     count = 0
     for training in trainings:
-        config = (training.path and read(training.path, "config.json")) or {}
+        config = (training.path and read_json(training.path, "config.json")) or {}
         versions = config.get("versions")
         known = {**(versions if isinstance(versions, dict) else {}), "": config.get("device")}
         known = {name: value for name, value in known.items() if isinstance(value, str)}

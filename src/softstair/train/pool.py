@@ -1,0 +1,284 @@
+"""A pool trains several runs in parallel.
+
+:class:`Pool` decides which run is next, and what a failure means for the others; a subclass says
+where runs train: :class:`ProcessPool` in processes of this machine.
+
+A GPU is idle while a run loads its data, captures its steps, evaluates or writes a checkpoint; on a
+CPU, small networks train fastest on one thread. The result of a run does not depend on the number
+of runs: each has the threads, the seed and the directory that it would have alone.
+"""
+
+import os
+import queue
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.progress import Event
+from softstair.train.recipe import Recipe
+from softstair.train.records import RunError
+from softstair.train.worker import Worker
+
+__all__ = ["MAX_RUNS_PER_GPU", "Pool", "ProcessPool", "Task", "cores", "worker_count"]
+
+MAX_RUNS_PER_GPU = 5
+"""Runs that share a GPU: each has a CUDA context and a copy of the data there."""
+TIMEOUT = 10.0
+"""Seconds for a process to save its run when the pool ends because of an error."""
+
+
+def worker_count(
+    jobs: Literal["auto"] | int, device: str, runs: int, threads: int | None = None
+) -> int:
+    """Return how many runs to train in parallel.
+
+    With ``jobs="auto"``: one per available core on a CPU (each uses ``threads`` cores); on a GPU
+    up to ``MAX_RUNS_PER_GPU``, two cores each.
+
+    >>> worker_count(4, "cpu", runs=3), worker_count("auto", "cpu", runs=5, threads=10**6)
+    (3, 1)
+    """
+    if jobs != "auto":
+        return min(jobs, runs)
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return min(runs, MAX_RUNS_PER_GPU, max(1, cores() // 2))
+    return max(1, min(runs, cores() // (threads or 1)))
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A run to train. Its events are reported with ``key``, or else with ``name``."""
+
+    name: str
+    recipe: Recipe
+    out: Path
+    key: Any = None
+
+
+class Pool(ABC):
+    """Trains tasks in parallel.
+
+    The first task trains alone until its first step: what fails before that, such as absent data,
+    would fail for the others too, and features of recordings are computed once. A task that fails
+    later is reported, and the others continue.
+
+    Args:
+        tasks: What to train, in this order.
+        on_event: Called with the key of a task and each of its :data:`events
+            <softstair.train.progress.Event>`.
+        alike: Whether a failure before the first step concerns all tasks. Otherwise only one that
+            occurs twice does.
+    """
+
+    def __init__(
+        self, tasks: Iterable[Task], on_event: Callable[[Any, Event], None], alike: bool = False
+    ) -> None:
+        self.failed = 0
+        self.running: set[Task] = set()
+        self.threads: int | None = None
+        self._stop_request = StopRequest()
+        self._waiting, self._open = iter(tasks), True
+        self._on_event, self._alike = on_event, alike
+        self._started: set[Task] = set()
+        self._begun: set[Task] = set()
+        self._reasons: set[str] = set()
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """Return how many tasks to train now; :attr:`threads` is known after the first step."""
+
+    @abstractmethod
+    def start(self, task: Task) -> None:
+        """Let a task train."""
+
+    @abstractmethod
+    def poll(self, timeout: float) -> None:
+        """Wait for events, and call :meth:`handle` or :meth:`fail`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let all running tasks save a checkpoint and end."""
+
+    def run(self, stop: StopRequest) -> int:
+        """Train all tasks; return how many failed.
+
+        Raises:
+            RunError: If the first task fails before its first step.
+            Interrupted: After SIGINT or SIGTERM, once all running tasks have saved their runs.
+        """
+        self._stop_request, stopped = stop, False
+        while self._start_waiting():
+            if self.stopping and not stopped:
+                self._open, stopped = False, True
+                self.stop()
+            self.poll(timeout=0.1)
+        if stop.number is not None:
+            raise Interrupted(stop.number)
+        return self.failed
+
+    def _start_waiting(self) -> bool:
+        """Start tasks while there is room; return whether any is running."""
+        limit = self.capacity() if self.threads is not None else 1
+        while self._open and len(self.running) < limit:
+            if (task := next(self._waiting, None)) is None:
+                self._open = False
+                break
+            self.running.add(task)
+            self.start(task)
+        return bool(self.running)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be tasks that wait."""
+        return self._open
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal came."""
+        return self._stop_request.number is not None
+
+    def handle(self, task: Task, event: Event) -> None:
+        """Report an event of a task; ``start`` is reported once, and before all others."""
+        kind = event["kind"]
+        if kind == "begin":
+            self._begun.add(task)
+            if self.threads is None:
+                self.threads = event["threads"]
+        if task not in self._started:
+            self._started.add(task)
+            self._report(task, {"kind": "start"})
+        if kind == "failed":
+            self.fail(task, event["why"])
+            return
+        if kind in ("done", "stopped"):
+            self.running.discard(task)
+        if kind != "start":
+            self._report(task, event)
+
+    def _report(self, task: Task, event: Event) -> None:
+        self._on_event(task.name if task.key is None else task.key, event)
+
+    def fail(self, task: Task, why: str, lost: bool = False) -> None:
+        """Report a task that failed, or, if it is ``lost``, whose process ended."""
+        self.running.discard(task)
+        reason = why.replace(str(task.out), "")  # a full disk gives the same reason for each
+        repeated = self._alike or reason in self._reasons
+        if repeated and self.threads is None:
+            raise RunError(f"{task.name}: {why}" if lost else why)
+        if repeated and not lost and task not in self._begun:
+            self._open = False
+        self._reasons.add(reason)
+        self.failed += 1
+        self._report(task, {"kind": "failed", "why": why})
+
+
+class ProcessPool(Pool):
+    """Trains tasks in processes of this machine. Use it as a context manager.
+
+    Args:
+        tasks, on_event, alike: See :class:`Pool`.
+        count: Returns how many tasks to train now, given the threads of a run, or None while they
+            are unknown; it is called again and again.
+        settings: Other arguments of :func:`softstair.train.train` (``data_dir``, ``device``,
+            ``resume``, ``threads``), and ``tensorboard``.
+        again: How to continue a run whose process ended.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        on_event: Callable[[Any, Event], None],
+        count: Callable[[int | None], int],
+        settings: dict[str, Any],
+        alike: bool = False,
+        again: str = "run the same command again",
+    ) -> None:
+        super().__init__(tasks, on_event, alike)
+        self._count, self._settings, self._again = count, settings, again
+        self._events: queue.SimpleQueue[tuple[Worker, Event | None]] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
+
+    def __enter__(self) -> "ProcessPool":
+        # All at once: the others import their modules while the first trains alone.
+        self._workers += [Worker(self._events) for _ in range(self._count(None))]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        deadline = time.monotonic() + TIMEOUT
+        for worker in self._workers:
+            worker.dismiss()
+            # One that trains nothing has nothing to save, and torch takes a second to end.
+            worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
+
+    def capacity(self) -> int:
+        return self._count(self.threads)
+
+    def start(self, task: Task) -> None:
+        worker = next((worker for worker in self._workers if worker.is_free), None)
+        if worker is None:
+            self._workers.append(worker := Worker(self._events))
+        worker.give(task, task.recipe, task.out, self._settings)
+        self.handle(task, {"kind": "start"})
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            if worker.task is not None:
+                worker.process.terminate()
+
+    def poll(self, timeout: float) -> None:
+        self._dismiss_idle()
+        try:
+            worker, event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return
+        if event is None:
+            self._workers.remove(worker)
+            worker.end(TIMEOUT)
+        if (task := worker.task) is None:
+            return
+        kind = "stopped" if event is None else event["kind"]
+        if kind in ("done", "stopped", "failed"):
+            worker.task, worker.is_free = None, kind == "done"
+        if event is not None and kind != "stopped":
+            self.handle(task, event)
+            return
+        if not self.stopping:
+            time.sleep(0.5)  # a scheduler signals every process of a job, perhaps this one last
+        if self.stopping:
+            self.handle(task, {"kind": "stopped"})
+        else:
+            self.fail(task, _cause_of_end(worker.process.poll(), self._again), lost=True)
+
+    def _dismiss_idle(self) -> None:
+        wanted = max(0, self.capacity() - len(self.running)) if self.has_more else 0
+        for worker in [worker for worker in self._workers if worker.is_free][wanted:]:
+            worker.dismiss()
+
+
+def _cause_of_end(code: int | None, again: str) -> str:
+    """Return why a process ended that was not told to; its exit code is None if it said so."""
+    resume = f"{again} to resume from its last checkpoint"
+    if not code:
+        return f"its process was stopped: {resume}."
+    if code == -signal.SIGKILL:
+        return (
+            "its process was killed by SIGKILL, which the system sends when memory runs out: "
+            f"{resume}, with fewer `jobs` if memory is short."
+        )
+    names = {number.value: number.name for number in signal.Signals}
+    cause = f"was killed by {names.get(-code, -code)}" if code < 0 else f"ended with code {code}"
+    return f"its process {cause}: {resume}."

@@ -1,0 +1,129 @@
+"""Progress of a training: events for another process or a terminal, and for TensorBoard."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softstair._errors import SoftstairError, import_extra
+from softstair._files import refuse_link
+from softstair.train.network import advice
+from softstair.train.state import State
+
+__all__ = ["Event", "EventSender", "TensorBoardEvents"]
+
+Event = dict[str, Any]
+"""Plain data. Its ``kind`` is start, loading, begin, step, epoch, done, stopped or failed."""
+
+PAUSE = 0.1
+"""Seconds between two step events."""
+
+
+class EventSender:
+    """A watcher that calls ``send`` with an event for the beginning, each epoch and some steps."""
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self._send = send
+
+    def loading(self, done: int, total: int) -> None:
+        """Send how many recordings have their features computed."""
+        self._send({"kind": "loading", "done": done, "total": total})
+
+    def begin(self, state: State) -> None:
+        position = _position(state)
+        self._first, self._start = position["done"], time.monotonic()
+        self._sent = self._start
+        self._schedule = None
+        if state.annealer is not None:
+            self._schedule = state.recipe.schedule(state.annealer.layers)
+        process = {"process": os.getpid(), "threads": torch.get_num_threads()}
+        self._send({"kind": "begin", **position, **process, "advice": advice(state)})
+
+    def step(self, state: State) -> None:
+        now = time.monotonic()
+        if now - self._sent < PAUSE:
+            return
+        self._sent = now
+        position = _position(state)
+        examples = (position["done"] - self._first) * state.recipe.batch
+        speed = examples / max(now - self._start, 1e-9)
+        self._send({"kind": "step", **position, "speed": speed, "noise": self._noise(state)})
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        self._send(
+            {
+                "kind": "epoch",
+                **_position(state),
+                "train_loss": metrics["train_loss"],
+                "valid_accuracy": metrics["valid_accuracy"],
+                "noise": self._noise(state),
+                "warnings": metrics.get("warnings", []),
+            }
+        )
+
+    def _noise(self, state: State) -> Event | None:
+        """Return the std of each layer's noise, relative to its first; None for a float network."""
+        if state.annealer is None or self._schedule is None:
+            return None
+        std0 = self._schedule.std0 or 1.0
+        return {
+            "shares": [noise[1] / std0 if noise else 1.0 for noise in state.annealer.noise],
+            "annealed": len(state.annealer.annealed),
+            "static": self._schedule.is_static,
+        }
+
+
+def _position(state: State) -> Event:
+    """Return the position of a training, in epochs from 0 and in steps."""
+    return {
+        "epoch": state.epoch,
+        "epochs": state.recipe.epochs,
+        "done": state.epoch * state.steps + state.step,
+        "total": state.recipe.epochs * state.steps,
+    }
+
+
+class TensorBoardEvents:
+    """A watcher that writes the metrics of each epoch for TensorBoard.
+
+    It needs the package tensorboard: ``pip install 'softstair[tensorboard]'``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import_extra("tensorboard", extra="tensorboard")
+        except ModuleNotFoundError as error:
+            raise SoftstairError(f"`tensorboard`: {error}", field="tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder, self._make = refuse_link(folder), SummaryWriter
+        self._writer: Any = None
+
+    def __enter__(self) -> "TensorBoardEvents":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def begin(self, state: State) -> None:
+        # Epochs after the last checkpoint are trained again: their events are replaced.
+        self._writer = self._make(str(self._folder), purge_step=state.epoch)
+
+    def step(self, state: State) -> None:
+        """Write nothing: an event per step would be too many."""
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        scalars = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        for layer, (mean, std) in enumerate(metrics.get("noise", ())):
+            scalars |= {f"noise/{layer}/mean": mean, f"noise/{layer}/std": std}
+        for stair in metrics.get("stairs", ()):
+            if stair["dead"] is not None:
+                scalars[f"dead/{stair['name']}"] = stair["dead"]
+            scalars[f"fullest_level/{stair['name']}"] = max(stair["levels"])
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, metrics["epoch"])
+        self._writer.flush()

@@ -1,0 +1,232 @@
+"""Reading run directories: recipes, metrics, summaries and checkpoints of other runs too."""
+
+import json
+import math
+import warnings
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from softstair._errors import SoftstairError, first_line
+from softstair.data import version
+from softstair.train import checkpoint
+from softstair.train.recipe import Recipe
+
+__all__ = [
+    "AGAIN",
+    "MAX_THREADS",
+    "RunError",
+    "check_same_recipe",
+    "data_version_of",
+    "is_history",
+    "load_checkpoint",
+    "metrics_of",
+    "read_json",
+    "recipe_of",
+    "refuse_other_data",
+    "summary_of",
+]
+
+MAX_JSON_BYTES = 1 << 20
+MAX_VERSION_LENGTH = 200
+MAX_THREADS = 1024
+AGAIN = "`resume` (of a grid, the same command)"
+"""How to continue a run."""
+
+
+class RunError(SoftstairError):
+    """A run that cannot begin, continue or be read."""
+
+
+def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
+    """Raise RunError if a run was begun with another recipe than the given one."""
+    if not (names := begun.differences(given)):
+        return
+    # Another number of epochs rescales `period` and `drop`, which were not given.
+    name = "epochs" if names[0] in ("period", "drop") and "epochs" in names else names[0]
+    raise RunError(
+        f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but "
+        f"{getattr(given, name)!r} was given: leave out `{name}`, or give another `out`.",
+        field=name,
+    )
+
+
+def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Path | str) -> None:
+    """Raise RunError if one of these runs, of one of these data sets, was begun with another
+    version of it than is in ``data_dir``."""
+    for path in paths:
+        try:
+            recipe, recorded = recipe_of(path), data_version_of(path)
+        except RunError:
+            continue  # a run that cannot be read is reported where it is needed
+        if recipe is None or recorded is None or recipe.data not in names:
+            continue
+        present = version(recipe.data, data_dir)
+        if present is not None and present != recorded:
+            raise RunError(
+                f"the run in {str(path)!r} was begun with the data {recorded!r}, but "
+                f"{str(data_dir)!r} holds {present!r}: give its `data_dir`, or another `out`.",
+                field="data_dir",
+            )
+
+
+def recipe_of(path: Path) -> Recipe | None:
+    """Return the recipe of a run directory; None if it holds no run."""
+    config = read_json(path, "config.json")
+    if config is None:
+        return None
+    try:
+        return Recipe.from_json(config.get("recipe"))
+    except ValueError as error:
+        versions = config.get("versions")
+        name = versions.get("softstair") if isinstance(versions, dict) else None
+        by = f" by softstair {name}" if isinstance(name, str) and len(name) < 40 else ""
+        raise RunError(
+            f"the recipe in {str(path / 'config.json')!r}, written{by}, cannot be read "
+            f"({first_line(error)}): use the version that wrote it, or give another `out`.",
+            field="out",
+        ) from None
+
+
+def data_version_of(path: Path) -> str | None:
+    """Return the version of the data set that a run recorded; None if it recorded none."""
+    data = (read_json(path, "config.json") or {}).get("data")
+    recorded = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(recorded, str) or not 0 < len(recorded) <= MAX_VERSION_LENGTH:
+        return None
+    return recorded if recorded.isprintable() else None
+
+
+def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest checkpoint of a run directory, or None if there is none.
+
+    Args:
+        path: The run directory.
+        config: The ``recipe`` and ``data`` that the checkpoint must have been trained with, as in
+            config.json.
+
+    Raises:
+        CheckpointError: If it was trained with another recipe or other data. A checkpoint of an
+            older version, which records neither, gives a warning.
+    """
+    state = checkpoint.load(path / "checkpoint")
+    if state is None:
+        return None
+    origin = state.pop("origin", None)
+    folder = str(path / "checkpoint")
+    if origin is None:
+        warnings.warn(
+            f"the checkpoint in {folder!r} was saved by an older version of softstair and does not "
+            "say with which recipe and data it was trained; this was not checked.",
+            stacklevel=2,
+        )
+        return state
+    try:
+        saved, given = (Recipe.from_json(each["recipe"]) for each in (origin, config))
+        names = given.training_differences(saved)
+        different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
+        if origin["data"] != config["data"]:
+            different["data set"] = (origin["data"], config["data"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(
+            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
+            f"({first_line(error)}): restore it, or train in a new run directory."
+        ) from None
+    if different:
+        values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
+        raise checkpoint.CheckpointError(
+            f"the checkpoint in {folder!r} belongs to another training "
+            f"({', '.join(values)[:400]}): restore the checkpoint of this run, or train in a new "
+            "run directory."
+        )
+    return state
+
+
+def summary_of(path: Path) -> dict[str, Any] | None:
+    """Return the result of a run; None if it is not complete."""
+    summary = read_json(path, "summary.json")
+    if summary is None:
+        return None
+    names = ("valid_accuracy", "best_valid_accuracy", "images_per_second", "seconds", "epochs")
+    try:
+        valid = all(_finite(summary[name]) for name in names)
+        test_accuracy = summary["test_accuracy"]
+        valid = valid and (test_accuracy is None or _finite(test_accuracy))
+        Recipe.from_json(summary["config"]["recipe"])
+        valid = valid and isinstance(summary["config"]["data"]["name"], str)
+    except (LookupError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise _damaged(path, "summary.json", "it is not a summary")
+    return summary
+
+
+def metrics_of(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
+    try:
+        summary = read_json(path, "summary.json")  # first, since it is written last
+        text = (path / "metrics.jsonl").read_text(encoding="utf-8")
+        if summary is None:
+            text = text[: text.rfind("\n") + 1]  # the last line may be incomplete
+        lines = [json.loads(line) for line in text.splitlines()]
+        epochs = len(lines) if summary is None else summary.get("epochs")
+        if not lines or not is_history(lines) or len(lines) != epochs:
+            raise ValueError("its lines are not those of consecutive epochs")
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, "metrics.jsonl", first_line(error)) from None
+    if summary is not None:
+        accuracies = [line["valid_accuracy"] for line in lines]
+        expected = (accuracies[-1], max(accuracies))
+        if (summary.get("valid_accuracy"), summary.get("best_valid_accuracy")) != expected:
+            raise _damaged(path, "metrics.jsonl", "summary.json has another accuracy")
+    return lines
+
+
+def _damaged(path: Path, name: str, reason: str) -> RunError:
+    return RunError(
+        f"{str(path / name)!r} is damaged or was edited ({reason}): delete summary.json in this "
+        f"directory, and {AGAIN} writes it again from the checkpoint."
+    )
+
+
+def read_json(path: Path, name: str) -> dict[str, Any] | None:
+    """Return the object in a JSON file of a run directory; None if there is no such file."""
+    file = path / name
+    try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too long")
+        data = json.loads(file.read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(
+            f"{str(file)!r} is damaged or was edited ({first_line(error)}): restore it, or give "
+            "another `out`."
+        ) from None
+    return data
+
+
+def is_history(lines: Any) -> bool:
+    """Return whether these are the metrics of consecutive epochs from 0 on."""
+    return isinstance(lines, list) and all(
+        isinstance(line, dict)
+        and line.get("epoch") == epoch
+        and all(_finite(line.get(name)) for name in ("train_loss", "valid_loss"))
+        and all(
+            _finite(line.get(name)) and 0 <= line[name] <= 1
+            for name in ("train_accuracy", "valid_accuracy")
+        )
+        and isinstance(line.get("noise", []), list)
+        and len(line.get("noise", [])) == len(lines[0].get("noise", []))
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(map(_finite, pair))
+            for pair in line.get("noise", [])
+        )
+        for epoch, line in enumerate(lines)
+    )
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
