@@ -80,26 +80,14 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:
-    """Return sentences that say what the paper shows and these trainings cannot.
-
-    Studies of one title that lack the same share a sentence. A data set of which nothing was
-    trained has none.
-    """
+    """Return sentences that say what the paper shows and these studies cannot."""
     every = studies(trainings)
-    lacking: dict[tuple[str, str], list[Study]] = {}
-    for reasons_of in (_missing_panels, _missing_variances):
-        for study in every:
-            for reason in reasons_of(study):
-                lacking.setdefault((study.title, reason), []).append(study)
     sentences = []
-    for (title, reason), own in lacking.items():
-        rivals = [study for study in every if study.title == title]
-        if len(own) == len(rivals) > 1:
-            sentences.append(f"{title}, each of {len(rivals)} studies{reason}")
-            continue
-        fields = _distinguishing(rivals)
-        names = [", ".join(filter(None, [title, _caption(study, fields)])) for study in own]
-        sentences += [name + reason for name in names]
+    for study in every:
+        fields = _distinguishing([other for other in every if other.title == study.title])
+        name = ", ".join(filter(None, [study.title, _caption(study, fields)]))
+        reasons = [*_missing_panels(study), *_missing_variances(study)]
+        sentences += [name + reason for reason in reasons]
     return sentences
 
 

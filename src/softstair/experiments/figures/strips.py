@@ -15,6 +15,7 @@ from softstair.experiments.figures.style import (
     annotate,
     blank,
     clean,
+    in_order,
     note,
     title,
     words,
@@ -71,19 +72,11 @@ def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Face
         for training in done:
             values.setdefault(training.settings.get(field, "none"), []).append(training)
         if len(values) > 1:
-            ordered = {value: values[value] for value in in_order(values)}
+            ordered = {value: values[value] for value in in_order(field, values)}
             others = [*FREEDOMS, *(name for name in fields if name != field)]
             means, about = _balanced_means(ordered, others)
             facets.append(Facet(field, about, ordered, means))
     return facets
-
-
-def in_order(values: Mapping[str, object]) -> list[str]:
-    """Return values by size if they are numbers, else as they come."""
-    try:
-        return sorted(values, key=float)
-    except ValueError:
-        return list(values)
 
 
 def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") -> Any:

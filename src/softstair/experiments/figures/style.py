@@ -1,13 +1,24 @@
 """The look of the figures: colours, axes, titles and labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from softstair._errors import import_extra
 
-__all__ = ["COLOURS", "GREY", "INK", "annotate", "blank", "clean", "label_ends", "note", "words"]
+__all__ = [
+    "COLOURS",
+    "GREY",
+    "INK",
+    "annotate",
+    "blank",
+    "clean",
+    "in_order",
+    "label_ends",
+    "note",
+    "words",
+]
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"
 YELLOW = "#b98a00"  # The paper's captions say yellow; a lighter one cannot be read on white.
@@ -27,6 +38,15 @@ WORDS = {"power": "power law", "interval": "decay interval", "noise": "noise typ
 def words(name: str) -> str:
     """Return the name of a field or value as text: ``same_start`` becomes "same start"."""
     return WORDS.get(name, name.replace("_", " "))
+
+
+def in_order(field: str, values: Iterable[str]) -> list[str]:
+    """Return values of a field in the paper's order, else by size, else as they come."""
+    order = {value: float(place) for place, value in enumerate((*COLOURS.get(field, ()), "none"))}
+    try:
+        return sorted(values, key=lambda value: order[value] if field in COLOURS else float(value))
+    except (KeyError, ValueError):
+        return list(values)
 
 
 def blank(width: float, height: float) -> Any:

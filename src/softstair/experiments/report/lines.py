@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.figures.style import COLOURS
+from softstair.experiments.figures.style import in_order
 from softstair.experiments.results import NAMES, SETTINGS, Training, located
 from softstair.experiments.statistics import Mean, mean_of
 from softstair.experiments.studies import TITLES
@@ -122,14 +122,7 @@ def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
 def values_of(lines: Iterable[ReportLine], field: str) -> list[str]:
     """Return the values of a field: in the paper's order, or by size, or as they come."""
     every = dict.fromkeys(line.value(field) for line in lines)
-    values = [value for value in every if value is not None]
-    if field in COLOURS:
-        order = {value: place for place, value in enumerate((*COLOURS[field], "none"))}
-        return sorted(values, key=lambda value: order.get(value, len(order)))
-    try:
-        return sorted(values, key=float)
-    except ValueError:
-        return values
+    return in_order(field, [value for value in every if value is not None])
 
 
 def in_words(field: str, value: str | None = None) -> str:
