@@ -11,10 +11,9 @@ from softstair.theory.distances import (
     distances_on_random_networks,
     times_to_watch,
 )
-from softstair.theory.examine import Examination, examine
+from softstair.theory.examine import Examination, Proposition, examine, proposition
 from softstair.theory.hypotheses import HYPOTHESES, Conclusion, Verdict, conclusion, hypotheses
 from softstair.theory.order import Break, Synchronisation, synchronisation
-from softstair.theory.proposition import Proposition, proposition
 
 __all__ = [
     "HYPOTHESES",
