@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softstair.bench import Times
-from softstair.bench.exactness import ConvolutionRow
-from softstair.bench.operators import OperatorRow
+from softstair.bench.operators import ConvolutionRow, OperatorRow
 from softstair.bench.partition import PartitionReport
 from softstair.bench.training_step import StepReport
 from softstair.cli._console import Console
