@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from softstair import _check, kernels
 from softstair import noise as noises
-from softstair.kernels import exact
+from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.regularise import Forward, check_forward, regularise
 from softstair.stair import Stair
@@ -77,7 +77,8 @@ class StairModule(nn.Module):
         mean = self._absolute(self.mean, input)
         if self.annealed:
             forward = "hard" if self.strategy == "hard" else "mode"
-            return kernels.value(input.detach(), self.stair, self.noise, mean, 0.0, forward)
+            soft = SoftStair(self.stair, self.noise, mean, 0.0)
+            return kernels.value(input.detach(), soft, forward)
         std = self._absolute(self.std, input)
         return regularise(input, self.stair, self.noise, mean, std, self.strategy)
 
@@ -310,10 +311,10 @@ class StairConv2d(StairLayer, nn.Conv2d):
         if recorded or not small or self.widest_input > 127 or self.padding_mode != "zeros":
             return None
         how = (self.stride, self.padding, self.dilation, self.groups)
-        if features.dim() != 4 or not exact.can_convolve(features, *how):
+        if features.dim() != 4 or not kernels.can_convolve_int8(features, *how):
             return None
         quanta = (features / (self.input_quantum or 1.0)).round()
-        return exact.convolve(quanta, weight, tuple(map(int, self.padding)))
+        return kernels.convolve_int8(quanta, weight, int(self.padding[0]))
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)

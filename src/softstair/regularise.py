@@ -26,8 +26,9 @@ from torch import Tensor
 
 from softstair import _check, kernels
 from softstair import noise as noises
+from softstair.kernels import SoftStair
 from softstair.noise import Noise
-from softstair.stair import Stair
+from softstair.stair import Stair, check_tensor
 
 __all__ = ["FORWARDS", "Forward", "check_forward", "regularise"]
 
@@ -82,9 +83,8 @@ class Regularised(torch.autograd.Function):
     ) -> Tensor:
         # A leaf lives on anyway, and a tangent needs x itself.
         brief = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
-        y, trace = kernels.climb(
-            x.detach(), stair, noise, mean, std, forward, generator, brief=brief
-        )
+        soft = SoftStair(stair, noise, mean, std)
+        y, trace = kernels.forward(x.detach(), soft, forward, generator, compact=brief)
         ctx.is_brief = trace.dtype != x.dtype
         # Saved, not merely kept: autograd then refuses noise that moved before the backward pass.
         held = (trace if ctx.is_brief else x, mean, std)
@@ -96,27 +96,27 @@ class Regularised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        trace, *operands = _restored(ctx)
+        trace, soft = _restored(ctx)
         # A second derivative is asked for: only the differentiable form can give it. Where a byte
         # was enough the slope is a step of x, and its derivative is 0.
         if torch.is_grad_enabled() and not ctx.is_brief:
-            gradient = (grad * kernels.slope(trace, *operands)).to(trace.dtype)
+            gradient = (grad * kernels.slope(trace, soft)).to(trace.dtype)
         else:
-            gradient = kernels.pull(grad, trace, *operands)
+            gradient = kernels.backward(grad, trace, soft)
         return gradient, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        x, *operands = _restored(ctx)
-        return (tangent * kernels.slope(x, *operands)).to(x.dtype)
+        x, soft = _restored(ctx)
+        return (tangent * kernels.slope(x, soft)).to(x.dtype)
 
 
-def _restored(ctx: Any) -> tuple[Any, ...]:
-    """x or its trace, stair, noise, mean and std as the forward pass had them."""
+def _restored(ctx: Any) -> tuple[Tensor, SoftStair]:
+    """x or its trace, and the stair and noise as the forward pass had them."""
     trace, *tensors = ctx.saved_tensors
     stair, noise, *scalars = ctx.operands
     mean, std = (tensors.pop(0) if scalar is None else scalar for scalar in scalars)
-    return trace, stair, noise, mean, std
+    return trace, SoftStair(stair, noise, mean, std)
 
 
 def _composite(
@@ -134,16 +134,17 @@ def _composite(
     in derivative. An autograd.Function built from comparisons is silently given zero
     gradients by some compilers.
     """
-    value = kernels.value(x.detach(), stair, noise, mean, std, forward, generator)
+    soft = SoftStair(stair, noise, mean, std)
+    value = kernels.value(x.detach(), soft, forward, generator)
     limit = torch.finfo(x.dtype).max
     # ∞ − ∞ would be NaN; no slope is lost by clamping, there being none out there.
     finite = x.clamp(-limit, limit)
     held = finite.detach()
     if _is_nested():
         # The slope half-way between x̄ and x: (x − x̄)·s(½(x̄ + x)) has the right second derivative.
-        slope = kernels.slope(held + 0.5 * (finite - held), stair, noise, mean, std)
+        slope = kernels.slope(held + 0.5 * (finite - held), soft)
     else:
-        slope = kernels.slope(held, stair, noise, mean, std).detach()
+        slope = kernels.slope(held, soft).detach()
     return (value + (finite - held).to(slope.dtype) * slope).to(x.dtype)
 
 
@@ -165,7 +166,7 @@ def check_forward(forward: str) -> None:
 
 
 def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
-    kernels.check_tensor(x)
+    check_tensor(x)
     if not isinstance(stair, Stair):
         raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
     check_forward(forward)

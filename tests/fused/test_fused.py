@@ -154,7 +154,7 @@ def test_whole_numbers_are_summed_exactly():
         w = torch.randint(low, high, (outputs, inputs, taps, taps)).to(torch.int8)
         x, w = (one.contiguous(memory_format=torch.channels_last) for one in (x, w))
         shift = torch.randn(outputs)
-        sums, partial = convolution.convolve(x, w, padding, dtype, shift)
+        sums, partial = convolution.convolve_int8(x, w, padding, dtype, shift)
         wanted = F.conv2d(x.double(), w.double(), padding=padding)
         assert sums.dtype == dtype
         assert torch.equal(sums.double(), wanted)
@@ -274,28 +274,28 @@ def test_the_network_for_speech():
     net = ss.quantise(build("dscnn", 12, (1, 49, 10)), *STAIRS["INT4"])
     twin = copy.deepcopy(net).double()
     run = fused(net)
-    assert [layer.hands_on for layer in run.layers] == [False, True] * 4 + [False]
+    assert [layer.makes_integers for layer in run.layers] == [False, True] * 4 + [False]
     x, y = torch.randn(2, 1, 49, 10), torch.randint(12, (2,))
     assert distance(learn(run, x, y), learn(twin, x.double(), y)) < 1e-4
     assert max(differences(net, twin).values()) < 1e-4
 
 
 def test_exact_sums_of_evaluation_are_those_of_float32():
-    from softstair.kernels import exact
+    from softstair import kernels
 
     torch.manual_seed(0)
     x, w = torch.randint(-1, 2, (2, 16, 5, 5)).float(), torch.randint(-1, 2, (8, 16, 3, 3)).float()
-    assert torch.equal(exact.convolve(x, w, (1, 1)), F.conv2d(x, w, padding=1))
+    assert torch.equal(kernels.convolve_int8(x, w, 1), F.conv2d(x, w, padding=1))
 
 
 @pytest.mark.parametrize("stairs", ["ternary", "INT4", "heaviside"])
 def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     """Batches have been seen; noise, and its forward, are of no account."""
-    from softstair.fused import evaluated, fused
+    from softstair.fused import fused, layer
 
-    sums, units = evaluated._sums, []
+    sums, units = layer._evaluated_sums, []
     keep = lambda *given: (units.append((found := sums(*given))[0].dtype), found)[1]
-    monkeypatch.setattr(evaluated, "_sums", keep)
+    monkeypatch.setattr(layer, "_evaluated_sums", keep)
 
     net, _ = pair(stairs, "uniform", "random" if stairs == "ternary" else "expectation")
     with torch.no_grad():

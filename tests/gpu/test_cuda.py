@@ -46,10 +46,9 @@ def inputs(dtype: torch.dtype, stair: ss.Stair, std: float) -> Tensor:
 
 def oracle(x: Tensor, stair: ss.Stair, noise: str, mean: float, std: float, forward: str):
     wide = x.detach().cpu().double()
-    family = ss.noise.get(noise)
+    soft = kernels.SoftStair(stair, ss.noise.get(noise), mean, std)
     with torch.no_grad():
-        value = kernels.value(wide, stair, family, mean, std, forward)
-        return value, kernels.slope(wide, stair, family, mean, std)
+        return kernels.value(wide, soft, forward), kernels.slope(wide, soft)
 
 
 def compare(found: Tensor, wanted: Tensor, dtype: torch.dtype, what: str, rare: bool) -> None:

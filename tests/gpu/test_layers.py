@@ -61,7 +61,7 @@ def test_whole_numbers_are_summed_exactly() -> None:
         whole = [t.to(torch.int8).contiguous(memory_format=torch.channels_last) for t in (x, w)]
         dtype = torch.int16 if high == 1 else torch.int32
         nothing = torch.zeros(outputs, device="cuda")
-        sums, _ = convolution.convolve(whole[0], whole[1], 1, dtype, nothing)
+        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype, nothing)
         wanted = F.conv2d(x.double(), w.double(), padding=1)
         assert int((sums.double() != wanted).sum()) == 0
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import softstair as ss
 from softstair import kernels
 from softstair.kernels import reference
-from softstair.kernels.rungs import Rungs
+from softstair.kernels.bound import BoundStair
 
 pytestmark = pytest.mark.quick
 
@@ -41,9 +41,8 @@ class Peaked(ss.Noise):
 
 
 def by_reference(x: Tensor, stair: ss.Stair, noise: ss.Noise, std: float, forward: str):
-    rungs = Rungs(stair, x)
-    value = reference.value(x, rungs, noise, 0.1, std, forward, x)
-    return value, reference.slope(x, rungs, noise, 0.1, std)
+    bound = BoundStair(kernels.SoftStair(stair, noise, 0.1, std), x)
+    return reference.value(x, bound, forward, x), reference.slope(x, bound)
 
 
 @pytest.mark.nightly(keep=12)
@@ -57,9 +56,10 @@ def test_the_cpu_computes_what_the_reference_does(name, family):
     x = torch.linspace(low - 2, high + 2.1, 1501, dtype=torch.float64)
     for forward, std in itertools.product(("expectation", "mode", "hard"), (0.0, 0.02, 0.4, 6.0)):
         value, slope = by_reference(x, stair, noise, std, forward)
-        found = kernels.value(x, stair, noise, 0.1, std, forward)
+        soft = kernels.SoftStair(stair, noise, 0.1, std)
+        found = kernels.value(x, soft, forward)
         torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-9)
-        pulled = kernels.pull(torch.ones_like(x), x, stair, noise, 0.1, std)
+        pulled = kernels.backward(torch.ones_like(x), x, soft)
         torch.testing.assert_close(pulled, slope, rtol=1e-9, atol=1e-9)
 
 

@@ -27,9 +27,8 @@ from test_transforms import check_slope
 
 triton = pytest.importorskip("triton", reason="needs triton, which is not installed")
 tl = importlib.import_module("triton.language")
-operator = importlib.import_module("softstair.kernels.triton.operator")
-shapes = importlib.import_module("softstair.kernels.triton.shapes")
-lean = importlib.import_module("softstair.kernels.triton.lean")
+operator = importlib.import_module("softstair.kernels.triton.elementwise")
+distributions = importlib.import_module("softstair.kernels.triton.distributions")
 
 NEEDS_INTERPRETER = True
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -85,12 +84,11 @@ def check(name, family, mean, std, dtype, **options):
     check_everything((stair.levels, stair.thresholds), *law, dtype, through=brief, **options)
 
 
-@pytest.mark.nightly
 def test_under_the_interpreter(run_interpreted):
     run_interpreted(__file__)
 
 
-@pytest.mark.nightly(keep=8)
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("family", oracle.NAMES)
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
 @pytest.mark.parametrize("name", MAIN)
@@ -99,6 +97,7 @@ def test_values_and_gradients_are_the_sum_of_k_terms(name, dtype, family):
     check(name, family, 0.0, ss.noise.get(family).std_within(0.5), dtype)
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("family", oracle.NAMES)
 @pytest.mark.parametrize("name", ["ternary", "INT4", "many uneven"])
 def test_wide_noise_with_a_mean(name, family):
@@ -106,6 +105,7 @@ def test_wide_noise_with_a_mean(name, family):
     check(name, family, -0.5, 3.0, F32, forwards=("expectation", "mode"))
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("std", [0.0, 1e-38])
 @pytest.mark.parametrize("name", ["ternary", "INT4", "many uneven"])
 def test_a_dirac_is_the_shifted_stair_without_gradient(name, std):
@@ -122,6 +122,7 @@ def test_a_dirac_is_the_shifted_stair_without_gradient(name, std):
         assert (g == 0).all()
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_channels_have_their_own_stair(family):
     """In any layout, with noise a channel as a module makes it."""
@@ -165,6 +166,7 @@ def test_noise_of_any_shape_that_broadcasts():
     oracle.refuses(lambda: ss.regularise(x, TERNARY, "normal", torch.rand(2, 5), 0.1), "(2, 5)")
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize("std", [0.02, 0.3, 0.9, 5.0])
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_16_bits_lose_little_on_a_line(family, std):
@@ -185,6 +187,7 @@ def test_16_bits_lose_little_on_a_line(family, std):
         np.testing.assert_allclose(oracle.numpy(slope), wanted, 2**-10, 1e-3 * wanted.max())
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("std", [0.008, 0.02, 0.29])
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_wide_noise_leaves_a_line_as_it_was_given(family, std):
@@ -210,6 +213,7 @@ def test_wide_noise_leaves_a_line_as_it_was_given(family, std):
     assert off[1].mean() < beside[1].mean()
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("std", [0.0, 1e-4, 0.004])
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_thresholds_that_16_bits_move_are_where_they_were_moved_to(family, std):
@@ -231,6 +235,7 @@ def test_thresholds_that_16_bits_move_are_where_they_were_moved_to(family, std):
         assert far.double().mean() <= (0.01 if family == "uniform" else 0)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("quantum", [0.07, 0.1, 1 / 3, 0.013])
 def test_a_line_of_float32_is_the_table_to_the_bit(quantum):
     """Though no multiple of the rounded quantum is: hard, and the mode, one bit beside each."""
@@ -243,6 +248,7 @@ def test_a_line_of_float32_is_the_table_to_the_bit(quantum):
         assert torch.equal(y, stair(x))
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
 @pytest.mark.parametrize("family", oracle.NAMES)
 def test_draws_have_the_probabilities(family, dtype):
@@ -258,8 +264,7 @@ def test_draws_have_the_probabilities(family, dtype):
         often = p * len(x) >= 5
         expected = p[often] * count[often].sum() / p[often].sum()
         assert stats.chisquare(count[often], expected).pvalue > 1e-5
-
-
+@pytest.mark.nightly
 def test_draws_depend_on_the_place_alone():
     """And on the seed: so does the beginning of a longer tensor, or memory in another order."""
     draw = lambda x, seed=3: ss.regularise(
@@ -280,9 +285,9 @@ def test_draws_depend_on_the_place_alone():
 @triton.jit
 def evaluate(z, u, out, FAMILY: tl.constexpr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
-    tl.store(out + at, shapes.cdf(tl.load(z + at), FAMILY))
-    tl.store(out + SIZE + at, shapes.pdf(tl.load(z + at), FAMILY))
-    tl.store(out + 2 * SIZE + at, shapes.ppf(tl.load(u + at), FAMILY))
+    tl.store(out + at, distributions.cdf(tl.load(z + at), FAMILY))
+    tl.store(out + SIZE + at, distributions.pdf(tl.load(z + at), FAMILY))
+    tl.store(out + 2 * SIZE + at, distributions.ppf(tl.load(u + at), FAMILY))
 
 
 @pytest.mark.parametrize("family", oracle.NAMES)
@@ -307,7 +312,10 @@ def bits(seed, out, SIZE: tl.constexpr):
     first = number * SIZE
     low = at + first.to(tl.int32)
     theirs = tl.philox(key, low, at * 0 + (first >> 32).to(tl.int32), at * 0 + 1, at * 0, 7)
-    ours, shared = shapes.words(key, number, SIZE, 1), shapes.shared(key, number, SIZE)
+    ours, shared = (
+        distributions.philox_words(key, number, SIZE, 1),
+        distributions.shared_words(key, number, SIZE),
+    )
     for j in tl.static_range(4):
         tl.store(out + j * SIZE + at, theirs[j].to(tl.uint32, bitcast=True).to(tl.int64))
         tl.store(out + (4 + j) * SIZE + at, ours[j].to(tl.int64))
@@ -327,8 +335,8 @@ def test_words_are_those_of_philox():
 @triton.jit
 def numbers(word, out, wide, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
-    tl.store(out + at, shapes.uniform(tl.load(word + at)))
-    tl.store(wide + at, shapes.uniform_double(tl.load(word + at), tl.load(word + at)))
+    tl.store(out + at, distributions.uniform(tl.load(word + at)))
+    tl.store(wide + at, distributions.uniform_double(tl.load(word + at), tl.load(word + at)))
 
 
 def test_uniform_numbers_lie_strictly_inside():
@@ -346,7 +354,7 @@ def test_uniform_numbers_lie_strictly_inside():
 @triton.jit
 def drawn(word, out, FAMILY: tl.constexpr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
-    tl.store(out + at, lean.draw(tl.load(word + at), 1.0, FAMILY))
+    tl.store(out + at, distributions.draw_half(tl.load(word + at), 1.0, FAMILY))
 
 
 @pytest.mark.parametrize("family", oracle.NAMES)
@@ -389,10 +397,8 @@ def test_a_byte_is_kept_where_one_will_do():
     assert kept(x, TERNARY, "normal") == 4000
     assert kept(leaf, TERNARY, "uniform") == 4000, "a leaf lives on anyway"
     assert kept(x.detach(), TERNARY, "uniform") == 0
-    _, trace = room.climb(
-        x.detach(), TERNARY, ss.noise.Uniform(), 0.0, 1.0, "mode", None, traced=False
-    )
-    assert trace.numel() == 0
+    soft = kernels.SoftStair(TERNARY, ss.noise.Uniform(), 0.0, 1.0)
+    assert room.forward(x.detach(), soft, "mode", None, compact=False)[1].numel() == 0
 
 
 @pytest.mark.parametrize("forward", ["hard", "mode", "expectation", "random"])
@@ -400,8 +406,8 @@ def test_supports_that_touch_leave_no_gap_and_do_not_overlap(forward):
     """On a line that 16 bits take for exact: x on an edge between two is in one of them alone."""
     stair = ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="midpoint")
     noise, x = ss.noise.Uniform(), (torch.arange(-150, 151) / 64).to(BF16)
-    law = (0.0, noise.std_within(0.5) * 0.25, forward, torch.Generator().manual_seed(0))
-    _, trace = room.climb(x, stair, noise, *law, traced=True)
+    soft = kernels.SoftStair(stair, noise, 0.0, noise.std_within(0.5) * 0.25)
+    _, trace = room.forward(x, soft, forward, torch.Generator().manual_seed(0), compact=True)
     inside = (x >= stair.thresholds[0] - 0.125) & (x < stair.thresholds[-1] + 0.125)
     assert torch.equal(trace, inside.to(torch.uint8))
 
@@ -448,26 +454,6 @@ def test_a_module_trains_through_the_kernels():
     assert torch.equal(net(x), wanted)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_operators_are_good_citizens_of_torch():
-    """Schema, fake tensors, autograd and tracing, as torch checks them."""
-    x = torch.randn(3, 4, requires_grad=True)
-    noise = (torch.zeros(()), torch.ones(()))
-    rows = room.table(TERNARY, F32, x.device)
-    seed = torch.tensor([7])
-    for family, forward, traced in (("uniform", "random", True), ("normal", "mode", False)):
-        operands = (x, rows, *noise, seed, family, forward, "even", -1, traced)
-        torch.library.opcheck(torch.ops.softstair.climb.default, operands)
-        trace = torch.ops.softstair.climb(*operands)[1] if traced else x.detach()
-        pulled = (torch.ones(3, 4), trace, rows, *noise, family, "even", -1)
-        torch.library.opcheck(torch.ops.softstair.descend.default, pulled)
-    y, _ = torch.ops.softstair.climb(x, rows, *noise, None, "normal", "hard", "even", -1, False)
-    (slope,) = torch.autograd.grad(y.sum(), x)
-    wanted = oracle.gradient(oracle.numpy(x), *(TERNARY.levels, TERNARY.thresholds), "normal", 0, 1)
-    np.testing.assert_allclose(slope.numpy(), wanted, 0, 1e-6)
-
-
 def test_own_families_are_refused_in_a_sentence():
     class Mine(ss.noise.Uniform):
         pass
@@ -486,10 +472,10 @@ def test_what_triton_cannot_do_is_refused_without_the_interpreter(monkeypatch):
     oracle.refuses(lambda: TERNARY(x), "SOFTSTAIR_KERNELS", "fast", *kernels.CHOICES)
     monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    room.lacking.cache_clear()
+    room.unavailable.cache_clear()
     with pytest.raises(RuntimeError, match=r"not installed.*pip install triton"):
         TERNARY(x)
-    room.lacking.cache_clear()
+    room.unavailable.cache_clear()
     with kernels.use("reference"):
         assert torch.equal(TERNARY(x), x)
 
@@ -520,20 +506,21 @@ def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, mon
     count, family, forward, kind, traced, rows, dtype = case
     how = "channel" if rows else "scalar"
     constants = {
-        **{"COUNT": count, "FAMILY": family, "FORWARD": forward, "KIND": kind, "TRACED": traced},
-        **{"ROWS": rows, "MEAN": how, "STD": how, "WIDE": False, "SPAN": operator.SPAN, "RUNS": 4},
-        "WORKING": tl.float64 if dtype == "fp64" else tl.float32,
+        **{"COUNT": count, "FAMILY": family, "FORWARD": forward, "KIND": kind, "COMPACT": traced},
+        **{"PER_CHANNEL": rows, "MEAN": how, "STD": how, "INT64": False, "BLOCK": operator.BLOCK},
+        "UNROLL": 4,
+        "COMPUTE": tl.float64 if dtype == "fp64" else tl.float32,
     }
     working = "*fp64" if dtype == "fp64" else "*fp32"
-    types = {"table": working, "mean": working, "std": working, "seed": "*i64"}
+    types = {"table": working, "mean_ptr": working, "std_ptr": working, "seed_ptr": "*i64"}
     types |= {"size": "i32", "stride": "i32", "channels": "i32"}
-    for kernel in (operator.climbing_kernel, operator.descending_kernel):
+    for kernel in (operator.forward_kernel, operator.backward_kernel):
         own = {name: constants[name] for name in kernel.arg_names if name in constants}
         signature = {
             n: "constexpr" if n in own else types.get(n, "*" + dtype) for n in kernel.arg_names
         }
         if traced:
-            signature["trace"] = "*u8"
+            signature["saved_ptr"] = "*u8"
         source = triton.compiler.ASTSource(kernel, signature, own)
         target = compiler.GPUTarget("cuda", 90, 32)
         built = triton.compile(source, target=target, options={"enable_fp_fusion": True})

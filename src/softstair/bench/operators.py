@@ -30,7 +30,6 @@ from softstair.bench.clock import (
     peak_memory,
     race,
 )
-from softstair.kernels import exact
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 from softstair.train.groups import stair_named
@@ -261,10 +260,10 @@ def _kernel_passes(
     x: Tensor, gradient: Tensor, stair: Stair, noise: str, mean: Tensor, std: Tensor, how: Forward
 ) -> Passes:
     """Return the kernels that autograd calls, without autograd."""
-    family = noises.get(noise)
-    forward = lambda: kernels.climb(x, stair, family, mean, std, how, brief=True)
-    _, trace = forward()
-    return forward, lambda: kernels.pull(gradient, trace, stair, family, mean, std)
+    soft = kernels.SoftStair(stair, noises.get(noise), mean, std)
+    forward = lambda: kernels.forward(x, soft, how, compact=True)
+    _, saved = forward()
+    return forward, lambda: kernels.backward(gradient, saved, soft)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -314,7 +313,7 @@ def measure_exact(
     effort = effort or Effort.on(device)
     rows = []
     with own_stream(device):
-        for inputs, outputs, side in CONVOLUTIONS if exact.has_fused(device) else ():
+        for inputs, outputs, side in CONVOLUTIONS if kernels.can_fuse(device) else ():
             progress(f"exact: {inputs} to {outputs}")
             x = _random_ternary((batch, inputs, side, side), device)
             weight = _random_ternary((outputs, inputs, 3, 3), device)
@@ -323,12 +322,12 @@ def measure_exact(
 
 
 def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRow:
-    from softstair.kernels.triton import convolution, moments
+    from softstair.kernels.triton import batchnorm, convolution
 
     mean = torch.zeros(len(weight), device=x.device)
     features, weights = x.to(torch.int8), weight.to(torch.int8)
-    int8 = lambda: convolution.convolve(features, weights, 1, torch.int16, mean)
-    bfloat16 = lambda: moments.moments(F.conv2d(x, weight, padding=1), mean)
+    int8 = lambda: convolution.convolve_int8(features, weights, 1, torch.int16, mean)
+    bfloat16 = lambda: batchnorm.moments(F.conv2d(x, weight, padding=1), mean)
     functions = {"int8": graph_of(int8, x.device), "bfloat16": graph_of(bfloat16, x.device)}
     times = race(functions, x.device, effort, each=GRAPH_CALLS)
     expected = F.conv2d(x.double(), weight.double(), padding=1)

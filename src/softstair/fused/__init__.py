@@ -1,6 +1,7 @@
-"""Training and evaluation at the speed of the hardware: a network's layers, each in as few passes
-over memory as can be. For CUDA with Triton; elsewhere there is nothing to fuse, and a network runs
-as it is."""
+"""Layers of a network as single kernels, for training and evaluation on CUDA with Triton.
+
+Elsewhere there is nothing to fuse, and a network runs as it is.
+"""
 
 from typing import TYPE_CHECKING, Optional
 
@@ -9,21 +10,21 @@ from torch import nn
 from softstair.kernels import triton
 
 if TYPE_CHECKING:
-    from softstair.fused.rewrite import Fused
+    from softstair.fused.fuse import FusedNetwork
 
 __all__ = ["fused"]
 
 
-def fused(net: nn.Module) -> Optional["Fused"]:
-    """The forward pass of a network with its layers fused; None where none can be.
+def fused(net: nn.Module) -> Optional["FusedNetwork"]:
+    """Return the forward pass of a network with its layers fused, or None if none can be.
 
-    Its parameters and buffers are the network's, whose weights are laid out anew in memory; it
-    does what the network does in ``train()`` and, where it says that it ``evaluates``, in
-    ``eval()``, whichever that is in. Hooks that come to the network later do not see it.
+    It has the network's parameters and buffers (weights get another memory layout) and does what
+    the network does in ``train()`` and, if ``evaluates`` is set, in ``eval()``. Hooks that are
+    added to the network later are not called.
     """
-    device = next((one.device for one in net.parameters()), None)
-    if device is None or triton.lacking(device) is not None:
+    device = next((parameter.device for parameter in net.parameters()), None)
+    if device is None or triton.unavailable(device) is not None:
         return None
-    from softstair.fused import rewrite
+    from softstair.fused import fuse
 
-    return rewrite.fused(net)
+    return fuse.fused(net)

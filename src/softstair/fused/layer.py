@@ -1,43 +1,53 @@
-"""One layer of a stair network: sums, normalisation, stair and pooling together.
+"""One fused layer of a stair network: sums, normalisation, stair and pooling.
 
-Forward, the sums are read once; where features and weights are whole numbers (mode, random and hard
-forwards, and every layer that is annealed) they are exact, made from int8. Kept for the backward
-pass: the sums, and what the weights' gradient needs, the features.
+The sums are read once by normalisation, stair and pooling together. Where features and weights are
+integers times a quantum (mode, random and hard forwards, and every annealed layer) the sums are
+exact, from int8. The backward pass keeps the sums and the features.
+
+In evaluation the statistics are the running ones. What is normalised is rounded in another order
+than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
+NaN does not pass a stair here: it comes from parameters alone, which the training checks.
 """
 
+import math
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.fused import evaluated
-from softstair.fused.whole import fits_bytes, forward_of, quantum_of, takes_whole, unit_of
-from softstair.kernels.triton import convolution, moments, narrow, normalised, pulled
-from softstair.kernels.triton.normalised import Steps
-from softstair.nn import StairActivation, StairWeight
+from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution
+from softstair.kernels.triton.prepare import PreparedStair
+from softstair.nn import StairActivation, StairModule, StairWeight
 
-__all__ = ["FusedLayer"]
+__all__ = ["Context", "FusedLayer"]
+
+
+@dataclass
+class Context:
+    """What the layers share in one forward pass."""
+
+    stairs: dict[StairModule, PreparedStair]
+    """Every stair, prepared for its present noise."""
+    seeds: Tensor
+    """(layers, 2): seeds for the draws of weights and of features."""
+    integers: dict["FusedLayer", Tensor] = field(default_factory=dict)
+    """The features of a layer in quanta, as int8, until the next layer takes them."""
 
 
 class FusedLayer(nn.Module):
     """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute.
 
-    ``source`` is the layer whose features this one takes as they are, if they come from one;
-    ``whole`` are those last made here, in quanta, for a layer that wants them so (``hands_on``).
-    ``seeds``, two numbers on the device for the weights' and the features' draws (none is drawn in
-    evaluation), and the stairs
-    made ready for their noise are set by whoever runs the network, for all layers at once.
+    ``source`` is the layer whose features this one takes unchanged, if there is one. A source
+    ``makes_integers`` if this layer can use them.
     """
 
     source: "FusedLayer | None"
-    whole: Tensor | None
-    seeds: Tensor
-    steps: Steps
-    weight_steps: Steps
 
     def __init__(
         self,
+        number: int,
         sums: nn.Conv2d | nn.Linear,
         norm: nn.BatchNorm1d | nn.BatchNorm2d,
         stair: StairActivation,
@@ -45,222 +55,295 @@ class FusedLayer(nn.Module):
         source: "FusedLayer | None",
     ) -> None:
         super().__init__()
+        self.number = number
         self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
         self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
-        self.__dict__["source"] = source  # no part of this one
-        self.hands_on, self.whole = False, None
-        if isinstance(sums, nn.Conv2d):  # the kernels take rows of channels
+        self.__dict__["source"] = source  # not as a submodule
+        self.makes_integers = False
+        if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
-        if source is not None and takes_whole(sums):
-            source.hands_on = True
+        if source is not None and self._takes_integers:
+            source.makes_integers = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.whole = None
-        if self._evaluates(x):
-            return evaluated.evaluate(self, x)
-        if not self._runs(x):
+    def forward(self, context: Context, x: Tensor) -> Tensor:
+        modules = (self.sums, self.norm, self.stair)
+        training = [module.training for module in modules]
+        if self._can_evaluate(x) and not any(training):
+            y = _evaluate(self, x, context)
+        elif not (all(training) and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)):
             y = self.stair(self.norm(self.sums(x)))
             return y if self.pool is None else self.pool(y)
-        if self.stair.annealed:
+        elif self.stair.annealed:
             with torch.no_grad():
-                y = climb(self, x, self.sums.weight).y
+                y = _train(self, x, self.sums.weight, context).y
         else:
-            y = _Layer.apply(x, self.sums.weight, self.norm.weight, self.norm.bias, self)
-        return y if self.pool is None or self.tiles(x) else self.pool(y)
+            weights = (self.sums.weight, self.norm.weight, self.norm.bias)
+            y = _Layer.apply(x, *weights, self, context)
+        return y if self.pool is None or self.pools_here(x) else self.pool(y)
 
-    def _runs(self, x: Tensor) -> bool:
-        """Whether what is fused is what the modules would do: all in training, one row a sample."""
-        training = self.sums.training and self.norm.training and self.stair.training
-        return training and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
-
-    def _evaluates(self, x: Tensor) -> bool:
-        """The same for a convolution in evaluation, in float32 and without a gradient; a linear
-        layer has too few features to gain by it."""
-        training = self.sums.training or self.norm.training or self.stair.training
+    def _can_evaluate(self, x: Tensor) -> bool:
+        """Whether x suits the kernels of evaluation: a convolution's input in float32, without
+        gradient. A linear layer has too few features to gain from them."""
         half = torch.is_autocast_enabled(x.device.type)
-        plain = x.dim() == 4 and x.dtype == torch.float32 and not half
-        return plain and not training and not torch.is_grad_enabled()
+        return (
+            x.dim() == 4 and x.dtype == torch.float32 and not half and not torch.is_grad_enabled()
+        )
 
-    def tiles(self, x: Tensor) -> bool:
-        """Whether windows of pooling tile the picture that x becomes."""
+    def pools_here(self, x: Tensor) -> bool:
+        """Whether pooling windows tile the image that x becomes, so that the kernels pool it."""
         sums = self.sums
         if self.pool is None or not isinstance(sums, nn.Conv2d):
             return False
-        kinds = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
-        sides = zip(x.shape[2:], *(tuple(map(int, kind)) for kind in kinds), strict=True)
-        made = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
-        return all(side % 2 == 0 for side in made)
+        settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
+        sides = zip(x.shape[2:], *(tuple(map(int, pair)) for pair in settings), strict=True)
+        return all(((n + 2 * p - d * (k - 1) - 1) // s + 1) % 2 == 0 for n, k, s, p, d in sides)
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether this is a convolution of few channels, such as a picture has."""
+    def is_first(self) -> bool:
+        """Whether this is a convolution of few channels, such as an image has."""
         sums = self.sums
-        return isinstance(sums, nn.Conv2d) and narrow.fits(
+        return isinstance(sums, nn.Conv2d) and convolution.supports_first(
             sums.weight, sums.stride, sums.padding, sums.dilation, sums.groups
         )
 
     @property
     def draws(self) -> bool:
         """Whether the forward pass draws random numbers."""
-        stairs = [self.stair] if self.weight_stair is None else [self.stair, self.weight_stair]
-        return any(forward_of(stair) == "random" for stair in stairs)
+        stairs = (self.stair, self.weight_stair)
+        return any(stair is not None and strategy_of(stair) == "random" for stair in stairs)
 
-    def taken(self) -> Tensor | None:
-        """The source's features in quanta, let go with this; None where it did not make them."""
-        if self.source is None or not takes_whole(self.sums):
+    @property
+    def _takes_integers(self) -> bool:
+        """Whether there is an integer convolution that does what this layer does."""
+        sums = self.sums
+        if not isinstance(sums, nn.Conv2d) or self.weight_stair is None:
+            return False
+        return convolution.supports_int8(
+            sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
+        )
+
+    def source_integers(self, context: Context) -> Tensor | None:
+        """Take the source's features in quanta from the context; None if it did not make them."""
+        if self.source is None or not self._takes_integers:
             return None
-        whole, self.source.whole = self.source.whole, None
-        return whole
+        return context.integers.pop(self.source, None)
 
 
-class _Climbed(NamedTuple):
-    """A forward pass: what it made, and what the backward pass needs of it."""
+def strategy_of(stair: StairModule) -> str:
+    """Return the forward of a stair: without noise, in evaluation or annealed, a simpler one."""
+    if not stair.training:
+        return "hard"
+    return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
+
+
+def makes_int8(stair: StairModule) -> bool:
+    """Whether the values of the stair are integers times a quantum that fit into int8."""
+    levels = stair.stair.integers
+    fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
+    return fits and strategy_of(stair) != "expectation"
+
+
+def quantum_of(stair: StairModule) -> float:
+    """Return the quantum of a stair that has one."""
+    quantum = stair.stair.quantum
+    assert isinstance(quantum, float)  # checked before fusing
+    return quantum
+
+
+class _Result(NamedTuple):
+    """The result of a forward pass, and what the backward pass needs."""
 
     y: Tensor
     x: Tensor
     values: Tensor
-    c: Tensor
-    place: Tensor | None
-    statistics: Tensor
+    sums: Tensor
+    argmax: Tensor | None
+    stats: Tensor
     squares: Tensor | None
     unit: float
 
 
-def climb(layer: FusedLayer, x: Tensor, weight: Tensor) -> _Climbed:
-    """The forward pass, in the precision of autocast."""
+def _train(layer: FusedLayer, x: Tensor, weight: Tensor, context: Context) -> _Result:
+    """Run the forward pass in training, in the precision of autocast."""
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
-    # As the kernels read them; what lies so already is not touched.
-    x, weight = _laid(x), _laid(weight)
-    whole = layer.taken()
-    values, integers = _weights(layer, weight, x.dtype, whole is not None)
-    unit, squares, seen = 1.0, None, layer.norm.running_mean
-    assert seen is not None  # as whoever fuses has seen to
+    x, weight = _rows(x), _rows(weight)
+    integers = layer.source_integers(context)
+    values, weight_integers = _weights(layer, weight, x.dtype, integers is not None, context)
+    unit, squares, running_mean = 1.0, None, layer.norm.running_mean
+    assert running_mean is not None  # checked before fusing
     with torch.autocast("cuda", enabled=False):
-        if whole is not None and integers is not None:
-            assert isinstance(layer.sums, nn.Conv2d)
-            assert layer.source is not None
-            assert layer.weight_stair is not None
-            padding = int(layer.sums.padding[0])
-            unit, dtype = unit_of(layer.sums, layer.weight_stair, layer.source.stair)
-            c, partial = convolution.convolve(whole, integers, padding, dtype, seen, unit)
-        elif layer.is_narrow:
-            c, partial, squares = narrow.convolve(x, values, seen)
+        if integers is not None and weight_integers is not None:
+            sums, partial, unit = _int8_sums(layer, integers, weight_integers, running_mean)
+        elif layer.is_first:
+            sums, partial, squares = convolution.convolve_first(x, values, running_mean)
         else:
-            c = _laid(_sums(layer.sums, x, values))
-            partial = moments.moments(c, seen)
-    rows = c.numel() // c.shape[1]
+            sums = _rows(_float_sums(layer.sums, x, values))
+            partial = batchnorm.moments(sums, running_mean)
+    rows = sums.numel() // sums.shape[1]
     if rows < 2:
         raise ValueError(
-            f"a batch must hold more than one value a channel for its normalisation to be trained, "
-            f"but features of shape {tuple(c.shape)} were given."
+            "batch normalisation needs more than one value per channel in training, but its input "
+            f"has shape {tuple(sums.shape)}."
         )
-    statistics = moments.finish(partial, layer.norm, rows, unit)
-    stair, pool = layer.stair, layer.tiles(x)
-    # Pooled elsewhere, they would not be those that the next layer takes.
-    hands_on = layer.hands_on and fits_bytes(stair) and (pool or layer.pool is None)
-    y, layer.whole, place = normalised.climb(
-        c,
-        statistics,
-        layer.steps,
-        forward_of(stair),
-        layer.seeds[1:],
+    stats = batchnorm.batch_statistics(partial, layer.norm, rows, unit)
+    y, argmax = _features(layer, sums, stats, x, context)
+    return _Result(y, x, values, sums, argmax, stats, squares, unit)
+
+
+def _evaluate(layer: FusedLayer, x: Tensor, context: Context) -> Tensor:
+    """Run the forward pass in evaluation."""
+    sums, unit = _evaluated_sums(layer, x, context)
+    return _features(layer, _rows(sums), _running_statistics(layer.norm, unit), x, context)[0]
+
+
+def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Tensor, float]:
+    """Return the sums in evaluation, and their unit."""
+    integers, stair = layer.source_integers(context), layer.weight_stair
+    if integers is None or stair is None or not makes_int8(stair):
+        return layer.sums(x), 1.0
+    weight = _rows(layer.sums.weight)
+    _, weight_integers = _weights(layer, weight, weight.dtype, True, context)
+    assert weight_integers is not None
+    zeros = torch.zeros(len(weight), device=weight.device)
+    sums, _, unit = _int8_sums(layer, integers, weight_integers, zeros)
+    return sums, unit
+
+
+def _running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
+    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    inverse = (variance.double() + norm.eps).rsqrt()
+    scale = norm.get_parameter("weight").double() * inverse
+    shift = norm.get_parameter("bias").double() - mean * scale
+    rows = (mean.double() / unit, inverse * unit, scale * unit, shift)
+    return torch.stack(rows).float()
+
+
+def _features(
+    layer: FusedLayer, sums: Tensor, stats: Tensor, x: Tensor, context: Context
+) -> tuple[Tensor, Tensor | None]:
+    """Return features and the argmax of pooling; integers go into the context."""
+    stair, pool = layer.stair, layer.pools_here(x)
+    # Pooled by torch afterwards, they would not be those that the next layer takes.
+    keeps = layer.makes_integers and makes_int8(stair) and (pool or layer.pool is None)
+    y, integers, argmax = batchnorm.forward(
+        sums,
+        stats,
+        context.stairs[stair],
+        strategy_of(stair),
+        context.seeds[layer.number, 1:],
         x.dtype,
         pool=pool,
-        quantum=quantum_of(stair) if hands_on else None,
+        quantum=quantum_of(stair) if keeps else None,
     )
-    return _Climbed(y, x, values, c, place, statistics, squares, unit)
+    if integers is not None:
+        context.integers[layer] = integers
+    return y, argmax
 
 
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, layer: FusedLayer
-    ) -> Tensor:
-        made = climb(layer, x, weight)
-        ctx.save_for_backward(weight, *made[1:-1])
-        stair = layer.weight_stair
-        ctx.teaches = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
-        ctx.layer, ctx.unit, ctx.dtype = layer, made.unit, x.dtype
-        # The noise as it was: another forward pass may come before this one's way back.
-        ctx.steps = layer.steps
-        ctx.weight_steps = None if layer.weight_stair is None else layer.weight_steps
-        return made.y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x, values, c, place, statistics, squares = ctx.saved_tensors
-        layer: FusedLayer = ctx.layer
-        steps, needed = ctx.steps, (ctx.needs_input_grad[0], ctx.teaches)
-        gradient = gradient.contiguous(memory_format=normalised.format_of(c))
-        for_x: Tensor | None = None
-        for_values: Tensor | None
-        if squares is not None and not needed[0]:
-            turned, for_values = narrow.pull_weights(
-                x, gradient, c, values, statistics, steps, place, squares
-            )
-        else:
-            turned = pulled.pull_sums(gradient, c, statistics, steps, place, ctx.unit)
-            for_c = pulled.pull(gradient, c, statistics, steps, place, turned)
-            for_x, for_values = _products(layer.sums, for_c, x, values, needed)
-        for_weight = for_values
-        if for_values is not None and ctx.weight_steps is not None:
-            for_weight = pulled.pull_plain(for_values, _laid(weight), ctx.weight_steps)
-        if not ctx.teaches:
-            for_weight = None
-        if for_x is not None:
-            for_x = for_x.to(ctx.dtype)
-        return for_x, for_weight, turned[1], turned[0], None
+def _weights(
+    layer: FusedLayer, weight: Tensor, dtype: torch.dtype, as_integers: bool, context: Context
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weights that multiply: in a dtype, and in quanta as int8 if that is possible."""
+    stair = layer.weight_stair
+    if stair is None:
+        return weight.to(dtype), None
+    quantum = quantum_of(stair) if as_integers and makes_int8(stair) else None
+    seed = context.seeds[layer.number, :1]
+    prepared = context.stairs[stair]
+    values, integers, _ = batchnorm.forward(
+        weight, None, prepared, strategy_of(stair), seed, dtype, quantum=quantum
+    )
+    return values, integers
 
 
-def _laid(tensor: Tensor) -> Tensor:
-    """As rows of channels."""
-    return tensor.contiguous(memory_format=normalised.format_of(tensor))
+def _int8_sums(
+    layer: FusedLayer, integers: Tensor, weight: Tensor, running_mean: Tensor
+) -> tuple[Tensor, Tensor, float]:
+    """Return exact sums in the narrowest dtype that holds them all, their moments and unit."""
+    assert isinstance(layer.sums, nn.Conv2d)
+    assert layer.source is not None
+    assert layer.weight_stair is not None
+    stairs = (layer.weight_stair, layer.source.stair)
+    widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
+    largest = math.prod(widest) * math.prod(weight.shape[1:])
+    dtype = torch.int16 if largest < 2**15 else torch.int32
+    unit, padding = math.prod(map(quantum_of, stairs)), int(layer.sums.padding[0])
+    sums, partial = convolution.convolve_int8(integers, weight, padding, dtype, running_mean, unit)
+    return sums, partial, unit
 
 
-def _sums(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
+def _rows(tensor: Tensor) -> Tensor:
+    """Return the tensor as rows of channels in memory; copied only if it is not so already."""
+    return tensor.contiguous(memory_format=batchnorm.memory_format(tensor))
+
+
+def _float_sums(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
-        # Whole numbers in bfloat16 (where the quantum is a power of two) stay so in float32 sums.
+        # Integers in bfloat16 (if the quantum is a power of two) stay exact in float32 sums.
         half = x.dtype in (torch.bfloat16, torch.float16) and x.is_cuda
         return torch.mm(x, weight.t(), out_dtype=torch.float32) if half else x @ weight.t()
     return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def _products(
-    layer: nn.Conv2d | nn.Linear, pulled: Tensor, x: Tensor, weight: Tensor, needed: Any
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        layer: FusedLayer,
+        context: Context,
+    ) -> Tensor:
+        result = _train(layer, x, weight, context)
+        ctx.save_for_backward(weight, *result[1:-1])
+        stair = layer.weight_stair
+        ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
+        ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
+        # As prepared for this pass: the noise may change before the backward pass.
+        ctx.stair = context.stairs[layer.stair]
+        ctx.weight_stair = None if stair is None else context.stairs[stair]
+        return result.y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, x, values, sums, argmax, stats, squares = ctx.saved_tensors
+        needed = (ctx.needs_input_grad[0], ctx.needs_weight)
+        dy = dy.contiguous(memory_format=batchnorm.memory_format(sums))
+        dx: Tensor | None = None
+        dw: Tensor | None
+        if squares is not None and not needed[0]:
+            coefficients, dw = convolution.first_weight_gradient(
+                x, dy, sums, values, stats, ctx.stair, argmax, squares
+            )
+        else:
+            coefficients = batchnorm_backward.reduce_dz(
+                dy, sums, stats, ctx.stair, argmax, ctx.unit
+            )
+            dc = batchnorm_backward.backward(dy, sums, stats, ctx.stair, argmax, coefficients)
+            dx, dw = _sums_backward(ctx.layer.sums, dc, x, values, needed)
+        if not ctx.needs_weight:
+            dw = None
+        if dw is not None and ctx.weight_stair is not None:
+            dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
+        if dx is not None:
+            dx = dx.to(ctx.dtype)
+        d_beta, d_gamma = coefficients[:2]
+        return dx, dw, d_gamma, d_beta, None, None
+
+
+def _sums_backward(
+    layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the features and of the weights that multiply them."""
+    """Return the gradients of the features and of the weights that multiply them."""
     if isinstance(layer, nn.Linear):
-        for_x = pulled @ weight if needed[0] else None
-        return for_x, pulled.t() @ x if needed[1] else None
-    for_x, for_weight, _ = torch.ops.aten.convolution_backward(
-        pulled,
-        x,
-        weight,
-        None,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        False,
-        [0, 0],
-        layer.groups,
-        [*needed, False],
+        return dc @ weight if needed[0] else None, dc.t() @ x if needed[1] else None
+    settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        dc, x, weight, None, *settings, [*needed, False]
     )
-    # Laid out as the weights are; a library may prefer another order.
-    return for_x, None if for_weight is None else for_weight.contiguous(
-        memory_format=torch.channels_last
-    )
-
-
-def _weights(
-    layer: FusedLayer, weight: Tensor, dtype: torch.dtype, whole: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The weights that multiply: in a dtype, and in quanta as int8 if that can be."""
-    stair = layer.weight_stair
-    if stair is None:
-        return weight.to(dtype), None
-    quantum = quantum_of(stair) if whole and fits_bytes(stair) else None
-    y, integers, _ = normalised.climb(
-        weight, None, layer.weight_steps, forward_of(stair), layer.seeds[:1], dtype, quantum=quantum
-    )
-    return y, integers
+    # In the layout of the weights; a library may prefer another one.
+    return dx, None if dw is None else dw.contiguous(memory_format=torch.channels_last)

@@ -1,209 +1,237 @@
-"""The operator's backends, and the choice between them.
+"""Backends of the operator, and the choice between them.
 
 ``reference`` is plain torch and right everywhere; ``cpu`` is the same operator for eager CPU
 tensors, in blocks; ``triton`` is the same for eager CUDA tensors under the four families of the
 paper. Transforms and compilers get the reference, which they differentiate and fuse themselves.
 Nothing outside this folder knows which one runs.
 
-:func:`use`, or the environment variable ``SOFTSTAIR_KERNELS``, asks for one of them.
+:func:`use`, or the environment variable ``SOFTSTAIR_KERNELS``, selects one of them.
 """
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from softstair import _check
+from softstair._errors import SoftstairError
 from softstair.kernels import cpu, draws, reference, triton
-from softstair.kernels.reference import Scalar
-from softstair.kernels.rungs import Rungs, channel_quanta
-from softstair.noise import Noise, Uniform
-from softstair.stair import DTYPES, Stair
+from softstair.kernels.bound import BoundStair, Scalar, SoftStair, channel_quanta
+from softstair.stair import Stair, check_tensor
 
 __all__ = [
     "CHOICES",
     "AbsentError",
-    "asked",
+    "Scalar",
+    "SoftStair",
+    "backward",
+    "can_convolve_int8",
+    "can_fuse",
     "channel_quanta",
-    "check_tensor",
-    "climb",
+    "convolve_int8",
+    "forward",
     "hard",
     "index",
     "is_transformed",
-    "pull",
+    "selected",
     "slope",
     "use",
     "value",
 ]
 
 CHOICES = ("auto", "triton", "reference")
-_asked: str | None = None
+_selected: str | None = None
 
 
-class AbsentError(ValueError, RuntimeError):
-    """A backend was asked for that is not there: a wrong request, and a matter of the machine."""
+class AbsentError(SoftstairError, RuntimeError):
+    """The selected backend cannot run here."""
 
 
 @contextmanager
 def use(choice: str) -> Iterator[None]:
-    """Has eager tensors worked on by the backend of that name, in every thread, while it lasts.
+    """Select the backend of eager tensors, in every thread, within a ``with`` block.
 
-    ``auto`` takes the fastest that there is, ``triton`` refuses what Triton cannot do, and
-    ``reference`` is plain torch.
+    Args:
+        choice: "auto": the fastest available. "triton": Triton, or an error where it cannot run.
+            "reference": plain torch.
+
+    Raises:
+        ValueError: If ``choice`` is none of these.
 
     >>> with use("reference"):
     ...     hard(torch.tensor([-0.7, 0.2]), Stair.ternary())
     tensor([-1.,  0.])
     """
-    global _asked
-    before, _asked = _asked, _checked("kernels", choice)
+    global _selected
+    before, _selected = _selected, _check.choice("kernels", choice, CHOICES)
     try:
         yield
     finally:
-        _asked = before
+        _selected = before
 
 
-def asked() -> str:
-    """The backend that was asked for by :func:`use` or by the environment; auto, by nobody."""
-    if _asked is not None:
-        return _asked
-    return _checked("SOFTSTAIR_KERNELS", os.environ.get("SOFTSTAIR_KERNELS") or "auto")
-
-
-def check_tensor(x: object) -> None:
-    """Refuses what no stair can be climbed with."""
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a tensor of floating-point numbers, but {given} was given.")
+def selected() -> str:
+    """Return the backend selected by :func:`use` or by the environment; "auto" by default."""
+    if _selected is not None:
+        return _selected
+    name = "SOFTSTAIR_KERNELS"
+    return _check.choice(name, os.environ.get(name) or "auto", CHOICES)
 
 
 def is_transformed() -> bool:
-    """Inside a compiled graph or a functional transform (grad, vmap, jvp, …) of torch.func."""
+    """Whether this runs in a compiled graph or a transform of torch.func (grad, vmap, jvp, …)."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def climb(
+def forward(
     x: Tensor,
-    stair: Stair,
-    noise: Noise,
-    mean: Scalar,
-    std: Scalar,
-    forward: str,
+    soft: SoftStair,
+    strategy: str,
     generator: torch.Generator | None = None,
-    brief: bool = False,
+    compact: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The forward pass, in x's dtype, without gradient, and the trace that :func:`pull` needs of
-    x: x itself or, where ``brief`` is asked for and a byte an element will do, those bytes."""
-    rungs = Rungs(stair, x)
-    backend = _backend(x, rungs, noise, mean, std)
+    """Return the forward pass without gradient, in x's dtype, and what :func:`backward` needs.
+
+    That is x or, if ``compact`` allows it and one byte per element suffices, such bytes.
+    """
+    backend, bound = _bind(x, soft)
     if backend == "cpu":
-        return cpu.value(x, rungs, noise, float(mean), float(std), forward, generator), x
-    if forward == "random" and not _has_noise(x, std):
-        forward = "mode"  # the same Dirac, and no number drawn for it
+        return cpu.value(x, bound, strategy, generator), x
+    if strategy == "random" and not _has_noise(soft.std):
+        strategy = "mode"  # the same Dirac, without a draw
     if backend == "triton":
-        brief = brief and triton.traceable(stair, noise, x.dtype)
-        y, trace = triton.climb(x, stair, noise, mean, std, forward, generator, brief)
-        return y, trace if brief else x
-    draw = draws.like(x, noise, rungs.working, generator) if forward == "random" else x
-    mean, std = _working(mean, rungs), _working(std, rungs)
-    y = reference.value(x.to(rungs.working), rungs, noise, mean, std, forward, draw).to(x.dtype)
-    return y, x
+        compact = compact and triton.can_compact(soft, x.dtype)
+        y, saved = triton.forward(x, soft, strategy, generator, compact)
+        return y, saved if compact else x
+    draw = draws.like(x, soft.noise, bound.compute, generator) if strategy == "random" else x
+    return reference.value(x, bound, strategy, draw), x
 
 
 def value(
-    x: Tensor,
-    stair: Stair,
-    noise: Noise,
-    mean: Scalar,
-    std: Scalar,
-    forward: str,
-    generator: torch.Generator | None = None,
+    x: Tensor, soft: SoftStair, strategy: str, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The forward pass alone."""
-    return climb(x, stair, noise, mean, std, forward, generator)[0]
+    """Return the forward pass alone."""
+    return forward(x, soft, strategy, generator)[0]
 
 
-def slope(x: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar) -> Tensor:
-    """The derivative of the expectation, in the working dtype; itself differentiable in x."""
-    rungs = Rungs(stair, x)
-    mean, std = _working(mean, rungs), _working(std, rungs)
-    return reference.slope(x.to(rungs.working), rungs, noise, mean, std)
+def slope(x: Tensor, soft: SoftStair) -> Tensor:
+    """Return the derivative of the expectation, in the dtype of computation; differentiable."""
+    return reference.slope(x, BoundStair(soft, x))
 
 
-def pull(
-    grad: Tensor, trace: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar
-) -> Tensor:
-    """grad·slope in x's dtype, without gradient but that of grad; ``trace`` is what :func:`climb`
-    gave for x."""
-    if trace.dtype == torch.uint8:
+def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
+    """Return grad·slope in x's dtype, without gradient but that of grad; ``saved`` is what
+    :func:`forward` returned for x."""
+    if saved.dtype == torch.uint8:
         if not (_is_batched(grad) or (torch.is_grad_enabled() and grad.requires_grad)):
-            return triton.pull(grad, trace, stair, noise, mean, std)
-        ones = torch.ones_like(trace, dtype=grad.dtype)
-        return grad * triton.pull(ones, trace, stair, noise, mean, std)
-    rungs = Rungs(stair, trace)
-    if noise.proper and not _is_batched(grad):
-        backend = _backend(trace, rungs, noise, mean, std)
+            return triton.backward(grad, saved, soft)
+        return grad * triton.backward(torch.ones_like(saved, dtype=grad.dtype), saved, soft)
+    if soft.noise.proper and not _is_batched(grad):
+        backend, bound = _bind(saved, soft)
         if backend == "cpu":
-            return cpu.pull(grad, trace, rungs, noise, float(mean), float(std))
+            return cpu.backward(grad, saved, bound)
         if backend == "triton":
-            return triton.pull(grad, trace, stair, noise, mean, std)
-    return (grad * slope(trace, stair, noise, mean, std)).to(trace.dtype)
+            return triton.backward(grad, saved, soft)
+    return (grad * slope(saved, soft)).to(saved.dtype)
 
 
 def hard(x: Tensor, stair: Stair) -> Tensor:
-    """σ(x)."""
+    """Return σ(x)."""
     check_tensor(x)
-    return value(x.detach(), stair, Uniform(), 0.0, 0.0, "hard")
+    return value(x.detach(), SoftStair(stair), "hard")
 
 
 def index(x: Tensor, stair: Stair) -> Tensor:
-    """The index of σ(x) among the levels."""
+    """Return the index of σ(x) among the levels."""
     check_tensor(x)
     x = x.detach()
-    rungs = Rungs(stair, x)
-    return rungs.index(x.to(rungs.working)).nan_to_num(0.0).long()
+    bound = BoundStair(SoftStair(stair), x)
+    return bound.index(x.to(bound.compute)).nan_to_num(0.0).long()
 
 
-def _backend(x: Tensor, rungs: Rungs, noise: Noise, mean: Scalar, std: Scalar) -> str:
-    """cpu, triton or reference: which one works on x."""
+def can_fuse(device: torch.device) -> bool:
+    """Whether the fused layers of :mod:`softstair.fused` run on the device."""
+    runs = device.type == "cuda" and triton.unavailable(device) is None
+    return runs and selected() != "reference" and _is_recent()
+
+
+@lru_cache
+def _is_recent() -> bool:
+    """Whether there are tensor descriptors (Triton 3.4) and half-precision products with float32
+    sums (torch 2.8); without them only the operator itself runs in Triton."""
+    torch_version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return torch_version >= (2, 8) and find_spec("triton.tools.tensor_descriptor") is not None
+
+
+def can_convolve_int8(
+    features: Tensor, stride: object, padding: object, dilation: object, groups: int
+) -> bool:
+    """Whether :func:`convolve_int8` computes such a convolution of these features."""
+    plain = type(features) in (Tensor, torch.nn.Parameter)
+    if is_transformed() or not plain or not can_fuse(features.device):
+        return False
+    from softstair.kernels.triton import convolution
+
+    return convolution.supports_int8(features.shape[1], stride, dilation, groups, padding)
+
+
+def convolve_int8(features: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Return the convolution, in float32, of integers from −128 to 127 that are held as floats.
+
+    Every sum must be below 2²⁴: the result has the bits that float32 gives.
+    """
+    from softstair.kernels.triton import convolution
+
+    x, w = (
+        tensor.to(torch.int8).contiguous(memory_format=torch.channels_last)
+        for tensor in (features, weight)
+    )
+    zeros = torch.zeros(len(weight), device=weight.device)
+    with torch.cuda.device(features.device) if features.is_cuda else nullcontext():
+        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32, zeros)
+    return sums.float()
+
+
+def _bind(x: Tensor, soft: SoftStair) -> tuple[str, BoundStair]:
+    """Return the backend for x ("cpu", "triton" or "reference") and the stair bound to x."""
+    backend = _backend(x, soft)
+    if backend == "cpu":
+        soft = soft._replace(mean=float(soft.mean), std=float(soft.std))
+    return backend, BoundStair(soft, x)
+
+
+def _backend(x: Tensor, soft: SoftStair) -> str:
     if is_transformed() or type(x) not in (Tensor, torch.nn.Parameter):
         return "reference"
-    choice = asked()
+    choice = selected()
     if choice == "reference":
         return "reference"
     if choice == "triton" or x.device.type == "cuda":
-        missing = triton.missing(x, noise)
-        if missing is None:
+        reason = triton.unsupported(x, soft.noise)
+        if reason is None:
             return "triton"
         if choice == "triton":
-            raise AbsentError(missing)
-    plain = x.device.type == "cpu" and all(_is_scalar(s) for s in (mean, std))
-    return "cpu" if plain and rungs.quanta is None else "reference"
-
-
-def _checked(name: str, choice: str) -> str:
-    if choice not in CHOICES:
-        raise ValueError(f"{name} must be one of {', '.join(CHOICES)}, but {choice!r} was given.")
-    return choice
+            raise AbsentError(reason, field="kernels")
+    plain = x.device.type == "cpu" and isinstance(soft.stair.quantum, float)
+    return "cpu" if plain and _is_number(soft.mean) and _is_number(soft.std) else "reference"
 
 
 def _is_batched(grad: Tensor) -> bool:
-    """A batch of gradients, as autograd's is_grads_batched makes, outside of torch.func."""
+    """Whether this is a batch of gradients (is_grads_batched of autograd), outside torch.func."""
     functorch = torch._C._functorch
     return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
 
-def _has_noise(x: Tensor, std: Scalar) -> bool:
-    """False only where it can be seen without waiting for a device that there is none."""
+def _has_noise(std: Scalar) -> bool:
+    """False only where it is known without waiting for a device that std is 0."""
     if isinstance(std, float):
         return std > 0
     return is_transformed() or std.device.type != "cpu" or bool((std > 0).any())
 
 
-def _is_scalar(value: Scalar) -> bool:
+def _is_number(value: Scalar) -> bool:
     return isinstance(value, float) or (value.dim() == 0 and value.device.type == "cpu")
-
-
-def _working(value: Scalar, rungs: Rungs) -> Scalar:
-    return value if isinstance(value, float) else value.to(rungs.working)

@@ -2,118 +2,192 @@
 
 An eager operation on a large tensor is a trip through memory, and a fresh result of 100 MB is tens
 of thousands of page faults. Here x is cut into blocks, each is worked on in place, and nothing the
-size of x is allocated but the result. The noise is read as Python numbers, which on a CPU costs no
-synchronisation.
+size of x is allocated but the result. Mean and std are read as Python numbers, which on a CPU costs
+no synchronisation.
 """
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from softstair.kernels import draws, equidistant, reference
-from softstair.kernels.modes import mode_limits
-from softstair.kernels.rungs import FEW_LEVELS, Rungs
-from softstair.kernels.terms import CDF, PDF, Term
-from softstair.noise import Noise, Uniform
+from softstair.kernels import draws, reference
+from softstair.kernels.bound import FEW_LEVELS, BoundStair
+from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
 BLOCK = 1 << 20
+SEARCH_POINTS, SEARCH_ROUNDS = 512, 6
 
 Kernel = Callable[..., None]
-"""(target, *blocks): fills a block of the result, in the working dtype, from the inputs'."""
+"""(target, *blocks): fills a block of the result, in the dtype of computation."""
 
 
-def value(
-    x: Tensor,
-    rungs: Rungs,
-    noise: Noise,
-    mean: float,
-    std: float,
-    forward: str,
-    generator: torch.Generator | None,
-) -> Tensor:
-    """The forward pass of :mod:`softstair.kernels.reference`, block by block."""
-    kernel = _kernel(x, rungs, noise, mean, std, forward, generator)
-    return _blockwise(kernel, rungs.working, x)
+def value(x: Tensor, bound: BoundStair, forward: str, generator: torch.Generator | None) -> Tensor:
+    """Return what :func:`softstair.kernels.reference.value` does, block by block."""
+    return _blockwise(_forward_kernel(x, bound, forward, generator), bound.compute, x)
 
 
-def pull(grad: Tensor, x: Tensor, rungs: Rungs, noise: Noise, mean: float, std: float) -> Tensor:
-    """The backward pass: the gradient times the slope of the expectation."""
-    if std < reference.smallest_std(rungs.working):
+def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
+    """Return the gradient times the slope of the expectation."""
+    mean, std = float(bound.mean), float(bound.std)
+    if std < reference.smallest_std(bound.compute):
         return torch.zeros_like(x)
-    slope: Kernel = lambda out, x: out.copy_(reference.slope(x, rungs, noise, mean, std))
-    term = None if _closed_form(rungs, noise) else PDF.get(type(noise))
-    if term is not None and not (term.vanishes and len(rungs.stair) > FEW_LEVELS):
-        if not _overflows(rungs, term.factor(1 / std)):
-            slope = _sum_of(term, x, rungs, 0.0, mean, std)
-    elif isinstance(noise, Uniform) and not (rungs.is_line or _overflows(rungs, 1 / std)):
-        slope = _uniform_slope(x, rungs, mean, std)
+    slope: Kernel = lambda out, x: out.copy_(reference.slope(x, bound))
+    term = None if reference.has_closed_form(bound) else PDF.get(type(bound.noise))
+    if term is not None and not (term.vanishes and len(bound.stair) > FEW_LEVELS):
+        if not _overflows(bound, term.factor(1 / std)):
+            slope = _sum_of(term, x, bound, 0.0, mean, std)
+    elif isinstance(bound.noise, Uniform) and not (bound.is_line or _overflows(bound, 1 / std)):
+        slope = _uniform_slope(x, bound, mean, std)
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
         target.mul_(gradient)
 
-    return _blockwise(kernel, rungs.working, x, grad)
+    return _blockwise(kernel, bound.compute, x, grad)
 
 
-def _kernel(
-    x: Tensor,
-    rungs: Rungs,
-    noise: Noise,
-    mean: float,
-    std: float,
-    forward: str,
-    generator: torch.Generator | None,
+def _forward_kernel(
+    x: Tensor, bound: BoundStair, forward: str, generator: torch.Generator | None
 ) -> Kernel:
-    """What the forward pass does with a block."""
+    """Return what the forward pass does with a block."""
+    noise, mean, std = bound.noise, float(bound.mean), float(bound.std)
     if forward == "hard":
-        return _look_up(x, rungs)
-    if std < reference.smallest_std(rungs.working):
-        return _look_up(x, rungs, shift=mean)
+        return _look_up(x, bound)
+    if std < reference.smallest_std(bound.compute):
+        return _look_up(x, bound, shift=mean)
     if forward == "random" and not noise.has_ppf:
-        fill = draws.stream(noise, 0.0, 1.0, rungs.working, generator)
+        fill = draws.stream(noise, 0.0, 1.0, bound.compute, generator)
         return lambda out, x: out.copy_(
-            reference.sample(x - mean, rungs, noise, 1 / std, fill(torch.empty_like(x)))
+            reference.sample(x - mean, bound, 1 / std, fill(torch.empty_like(x)))
         )
     if forward == "random":
-        return _look_up(x, rungs, draw=draws.stream(noise, mean, std, rungs.working, generator))
+        return _look_up(x, bound, draw=draws.stream(noise, mean, std, bound.compute, generator))
     if forward == "expectation":
-        term = None if _closed_form(rungs, noise) else CDF.get(type(noise))
-        if term is not None and not _overflows(rungs, term.factor(1 / std)):
-            return _expectation(_sum_of(term, x, rungs, rungs.stair.levels[0], mean, std), rungs)
-        return lambda out, x: out.copy_(reference.expectation(x - mean, rungs, noise, 1 / std))
-    spacing = rungs.stair.spacing
+        term = None if reference.has_closed_form(bound) else CDF.get(type(noise))
+        if term is not None and not _overflows(bound, term.factor(1 / std)):
+            return _expectation(_sum_of(term, x, bound, bound.stair.levels[0], mean, std), bound)
+        return lambda out, x: out.copy_(reference.expectation(x - mean, bound, 1 / std))
+    spacing = bound.stair.spacing
     if type(noise) not in CDF or spacing is None:
-        return lambda out, x: out.copy_(reference.mode(x - mean, rungs, noise, 1 / std))
-    first, last = rungs.rounded.thresholds[0], rungs.rounded.thresholds[-1]
-    tie = reference.tie(rungs.working)
-    return _look_up(x, rungs, mode_limits(first, last, spacing[0], noise, std, tie), shift=mean)
+        return lambda out, x: out.copy_(reference.mode(x - mean, bound, 1 / std))
+    first, last = bound.rounded.thresholds[0], bound.rounded.thresholds[-1]
+    tie = reference.tie(bound.compute)
+    return _look_up(x, bound, mode_limits(first, last, spacing[0], noise, std, tie), shift=mean)
 
 
-def _expectation(total: Kernel, rungs: Rungs) -> Kernel:
-    low, high = rungs.rounded.levels[0], rungs.rounded.levels[-1]
+def _expectation(total: Kernel, bound: BoundStair) -> Kernel:
+    low, high = bound.rounded.levels[0], bound.rounded.levels[-1]
 
     def kernel(target: Tensor, block: Tensor) -> None:
         total(target, block)
-        target.clamp_(low, high)  # as reference.within_levels
+        target.clamp_(low, high)  # which rounding may exceed
 
     return kernel
 
 
-def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std: float) -> Kernel:
+class Term(NamedTuple):
+    """The term of one threshold, for a rise of 1: base + factor·shape.
+
+    The sums are Σₖ rise·F((x − θₖ)/β) and Σₖ rise·μ((x − θₖ)/β)/β; base and factor are functions of
+    1/β, and the shape alone is computed for each threshold.
+    """
+
+    shape: Callable[[Tensor, Tensor, Tensor, float, float], None]
+    """(out, spare, x, threshold, 1/β): writes the shape of x − threshold to out."""
+    factor: Callable[[float], float]
+    base: Callable[[float], float] = lambda scale: 0.0
+    vanishes: bool = False
+    """Whether it is a difference that is exactly 0 away from the thresholds."""
+
+
+def _uniform_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    half = Uniform.support / scale
+    torch.sub(x, at, out=out).clamp_(-half, half)
+
+
+def _triangular_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    # c − c|c|/2, c the position within the support.
+    _within_triangle(out, x, at, scale)
+    out.addcmul_(out, torch.abs(out, out=spare), value=-0.5 / _triangle_unit(scale))
+
+
+def _triangular_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    _within_triangle(out, x, at, scale)
+    out.abs_()
+
+
+def _within_triangle(out: Tensor, x: Tensor, at: float, scale: float) -> None:
+    """x − at, cut off at the ends of the support, in the triangle's unit."""
+    unit, half = _triangle_unit(scale), Triangular.support / scale
+    torch.sub(x, at, out=out)
+    if unit != half:
+        out.mul_(1 / half)
+    out.clamp_(-unit, unit)
+
+
+def _triangle_unit(scale: float) -> float:
+    """Half the width of the support; narrow noise is scaled to 1, lest its square vanish."""
+    half = Triangular.support / scale
+    return half if half > 1e-15 else 1.0
+
+
+def _normal_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    torch.sub(x, at, out=out).mul_(scale / math.sqrt(2)).erf_()
+
+
+def _normal_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    torch.sub(x, at, out=out).mul_(scale * math.sqrt(0.5))
+    out.mul_(out).neg_().exp_()
+
+
+def _logistic_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    torch.sub(x, at, out=out).mul_(scale * Logistic.rate).sigmoid_()
+
+
+def _logistic_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
+    # s(1 − s) with s = sigmoid(−|z|) keeps the tails that sigmoid(|z|) rounds to 1.
+    torch.sub(x, at, out=out).abs_().mul_(-scale * Logistic.rate).sigmoid_()
+    out.addcmul_(out, out, value=-1)
+
+
+CDF: dict[type[Noise], Term] = {
+    Uniform: Term(_uniform_cdf, lambda s: 0.5 * s / Uniform.support, lambda s: 0.5),
+    Triangular: Term(_triangular_cdf, lambda s: 1 / _triangle_unit(s), lambda s: 0.5),
+    Normal: Term(_normal_cdf, lambda s: 0.5, lambda s: 0.5),
+    Logistic: Term(_logistic_cdf, lambda s: 1.0),
+}
+PDF: dict[type[Noise], Term] = {
+    Triangular: Term(
+        _triangular_pdf,
+        lambda s: -s / Triangular.support / _triangle_unit(s),
+        lambda s: s / Triangular.support,
+        vanishes=True,
+    ),
+    Normal: Term(_normal_pdf, lambda s: s / math.sqrt(2 * math.pi)),
+    Logistic: Term(_logistic_pdf, lambda s: s * Logistic.rate),
+}
+"""For uniform noise the sum is a stair itself: see :func:`_uniform_slope`."""
+
+
+def _sum_of(
+    term: Term, x: Tensor, bound: BoundStair, start: float, mean: float, std: float
+) -> Kernel:
     """start + Σₖ (qₖ − qₖ₋₁)·term((x − θₖ)/β)."""
-    rises = [b - a for a, b in pairwise(rungs.stair.levels)]
+    rises = [b - a for a, b in pairwise(bound.stair.levels)]
     factor = term.factor(1 / std)
     start += math.fsum(rises) * term.base(1 / std)
-    scratch = _scratch(2, x, rungs.working)
-    first = torch.tensor(start, dtype=rungs.working)
-    noise_floor = (8 + len(rises)) * torch.finfo(rungs.working).eps * abs(start)
+    scratch = _scratch(2, x, bound.compute)
+    first = torch.tensor(start, dtype=bound.compute)
+    noise_floor = (8 + len(rises)) * torch.finfo(bound.compute).eps * abs(start)
 
     def kernel(target: Tensor, block: Tensor) -> None:
         work, spare = scratch[:, : len(block)]
-        for k, (threshold, rise) in enumerate(zip(rungs.rounded.thresholds, rises, strict=True)):
+        for k, (threshold, rise) in enumerate(zip(bound.rounded.thresholds, rises, strict=True)):
             term.shape(work if k else target, spare, block, mean + threshold, 1 / std)
             if k:
                 target.add_(work, alpha=rise / rises[0])
@@ -129,18 +203,18 @@ def _sum_of(term: Term, x: Tensor, rungs: Rungs, start: float, mean: float, std:
     return kernel
 
 
-def _uniform_slope(x: Tensor, rungs: Rungs, mean: float, std: float) -> Kernel:
+def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Kernel:
     """Σₖ (qₖ − qₖ₋₁)·χ[θₖ − h, θₖ + h)(x)/(2h): up at one edge of each support, down at the other.
     Where supports meet, as at the default std, the two steps cancel and cost nothing."""
     half = Uniform.support * std
     steps: dict[float, float] = {}
-    for k, threshold in enumerate(rungs.rounded.thresholds):
-        density = (rungs.stair.levels[k + 1] - rungs.stair.levels[k]) / (2 * half)
+    for k, threshold in enumerate(bound.rounded.thresholds):
+        density = (bound.stair.levels[k + 1] - bound.stair.levels[k]) / (2 * half)
         at = mean + threshold
-        low = _round_up(at - half * (1 + reference.EDGE), rungs.working)
-        high = _round_up(at + half * (1 - reference.EDGE), rungs.working)
+        low = _round_up(at - half * (1 + reference.EDGE), bound.compute)
+        high = _round_up(at + half * (1 - reference.EDGE), bound.compute)
         if high <= at:  # a support narrower than the spacing of the dtype holds `at` alone
-            high = _round_up(math.nextafter(at, math.inf), rungs.working)
+            high = _round_up(math.nextafter(at, math.inf), bound.compute)
         steps[low] = steps.get(low, 0.0) + density
         steps[high] = steps.get(high, 0.0) - density
     largest = max(map(abs, steps.values()))
@@ -148,7 +222,7 @@ def _uniform_slope(x: Tensor, rungs: Rungs, mean: float, std: float) -> Kernel:
     if not kept:  # the supports are so narrow that no number of the dtype lies in any of them
         return lambda out, x: out.zero_()
     (first, rise), *others = kept
-    scratch = _scratch(1, x, rungs.working)
+    scratch = _scratch(1, x, bound.compute)
 
     def kernel(target: Tensor, block: Tensor) -> None:
         work = scratch[0, : len(block)]
@@ -160,23 +234,67 @@ def _uniform_slope(x: Tensor, rungs: Rungs, mean: float, std: float) -> Kernel:
 
 
 def _round_up(value: float, dtype: torch.dtype) -> float:
-    """The smallest number of the dtype not below the value: x ≥ the one iff x ≥ the other."""
+    """Return the smallest number of the dtype that is not below the value."""
     near = torch.tensor(value, dtype=dtype)
     if float(near) < value:
         near = torch.nextafter(near, torch.full_like(near, math.inf))
     return float(near)
 
 
+def mode_limits(
+    first: float, last: float, spacing: float, noise: Noise, std: float, tie: float
+) -> tuple[float, float]:
+    """Return where the low end level stops being the mode and where the high one starts.
+
+    Under symmetric, uni-modal noise and bins of one width w, the likeliest level is the one whose
+    bin holds x, unless an end is likelier: p₀ = F(−d/β), with d the distance from the first
+    threshold, against F(f/β) − F((f − w)/β), with f the distance from the bin's own. The families
+    here are log-concave, so the likeliest level never falls as x grows, and the low end wins
+    exactly up to one margin beyond its threshold (the high end, by symmetry, as far before its
+    own): the mode is σ with its thresholds moved inwards to that margin. For uniform noise of
+    half-width h the margin is max(0, h − w); for the others it is found by search and remembered.
+
+    Limits are for centred x. Probabilities closer than ``tie`` are equal, and the end does not win.
+    """
+    middle, half = 0.5 * (first + last), 0.5 * (last - first)
+    share = _margin(noise, spacing / std, half / std, tie)
+    margin = share * half
+    return (middle, middle) if share >= 1 else (first + margin, last - margin)
+
+
+@lru_cache(maxsize=4096)
+def _margin(noise: Noise, width: float, half: float, tie: float) -> float:
+    """The margin as a share of ``half``, where both ends meet; widths in standard deviations."""
+    if half == 0:
+        return 1.0
+    if isinstance(noise, Uniform):
+        return max(0.0, noise.support * (1 - 2 * tie) - width) / half
+    low, high = 0.0, half
+    for _ in range(SEARCH_ROUNDS):
+        distance = torch.linspace(low, high, SEARCH_POINTS + 1, dtype=torch.float64)
+        own = distance - (distance / width).floor() * width
+        end = noise.cdf(-distance)
+        # 1 − the two tails, each exact, rather than a difference of two numbers near 1.
+        inside = 1 - noise.cdf(-own) - noise.cdf(own - width)
+        wins = int((end > inside + tie).sum())
+        if wins == 0:
+            return low / half
+        if wins > SEARCH_POINTS:
+            return high / half
+        low, high = float(distance[wins - 1]), float(distance[wins])
+    return low / half
+
+
 def _look_up(
     x: Tensor,
-    rungs: Rungs,
+    bound: BoundStair,
     limits: tuple[float, float] = (-math.inf, math.inf),
     shift: float = 0.0,
     draw: Callable[[Tensor], Tensor] | None = None,
 ) -> Kernel:
     """The level of x − shift, or of x less a draw; the limits are those of the mode."""
-    scratch = _scratch(2, x, rungs.working)
-    table = torch.tensor(rungs.rounded.levels, dtype=rungs.working)
+    scratch = _scratch(2, x, bound.compute)
+    table = torch.tensor(bound.rounded.levels, dtype=bound.compute)
 
     def kernel(target: Tensor, block: Tensor) -> None:
         work, moved = scratch[:, : len(block)]
@@ -184,8 +302,8 @@ def _look_up(
             block = torch.sub(block, draw(work), out=moved)
         elif shift:
             block = torch.sub(block, shift, out=moved)
-        _index(target, work, block, rungs, limits)
-        if (line := rungs.rounded.level_line) is not None and line.native:
+        _index(target, work, block, bound, limits)
+        if (line := bound.rounded.level_line) is not None and line.native:
             target.add_(line.first).mul_(line.unit)
         else:
             torch.take(table, target.nan_to_num_(0.0).long(), out=target)
@@ -197,42 +315,38 @@ def _look_up(
 
 
 def _index(
-    target: Tensor, work: Tensor, x: Tensor, rungs: Rungs, limits: tuple[float, float]
+    target: Tensor, work: Tensor, x: Tensor, bound: BoundStair, limits: tuple[float, float]
 ) -> None:
-    """#{k : x ≥ θₖ}, every threshold kept between the limits."""
+    """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
-    if rungs.is_line:
-        target.copy_(rungs.index(x))
+    if bound.is_line:
+        target.copy_(bound.index(x))
         if math.isfinite(low):
             target.mul_(torch.ge(x, low, out=work))
-            target.add_(torch.ge(x, high, out=work), alpha=rungs.count).clamp_(max=rungs.count)
+            target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
         return
-    if rungs.is_table and math.isinf(low):
-        target.copy_(rungs.index(x))
+    if bound.is_table and math.isinf(low):
+        target.copy_(bound.index(x))
         return
-    first, *others = (min(max(threshold, low), high) for threshold in rungs.rounded.thresholds)
+    first, *others = (min(max(threshold, low), high) for threshold in bound.rounded.thresholds)
     torch.ge(x, first, out=target)
     for threshold in others:
         target.add_(torch.ge(x, threshold, out=work))
 
 
-def _closed_form(rungs: Rungs, noise: Noise) -> bool:
-    return rungs.is_line and equidistant.knows(noise)
-
-
-def _overflows(rungs: Rungs, factor: float) -> bool:
-    """Whether the factor times the range of the levels is too large for the working dtype; a sum
-    of zeros times that would be NaN, so :mod:`softstair.kernels.reference` takes it."""
-    span = rungs.stair.levels[-1] - rungs.stair.levels[0]
-    return span * abs(factor) > torch.finfo(rungs.working).max
+def _overflows(bound: BoundStair, factor: float) -> bool:
+    """Whether the factor times the range of the levels overflows: a sum of zeros times that would
+    be NaN, so :mod:`softstair.kernels.reference` takes it."""
+    span = bound.stair.levels[-1] - bound.stair.levels[0]
+    return span * abs(factor) > torch.finfo(bound.compute).max
 
 
 def _scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, min(BLOCK, x.numel()), dtype=dtype)
 
 
-def _blockwise(kernel: Kernel, working: torch.dtype, x: Tensor, *others: Tensor) -> Tensor:
-    """The kernel's results over corresponding flat blocks of the tensors, laid out as x is."""
+def _blockwise(kernel: Kernel, compute: torch.dtype, x: Tensor, *others: Tensor) -> Tensor:
+    """Return the kernel's results over corresponding flat blocks, in the memory layout of x."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
     if not x.permute(order).is_contiguous():
         x, order = x.contiguous(), list(range(x.dim()))
@@ -240,10 +354,10 @@ def _blockwise(kernel: Kernel, working: torch.dtype, x: Tensor, *others: Tensor)
     flat = [tensor.permute(order).reshape(-1) for tensor in (result, x, *others)]
     for start in range(0, x.numel(), BLOCK):
         target, *blocks = (tensor[start : start + BLOCK] for tensor in flat)
-        if target.dtype == working:
+        if target.dtype == compute:
             kernel(target, *blocks)
         else:
-            wide = torch.empty_like(target, dtype=working)
-            kernel(wide, *(block.to(working) for block in blocks))
+            wide = torch.empty_like(target, dtype=compute)
+            kernel(wide, *(block.to(compute) for block in blocks))
             target.copy_(wide)
     return result

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from softstair import kernels
 from softstair._errors import SoftstairError, first_line
 from softstair.anneal import Annealer
-from softstair.kernels import exact, triton
+from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 
 __all__ = [
@@ -101,7 +101,7 @@ def choose_execution(
     captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
     captured = captured and device.type == "cuda" and processes == 1
     fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
-    if fusible and annealer is not None and exact.has_fused(device):
+    if fusible and annealer is not None and kernels.can_fuse(device):
         from softstair.fused import fused  # which needs Triton
 
         if (fused_network := fused(network)) is not None:
@@ -170,8 +170,8 @@ def _gpu_of_process(name: str, local_rank: int) -> str:
 
 def check_kernels(recipe: Recipe, device: torch.device) -> None:
     """Raise SoftstairError if the recipe or the environment asks for Triton where it cannot run."""
-    choice = kernels.asked() if recipe.kernels == "auto" else recipe.kernels
-    if choice == "triton" and (reason := triton.lacking(device)) is not None:
+    choice = kernels.selected() if recipe.kernels == "auto" else recipe.kernels
+    if choice == "triton" and (reason := triton.unavailable(device)) is not None:
         raise SoftstairError(reason, field="kernels")
 
 

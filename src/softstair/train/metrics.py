@@ -195,7 +195,8 @@ def _measure(module: StairModule, x: Tensor) -> Tensor:
     else:
         counts = torch.bincount(index, minlength=levels)
     mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
-    dead = (kernels.slope(x.float(), module.stair, module.noise, mean, std) == 0).sum()
+    soft = kernels.SoftStair(module.stair, module.noise, mean, std)
+    dead = (kernels.slope(x.float(), soft) == 0).sum()
     shares = torch.cat([dead[None], counts]).double() / x.numel()
     return torch.cat([module.std.double().reshape(1), shares])
 

@@ -189,5 +189,6 @@ def _has_gaps(recipe: Recipe, std0: float) -> bool:
     # Not exactly midway: where two uniform densities meet, rounding decides.
     points = torch.tensor([low, low + 0.49 * (high - low)], dtype=torch.float64)
     noise, std = noises.get(recipe.noise), std0 * recipe.weight_quantum
-    at_threshold, between = kernels.slope(points, stair, noise, 0.0, std).tolist()
+    soft = kernels.SoftStair(stair, noise, 0.0, std)
+    at_threshold, between = kernels.slope(points, soft).tolist()
     return bool(between < WEAK_SLOPE * at_threshold)

@@ -1,6 +1,6 @@
-"""The operator in Triton: one pass over memory in either direction, and a byte where one will do.
+"""The operator in Triton: one pass over memory in either direction.
 
-Nothing here imports Triton before a tensor is to be worked on by it.
+Triton is imported when a tensor is first worked on by it, not before.
 """
 
 import importlib.util
@@ -11,96 +11,101 @@ import torch
 from torch import Tensor
 
 from softstair.kernels import draws
-from softstair.kernels.rungs import FEW_LEVELS, working_dtype
+from softstair.kernels.bound import FEW_LEVELS, Scalar, SoftStair, compute_dtype
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 from softstair.stair import Stair
 
-__all__ = ["climb", "kind", "lacking", "missing", "pull", "table", "traceable"]
+__all__ = [
+    "FAMILIES",
+    "backward",
+    "can_compact",
+    "forward",
+    "is_native",
+    "kind",
+    "table",
+    "unavailable",
+    "unsupported",
+]
 
-Scalar = float | Tensor
 FAMILIES: dict[type[Noise], str] = {
     family: family.name for family in (Uniform, Triangular, Normal, Logistic)
 }
 OLDEST = (7, 0)
-"""The compute capability from which on Triton compiles."""
+"""The lowest compute capability that Triton compiles for."""
 
 
-def missing(x: Tensor, noise: Noise) -> str | None:
-    """Why Triton cannot work on x with that noise, in a sentence; None where it can."""
+def unsupported(x: Tensor, noise: Noise) -> str | None:
+    """Return why Triton cannot work on x with that noise, or None if it can."""
     if type(noise) not in FAMILIES:
         return (
-            f"kernels must be auto or reference with {noise!r}, since triton has uniform, "
-            "triangular, normal and logistic noise only, but triton was asked for."
+            f"kernels must be auto or reference with {noise!r}: triton supports uniform, "
+            "triangular, normal and logistic noise only."
         )
-    return lacking(x.device)
+    return unavailable(x.device)
 
 
 @lru_cache
-def lacking(device: torch.device) -> str | None:
-    """Why Triton cannot work on tensors there, in a sentence; None where it can."""
-    asked = "but triton was asked for;"
+def unavailable(device: torch.device) -> str | None:
+    """Return why Triton cannot run on the device, or None if it can."""
     if importlib.util.find_spec("triton") is None:
         return (
-            f"kernels must be auto or reference where triton is not installed, {asked} "
-            "pip install triton brings it where it exists."
+            "kernels must be auto or reference, because triton is not installed: run "
+            "pip install triton."
         )
-    from softstair.kernels.triton import operator
+    from softstair.kernels.triton import elementwise
 
-    if operator.IS_INTERPRETED and device.type in ("cpu", "cuda"):
+    if elementwise.IS_INTERPRETED and device.type in ("cpu", "cuda"):
         return None
     if device.type != "cuda":
         return (
-            f"kernels must be auto or reference for a tensor on {device}, {asked} move x to a GPU, "
-            "or set TRITON_INTERPRET=1 before Python starts to have the kernels interpreted."
+            f"kernels must be auto or reference for a tensor on {device}: move it to a GPU, or set "
+            "TRITON_INTERPRET=1 before Python starts to interpret the kernels."
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         return (
-            f"kernels must be auto or reference on a GPU of compute capability "
-            f"{capability[0]}.{capability[1]}, {asked} Triton needs {OLDEST[0]}.{OLDEST[1]}."
+            "kernels must be auto or reference on a GPU of compute capability "
+            f"{capability[0]}.{capability[1]}: Triton needs {OLDEST[0]}.{OLDEST[1]}."
         )
     return None
 
 
-def climb(
+def forward(
     x: Tensor,
-    stair: Stair,
-    noise: Noise,
-    mean: Scalar,
-    std: Scalar,
-    forward: str,
+    soft: SoftStair,
+    strategy: str,
     generator: torch.Generator | None,
-    traced: bool,
+    compact: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The value of x, and the bytes of its support where they are asked for (else nothing)."""
-    from softstair.kernels.triton import operator
+    """Return the value of x, and with ``compact`` the bytes that replace x (else nothing)."""
+    from softstair.kernels.triton import elementwise
 
-    seed = draws.seed(x.device, generator) if forward == "random" else None
-    rows, alpha, beta, family, which, axis = _operands(x, x.dtype, stair, noise, mean, std)
-    y, trace = operator.climb(x, rows, alpha, beta, seed, family, forward, which, axis, traced)
-    return y, trace
-
-
-def pull(
-    grad: Tensor, trace: Tensor, stair: Stair, noise: Noise, mean: Scalar, std: Scalar
-) -> Tensor:
-    """grad·slope in grad's dtype, which is x's; ``trace`` is x, or the bytes that stand for it."""
-    from softstair.kernels.triton import operator
-
-    return operator.descend(grad, trace, *_operands(trace, grad.dtype, stair, noise, mean, std))
+    seed = draws.seed(x.device, generator) if strategy == "random" else None
+    operands = elementwise.Operands(*_operands(x, x.dtype, soft))
+    return elementwise.forward(x, operands, seed, strategy, compact)
 
 
-def traceable(stair: Stair, noise: Noise, dtype: torch.dtype) -> bool:
-    """Whether a byte an element holds all that the backward pass needs: under uniform noise, which
-    of up to eight supports x lies in, or how many of those on a line."""
-    if type(noise) is not Uniform:
+def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
+    """Return grad·slope in grad's dtype, which is x's; ``saved`` is x or the bytes that replace
+    it."""
+    from softstair.kernels.triton import elementwise
+
+    operands = elementwise.Operands(*_operands(saved, grad.dtype, soft))
+    return elementwise.backward(grad, saved, operands)
+
+
+def can_compact(soft: SoftStair, dtype: torch.dtype) -> bool:
+    """Whether one byte per element holds all that the backward pass needs: under uniform noise,
+    which of up to eight supports x lies in, or how many of those on a line."""
+    if type(soft.noise) is not Uniform:
         return False
-    return len(stair) <= (256 if kind(stair, dtype) == "line" else FEW_LEVELS + 1)
+    return len(soft.stair) <= (256 if kind(soft.stair, dtype) == "line" else FEW_LEVELS + 1)
 
 
 @lru_cache(maxsize=4096)
 def kind(stair: Stair, dtype: torch.dtype) -> str:
-    """What :mod:`softstair.kernels.triton.climbing` may rely on: a line, even or uneven bins."""
+    """Return what :mod:`softstair.kernels.triton.general` may rely on: "line", "even" or
+    "uneven"."""
     rounded = stair.rounded(dtype)
     if len(stair) > FEW_LEVELS + 1 and None not in (rounded.level_line, rounded.threshold_line):
         return "line"
@@ -109,8 +114,8 @@ def kind(stair: Stair, dtype: torch.dtype) -> str:
 
 @lru_cache(maxsize=4096)
 def is_native(stair: Stair, dtype: torch.dtype) -> bool:
-    """Whether arithmetic as :mod:`softstair.kernels.triton.alike` does it gives a line's every
-    threshold and level to the bit, and finds the threshold next to any x."""
+    """Whether the arithmetic of :mod:`softstair.kernels.triton.line` gives every threshold and
+    level of a line exactly, and finds the threshold nearest to any x."""
     if kind(stair, dtype) != "line" or dtype == torch.float64 or stair.axis is not None:
         return False
     row, count = table(stair, dtype, torch.device("cpu"))[0], len(stair) - 1
@@ -127,19 +132,20 @@ def is_native(stair: Stair, dtype: torch.dtype) -> bool:
         )
     else:
         product, value = numbers[0] * unit, (numbers[1] * rise).to(dtype)
-        last = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}[dtype]
-        product = (product.view(torch.int32) + last // 2 & -last).view(torch.float32)
-    place = thresholds.double() / unit - numbers[0]
+        last_bit = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}[dtype]
+        product = (product.view(torch.int32) + last_bit // 2 & -last_bit).view(torch.float32)
+    error = thresholds.double() / unit - numbers[0]
     exact = torch.equal(product, thresholds) and torch.equal(value.to(levels.dtype), levels)
-    return exact and bool(place.abs().max() < 0.45)
+    return exact and bool(error.abs().max() < 0.45)
 
 
 @lru_cache(maxsize=4096)
 def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The stair for tensors of the dtype: a row a channel, in the working dtype, on the device.
+    """Return the stair for tensors of the dtype: one row per channel, in the dtype of computation.
 
-    A row is the thresholds, the levels, the rises and the spacing of the thresholds; then what the
-    working dtype has left out of the first rise, and of the spacing."""
+    A row holds the thresholds, the levels, the rises and the spacing of the thresholds; then the
+    rounding errors of the first rise and of the spacing.
+    """
     quanta = stair.quantum if isinstance(stair.quantum, tuple) else (1.0,)
     line, even = stair.rounded(dtype).threshold_line, stair.spacing
     spacing = line.unit if line is not None else even[0] if even is not None else 1.0
@@ -151,27 +157,26 @@ def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
         rises = unit * torch.tensor([b - a for a, b in pairwise(stair.levels)], dtype=torch.float64)
         rounded = [value.to(dtype).to(torch.float64) for value in values]
         steps = torch.cat([rises[:, :1], unit * spacing], dim=1)
-        rest = steps - steps.to(working_dtype(dtype)).to(torch.float64)
+        rest = steps - steps.to(compute_dtype(dtype)).to(torch.float64)
         rows = torch.cat([*rounded, rises, steps[:, 1:], rest], dim=1)
-        return rows.to(working_dtype(dtype)).to(device)
+        return rows.to(compute_dtype(dtype)).to(device)
 
 
 def _operands(
-    x: Tensor, dtype: torch.dtype, stair: Stair, noise: Noise, mean: Scalar, std: Scalar
-) -> tuple[Tensor, Tensor, Tensor, str, str, int]:
-    """The stair and the noise as the operators take them."""
-    working = working_dtype(dtype)
-    alpha, beta = (_number(value, working, x.device) for value in (mean, std))
-    rows, axis = table(stair, dtype, x.device), -1 if stair.axis is None else stair.axis
-    which = "native" if is_native(stair, dtype) else kind(stair, dtype)
-    return rows, alpha, beta, FAMILIES[type(noise)], which, axis
+    x: Tensor, dtype: torch.dtype, soft: SoftStair
+) -> tuple[Tensor, Tensor, Tensor, str, str, int | None]:
+    """Return the stair's table, the noise and what is known of them, for tensors like x."""
+    stair, compute = soft.stair, compute_dtype(dtype)
+    mean, std = (_parameter(value, compute, x.device) for value in (soft.mean, soft.std))
+    name = "native" if is_native(stair, dtype) else kind(stair, dtype)
+    return table(stair, dtype, x.device), mean, std, FAMILIES[type(soft.noise)], name, stair.axis
 
 
-def _number(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A mean or std where the kernels read it, without waiting for the device."""
+def _parameter(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a mean or std as the kernels read it, without waiting for the device."""
     if isinstance(value, Tensor):
         return value.detach().to(device, dtype, non_blocking=True)
-    # What is made inside a capture belongs to that graph and has no value outside of it.
+    # A tensor made inside a capture belongs to that graph and has no value outside of it.
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return (_filled if capturing else _cached)(value, dtype, device)
 

@@ -1,13 +1,23 @@
-"""Convolutions of whole numbers, exactly: int8 operands, int32 sums on the tensor cores.
+"""Two convolutions that leave with the moments of their sums: of integers, and of the first layer.
 
-Features and weights on a stair are small whole numbers times a quantum, so their convolution is an
-integer product: no rounding, half the bytes of bfloat16 and twice its rate. The sums leave as int16
-where they fit, together with their moments by channel, which the normalisation
-behind would otherwise read everything once more for.
+**Integers.** Quantised features and weights are small integers times a quantum: int8 operands with
+int32 sums on the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice
+its rate. Sums are stored as int16 where they fit. A tile of the output is a box of pixels; shifted
+by a tap of the kernel it is a box of the input, which the copy engine loads with zeros beyond the
+border, so that nothing is padded in memory.
 
-A tile of the output is a box of pixels; shifted by a tap of the kernel it is a box of the input,
-which the copy engine brings whole, zeros where it hangs over the border: no padding in memory.
+**First layer.** A convolution of few channels, whose products are too short for a library's tensor
+cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
+as needed from the cache. The sums c = X·W leave with XᵀX; a column of ones in X adds Xᵀ1. Since
+dc = s·dz + a·c + b per channel (:mod:`softstair.kernels.triton.batchnorm_backward`), the gradient
+of the weights is
+
+    Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
+
+of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -15,41 +25,41 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["convolve", "fits"]
+from softstair.kernels.triton.batchnorm import source_row, store_partial, tile_constants
+from softstair.kernels.triton.batchnorm_backward import coefficients, load_dz
+from softstair.kernels.triton.prepare import PreparedStair
+
+__all__ = [
+    "convolve_first",
+    "convolve_int8",
+    "first_weight_gradient",
+    "supports_first",
+    "supports_int8",
+]
 
 PIXELS = 128
-"""Of a tile; its channels are as many."""
+"""Pixels of a tile of the integer convolution; it has as many channels."""
+LONGEST = 63
+"""Products per sum of a first layer; the column of ones is added."""
+FORWARD_ROWS, FORWARD_PROGRAMS = 32, 528
+BACKWARD_ROWS, BACKWARD_PROGRAMS = 16, 264
 
 
 @triton.jit
-def _convolve(
-    features,
-    weights,
-    running_mean,
-    sums,
-    partial,
-    images,
-    per_unit,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    TAPS_DOWN: tl.constexpr,
-    TAPS_ACROSS: tl.constexpr,
-    PADDING: tl.constexpr,
-    BOX_IMAGES: tl.constexpr,
-    BOX_HEIGHT: tl.constexpr,
-    BOX_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+def _convolve_int8(
+    features, weights, running_mean_ptr, sums_ptr, partial_ptr, images, per_unit,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
+    BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     down: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
     across: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
-    wide: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
+    blocks: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
     pixels: tl.constexpr = BOX_IMAGES * BOX_HEIGHT * BOX_WIDTH
     chunks: tl.constexpr = (INPUTS + DEPTH - 1) // DEPTH
-    tile = tl.program_id(0) // wide
-    channel = tl.program_id(0) % wide * BLOCK
+    tile = tl.program_id(0) // blocks
+    channel = tl.program_id(0) % blocks * BLOCK
     image = tile // (down * across) * BOX_IMAGES
     top = tile // across % down * BOX_HEIGHT
     left = tile % across * BOX_WIDTH
@@ -61,30 +71,139 @@ def _convolve(
         # Beyond the last input of a tap come those of the next one: they meet zeros of the box.
         rows = weights.load([channel, tap * INPUTS + inputs])
         total = tl.dot(box, rows.T, total, out_dtype=tl.int32)
-    place = tl.arange(0, pixels)
-    image += place // (BOX_HEIGHT * BOX_WIDTH)
-    y, x = top + place // BOX_WIDTH % BOX_HEIGHT, left + place % BOX_WIDTH
+    pixel = tl.arange(0, pixels)
+    image += pixel // (BOX_HEIGHT * BOX_WIDTH)
+    y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
     inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
     outputs = channel + tl.arange(0, BLOCK)
-    there = outputs < OUTPUTS
-    at = ((image.to(tl.int64) * HEIGHT + y) * WIDTH + x) * OUTPUTS
-    mask = inside[:, None] & there[None, :]
-    tl.store(sums + at[:, None] + outputs[None, :], total.to(sums.dtype.element_ty), mask=mask)
-    shift = tl.load(running_mean + outputs, mask=there, other=0) * per_unit
-    values = tl.where(mask, total.to(tl.float32) - shift[None, :], 0.0)
-    moments = partial + tile * 2 * OUTPUTS + outputs
-    tl.store(moments, tl.sum(values, 0), mask=there)
-    tl.store(moments + OUTPUTS, tl.sum(values * values, 0), mask=there)
+    output_mask = outputs < OUTPUTS
+    offsets = ((image.to(tl.int64) * HEIGHT + y) * WIDTH + x) * OUTPUTS
+    mask = inside[:, None] & output_mask[None, :]
+    pointers = sums_ptr + offsets[:, None] + outputs[None, :]
+    tl.store(pointers, total.to(sums_ptr.dtype.element_ty), mask=mask)
+    pivot = tl.load(running_mean_ptr + outputs, mask=output_mask, other=0) * per_unit
+    values = tl.where(mask, total.to(tl.float32) - pivot[None, :], 0.0)
+    pointers = partial_ptr + tile * 2 * OUTPUTS + outputs
+    tl.store(pointers, tl.sum(values, 0), mask=output_mask)
+    tl.store(pointers + OUTPUTS, tl.sum(values * values, 0), mask=output_mask)
 
 
-def fits(inputs: int, stride: object, dilation: object, groups: int, padding: object) -> bool:
-    """Whether a convolution of this kind is computed here; the copy engine counts in 16 bytes."""
+@triton.jit
+def _load_taps(
+    x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of X: the taps of a pixel of the output, then 1, then zeros, LENGTH in all."""
+    k = tl.arange(0, LENGTH)
+    tap, channel = k // INPUTS, k % INPUTS
+    image, y, across = row // (HEIGHT * WIDTH), row // WIDTH % HEIGHT, row % WIDTH
+    down = y[:, None] + (tap // TAPS - TAPS // 2)[None, :]
+    right = across[:, None] + (tap % TAPS - TAPS // 2)[None, :]
+    inside = (down >= 0) & (down < HEIGHT) & (right >= 0) & (right < WIDTH)
+    row_mask = (row < rows)[:, None]
+    mask = inside & row_mask & (k < TAPS * TAPS * INPUTS)[None, :]
+    pixel = (image.to(tl.int64)[:, None] * HEIGHT + down) * WIDTH + right
+    offsets = pixel * INPUTS + channel[None, :]
+    taps = tl.load(x_ptr + offsets, mask=mask, other=0)
+    ones = row_mask & (k == TAPS * TAPS * INPUTS)[None, :]
+    return tl.where(ones, 1.0, taps.to(tl.float32))
+
+
+@triton.jit
+def _first_layer(
+    x_ptr, weight_ptr, running_mean_ptr, sums_ptr, partial_ptr, squares_ptr, rows,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    k = tl.arange(0, LENGTH)
+    products: tl.constexpr = TAPS * TAPS * INPUTS
+    weights = tl.load(
+        weight_ptr + channel[None, :] * products + k[:, None],
+        mask=channel_mask[None, :] & (k < products)[:, None],
+        other=0,
+    )
+    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0)[None, :]
+    first = tl.zeros((BLOCK,), dtype=tl.float32)
+    second = tl.zeros((BLOCK,), dtype=tl.float32)
+    squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        taps = _load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
+        # The moments are those of the sums as they are stored.
+        sums = tl.dot(taps, weights, input_precision=PRECISION).to(sums_ptr.dtype.element_ty)
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        pointers = sums_ptr + row.to(tl.int64)[:, None] * CHANNELS
+        tl.store(pointers + channel[None, :], sums, mask=mask)
+        centred = tl.where(mask, sums.to(tl.float32) - pivot, 0.0)
+        first += tl.sum(centred, 0)
+        second += tl.sum(centred * centred, 0)
+        if tl.program_id(1) == 0:
+            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=PRECISION)
+    store_partial(partial_ptr, channel, channel_mask, first, second, CHANNELS)
+    if tl.program_id(1) == 0:
+        offsets = (tl.program_id(0) * LENGTH + k[:, None]) * LENGTH + k[None, :]
+        tl.store(squares_ptr + offsets, squares)
+
+
+@triton.jit
+def _first_layer_backward(
+    x_ptr, dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, prepared, partial_ptr, products_ptr,
+    rows, count,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr, POOL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
+    scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        dz, sums, argmax = load_dz(
+            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, table, prepared,
+            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, KIND, POOL,
+        )  # fmt: skip
+        total += dz
+        weighted += dz * (sums - mean)
+        dz = dz.to(dy_ptr.dtype.element_ty)
+        if POOL:
+            for j in tl.static_range(4):
+                source = source_row(row, j, HEIGHT, WIDTH, ROWS, 4, POOL)
+                taps = _load_taps(x_ptr, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
+                part = tl.where(argmax == j, dz, 0.0).to(dz.dtype)
+                taps = tl.trans(taps.to(dz.dtype))
+                products = tl.dot(taps, part, products, input_precision=PRECISION)
+        else:
+            taps = _load_taps(x_ptr, row, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
+            taps = tl.trans(taps.to(dz.dtype))
+            products = tl.dot(taps, dz, products, input_precision=PRECISION)
+    store_partial(
+        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0), CHANNELS
+    )
+    k = tl.arange(0, LENGTH)
+    offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
+    tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
+
+
+def supports_int8(
+    inputs: int, stride: object, dilation: object, groups: int, padding: object
+) -> bool:
+    """Whether :func:`convolve_int8` computes a convolution; the copy engine needs 16 bytes."""
     plain = all(value in (1, (1, 1)) for value in (stride, dilation)) and groups == 1
     square = isinstance(padding, int) or (isinstance(padding, tuple) and len(set(padding)) == 1)
     return plain and square and inputs % 16 == 0
 
 
-def convolve(
+def convolve_int8(
     features: Tensor,
     weights: Tensor,
     padding: int,
@@ -92,28 +211,26 @@ def convolve(
     running_mean: Tensor,
     unit: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The sums, (N, C, H, W) channels-last in an integer dtype that holds them, and their moments
-    by tile, (tiles, 2, C), about the running mean of unit·sums; features and weights are int8 and
-    channels-last."""
+    """Convolve int8 features with int8 weights, both channels-last.
+
+    Returns:
+        The sums, (N, C, H, W) channels-last in an integer ``dtype`` that must hold them, and their
+        moments per tile, (tiles, 2, C), about the running mean of unit·sums.
+    """
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
     new_height, new_width = height + 2 * padding - down + 1, width + 2 * padding - across + 1
     box_width = min(16, triton.next_power_of_2(new_width))
     box_height = min(PIXELS // box_width, triton.next_power_of_2(new_height))
     box_images = PIXELS // (box_width * box_height)
-    depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: 32 bytes at least
+    depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
     tiles = (
         triton.cdiv(images, box_images)
         * triton.cdiv(new_height, box_height)
         * triton.cdiv(new_width, box_width)
     )
     block = min(128, max(16, triton.next_power_of_2(outputs)))
-    sums = torch.empty(
-        (images, outputs, new_height, new_width),
-        dtype=dtype,
-        device=features.device,
-        memory_format=torch.channels_last,
-    )
+    sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=features.device)
     boxes = TensorDescriptor(
         features,
@@ -123,28 +240,97 @@ def convolve(
     )
     length = down * across * inputs
     rows = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
-    _convolve[(tiles * triton.cdiv(outputs, block),)](
-        boxes,
-        rows,
-        running_mean,
-        sums,
-        partial,
-        images,
-        1 / unit,
-        new_height,
-        new_width,
-        inputs,
-        outputs,
-        down,
-        across,
-        padding,
-        box_images,
-        box_height,
-        box_width,
-        block,
-        depth,
-        num_warps=4,
-        num_stages=3,
-        enable_fp_fusion=True,
-    )
+    _convolve_int8[(tiles * triton.cdiv(outputs, block),)](
+        boxes, rows, running_mean, sums, partial, images, 1 / unit, new_height, new_width, inputs,
+        outputs, down, across, padding, box_images, box_height, box_width, block, depth,
+        num_warps=4, num_stages=3, enable_fp_fusion=True,
+    )  # fmt: skip
     return sums, partial
+
+
+def supports_first(
+    weight: Tensor, stride: object, padding: object, dilation: object, groups: int
+) -> bool:
+    """Whether :func:`convolve_first` computes a convolution: short sums, and images keep their
+    size."""
+    outputs, inputs, down, across = weight.shape
+    side = (down - 1) // 2
+    same = down == across and down % 2 == 1 and padding == (side, side)
+    plain = all(value == (1, 1) for value in (stride, dilation)) and groups == 1
+    return same and plain and inputs * down * across <= LONGEST and outputs >= 16
+
+
+def convolve_first(
+    x: Tensor, weight: Tensor, running_mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums in the weights' dtype, channels-last, their moments per tile, and XᵀX."""
+    images, _, height, width = x.shape
+    outputs = len(weight)
+    sums = _channels_last((images, outputs, height, width), weight.dtype, x.device)
+    rows, constants = images * height * width, _first_constants(x, weight, sums)
+    length = constants["LENGTH"]
+    tiles = min(triton.cdiv(rows, FORWARD_ROWS), FORWARD_PROGRAMS)
+    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
+    squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
+    _first_layer[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
+        x, weight, running_mean, sums, partial, squares, rows, **constants, ROWS=FORWARD_ROWS,
+        num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return sums, partial, squares.sum(0)
+
+
+def first_weight_gradient(
+    x: Tensor,
+    dy: Tensor,
+    sums: Tensor,
+    weight: Tensor,
+    stats: Tensor,
+    stair: PreparedStair,
+    argmax: Tensor | None,
+    squares: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the coefficients of the backward pass, and the gradient of the quantised weights in
+    float32, in their memory layout."""
+    outputs, inputs, taps, _ = weight.shape
+    count, constants = sums.numel() // outputs, _first_constants(x, weight, sums)
+    rows = dy.numel() // outputs
+    tiles = min(triton.cdiv(rows, BACKWARD_ROWS), BACKWARD_PROGRAMS)
+    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
+    products = torch.empty(
+        (tiles, constants["LENGTH"], outputs), dtype=torch.float32, device=x.device
+    )
+    _first_layer_backward[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
+        x, dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, partial,
+        products, rows, count, **constants, **stair.constants, ROWS=BACKWARD_ROWS,
+        POOL=argmax is not None, num_warps=4, num_stages=1, enable_fp_fusion=True,
+    )  # fmt: skip
+    out = coefficients(partial, stats, count, 1.0)
+    s, a, b = out[2:]
+    length = weight[0].numel()
+    matrix = weight.permute(2, 3, 1, 0).reshape(length, outputs).float()
+    gradient = s * products.sum(0)[:length]
+    with torch.autocast(x.device.type, enabled=False):
+        gradient += a * (squares[:length, :length] @ matrix)
+    gradient += b * squares[:length, length, None]
+    gradient = gradient.t().contiguous().reshape(outputs, taps, taps, inputs)
+    return out, gradient.permute(0, 3, 1, 2)
+
+
+def _first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:
+    length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
+    shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
+    return {**tile_constants(sums), **shape, "PRECISION": _precision()}
+
+
+def _channels_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
+
+
+def _precision() -> str:
+    """Return the precision of float32 products that torch uses for its own convolutions."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        tf32 = cudnn.allow_tf32
+    except RuntimeError:  # it was set per operation
+        tf32 = cudnn.conv.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"

@@ -1,0 +1,190 @@
+"""Find the groups of modules in a traced network that fused layers replace."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from softstair.anneal import Truncation
+from softstair.convert.graph import trace
+from softstair.convert.rewrite import call_operators
+from softstair.fused.layer import Context, FusedLayer
+from softstair.kernels.bound import FEW_LEVELS
+from softstair.kernels.triton import FAMILIES, kind, table
+from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
+from softstair.nn import StairActivation, StairModule, StairWeight
+from softstair.noise import Noise
+from softstair.stair import Stair
+
+__all__ = ["FusedNetwork", "fused"]
+
+
+class FusedNetwork:
+    """The forward pass of a network, some of whose layers run fused.
+
+    It shares the network's parameters and buffers. ``evaluates`` says that the network calls the
+    same modules in evaluation as in training, so that this can evaluate it.
+    """
+
+    def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
+        self.code, self.layers, self.evaluates = code, layers, evaluates
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            shape = (len(self.layers), 2)
+            if any(layer.draws for layer in self.layers):
+                # One draw per step from torch's generator seeds the numbers of every layer.
+                seeds = torch.randint(2**63 - 1, shape, device=x.device)
+            else:
+                seeds = torch.zeros(shape, dtype=torch.int64, device=x.device)
+            context = Context(_prepare_stairs(self.layers), seeds)
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            return self.code(context, x)
+
+
+@torch.no_grad()
+def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair]:
+    """Prepare every stair for its present noise; one launch for those with one stair and family."""
+    groups: dict[tuple[Stair, Noise], list[StairModule]] = {}
+    for layer in layers:
+        for site in (layer.stair, layer.weight_stair):
+            if site is not None:
+                groups.setdefault((site.stair, site.noise), []).append(site)
+    prepared: dict[StairModule, PreparedStair] = {}
+    for (stair, noise), modules in groups.items():
+        means = torch.stack([module.mean for module in modules])
+        stds = torch.stack([module.std for module in modules])
+        if isinstance(stair.quantum, float) and stair.quantum != 1.0:
+            means, stds = means * stair.quantum, stds * stair.quantum
+        values, count = table(stair, torch.float32, means.device), len(stair) - 1
+        rows = prepare_rows(values, means, stds, count, noise.name)
+        constants = {"COUNT": count, "FAMILY": noise.name, "KIND": kind(stair, torch.float32)}
+        for module, row in zip(modules, rows, strict=True):
+            prepared[module] = PreparedStair(values, row, constants)
+    return prepared
+
+
+def fused(net: nn.Module) -> FusedNetwork | None:
+    """Return the network with its layers fused; None if none can be, or if its trace does not show
+    all that it may compute."""
+    try:
+        known, graph = trace(net)
+    except Exception:  # whatever the trace fails at, the network runs as it is
+        return None
+    others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
+    if not known.complete or others or net._forward_pre_hooks:
+        return None
+    evaluates = _evaluates_alike(net, graph)
+    call_operators(known, graph)
+    # Features that are changed in place are not those that their layer made.
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    written = frozenset[int]().union(*(step.written for step in known.steps))
+    modules = dict(net.named_modules())
+    calls = [node.target for node in graph.nodes if node.op == "call_module"]
+    layers: list[FusedLayer] = []
+    sources: dict[fx.Node, FusedLayer] = {}
+    code = fx.GraphModule(net, graph)
+    nodes = list(graph.nodes)
+    with graph.inserting_before(nodes[0]):
+        context = graph.placeholder("context")
+    for node in nodes:
+        group = _group(node, modules, calls)
+        if group is None:
+            continue
+        replaced, parts = group
+        features: Any = node.args[0]
+        layer = FusedLayer(len(layers), *parts, sources.get(features))
+        name, last = f"fused_{layer.number}", replaced[-1]
+        code.add_submodule(name, layer)
+        with graph.inserting_after(last):
+            call = graph.call_module(name, (context, features))
+        last.replace_all_uses_with(call)
+        for old in reversed(replaced):
+            graph.erase_node(old)
+        layers.append(layer)
+        if numbers[last] not in written:
+            sources[call] = layer
+    if not layers:
+        return None
+    code.recompile()
+    return FusedNetwork(code, layers, evaluates)
+
+
+def _evaluates_alike(net: nn.Module, graph: fx.Graph) -> bool:
+    """Whether evaluation calls what training does, which is this graph."""
+    try:
+        known, other = trace(net, training=False)
+    except Exception:
+        return False
+    return known.complete and _calls(other) == _calls(graph)
+
+
+def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:
+    return [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in graph.nodes]
+
+
+def _group(
+    node: fx.Node, modules: dict[str, nn.Module], calls: list[Any]
+) -> tuple[list[fx.Node], tuple[Any, Any, Any, Any]] | None:
+    """Return the nodes that a fused layer replaces, beginning with this one, and their modules."""
+    nodes = [node]
+    for _ in range(3):
+        (user, *others) = nodes[-1].users or [None]
+        if user is None or others:
+            break
+        nodes.append(user)
+    parts = [modules.get(str(n.target)) if n.op == "call_module" else None for n in nodes]
+    parts += [None] * (4 - len(parts))
+    sums, norm, stair, pool = parts
+    if not (_is_sum(sums) and _is_norm(norm, sums) and _is_stair(stair, StairActivation)):
+        return None
+    if not (isinstance(sums, nn.Conv2d) and _is_pool(pool)):
+        pool = None
+    nodes = nodes[: 3 if pool is None else 4]
+    once = all(calls.count(n.target) == 1 for n in nodes)
+    free = not any(_has_hooks(part) for part in (sums, norm, stair, pool) if part is not None)
+    return (nodes, (sums, norm, stair, pool)) if once and free else None
+
+
+def _is_sum(module: Any) -> bool:
+    plain = isinstance(module, nn.Conv2d | nn.Linear) and module.bias is None
+    if isinstance(module, nn.Conv2d):
+        plain = plain and module.padding_mode == "zeros" and isinstance(module.padding, tuple)
+    stair = getattr(module, "weight_stair", None)
+    return plain and (stair is None or _is_stair(stair, StairWeight))
+
+
+def _is_norm(module: Any, sums: Any) -> bool:
+    conv = isinstance(sums, nn.Conv2d)
+    return (
+        isinstance(module, nn.BatchNorm2d if conv else nn.BatchNorm1d)
+        and module.num_features == (sums.out_channels if conv else sums.out_features)
+        and module.affine
+        and module.track_running_stats
+        and module.momentum is not None
+    )
+
+
+def _is_stair(module: Any, of: type[StairModule]) -> bool:
+    """Whether bins have one width, thresholds are few or on a line, there is one quantum, and the
+    noise is one of the paper's."""
+    if not isinstance(module, of) or type(module.noise) not in FAMILIES:
+        return False
+    stair = module.stair
+    known = len(stair) <= FEW_LEVELS + 1 or kind(stair, torch.float32) == "line"
+    return known and stair.spacing is not None and isinstance(stair.quantum, float)
+
+
+def _is_pool(module: Any) -> bool:
+    if not isinstance(module, nn.MaxPool2d) or module.return_indices or module.ceil_mode:
+        return False
+    pairs = (module.kernel_size, module.stride), (2, (2, 2))
+    plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
+    return plain and all(value in pairs[1] for value in pairs[0])
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, name) for part in module.modules() for name in names)

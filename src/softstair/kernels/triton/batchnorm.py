@@ -1,0 +1,283 @@
+"""Batch normalisation, stair and max-pooling in one pass over memory.
+
+The sums c of a layer, (rows, channels) in memory, are read once for their moments (unless the
+convolution has made these) and once for
+
+    z = γ·(c − μ)/√(v + ε) + β = scale·c + shift        y = the value of the stair at z
+
+which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. For
+the backward pass nothing is kept but c, and the argmax of pooling, one byte per element.
+
+Moments are those of c − m with m the running mean, so that the variance is no difference of large
+numbers. Partial sums of tiles are added in order, in float64: every run gives the same bits.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from softstair.kernels.triton.distributions import ROUNDS
+from softstair.kernels.triton.evaluator import row_value
+from softstair.kernels.triton.prepare import PreparedStair
+
+__all__ = [
+    "LayerOutput",
+    "batch_statistics",
+    "forward",
+    "memory_format",
+    "moments",
+    "tile_constants",
+]
+
+ROWS, CHANNELS = 16, 128
+"""Size of a tile, or of each of the four that a program handles together."""
+TILES, FEW_CHANNELS = 128, 8
+"""Partial sums that are added at a time: so many tiles of so few channels."""
+PROGRAMS = 1056
+"""Eight for each of the 132 multiprocessors of a large GPU."""
+
+
+class LayerOutput(NamedTuple):
+    """Output of a layer: features, the same in quanta as int8, and the argmax of pooling (0–3)."""
+
+    y: Tensor
+    integers: Tensor | None
+    argmax: Tensor | None
+
+
+@triton.jit
+def _moments(
+    sums_ptr, running_mean_ptr, partial_ptr, rows,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0)[None, :]
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        sums = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
+        sums = tl.where(mask, sums - pivot, 0.0)
+        total += sums
+        squares += sums * sums
+    store_partial(
+        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(squares, 0), CHANNELS
+    )
+
+
+@triton.jit
+def store_partial(partial_ptr, channel, channel_mask, first, second, CHANNELS: tl.constexpr):
+    """Store two sums per channel as this tile's row of (tiles, 2, channels)."""
+    pointers = partial_ptr + tl.program_id(0) * 2 * CHANNELS + channel
+    tl.store(pointers, first, mask=channel_mask)
+    tl.store(pointers + CHANNELS, second, mask=channel_mask)
+
+
+@triton.jit
+def add_partials(
+    partial_ptr, tiles, channel, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The two sums per channel over all tiles, in float64."""
+    first = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    second = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for start in range(0, tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)
+        mask = (tile < tiles)[:, None] & (channel < CHANNELS)[None, :]
+        pointers = partial_ptr + tile[:, None] * 2 * CHANNELS + channel[None, :]
+        first += tl.load(pointers, mask=mask, other=0).to(tl.float64)
+        second += tl.load(pointers + CHANNELS, mask=mask, other=0).to(tl.float64)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def _statistics(
+    partial_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
+    tiles, rows, unit, per_unit, eps, momentum,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    total, squares = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK)
+    before = tl.load(running_mean_ptr + channel, mask=mask, other=0)
+    pivot = before * per_unit
+    beyond = total / rows
+    mean = pivot.to(tl.float64) + beyond
+    variance = tl.maximum(squares / rows - beyond * beyond, 0.0)
+    # c counts in units: the statistics of unit·c are unit·mean and unit²·variance.
+    inverse = 1 / tl.sqrt(variance + eps / unit / unit)
+    scale = tl.load(gamma_ptr + channel, mask=mask, other=0).to(tl.float64) * inverse
+    shift = tl.load(beta_ptr + channel, mask=mask, other=0).to(tl.float64) - mean * scale
+    tl.store(stats_ptr + channel, mean.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + CHANNELS + channel, inverse.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + 2 * CHANNELS + channel, scale.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + 3 * CHANNELS + channel, shift.to(tl.float32), mask=mask)
+    now = before + momentum * ((mean * unit).to(tl.float32) - before)
+    tl.store(running_mean_ptr + channel, now, mask=mask)
+    before = tl.load(running_var_ptr + channel, mask=mask, other=0)
+    unbiased = (variance * unit * unit * (rows / (rows - 1.0))).to(tl.float32)
+    tl.store(running_var_ptr + channel, before + momentum * (unbiased - before), mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+
+
+@triton.jit
+def source_row(
+    row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    POOL: tl.constexpr,
+):  # fmt: skip
+    """The row of c that is part j of a tile's row: the j-th pixel of its 2×2 window with POOL, else
+    the same row of the j-th of PARTS neighbouring tiles."""
+    if POOL:
+        across: tl.constexpr = WIDTH // 2
+        down: tl.constexpr = HEIGHT // 2
+        image, y, x = row // (across * down), row // across % down, row % across
+        source = (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
+    else:
+        source = row // ROWS * (PARTS * ROWS) + j * ROWS + row % ROWS
+    return source
+
+
+@triton.jit
+def _forward(
+    sums_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, prepared, seed_ptr,
+    rows, per_quantum,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
+    KIND: tl.constexpr, PARTS: tl.constexpr, NORMALISE: tl.constexpr, POOL: tl.constexpr,
+    INTEGERS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    if NORMALISE:
+        scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+        shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    if FORWARD == "random":
+        # One counter for four parts: each takes one of its words.
+        number = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        low, high = number.to(tl.int32), (number >> 32).to(tl.int32)
+        words = tl.philox(tl.load(seed_ptr), low, high, low * 0, low * 0, ROUNDS)
+    best = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    argmax = tl.zeros((ROWS, BLOCK), dtype=tl.int8)
+    for j in tl.static_range(PARTS):
+        source = source_row(row, j, HEIGHT, WIDTH, ROWS, PARTS, POOL)
+        mask = ((row < rows) if POOL else (source < rows))[:, None]
+        if CHANNELS % BLOCK != 0:
+            mask = mask & channel_mask[None, :]
+        offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        z = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
+        if NORMALISE:
+            z = z * scale + shift
+        word = z
+        if FORWARD == "random":
+            word = words[j]
+        y = row_value(z, prepared, table, word, COUNT, FAMILY, FORWARD, KIND)
+        if POOL and j > 0:
+            better = (y > best) | (y != y)
+            best = tl.where(better, y, best)
+            argmax = tl.where(better, j, argmax).to(tl.int8)
+        elif POOL:
+            best = y
+        else:
+            tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+            if INTEGERS:
+                integers = tl.floor(y * per_quantum + 0.5).to(tl.int8)
+                tl.store(integers_ptr + offsets, integers, mask=mask)
+    if POOL:
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        tl.store(y_ptr + offsets, best.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(argmax_ptr + offsets, argmax, mask=mask)
+        if INTEGERS:
+            integers = tl.floor(best * per_quantum + 0.5).to(tl.int8)
+            tl.store(integers_ptr + offsets, integers, mask=mask)
+
+
+def moments(sums: Tensor, running_mean: Tensor) -> Tensor:
+    """Return Σ(c − m) and Σ(c − m)² per channel and tile, (tiles, 2, channels)."""
+    channels = sums.shape[1]
+    rows, block = sums.numel() // channels, channel_block(channels)
+    grid = reduction_grid(rows, channels)
+    partial = torch.empty((grid[0], 2, channels), dtype=torch.float32, device=sums.device)
+    _moments[grid](sums, running_mean, partial, rows, channels, ROWS, block, enable_fp_fusion=True)
+    return partial
+
+
+def batch_statistics(
+    partial: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d, rows: int, unit: float
+) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) of c per channel, (4, channels), from partial sums
+    of moments, and update the running statistics, which are those of unit·c."""
+    channels = partial.shape[2]
+    stats = torch.empty((4, channels), dtype=torch.float32, device=partial.device)
+    _statistics[(triton.cdiv(channels, FEW_CHANNELS),)](
+        partial, stats, norm.weight, norm.bias, norm.running_mean, norm.running_var,
+        norm.num_batches_tracked, len(partial), rows, unit, 1 / unit, norm.eps, norm.momentum,
+        channels, TILES, FEW_CHANNELS, enable_fp_fusion=True,
+    )  # fmt: skip
+    return stats
+
+
+def forward(
+    sums: Tensor,
+    stats: Tensor | None,
+    stair: PreparedStair,
+    strategy: str,
+    seed: Tensor,
+    dtype: torch.dtype,
+    pool: bool = False,
+    quantum: float | None = None,
+) -> LayerOutput:
+    """Return the values of the stair at scale·c + shift (at c itself without ``stats``), pooled
+    2×2 with ``pool``, and as int8 too if the ``quantum`` is given."""
+    constants = tile_constants(sums)
+    height, width = constants["HEIGHT"], constants["WIDTH"]
+    parts = 4 if pool or strategy == "random" else 1
+    tile = ROWS if parts == 4 else 2 * ROWS
+    shape = (*sums.shape[:2], height // 2, width // 2) if pool else sums.shape
+    y = torch.empty(shape, dtype=dtype, device=sums.device, memory_format=memory_format(sums))
+    integers = y if quantum is None else torch.empty_like(y, dtype=torch.int8)
+    argmax = torch.empty_like(y, dtype=torch.int8) if pool else y
+    rows = y.numel() // y.shape[1]
+    grid = (
+        triton.cdiv(rows, tile if pool else parts * tile),
+        triton.cdiv(sums.shape[1], constants["BLOCK"]),
+    )
+    _forward[grid](
+        sums, y, integers, argmax, sums if stats is None else stats, stair.table, stair.row, seed,
+        rows, 1.0 if quantum is None else 1 / quantum,
+        **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
+        NORMALISE=stats is not None, POOL=pool, INTEGERS=quantum is not None,
+        num_warps=4 if strategy == "random" else 2, enable_fp_fusion=True,
+    )  # fmt: skip
+    return LayerOutput(y, None if quantum is None else integers, argmax if pool else None)
+
+
+def tile_constants(sums: Tensor) -> dict[str, int]:
+    """Return what a kernel must know of the shape of c; rows of a matrix are images of 1×1."""
+    height, width = (sums.shape[2], sums.shape[3]) if sums.dim() == 4 else (1, 1)
+    channels = sums.shape[1]
+    block = channel_block(channels)
+    return {"HEIGHT": height, "WIDTH": width, "CHANNELS": channels, "BLOCK": block}
+
+
+def channel_block(channels: int) -> int:
+    """Return how many channels a program handles."""
+    return min(CHANNELS, triton.next_power_of_2(channels))
+
+
+def reduction_grid(rows: int, channels: int) -> tuple[int, int]:
+    """Return the grid of a kernel that sums over rows: (tiles, blocks of channels)."""
+    blocks = triton.cdiv(channels, channel_block(channels))
+    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // blocks)), blocks
+
+
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """Return the format in which the tensor is rows of channels in memory."""
+    return torch.channels_last if tensor.dim() == 4 else torch.contiguous_format

@@ -1,0 +1,375 @@
+"""The element-wise operator: its two kernels, and the functions that launch them.
+
+A kernel walks through memory in storage order, whatever the order of the dimensions: the channel of
+the element at offset p is (p // stride) % channels. A tile is ``UNROLL`` blocks of ``BLOCK``
+elements; a program takes one tile after another. Element i of block j in a tile takes word j of the
+i-th random quadruple (for 16 bits, with a neighbour: of the i/2-th), so that draws depend on seed
+and offset alone and not on how a kernel is launched.
+
+The stair (a :func:`table <softstair.kernels.triton.table>`) and the noise are tensors on the
+device: nothing is read back, and changing the noise compiles nothing.
+"""
+
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softstair.kernels.triton import evaluator, general
+from softstair.kernels.triton.distributions import (
+    IS_CUDA,
+    philox_words,
+    random_words,
+    uniform,
+    uniform_double,
+)
+from softstair.kernels.triton.prepare import prepare
+
+BLOCK = 1024
+UNROLL = 4
+WARPS = 4
+PROGRAMS_PER_SM = 8
+"""Programs for the mode of many levels, whose limits are expensive to prepare: each program does so
+once and then takes many tiles. All must fit into the registers at once (half as many for four
+bytes), or the last ones would start when the others end."""
+FEW_THRESHOLDS = 3
+"""Up to so many, preparing costs so little that every tile is a program, unless it draws. Otherwise
+each program handles two tiles on large tensors."""
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr, y_ptr, saved_ptr, table, mean_ptr, std_ptr, seed_ptr, size, stride, channels,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
+    COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
+    COMPUTE: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """y = the value of x; with COMPACT, saved = one byte per element that replaces x."""
+    DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
+    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
+    CLAMPED: tl.constexpr = FORWARD != "mode" or KIND != "uneven" or COUNT == 1
+    PREPARED: tl.constexpr = SCALAR and (KIND == "native" or (COUNT <= general.FEW and CLAMPED))
+    HALF: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    LAST_BIT: tl.constexpr = (
+        (65536 if x_ptr.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
+    )
+    LINE: tl.constexpr = "line" if KIND == "native" else KIND
+    CAN_BE_FAST: tl.constexpr = HALF and KIND == "native" and (FORWARD != "hard" or COMPACT)
+    lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
+    seed = tl.load(seed_ptr) if FORWARD == "random" else 0
+    if PREPARED:
+        mean, std = tl.load(mean_ptr), tl.load(std_ptr)
+        prepared = prepare(table, mean, std, COUNT, FAMILY, FORWARD, HALF)
+        tensors = (x_ptr, y_ptr, saved_ptr, seed, size)
+        # A loop for either case: one loop for both would need the registers of both.
+        if CAN_BE_FAST:
+            if prepared[3][3]:
+                _forward_tiles(
+                    tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, True,
+                    BLOCK, UNROLL,
+                )  # fmt: skip
+            else:
+                _forward_tiles(
+                    tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, False,
+                    BLOCK, UNROLL,
+                )  # fmt: skip
+        else:
+            _forward_tiles(
+                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, False, BLOCK, UNROLL
+            )
+    else:
+        for tile in range(tl.program_id(0), tl.cdiv(size, UNROLL * BLOCK), tl.num_programs(0)):
+            number = zero + tile
+            first = number * (UNROLL * BLOCK)
+            left = size - first
+            blocks = _load(x_ptr + first, lane, left, BLOCK, UNROLL)
+            words, more = blocks, blocks
+            if FORWARD == "random":
+                words = random_words(seed, number, BLOCK, HALF)
+                if DOUBLE:
+                    more = philox_words(seed, number, BLOCK, 1)
+            for j in tl.static_range(UNROLL):
+                offsets = lane + j * BLOCK
+                channel = _channel(first, offsets, stride, channels, INT64)
+                row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
+                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
+                std = _load_noise(std_ptr, first, offsets, left, channel, STD)
+                x = _widen(blocks[j], COMPUTE)
+                u = words[j]
+                if FORWARD == "random":
+                    u = uniform_double(u, more[j]) if DOUBLE else uniform(u)
+                y = general.value(x, table, row, mean, std, u, COUNT, FAMILY, FORWARD, LINE)
+                _store(y_ptr + first, offsets, left, y)
+                if COMPACT:
+                    bits = general.support(x, table, row, mean, std, COUNT, LINE)
+                    _store(saved_ptr + first, offsets, left, bits)
+
+
+@triton.jit
+def _forward_tiles(
+    tensors, prepared,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, COMPACT: tl.constexpr,
+    LAST_BIT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The forward pass of all tiles of this program, with prepared scalars."""
+    x_ptr, y_ptr, saved_ptr, seed, size = tensors
+    lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
+    for tile in range(tl.program_id(0), tl.cdiv(size, UNROLL * BLOCK), tl.num_programs(0)):
+        number = zero + tile
+        first = number * (UNROLL * BLOCK)
+        left = size - first
+        blocks = _load(x_ptr + first, lane, left, BLOCK, UNROLL)
+        y_tile, saved_tile = y_ptr + first, saved_ptr + first
+        words = blocks
+        if FORWARD == "random":
+            words = random_words(seed, number, BLOCK, LAST_BIT > 1)
+        for j in tl.static_range(UNROLL):
+            offsets = tl.arange(0, BLOCK) + j * BLOCK
+            x = _widen(blocks[j], tl.float32)
+            y = evaluator.value(x, prepared, words[j], COUNT, FAMILY, FORWARD, LAST_BIT, FAST)
+            _store(y_tile, offsets, left, y)
+            if COMPACT:
+                bits = evaluator.support(x, prepared, COUNT, LAST_BIT, FAST)
+                _store(saved_tile, offsets, left, bits)
+
+
+@triton.jit
+def backward_kernel(
+    dy_ptr, saved_ptr, dx_ptr, table, mean_ptr, std_ptr, size, stride, channels,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
+    COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
+    COMPUTE: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """dx = dy·slope, the slope from x or from the byte that replaces it."""
+    DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
+    SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
+    FEW: tl.constexpr = KIND == "native" or COUNT <= general.FEW
+    HALF: tl.constexpr = dx_ptr.dtype.element_ty.primitive_bitwidth == 16
+    LAST_BIT: tl.constexpr = (
+        (65536 if dx_ptr.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
+    )
+    LINE: tl.constexpr = "line" if KIND == "native" else KIND
+    lane, first = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * (UNROLL * BLOCK)
+    left = size - first
+    gradients = _load(dy_ptr + first, lane, left, BLOCK, UNROLL)
+    blocks = _load(saved_ptr + first, lane, left, BLOCK, UNROLL)
+    if SCALAR and FEW and FAMILY != "uniform":
+        mean, std = tl.load(mean_ptr), tl.load(std_ptr)
+        prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
+        tensors = (blocks, gradients, dx_ptr + first, left)
+        if HALF and COUNT > general.FEW:
+            if prepared[3][3]:
+                _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, True)
+            else:
+                _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, False)
+        else:
+            _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, False)
+    else:
+        for j in tl.static_range(UNROLL):
+            offsets = lane + j * BLOCK
+            channel = _channel(first, offsets, stride, channels, INT64)
+            row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
+            std = _load_noise(std_ptr, first, offsets, left, channel, STD)
+            if COMPACT:
+                slope = general.slope_of(blocks[j].to(tl.int32), table, row, std, COUNT, LINE)
+            else:
+                mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
+                x = _widen(blocks[j], COMPUTE)
+                slope = general.slope(x, table, row, mean, std, COUNT, FAMILY, LINE)
+            dx = _widen(gradients[j], COMPUTE) * slope
+            _store(dx_ptr + first, offsets, left, dx)
+
+
+@triton.jit
+def _backward_tile(
+    tensors, prepared,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """dy·slope for the blocks of a tile, with prepared scalars."""
+    blocks, gradients, dx_ptr, left = tensors
+    BLOCK: tl.constexpr = blocks[0].shape[0]
+    for j in tl.static_range(len(blocks)):
+        offsets = tl.arange(0, BLOCK) + j * BLOCK
+        x = _widen(blocks[j], tl.float32)
+        slope = evaluator.slope(x, prepared, COUNT, FAMILY, LAST_BIT, FAST)
+        _store(dx_ptr, offsets, left, _widen(gradients[j], tl.float32) * slope)
+
+
+@triton.jit
+def _load(pointer, lane, left, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
+    """UNROLL blocks, all requested before the first is used."""
+    blocks = (tl.load(pointer + lane, mask=lane < left, other=0.0),)
+    for j in tl.static_range(1, UNROLL):
+        offsets = lane + j * BLOCK
+        blocks = blocks + (tl.load(pointer + offsets, mask=offsets < left, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    return blocks
+
+
+@triton.jit
+def _widen(block, COMPUTE: tl.constexpr):
+    """The block in the dtype of computation; as late as possible, to save registers."""
+    if IS_CUDA and block.dtype == tl.bfloat16:
+        # One instruction per element, where the compiler emits three for two.
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [block],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        wide = block.to(COMPUTE)
+    return wide
+
+
+@triton.jit
+def _store(pointer, offsets, left, result):
+    tl.store(pointer + offsets, result.to(pointer.dtype.element_ty), mask=offsets < left)
+
+
+@triton.jit
+def _channel(first, offsets, stride, channels, INT64: tl.constexpr):
+    # In 32 bits where the size of the tensor allows it: division is expensive.
+    position = first + offsets if INT64 else first.to(tl.int32) + offsets
+    return position // stride % channels
+
+
+@triton.jit
+def _load_noise(pointer, first, offsets, left, channel, LAYOUT: tl.constexpr):
+    """A mean or std: one for all, one per channel, or one per element."""
+    if LAYOUT == "scalar":
+        number = tl.load(pointer)
+    elif LAYOUT == "channel":
+        number = tl.load(pointer + channel)
+    else:
+        number = tl.load(pointer + first + offsets, mask=offsets < left, other=0.0)
+    return number
+
+
+IS_INTERPRETED = not isinstance(forward_kernel, triton.JITFunction)
+"""Whether TRITON_INTERPRET=1 was set at import: kernels run on the CPU, slowly."""
+
+
+class Operands(NamedTuple):
+    """A stair and its noise as the kernels take them: all tensors on the device."""
+
+    table: Tensor
+    mean: Tensor
+    std: Tensor
+    family: str
+    kind: str
+    """ "line", "even" or "uneven", as in :mod:`softstair.kernels.triton.general`, or "native": a
+    line that :mod:`softstair.kernels.triton.line` computes exactly."""
+    axis: int | None
+    """The dimension of the table's rows."""
+
+
+def forward(
+    x: Tensor, operands: Operands, seed: Tensor | None, strategy: str, compact: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the values of x, in its memory layout, and with ``compact`` one byte per element for
+    the backward pass."""
+    y = torch.empty_like(x)
+    saved = torch.empty_like(x, dtype=torch.uint8) if compact else x.new_empty(0, dtype=torch.uint8)
+    x = _dense(x, y)
+    constants, noise, channels = _arguments(x, operands)
+    tiles = triton.cdiv(x.numel(), UNROLL * BLOCK)
+    is_cheap = strategy != "random" and constants["COUNT"] <= FEW_THRESHOLDS
+    is_scalar = constants["STD"] == "scalar" and not constants["PER_CHANNEL"]
+    if strategy == "mode" and is_scalar and not is_cheap:
+        per_sm = PROGRAMS_PER_SM if x.element_size() == 2 else PROGRAMS_PER_SM // 2
+        tiles = min(tiles, per_sm * _multiprocessors(x.device))
+    elif not is_cheap and tiles >= 4 * PROGRAMS_PER_SM * _multiprocessors(x.device):
+        tiles = triton.cdiv(tiles, 2)
+    unroll = 1 if x.numel() <= BLOCK else UNROLL
+    constants |= {"FORWARD": strategy, "COMPACT": compact, "UNROLL": unroll}
+    pointers = (x, y, saved, operands.table, *noise, operands.table if seed is None else seed)
+    _launch(forward_kernel, tiles, (*pointers, x.numel(), *channels), constants)
+    return y, saved
+
+
+def backward(dy: Tensor, saved: Tensor, operands: Operands) -> Tensor:
+    """Return dy·slope, in dy's dtype; ``saved`` is x, or the bytes of :func:`forward`."""
+    dx = torch.empty_like(saved, dtype=dy.dtype)
+    saved, dy = _dense(saved, dx), _dense(dy, dx)
+    constants, noise, channels = _arguments(saved, operands)
+    compact = saved.dtype == torch.uint8
+    unroll = 1 if compact or saved.numel() <= BLOCK else UNROLL
+    constants |= {"COMPACT": compact, "UNROLL": unroll}
+    tiles = triton.cdiv(saved.numel(), unroll * BLOCK)
+    pointers = (dy, saved, dx, operands.table, *noise)
+    _launch(backward_kernel, tiles, (*pointers, saved.numel(), *channels), constants)
+    return dx
+
+
+def _dense(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor with the strides of the result; copied only if it has others."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+
+
+def _arguments(
+    x: Tensor, operands: Operands
+) -> tuple[dict[str, Any], tuple[Tensor, Tensor], tuple[int, int]]:
+    """Return a kernel's constants, mean and std as it reads them, and (stride, channels)."""
+    table, mean, std = operands[:3]
+    axes = [] if operands.axis is None or len(table) == 1 else [operands.axis % x.dim()]
+    axes += [only for noise in (mean, std) if (only := _only_axis(noise, x)) is not None]
+    axis = axes[0] if axes else None
+    (mean, mean_layout), (std, std_layout) = (_laid_out(noise, x, axis) for noise in (mean, std))
+    constants = {
+        "COUNT": (table.shape[1] - 4) // 3,
+        "FAMILY": operands.family,
+        "KIND": operands.kind,
+        "PER_CHANNEL": len(table) > 1,
+        "MEAN": mean_layout,
+        "STD": std_layout,
+        "COMPUTE": tl.float64 if table.dtype == torch.float64 else tl.float32,
+        "INT64": x.numel() >= 2**31,
+        "BLOCK": BLOCK,
+    }
+    return constants, (mean, std), (1, 1) if axis is None else (x.stride(axis), x.shape[axis])
+
+
+def _only_axis(noise: Tensor, x: Tensor) -> int | None:
+    """Return the dimension of x along which the noise varies, if there is just one."""
+    axes = [d for d, size in enumerate(noise.shape, start=x.dim() - noise.dim()) if size > 1]
+    return axes[0] if len(axes) == 1 and axes[0] >= 0 else None
+
+
+def _laid_out(noise: Tensor, x: Tensor, axis: int | None) -> tuple[Tensor, str]:
+    """Return a mean or std as a kernel reads it, and which layout that is."""
+    if noise.numel() == 1:
+        return noise, "scalar"
+    sizes = zip(reversed(noise.shape), reversed(x.shape), strict=False)
+    if noise.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in sizes):
+        raise ValueError(
+            f"mean and std must broadcast against x, of shape {tuple(x.shape)}, "
+            f"but one of shape {tuple(noise.shape)} was given."
+        )
+    if axis is not None and _only_axis(noise, x) == axis:
+        return noise.reshape(-1).contiguous(), "channel"
+    return torch.empty_like(x, dtype=noise.dtype).copy_(noise.expand_as(x)), "element"
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    # The interpreter runs one program after another, each with several tiles.
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launch(kernel: Any, tiles: int, operands: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    x = operands[0]
+    if x.numel() == 0:
+        return
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        # Fused multiply-adds are requested explicitly: the default depends on Triton's version.
+        kernel[(tiles,)](*operands, **constants, num_warps=WARPS, enable_fp_fusion=True)

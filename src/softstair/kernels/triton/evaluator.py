@@ -1,0 +1,264 @@
+"""The evaluator: both passes in float32 on what :mod:`softstair.kernels.triton.prepare` prepared.
+
+An element costs a few instructions per threshold and reads nothing from memory but x. ``prepared``
+is the result of :func:`prepare <softstair.kernels.triton.prepare.prepare>`; :func:`row_value` and
+:func:`row_slope` read a row of :func:`prepare_rows <softstair.kernels.triton.prepare.prepare_rows>`
+instead.
+
+``LAST_BIT`` is the last bit of the tensor's dtype, as a bit of float32: above 1 for 16 bits, which
+allow shorter approximations. ``FAST`` says that 16 bits may use a line as it was given and that the
+noise is no Dirac: one decision for a block.
+"""
+
+import triton
+import triton.language as tl
+
+from softstair.kernels.triton import general, line
+from softstair.kernels.triton.distributions import (
+    LOG2_E,
+    RATE,
+    SQRT3,
+    UNIFORM_DENSITY,
+    bounded_exp2,
+    centred_cdf,
+    clamp,
+    draw_half,
+    nan_else,
+    pdf_scale,
+    ppf,
+    scaled_pdf,
+    significand,
+    uniform,
+    units_per_std,
+)
+from softstair.kernels.triton.general import EDGE, FEW, is_dirac
+
+
+@triton.jit
+def value(
+    x, prepared, word,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
+    LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The forward pass on a block of x in float32; ``word`` is random bits, for random alone."""
+    HALF: tl.constexpr = LAST_BIT > 1
+    mean, std, _, stair, _ = prepared
+    if FORWARD == "hard":
+        result = nan_else(x, 0.0) + _hard(x, stair, 0.0, COUNT, LAST_BIT)
+    elif FORWARD == "random":
+        result = _random(x, prepared, word, COUNT, FAMILY, LAST_BIT, FAST)
+    elif FORWARD == "mode" and FAST:
+        result = nan_else(x, 0.0) + _hard(x - mean, stair, 0.0, COUNT, LAST_BIT)
+    elif FORWARD == "mode":
+        result = nan_else(x, 0.0) + _mode(x - mean, prepared, COUNT, LAST_BIT)
+    else:
+        tl.static_assert(FORWARD == "expectation")
+        if FAST:
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST_BIT, FAST)
+        # One branch for the whole block: soft noise does not pay for the look-up.
+        elif is_dirac(std):
+            result = nan_else(x, 0.0) + _hard(x - mean, stair, 0.0, COUNT, LAST_BIT)
+        elif COUNT <= FEW:
+            result = _expectation(x, prepared, COUNT, FAMILY, HALF)
+        else:
+            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST_BIT, FAST)
+        if FAMILY == "uniform":
+            result += nan_else(x, 0.0)
+    return result
+
+
+@triton.jit
+def slope(
+    x, prepared,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """d/dx E[σ(x − ν)] on a block of x in float32; 0 for a Dirac. Not for uniform noise."""
+    mean, std, scale, stair, _ = prepared
+    factor = scale * pdf_scale(FAMILY)
+    if COUNT <= FEW:
+        thresholds, _, rises = stair
+        # Any finite number will do for a Dirac, since the factor is 0.
+        sharp = tl.where(is_dirac(std), 1.0, scale) * units_per_std(FAMILY, True)
+        total = tl.zeros_like(x)
+        for k in tl.static_range(COUNT):
+            z = _z(x, mean, thresholds[k], sharp, 0.0, LAST_BIT > 1)
+            total += (rises[k] * factor) * scaled_pdf(z, FAMILY)
+    else:
+        total = line.slope(x, stair, mean, factor * stair[1][1], FAMILY, LAST_BIT, FAST)
+    return total
+
+
+@triton.jit
+def support(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
+    """Which thresholds have x in the support of their uniform noise, as in :mod:`general`."""
+    mean, std, _, stair, _ = prepared
+    if COUNT <= FEW:
+        half = std * SQRT3
+        total = tl.zeros_like(x) + line.INTEGER
+        for k in tl.static_range(COUNT):
+            # A little to the left: an edge between two supports belongs to the upper one.
+            depth = half - tl.abs(x - (mean + (stair[0][k] - half * EDGE)))
+            # 1 or 0 without a comparison: a GPU has a higher rate of products.
+            total += tl.minimum(tl.maximum(depth * 3e38, 0.0), 1.0) * (1 << k)
+        bits = total.to(tl.int32, bitcast=True)
+    else:
+        bits = line.support(x, stair, mean, std, COUNT, LAST_BIT, FAST)
+    return bits
+
+
+@triton.jit
+def _hard(x, stair, shift, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+    """σ(x − shift): looked up, or on the line, never summed."""
+    if COUNT <= FEW:
+        thresholds, levels, _ = stair
+        result = tl.where(x >= thresholds[0] + shift, levels[1], levels[0])
+        for k in tl.static_range(1, COUNT):
+            result = tl.where(x >= thresholds[k] + shift, levels[k + 1], result)
+    else:
+        result = line.hard(x - shift, stair, COUNT, LAST_BIT)
+    return result
+
+
+@triton.jit
+def _mode(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
+    """σ(x) with its thresholds clamped to the limits of the mode."""
+    _, _, _, stair, limits = prepared
+    low, high = limits
+    if COUNT <= FEW:
+        thresholds, levels, _ = stair
+        clamped = tl.minimum(tl.maximum(thresholds[0], low), high)
+        result = tl.where(x >= clamped, levels[1], levels[0])
+        for k in tl.static_range(1, COUNT):
+            clamped = tl.minimum(tl.maximum(thresholds[k], low), high)
+            result = tl.where(x >= clamped, levels[k + 1], result)
+    else:
+        result = line.mode(x, stair, low, high, COUNT, LAST_BIT)
+    return result
+
+
+@triton.jit
+def _random(
+    x, prepared, word,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """σ(x − ν), with ν drawn from the random bits; NaN for NaN."""
+    mean, std, _, stair, _ = prepared
+    std = tl.where(is_dirac(std), 0.0, std)
+    if FAST:
+        result = line.random(x, stair, mean, std, word, COUNT, FAMILY, LAST_BIT)
+    elif LAST_BIT > 1:
+        moved = x - draw_half(word, std, FAMILY)
+        result = nan_else(x, 0.0) + _hard(moved, stair, mean, COUNT, LAST_BIT)
+    else:
+        if FAMILY == "uniform":
+            width = std * (2 * SQRT3)
+            # Significands lie in [1, 2); the shift to the mean is the same for all elements.
+            moved = (x - (mean - (1.5 - 0.5 / 8388608) * width)) - width * significand(word)
+        else:
+            moved = (x - mean) - std * ppf(uniform(word), FAMILY)
+        result = nan_else(x, 0.0) + _hard(moved, stair, 0.0, COUNT, LAST_BIT)
+    return result
+
+
+@triton.jit
+def _expectation(x, prepared, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    """q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − mean − θₖ)/β) of few thresholds."""
+    mean, _, scale, stair, _ = prepared
+    thresholds, levels, rises = stair
+    lowest, highest = levels[0], levels[COUNT]
+    if FAMILY == "logistic" and COUNT == 2:
+        # Two terms with one reciprocal.
+        rate = scale * -(RATE * LOG2_E)
+        a = 1.0 + bounded_exp2(_z(x, mean, thresholds[0], rate, 0.0, HALF))
+        b = 1.0 + bounded_exp2(_z(x, mean, thresholds[1], rate, 0.0, HALF))
+        root = tl.rsqrt(a * b)
+        total = lowest + (rises[0] * b + rises[1] * a) * root * root
+    else:
+        start = lowest
+        if FAMILY == "normal" or FAMILY == "triangular":
+            # Their terms are rise·(F − ½).
+            for k in tl.static_range(COUNT):
+                start += 0.5 * rises[k]
+        total = tl.zeros_like(x) + start
+        for k in tl.static_range(COUNT):
+            total += _term(x, mean, thresholds[k], scale, rises[k], FAMILY, HALF)
+    if not HALF:
+        # Rounding may exceed the end levels; 16 bits round it back.
+        total = clamp(total, lowest, highest)
+    return total
+
+
+@triton.jit
+def _term(x, mean, threshold, scale, rise, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    """rise·F, or rise·(F − ½) for normal and triangular noise."""
+    if FAMILY == "uniform":
+        z = _z(x, mean, threshold, scale * UNIFORM_DENSITY, 0.5, HALF)
+        term = rise * tl.minimum(tl.maximum(z, 0.0), 1.0)
+    elif FAMILY == "logistic":
+        root = tl.rsqrt(1.0 + tl.exp2(_z(x, mean, threshold, scale * -(RATE * LOG2_E), 0.0, HALF)))
+        term = rise * root * root
+    else:
+        sharp = scale * units_per_std(FAMILY, False)
+        term = rise * centred_cdf(_z(x, mean, threshold, sharp, 0.0, HALF), FAMILY, HALF)
+    return term
+
+
+@triton.jit
+def _z(x, mean, threshold, scale, plus: tl.constexpr, HALF: tl.constexpr):
+    """(x − mean − θ)·scale + plus; one multiply-add where the difference need not be exact."""
+    if HALF:
+        z = x * scale + (plus - (threshold + mean) * scale)
+    else:
+        z = ((x - mean) - threshold) * scale + plus
+    return z
+
+
+@triton.jit
+def row_value(
+    x, row, table, word,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The forward pass on a block in float32; ``word`` is random bits, for random alone."""
+    if (COUNT <= FEW) & (FORWARD != "expectation"):
+        if FORWARD == "random":
+            mean, std = tl.load(row + 4 * COUNT), tl.load(row + 4 * COUNT + 1)
+            if FAMILY == "uniform":
+                # 24 bits, each number in the middle of its interval.
+                number = (word.to(tl.uint32, bitcast=True) >> 8).to(tl.float32)
+                unit = std * (2 * SQRT3 / 16777216)
+                moved = (x - (mean - std * SQRT3 + 0.5 * unit)) - unit * number
+            else:
+                moved = x - (mean + std * ppf(uniform(word), FAMILY))
+            thresholds = table
+        elif FORWARD == "mode":
+            moved, thresholds = x, row
+        else:
+            moved, thresholds = x, table
+        low, high = tl.load(table + COUNT), tl.load(table + COUNT + 1)
+        result = tl.where(moved >= tl.load(thresholds), high, low)
+        for k in tl.static_range(1, COUNT):
+            above = moved >= tl.load(thresholds + k)
+            result = tl.where(above, tl.load(table + COUNT + 1 + k), result)
+        result = tl.where(x != x, x, result)
+    else:
+        mean, std = tl.load(row + 4 * COUNT), tl.load(row + 4 * COUNT + 1)
+        u = x
+        if FORWARD == "random":
+            u = uniform(word)
+        result = general.value(x, table, 0, mean, std, u, COUNT, FAMILY, FORWARD, KIND)
+    return result
+
+
+@triton.jit
+def row_slope(x, row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr):
+    """The slope on a block in float32."""
+    if (COUNT <= FEW) & (FAMILY == "uniform"):
+        inside = (x >= tl.load(row + COUNT)) & (x < tl.load(row + 2 * COUNT))
+        total = tl.where(inside, tl.load(row + 3 * COUNT), 0.0)
+        for k in tl.static_range(1, COUNT):
+            inside = (x >= tl.load(row + COUNT + k)) & (x < tl.load(row + 2 * COUNT + k))
+            total += tl.where(inside, tl.load(row + 3 * COUNT + k), 0.0)
+    else:
+        mean, std = tl.load(row + 4 * COUNT), tl.load(row + 4 * COUNT + 1)
+        total = general.slope(x, table, 0, mean, std, COUNT, FAMILY, KIND)
+    return total

@@ -1,0 +1,239 @@
+"""Preparation: what is the same for all elements of a tensor is computed once, as scalars.
+
+A kernel of the element-wise operator calls :func:`prepare`, and :mod:`evaluator
+<softstair.kernels.triton.evaluator>` then reads nothing but x and these scalars:
+
+    mean | std | 1/std | the stair | (low, high): the limits of the mode
+
+The stair is either a scalar for each of its few thresholds, levels and rises, or a line: thresholds
+(n + first)·unit and levels (n + lowest)·rise, as :mod:`softstair.kernels.triton.line` reads them.
+
+For the fused layers, which have one stair in many programs, :func:`prepare_rows` writes a row for
+each layer in one launch, without a synchronisation with the host:
+
+    θ of the mode, n | lower edges, n | upper edges, n | rise·density, n | mean | std
+
+with n = ``COUNT`` thresholds, all moved by the mean. Under symmetric, log-concave noise the mode is
+a stair of its own, σ with its thresholds clamped to two limits (see
+:func:`softstair.kernels.cpu.mode_limits`), and the slope under uniform noise is a stair too, up at
+the lower edge of each support and down at the upper one.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softstair.kernels.triton.distributions import SQRT3, SQRT6, tail, units_per_std
+from softstair.kernels.triton.general import EDGE, FEW, inverse, is_dirac
+
+__all__ = ["PreparedStair", "prepare", "prepare_rows"]
+
+TIE = tl.constexpr(8 * 1.1920928955078125e-07)
+"""Probabilities closer than this are equal."""
+POINTS = tl.constexpr(128)
+HALVINGS = tl.constexpr(26)
+EDGE_ALONG = tl.constexpr(2.0**-21)
+"""With FAST, how far the support of x is moved to the left, as a fraction of the line's length."""
+ROUNDING = tl.constexpr(1 / 2)
+"""As a fraction of the std: how far rounding may move a threshold for a line to be FAST. Narrower
+noise reaches one threshold at a time, if rounding moves it by less than 1/24 of their distance."""
+
+
+class PreparedStair(NamedTuple):
+    """A stair as the kernels of the fused layers read it: its table and its prepared row."""
+
+    table: Tensor
+    row: Tensor
+    constants: Mapping[str, object]
+    """COUNT, FAMILY and KIND."""
+
+
+@triton.jit
+def prepare(
+    table, mean, std,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """(mean, std, 1/std, stair, limits of the mode); FORWARD may be "slope"."""
+    if COUNT <= FEW:
+        stair = _prepare_few(table, COUNT)
+    else:
+        stair = _prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
+    limits = (mean, mean)
+    if FORWARD == "mode":
+        low, high = tl.load(table), tl.load(table + COUNT - 1)
+        margin = low * 0.0
+        if COUNT > 1:
+            margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
+        limits = (low + margin, high - margin)
+        if COUNT > FEW:
+            # Thresholds that do not move need not be clamped.
+            thresholds, levels, window, fast = stair
+            stair = (thresholds, levels, window, fast & (margin == 0.0))
+    return mean, std, inverse(std), stair, limits
+
+
+@triton.jit
+def _prepare_few(table, COUNT: tl.constexpr):
+    """(thresholds, levels, rises)."""
+    thresholds, levels = _scalars(table, COUNT), _scalars(table + COUNT, COUNT + 1)
+    return thresholds, levels, _scalars(table + 2 * COUNT + 1, COUNT)
+
+
+@triton.jit
+def _scalars(pointer, COUNT: tl.constexpr):
+    values = (tl.load(pointer),)
+    for k in tl.static_range(1, COUNT):
+        values = values + (tl.load(pointer + k),)  # type: ignore[assignment]  # noqa: RUF005
+    return values
+
+
+@triton.jit
+def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    """How far inside its threshold an end of the stair is still the mode; at most to the middle.
+
+    All lanes of a program search together: each round finds seven bits, 21 or 28 in all.
+    """
+    half = 0.5 * (last - first)
+    dirac = is_dirac(std)
+    if FAMILY == "uniform":
+        margin = tl.maximum(std * (SQRT3 * (1 - 2 * TIE)) - spacing, 0.0)
+    else:
+        scale = inverse(std)
+        point = tl.arange(1, POINTS + 1).to(tl.float32)
+        margin, step = half * 0.0, half * (1 / POINTS)
+        for _ in tl.static_range(3 if HALF else 4):
+            distance = margin + point * step
+            own = distance - tl.floor(distance / spacing) * spacing
+            end = tail(distance * scale, FAMILY)
+            inside = 1.0 - tail(own * scale, FAMILY)
+            inside -= tail((spacing - own) * scale, FAMILY)
+            margin += tl.sum((end > inside + TIE).to(tl.float32)) * step
+            step *= 1 / POINTS
+    return tl.where(dirac, 0.0, tl.minimum(margin, half))
+
+
+@triton.jit
+def _prepare_line(
+    table, mean, std,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr,
+):  # fmt: skip
+    """(thresholds, levels, window, whether 16 bits may use the thresholds as they were given)."""
+    unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
+    rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
+    lowest, highest = tl.load(table + COUNT), tl.load(table + 2 * COUNT)
+    first = _first(tl.load(table), unit)
+    thresholds = (first, unit, 1.0 / unit, unit_rest)
+    levels = (_first(lowest, rise), rise, lowest, highest, rise_rest)
+    # Any finite number will do for a Dirac: its terms are not used, or multiplied by 0.
+    sharp = tl.where(is_dirac(std), 1.0, inverse(std)) * units_per_std(FAMILY, SLOPE)
+    terms = _reach(std, unit, COUNT, FAMILY, HALF, SLOPE)
+    span = COUNT - terms
+    per_span = 1.0 / tl.maximum(span, 1.0)
+    per_unit = per_span / unit
+    shift = -(first + 0.5 * (terms - 1.0)) * per_span - mean * per_unit
+    window = (terms.to(tl.int32), per_unit, shift, span, sharp, unit * sharp, 0.5 * terms)
+    fast = terms < 0
+    if HALF:
+        number = tl.arange(0, triton.next_power_of_2(COUNT))
+        rounded = tl.load(table + number, mask=number < COUNT, other=0.0)
+        error = tl.where(number < COUNT, tl.abs(rounded - (number + first) * unit), 0.0)
+        narrow = 1000 * EDGE_ALONG if FAMILY == "uniform" else 6e-5
+        fast = (tl.max(error, 0) < ROUNDING * std) & (std > narrow * COUNT * unit)
+    return thresholds, levels, window, fast
+
+
+@triton.jit
+def _first(value, unit):
+    """The integer or half-integer number of units at which a line begins."""
+    return tl.floor(2.0 * (value / unit) + 0.5) * 0.5
+
+
+@triton.jit
+def _reach(
+    std, unit, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr
+):
+    """How many neighbouring thresholds the noise reaches, at most.
+
+    Unbounded noise ends where 2·10⁻⁸ of a rise, or of the largest slope, is left; for 16 bits,
+    10⁻⁴. A number that exceeds an integer by less than 10⁻⁴ is rounded down.
+    """
+    if FAMILY == "uniform":
+        far = SQRT3
+    elif FAMILY == "triangular":
+        far = SQRT6
+    elif FAMILY == "normal":
+        far = (4.3 if SLOPE else 3.72) if HALF else (5.9 if SLOPE else 5.5)
+    else:
+        far = (5.85 if SLOPE else 5.1) if HALF else (10.5 if SLOPE else 9.8)
+    terms = tl.ceil(std * (2.0 * far) / unit - 1e-4)
+    return tl.minimum(tl.maximum(terms, 1.0), COUNT * 1.0)
+
+
+@triton.jit
+def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+    layer = tl.program_id(0)
+    mean = tl.load(means + layer).to(tl.float64)
+    given = tl.load(stds + layer)
+    dirac = is_dirac(given)
+    std = tl.where(dirac, 1.0, given.to(tl.float64))
+    row = rows + layer * (4 * COUNT + 2)
+    first = tl.load(table).to(tl.float64)
+    last = tl.load(table + COUNT - 1).to(tl.float64)
+    margin = last * 0.0
+    if COUNT > 1:
+        spacing = (last - first) / (COUNT - 1)
+        # In float32 the search takes a few microseconds; its error is below TIE.
+        width = _bisected_margin(
+            first.to(tl.float32),
+            last.to(tl.float32),
+            spacing.to(tl.float32),
+            std.to(tl.float32),
+            FAMILY,
+        )
+        margin = tl.where(dirac, 0.0, width.to(tl.float64))
+    half = SQRT3 * std
+    for k in tl.static_range(COUNT):
+        threshold = tl.load(table + k).to(tl.float64)
+        clamped = tl.minimum(tl.maximum(threshold, first + margin), last - margin)
+        tl.store(row + k, (clamped + mean).to(tl.float32))
+        low = threshold + mean - half * (1 + EDGE)
+        high = threshold + mean + half * (1 - EDGE)
+        tl.store(row + COUNT + k, low.to(tl.float32))
+        tl.store(row + 2 * COUNT + k, high.to(tl.float32))
+        density = tl.load(table + 2 * COUNT + 1 + k).to(tl.float64) / (2 * half)
+        tl.store(row + 3 * COUNT + k, tl.where(dirac, 0.0, density).to(tl.float32))
+    tl.store(row + 4 * COUNT, mean.to(tl.float32))
+    tl.store(row + 4 * COUNT + 1, tl.where(dirac, 0.0, given))
+
+
+@triton.jit
+def _bisected_margin(first, last, spacing, std, FAMILY: tl.constexpr):
+    """As :func:`_margin`, by bisection."""
+    half = 0.5 * (last - first)
+    if FAMILY == "uniform":
+        margin = tl.maximum(std * SQRT3 * (1 - 2 * TIE) - spacing, 0.0)
+    else:
+        low, high = half * 0.0, half
+        for _ in range(HALVINGS):
+            distance = 0.5 * (low + high)
+            own = distance - tl.floor(distance / spacing) * spacing
+            end = tail(distance / std, FAMILY)
+            inside = 1 - tail(own / std, FAMILY)
+            inside -= tail((spacing - own) / std, FAMILY)
+            wins = end > inside + TIE
+            low, high = tl.where(wins, distance, low), tl.where(wins, high, distance)
+        margin = low
+    return tl.minimum(margin, half)
+
+
+def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
+    """Return a row for each mean and std, (len(means), 4·count + 2)."""
+    rows = torch.empty((len(means), 4 * count + 2), dtype=torch.float32, device=table.device)
+    _prepare_rows[(len(means),)](
+        means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
+    )
+    return rows
