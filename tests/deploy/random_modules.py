@@ -51,152 +51,73 @@ class Program(nn.Module):
     def __str__(self) -> str:
         text = []
         for result, function, names in self.lines:
-            name = function if isinstance(function, str) else function.__name__
+            name = function if isinstance(function, str) else function.text
             layer = f"  # {self.layers[function]}" if isinstance(function, str) else ""
             text.append(f"{result} = {name}({', '.join(names)}){layer}")
         return "\n".join(text)
 
 
-# Functions for Program. Each is named, so that a failing network can be printed.
-def _slice(x: Tensor) -> Tensor:
-    return x[:, :1]
-
-
-def _every_second(x: Tensor) -> Tensor:
-    return x[:, ::2]
-
-
-def _chunk(x: Tensor) -> Tensor:
-    return x.chunk(2, 1)[-1]
-
-
-def _split(x: Tensor) -> Tensor:
-    return torch.split(x, 1, 1)[0]
-
-
-def _narrow(x: Tensor) -> Tensor:
-    return x.narrow(1, 0, 1)
-
-
-def _unbind(x: Tensor) -> Tensor:
-    return x.unbind(1)[0]
-
-
-def _view(x: Tensor) -> Tensor:
-    return x.view(x.size(0), -1)
-
-
-def _reshape(x: Tensor) -> Tensor:
-    return x.reshape(x.shape[0], -1)
-
-
-def _transpose(x: Tensor) -> Tensor:
-    return x.transpose(1, -1)
-
-
-def _permute(x: Tensor) -> Tensor:
-    return torch.permute(x, (0, 2, 3, 1))
-
-
-def _unsqueeze(x: Tensor) -> Tensor:
-    return x.unsqueeze(1)
-
-
-def _squeeze(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1).squeeze(-1)
-
-
-def _detach(x: Tensor) -> Tensor:
-    return x.detach()
-
-
-def _data(x: Tensor) -> Tensor:
-    return x.data
-
-
-def _expand_as(x: Tensor) -> Tensor:
-    return x.expand_as(x)
-
-
-def _moved(x: Tensor) -> Tensor:
-    return x.movedim(1, -1)
-
-
-def _flatten(x: Tensor) -> Tensor:
-    return x.flatten(1)
-
-
-def _contiguous(x: Tensor) -> Tensor:
-    return x.contiguous()
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _multiply(x: Tensor) -> Tensor:
-    return x.mul_(0.375)
-
-
-def _multiply_operator(x: Tensor) -> Tensor:
-    x *= 0.375
-    return x
-
-
-def _multiply_function(x: Tensor) -> Tensor:
-    return torch.mul(x, 0.375, out=x)
-
-
-def _multiply_overload(x: Tensor) -> Tensor:
-    return torch.ops.aten.mul_.Tensor(x, 0.375)
-
-
-def _add_number(x: Tensor) -> Tensor:
-    return x.add_(0.125)
-
-
-def _clamp(x: Tensor) -> Tensor:
-    return torch.clamp_(x, -0.125, 0.375)
-
-
-def _fill(x: Tensor) -> Tensor:
-    return x.fill_(0.125)
-
-
-def _double(x: Tensor) -> Tensor:
-    x += x
-    return x
-
-
-def _relu_method(x: Tensor) -> Tensor:
-    return x.relu_()
-
-
-def _relu_function(x: Tensor) -> Tensor:
-    return F.relu(x, inplace=True)
-
-
-def _iadd(x: Tensor, y: Tensor) -> Tensor:
-    x += y
-    return x
-
-
-def _add_method(x: Tensor, y: Tensor) -> Tensor:
-    return x.add_(y)
-
-
-def _add_out(x: Tensor, y: Tensor) -> Tensor:
-    return torch.add(x, y, out=x)
-
-
-PARTS = (_slice, _every_second, _chunk, _split, _narrow, _unbind)
-VIEWS = (_view, _reshape, _transpose, _permute, _unsqueeze, _squeeze, _detach, _data, _moved,
-         _expand_as, _flatten)  # fmt: skip
-ALIASES = (_same, _contiguous)
-WRITES = (_multiply, _multiply_operator, _multiply_function, _multiply_overload, _add_number,
-          _clamp, _fill, _double)  # fmt: skip
-RELUS = (_relu_method, torch.relu_, _relu_function)
-IN_PLACE_ADDITIONS = (_iadd, _iadd, _iadd, _iadd, _iadd, _add_method, _add_out)
+@dataclass(frozen=True)
+class Call:
+    """A function with a text, so that a failing network can be printed."""
+
+    text: str
+    function: Callable[..., Tensor]
+
+    def __call__(self, *x: Tensor) -> Tensor:
+        return self.function(*x)
+
+
+def calls(**functions: Callable[..., Tensor]) -> tuple[Call, ...]:
+    return tuple(Call(text, function) for text, function in functions.items())
+
+
+PARTS = calls(
+    first_channel=lambda x: x[:, :1],
+    every_second=lambda x: x[:, ::2],
+    chunk=lambda x: x.chunk(2, 1)[-1],
+    split=lambda x: torch.split(x, 1, 1)[0],
+    narrow=lambda x: x.narrow(1, 0, 1),
+    unbind=lambda x: x.unbind(1)[0],
+)
+VIEWS = calls(
+    view=lambda x: x.view(x.size(0), -1),
+    reshape=lambda x: x.reshape(x.shape[0], -1),
+    transpose=lambda x: x.transpose(1, -1),
+    permute=lambda x: torch.permute(x, (0, 2, 3, 1)),
+    unsqueeze=lambda x: x.unsqueeze(1),
+    squeeze=lambda x: x.unsqueeze(-1).squeeze(-1),
+    detach=lambda x: x.detach(),
+    data=lambda x: x.data,
+    movedim=lambda x: x.movedim(1, -1),
+    expand_as=lambda x: x.expand_as(x),
+    flatten=lambda x: x.flatten(1),
+)
+VIEW = {call.text: call for call in VIEWS}
+ALIASES = calls(same=lambda x: x, contiguous=lambda x: x.contiguous())
+WRITES = calls(
+    mul_=lambda x: x.mul_(0.375),
+    imul=lambda x: operator.imul(x, 0.375),
+    mul_out=lambda x: torch.mul(x, 0.375, out=x),
+    mul_overload=lambda x: torch.ops.aten.mul_.Tensor(x, 0.375),
+    add_number=lambda x: x.add_(0.125),
+    clamp_=lambda x: torch.clamp_(x, -0.125, 0.375),
+    fill_=lambda x: x.fill_(0.125),
+    double=lambda x: operator.iadd(x, x),
+)
+RELUS = calls(
+    relu_method=lambda x: x.relu_(),
+    relu_=lambda x: torch.relu_(x),
+    relu_function=lambda x: F.relu(x, inplace=True),
+)
+IADD, ADD_METHOD, ADD_OUT = calls(
+    iadd=lambda x, y: operator.iadd(x, y),
+    add_=lambda x, y: x.add_(y),
+    add_out=lambda x, y: torch.add(x, y, out=x),
+)
+IN_PLACE_ADDITIONS = (*[IADD] * 5, ADD_METHOD, ADD_OUT)
+ADDITIONS = calls(add=lambda x, y: x + y, torch_add=lambda x, y: torch.add(x, y))
+FIRST = Call("first", lambda x: x[:, 0])
 
 
 @dataclass
@@ -363,9 +284,9 @@ class _Builder:
 def _equal_shortcut(b: _Builder, h: str) -> str:
     y = b.conv(h, b.shapes[h][0], 3)
     if b.rng.random() < 0.3:
-        return b.run(operator.add, b.stair(y), h)
+        return b.run(ADDITIONS[0], b.stair(y), h)
     names = (y, h) if b.rng.random() < 0.7 else (h, y)
-    return b.stair(b.run(b.rng.choice([operator.add, torch.add, _iadd]), *names))
+    return b.stair(b.run(b.rng.choice([*ADDITIONS, IADD]), *names))
 
 
 def _broadcasting_shortcut(b: _Builder, h: str) -> str:
@@ -374,15 +295,15 @@ def _broadcasting_shortcut(b: _Builder, h: str) -> str:
     if kind == "small sum":
         names = [small, h]
         b.rng.shuffle(names)
-        return b.stair(b.run(b.rng.choice([operator.add, torch.add]), *names))
+        return b.stair(b.run(b.rng.choice(ADDITIONS), *names))
     small = b.stair(small)
     large = h if kind == "features" else b.conv(h, b.shapes[h][0], 3)
     if b.rng.random() < 0.3:
-        y = b.run(_iadd, large, small)
+        y = b.run(IADD, large, small)
     else:
         names = [large, small]
         b.rng.shuffle(names)
-        y = b.run(b.rng.choice([operator.add, torch.add]), *names)
+        y = b.run(b.rng.choice(ADDITIONS), *names)
     return y if kind == "features" else b.stair(y)
 
 
@@ -391,7 +312,7 @@ def _relu_in_place(b: _Builder, h: str) -> str:
     result = b.float_relu(y)
     read = b.rng.choice([result, result, result, y])
     if b.rng.random() < 0.4:
-        read = b.run(operator.add, read, h)
+        read = b.run(ADDITIONS[0], read, h)
     return b.stair(read)
 
 
@@ -422,7 +343,7 @@ def _view_written(b: _Builder, h: str) -> str:
     """Something is written into a view of h, or into a view of a view; then h is read."""
     view = b.run(b.rng.choice([*PARTS, *VIEWS]), h)
     if len(b.shapes[view]) > 1 and b.rng.random() < 0.3:
-        view = b.run(b.rng.choice([_slice, _unsqueeze, _detach]), view)
+        view = b.run(b.rng.choice([PARTS[0], VIEW["unsqueeze"], VIEW["detach"]]), view)
     b.run(b.rng.choice(WRITES), view)
     return b.stair(b.conv(h, b.shapes[h][0], 3))
 
@@ -430,21 +351,19 @@ def _view_written(b: _Builder, h: str) -> str:
 def _view_read(b: _Builder, h: str) -> str:
     """h is read through a view that was made before, or after, h was written."""
     before = b.rng.random() < 0.5
-    kind = b.rng.choice([_unsqueeze, _squeeze, _detach, _transpose, _expand_as])
+    kind = b.rng.choice(
+        [VIEW[k] for k in ("unsqueeze", "squeeze", "detach", "transpose", "expand_as")]
+    )
     view = b.run(kind, h) if before else ""
     y = h
     if b.rng.random() < 0.5:
         y = b.run(b.rng.choice(WRITES), h)
     view = view or b.run(kind, y)
-    if kind is _unsqueeze:
-        view = b.run(_first, view)
-    if kind is _transpose:
-        view = b.run(_transpose, view)
+    if kind.text == "unsqueeze":
+        view = b.run(FIRST, view)
+    if kind.text == "transpose":
+        view = b.run(kind, view)
     return b.stair(b.conv(view, b.shapes[h][0], 3))
-
-
-def _first(x: Tensor) -> Tensor:
-    return x[:, 0]
 
 
 def _linear_over_places(b: _Builder, h: str) -> str:
@@ -452,7 +371,7 @@ def _linear_over_places(b: _Builder, h: str) -> str:
     outputs = width if b.rng.random() < 0.4 else b.rng.choice([3, 5])
     y = b.sum(h, nn.Linear(width, outputs), norm=b.rng.random() < 0.15)
     if outputs == width and b.rng.random() < 0.6:
-        y = b.run(b.rng.choice([operator.add, _iadd]), y, h)
+        y = b.run(b.rng.choice([ADDITIONS[0], IADD]), y, h)
     if len(b.shapes[y]) == 3 and b.rng.random() < 0.15:
         y = b.run(nn.MaxPool2d(2), y)
     return b.stair(y)
@@ -460,15 +379,17 @@ def _linear_over_places(b: _Builder, h: str) -> str:
 
 def _flattened(b: _Builder, h: str) -> str:
     """A view as the exporter knows it; perhaps it is written into, and h read once more."""
-    flat = b.run(b.rng.choice([_flatten, torch.nn.Flatten()]), h)
+    flat = b.run(b.rng.choice([VIEW["flatten"], nn.Flatten()]), h)
     size = b.shapes[flat][0]
     if b.rng.random() < 0.6:
         y = b.stair(b.sum(flat, nn.Linear(size, size)))
         read = b.run(b.rng.choice(IN_PLACE_ADDITIONS[:1]), flat, y)
         if b.rng.random() < 0.4:
-            read = b.run(_flatten, h)
+            read = b.run(VIEW["flatten"], h)
     else:
-        read = b.run(operator.add, flat, b.run(_flatten, b.stair(b.conv(h, b.shapes[h][0], 3))))
+        read = b.run(
+            ADDITIONS[0], flat, b.run(VIEW["flatten"], b.stair(b.conv(h, b.shapes[h][0], 3)))
+        )
     return b.stair(b.sum(read, nn.Linear(size, 6)))
 
 
@@ -543,7 +464,7 @@ def _head(b: _Builder, h: str, exact: bool) -> None:
         b.run(nn.Linear(size[-1], 4), h)
         return
     if len(size) > 1:
-        h = b.run(b.rng.choice([_flatten, nn.Flatten()]), h)
+        h = b.run(b.rng.choice([VIEW["flatten"], nn.Flatten()]), h)
     linear = nn.Linear(b.shapes[h][0], 4)
     b.run(linear, h)
     if kind == "linear":

@@ -27,13 +27,11 @@ from compiled import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import Growing, random_network
-from torch import nn
 
-import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes
-from softstair.deploy.c import build, classes, write
+from softstair.deploy import ExportError, IntegerNetwork, nodes
+from softstair.deploy.c import classes, write
 from softstair.deploy.c.layout import Buffer, arrange
-from softstair.deploy.c.sums import pack_fields, pack_planes
+from softstair.deploy.c.sums import pack_fields
 
 NETWORKS: dict[str, Callable[[], Growing]] = {
     "bits": bits,
@@ -60,46 +58,6 @@ def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
     grown = random_network(seed)
     kind = [*BUILDS][seed % len(BUILDS)]
     assert differing(grown.known, traced(grown.network(), grown.bytes, tmp_path, kind)) == {}
-
-
-@needs_compiler
-def test_a_trained_network_its_scores_and_its_classes(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    model = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 40, 3, padding=1, bias=False),
-        nn.BatchNorm2d(40),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(640, 4),
-    )
-    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="8").eval()
-    for norm in (net.get_submodule("1"), net.get_submodule("5")):
-        assert isinstance(norm, nn.BatchNorm2d)
-        norm.weight.data = torch.randn_like(norm.weight)
-        norm.bias.data = torch.randn_like(norm.bias)
-        norm.running_var = 20 * torch.rand_like(norm.weight) + 1
-    network = integerise(net, (1, 8, 8), zero=128, scale=64.0)
-    x = torch.randint(256, (20, 1, 8, 8), dtype=torch.uint8)
-    write(network, tmp_path)
-    found, scores = classes(build(tmp_path, flags=("-O1",)), x)
-    expected = net((x.float() - 128) / 64)
-    torch.testing.assert_close(scores, expected.detach(), rtol=1e-5, atol=1e-5)
-    assert torch.equal(found, expected.argmax(1))
-    assert len(found.unique()) > 1
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["both", "scores"])
-def test_scores_of_whole_weights_have_the_bits_of_the_network(name: str, tmp_path: Path) -> None:
-    grown = NETWORKS[name]()
-    network = grown.network()
-    write(network, tmp_path)
-    _, scores = classes(build(tmp_path, flags=("-O2", "-march=native")), grown.bytes)
-    assert torch.equal(scores, grown.known["scores"])
 
 
 OPTIONS = {
@@ -282,30 +240,6 @@ def test_a_chain_of_layers_needs_two_of_them_at_a_time(tmp_path: Path) -> None:
     assert plan.ram <= most + 16 * 4 + 8 * 5
     assert str(plan.ram) in (tmp_path / "network.h").read_text()
     assert f"{plan.flash:,}" in str(plan)
-
-
-@pytest.mark.parametrize("values", [(-1, 0, 1), (-1, 1)])
-def test_planes_hold_the_weights(values: tuple[int, ...]) -> None:
-    weight = np.random.default_rng(0).choice(values, (19, 3, 50))
-    packed, count = pack_planes(weight, words=2)
-    assert count == len(values) - 1
-    # By hand: word i of plane t of a channel, in blocks of eight channels, fours of words first.
-    row = 6
-    for output in range(19):
-        channels = min(8, 19 - output // 8 * 8)
-        base = output // 8 * 8 * count * row
-        for tap, c in ((0, 0), (1, 49), (2, 31), (2, 32)):
-            i = 2 * tap + c // 32
-            bits_set = []
-            for plane in range(count):
-                if i < 4:
-                    at = base + (plane * channels + output % 8) * 4 + i
-                else:
-                    begin = base + 4 * count * channels + (i - 4) * count * channels
-                    at = begin + plane * channels + output % 8
-                bits_set.append(int(packed[at]) >> (c % 32) & 1)
-            value = sum(bits_set) - 1 if count == 2 else 2 * bits_set[0] - 1
-            assert value == weight[output, tap, c]
 
 
 @pytest.mark.parametrize(

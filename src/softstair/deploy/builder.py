@@ -26,7 +26,6 @@ FLOAT32_LIMIT = 2**24
 """Below it float32, in which the network sums, holds every integer."""
 MAX_SHORTCUT_VALUES = 256
 """Each value of a shortcut has thresholds of its own."""
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class NodeBuilder:
@@ -114,7 +113,7 @@ class NodeBuilder:
             raise ExportError.of(
                 name, "no weights precede it since the last stair", "Put it after the weights"
             )
-        if isinstance(function, NORMS):
+        if isinstance(function, nn.modules.batchnorm._BatchNorm):
             self._check_norm(name, x, function)
         if x.shortcut is None:
             return replace(x, before=(*x.before, function), layer=None)

@@ -1,8 +1,8 @@
 """Comparison of the trained network with every way to run it: each feature, score and class."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,32 +141,27 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     zero, scale = integer.input.zero, integer.input.scale
 
     def run(x: Tensor) -> dict[str, Tensor]:
-        with _recorded(stairs) as results, torch.no_grad():
-            scores = net((x.float() - zero) / scale)
-        results[last] = scores
+        results: dict[str, Tensor] = {}
+        hooks = [
+            module.register_forward_hook(partial(_record, results, name))
+            for name, module in stairs.items()
+        ]
+        try:
+            with torch.no_grad():
+                scores = results[last] = net((x.float() - zero) / scale)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return {**{name: results[name] for name in layers}, CLASS: scores.argmax(1)}
 
     return run
 
 
-@contextmanager
-def _recorded(stairs: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Record what stair activations give, in quanta."""
-    results: dict[str, Tensor] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, _: object, output: Tensor) -> None:
-            assert isinstance(module, StairActivation)
-            results[name] = _in_quanta(module, output)
-
-        return record
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in stairs.items()]
-    try:
-        yield results
-    finally:
-        for handle in handles:
-            handle.remove()
+def _record(
+    results: dict[str, Tensor], name: str, module: nn.Module, _: object, output: Tensor
+) -> None:
+    assert isinstance(module, StairActivation)
+    results[name] = _in_quanta(module, output)
 
 
 def _in_quanta(activation: StairActivation, y: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ of each operation.
 
 import copy
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from torch import fx, nn
 
 from softstair._errors import first_line
 from softstair.convert.graph import Graph, trace
+from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.deploy.builder import NodeBuilder, Value, no_integer_form
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
@@ -91,8 +91,9 @@ class _Conversion:
             elif node.op == "output":
                 return self.builder.network(self._scores(node.args[0]))
             else:
-                result = self._call(node)
-                self._write(node, result, [order[number] for number in step.written])
+                written = [order[number] for number in step.written]
+                result = self._call(node, step.function, in_place=bool(written))
+                self._write(node, result, written)
                 self.values[node] = result
         raise AssertionError("a traced network has an output")
 
@@ -127,65 +128,61 @@ class _Conversion:
                     f"Read the result of {writer!r}, or do not work in place",
                 )
 
-    def _call(self, node: fx.Node) -> Any:
+    def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
+        """Return the value of a call of a module or of the function with that bare name."""
         name = _name(node)
         inputs = [self.values[source] for source in node.all_input_nodes]
         if any(isinstance(x, str) for x in inputs):
             raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
-        if node.op == "call_module" and len(inputs) == 1:
-            return self._module(name, self.net.get_submodule(name), inputs[0])
-        if node.op in ("call_function", "call_method"):
-            return self._function(node, name, inputs)
-        raise no_integer_form(name, f"{node.op} with {len(inputs)} inputs")
+        module = self.net.get_submodule(name) if node.op == "call_module" else None
+        operator = operator_named(function) if module is None else operator_of(module)
+        if len(inputs) == 1 and operator.name != "add":
+            result = self._unary(name, operator, module, node, inputs[0])
+            if result is not None:
+                return result
+        terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
+        if operator.name == "add" and terms and not node.kwargs:
+            return self._add(name, inputs[0], inputs[-1], in_place)
+        raise no_integer_form(name, function or (type(module).__name__ if module else node.op))
 
-    def _module(self, name: str, module: nn.Module, x: Value) -> Any:
-        build = self.builder
-        match module:
-            case nn.Identity() | nn.Dropout() | nn.Dropout1d() | nn.Dropout2d() | nn.AlphaDropout():
-                return x
-            case StairLayer():
-                return build.layer(name, module, _integers(name, x))
-            case nn.Linear():
+    def _unary(
+        self, name: str, operator: Operator, module: Any, node: fx.Node, x: Value
+    ) -> Value | str | None:
+        """Return the value of an operation with one input, or None if it has no integer form."""
+        build, is_module = self.builder, module is not None
+        if isinstance(module, StairActivation):
+            return build.stair(name, module, x)
+        if isinstance(module, StairLayer):
+            return build.layer(name, module, _integers(name, x))
+        match operator.name:
+            case "linear" if is_module:
                 return build.scores(name, module, _integers(name, x))
-            case StairActivation():
-                return build.stair(name, module, x)
-            case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.ReLU():
+            case "relu":
+                return build.apply(name, x, module if is_module else F.relu)
+            case "BatchNorm":
                 return build.apply(name, x, module)
-            case nn.Flatten():
+            case "flatten" if is_module:
                 return build.flatten(name, _integers(name, x), module.start_dim, module.end_dim)
-            case nn.MaxPool2d():
+            case "flatten":
+                start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
+                start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
+                return build.flatten(name, _integers(name, x), start, end)
+            case "max_pool2d" if is_module:
                 return build.max_pool(name, module, x)
-            case nn.AvgPool2d() | nn.AdaptiveAvgPool2d():
+            case "avg_pool2d" | "adaptive_avg_pool2d" if is_module:
                 return build.average(name, module, _integers(name, x))
-        raise no_integer_form(name, type(module).__name__)
-
-    def _function(self, node: fx.Node, name: str, inputs: list[Value]) -> Any:
-        function = node.target
-        word = str(function) if node.op == "call_method" else getattr(function, "__name__", "")
-        plain = len(node.args) == 2 and all(isinstance(x, fx.Node) for x in node.args)
-        if function in (operator.add, operator.iadd, torch.add) and plain and not node.kwargs:
-            return self._add(name, inputs[0], inputs[-1], in_place=function is operator.iadd)
-        if word == "flatten" and len(inputs) == 1:
-            start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
-            start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
-            return self.builder.flatten(name, _integers(name, inputs[0]), start, end)
-        if word in ("relu", "relu_") and len(inputs) == 1:
-            return self.builder.apply(name, inputs[0], F.relu)
-        if word == "contiguous":
-            # The same tensor or a copy: as a new value, what is written into it is not followed.
-            return replace(inputs[0])
-        if word == "dropout" and node.kwargs.get("training") is False:
-            return inputs[0]
-        raise no_integer_form(name, word or str(function))
+            case "contiguous":
+                # The same tensor or a copy: as a new value, writes into it are not followed.
+                return replace(x)
+        passes = operator.effect in (Effect.PASS, Effect.DROPOUT)
+        return x if passes and (is_module or node.kwargs.get("training") is False) else None
 
     def _add(self, name: str, a: Value, b: Value, in_place: bool) -> Value:
         total = self.builder.add(name, a, b)
-        if in_place and self.builder.shape(total) != self.builder.shape(a):
+        shapes = self.builder.shape(a), self.builder.shape(total)
+        if in_place and shapes[0] != shapes[1]:
             raise ExportError.of(
-                name,
-                f"it adds features of shape {self.builder.shape(b)} in place to features of shape "
-                f"{self.builder.shape(a)}, which cannot hold the sum",
-                "Write x = x + y",
+                name, f"shape {shapes[0]} cannot hold the sum {shapes[1]}", "Write x = x + y"
             )
         return total
 

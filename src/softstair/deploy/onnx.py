@@ -20,14 +20,7 @@ import numpy as np
 from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork
-from softstair.deploy.onnx_graph import (
-    OnnxGraph,
-    TensorInfo,
-    metadata,
-    node_names,
-    pool_attributes,
-    write_model,
-)
+from softstair.deploy.onnx_graph import OnnxGraph, TensorInfo, node_names, write_model
 from softstair.deploy.onnx_operators import StoredTensor, steps, weighted_sum
 
 __all__ = ["feature_outputs", "model", "write"]
@@ -87,7 +80,8 @@ def model(
     graph.prefix = names[last.name]
     _add_scores(graph, last, stored[last.inputs[0]], len(shape))
     graph.emit("ArgMax", ["scores"], "class", axis=1, keepdims=0)
-    outputs: list[TensorInfo] = [
+    tensors: list[TensorInfo] = [
+        ("bytes", "UINT8", (BATCH, *network.input.shape)),
         ("scores", "FLOAT", (BATCH, *shape)),
         ("class", "INT64", (BATCH, *shape[1:])),
     ]
@@ -95,9 +89,8 @@ def model(
         for name, tensor in stored.items():
             graph.prefix = names[name]
             output = graph.emit("Identity", [tensor.as_int32(graph)], f"{names[name]}_value")
-            outputs.append((output, "INT32", (BATCH, *network.sizes[name])))
-    inputs: list[TensorInfo] = [("bytes", "UINT8", (BATCH, *network.input.shape))]
-    proto = graph.model(inputs, outputs, {"": OPSET}, metadata(network, classes))
+            tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
+    proto = graph.model(network, classes, {"": OPSET}, tensors)
     graph.onnx.checker.check_model(proto, full_check=True)
     return import_extra("onnx.shape_inference", "onnx").infer_shapes(
         proto, check_type=True, strict_mode=True, data_prop=True
@@ -133,11 +126,10 @@ def _add_node(
 
 
 def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> StoredTensor:
-    attributes = pool_attributes(node)
     if x.zero_byte is not None:
-        return replace(x, name=graph.result("MaxPool", [x.name], **attributes))
+        return replace(x, name=graph.max_pool(node, x.name, graph.prefix))
     # There is no MaxPool of int32.
-    largest = graph.apply("MaxPool", [graph.cast(x.name, "DOUBLE")], "max", **attributes)
+    largest = graph.max_pool(node, graph.cast(x.name, "DOUBLE"), graph.name("max"))
     return replace(x, name=graph.result("Cast", [largest], to=graph.onnx.TensorProto.INT32))
 
 

@@ -20,9 +20,7 @@ __all__ = [
     "OnnxGraph",
     "TensorInfo",
     "largest_sum",
-    "metadata",
     "node_names",
-    "pool_attributes",
     "sum_operands",
     "write_model",
 ]
@@ -57,7 +55,7 @@ class OnnxGraph:
 
     def constant(self, hint: str, values: Any) -> str:
         """Store an array and return its name."""
-        name = self._name(hint)
+        name = self.name(hint)
         array = np.asarray(values, order="C")
         self.constants.append(self.onnx.numpy_helper.from_array(array, name))
         return name
@@ -74,7 +72,7 @@ class OnnxGraph:
         self, kind: str, inputs: Sequence[str], hint: str, domain: str = "", **attributes: Any
     ) -> str:
         """Add an operator and return the name of its result."""
-        return self.emit(kind, inputs, self._name(hint), domain, **attributes)
+        return self.emit(kind, inputs, self.name(hint), domain, **attributes)
 
     def result(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
         """Add an operator whose result is called ``prefix``, which was reserved before."""
@@ -98,6 +96,13 @@ class OnnxGraph:
         shape = self.constant("shape", np.array((1, *node.shape), np.int64))
         return self.result("Expand", [x, shape])
 
+    def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
+        """Add a MaxPool node under exactly this name."""
+        pads = [*node.padding] * 2
+        return self.emit(
+            "MaxPool", [x], name, kernel_shape=node.kernel, strides=node.stride, pads=pads
+        )
+
     def rescale(self, node: nodes.Rescaled, x: str, rank: int) -> None:
         """Add ``scores`` = scale · x + bias; ``rank`` does not count the batch."""
         shape = (-1, *[1] * (rank - node.axis))
@@ -105,31 +110,31 @@ class OnnxGraph:
         bias = self.constant("bias", node.bias.numpy().reshape(shape))
         self.emit("Add", [self.apply("Mul", [x, scale], "scaled"), bias], "scores")
 
-    def _name(self, hint: str) -> str:
+    def name(self, hint: str) -> str:
+        """Return a new name."""
         return _unique(f"{self.prefix}_{hint}" if self.prefix else hint, self.names)
 
     def model(
         self,
-        inputs: Sequence[TensorInfo],
-        outputs: Sequence[TensorInfo],
+        network: IntegerNetwork,
+        classes: Sequence[str] | None,
         opsets: Mapping[str, int],
-        properties: Mapping[str, str],
+        tensors: Sequence[TensorInfo],
         between: Sequence[TensorInfo] = (),
     ) -> Any:
-        """Return the model; ``between`` are tensors whose shape ONNX cannot infer."""
+        """Return the model.
+
+        ``tensors`` are its input and outputs; ``between`` those whose shape ONNX cannot infer.
+        """
         helper, kinds = self.onnx.helper, self.onnx.TensorProto
 
         def described(tensors: Sequence[TensorInfo]) -> list[Any]:
             make = helper.make_tensor_value_info
             return [make(name, getattr(kinds, kind), [*shape]) for name, kind, shape in tensors]
 
+        ends, inner = described(tensors), described(between)
         graph = helper.make_graph(
-            self.nodes,
-            "softstair",
-            described(inputs),
-            described(outputs),
-            self.constants,
-            value_info=described(between),
+            self.nodes, "softstair", ends[:1], ends[1:], self.constants, value_info=inner
         )
         model = helper.make_model(
             graph,
@@ -138,7 +143,7 @@ class OnnxGraph:
             producer_name="softstair",
             producer_version=softstair.__version__,
         )
-        helper.set_model_props(model, dict(properties))
+        helper.set_model_props(model, _metadata(network, classes))
         return model
 
 
@@ -164,7 +169,7 @@ def _unique(hint: str, names: set[str], suffix: str = "") -> str:
     return name
 
 
-def metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, str]:
+def _metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, str]:
     """Return the properties of a file: the float network sees (byte − zero)/scale."""
     properties = {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
     if classes is None:
@@ -194,12 +199,6 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
         "dilations": node.dilation,
         "group": node.groups,
     }
-
-
-def pool_attributes(node: nodes.MaxPool) -> dict[str, Any]:
-    """Return the attributes of a MaxPool operator."""
-    pads = [*node.padding] * 2
-    return {"kernel_shape": node.kernel, "strides": node.stride, "pads": pads}
 
 
 def largest_sum(weight: Array, low: int, high: int) -> int:

@@ -22,9 +22,7 @@ from softstair.deploy.onnx_graph import (
     OnnxGraph,
     TensorInfo,
     largest_sum,
-    metadata,
     node_names,
-    pool_attributes,
     sum_operands,
     write_model,
 )
@@ -70,10 +68,11 @@ def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
         _add_node(graph, network, node, [names[x] for x in node.inputs])
         if node is not network.last:
             graph.annotate(name, _datatype_of(node), (BATCH, *network.sizes[node.name]))
-    inputs: list[TensorInfo] = [("bytes", "FLOAT", (BATCH, *network.input.shape))]
-    shape = (BATCH, *network.sizes[network.last.name])
-    outputs: list[TensorInfo] = [("scores", "FLOAT", shape)]
-    proto = graph.model(inputs, outputs, OPSETS, metadata(network, classes), graph.between)
+    tensors: list[TensorInfo] = [
+        ("bytes", "FLOAT", (BATCH, *network.input.shape)),
+        ("scores", "FLOAT", (BATCH, *network.sizes[network.last.name])),
+    ]
+    proto = graph.model(network, classes, OPSETS, tensors, graph.between)
     for name, datatype in graph.datatypes.items():
         annotation = proto.graph.quantization_annotation.add(tensor_name=name)
         annotation.quant_parameter_tensor_names.add(key="finn_datatype", value=datatype)
@@ -111,7 +110,7 @@ def _add_node(
         case nodes.Steps():
             _add_steps(graph, node, x, rank)
         case nodes.MaxPool():
-            graph.result("MaxPool", x, **pool_attributes(node))
+            graph.max_pool(node, x[0], graph.prefix)
         case nodes.Expand():
             graph.expand(node, x[0])
         case nodes.Flatten() | nodes.Add():

@@ -86,7 +86,6 @@ class _Lowering:
 
     def _steps(self, number: int, node: nodes.Steps) -> Operation:
         """A stair, with the sum before it where nothing else reads that."""
-        self._check_shapes(node)
         source = self.network.node(node.inputs[0])
         output = self.layout.features[node.name]
         shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
@@ -134,19 +133,11 @@ class _Lowering:
         return Operation(number, (number,), (home,), (*clear, call), "repeated")
 
     def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
-        if isinstance(node, nodes.Add):
-            self._check_shapes(node)
         homes = tuple(self._home(name) for name in node.inputs)
         arguments = ", ".join(f"&layer_{n}" for n in (*homes, number))
         call = f"ss_{type(node).__name__.lower()}({arguments});"
         how = "added" if isinstance(node, nodes.Add) else "put into another order"
         return Operation(number, (number,), homes, (call,), how)
-
-    def _check_shapes(self, node: nodes.Node) -> None:
-        shape = self.network.sizes[node.name]
-        for name in node.inputs:
-            if self.network.sizes[name] != shape:
-                raise ExportError.of(node.name, f"{name!r} does not have its shape, {shape}")
 
     def _scores(self, number: int, node: nodes.Scores) -> Operation:
         """A last layer in float."""

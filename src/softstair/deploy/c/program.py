@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import Buffer, Features, MemoryLayout, arrange, layout
+from softstair.deploy.c.layout import Buffer, Features, arrange, layout
 from softstair.deploy.c.lower import lower
 from softstair.deploy.c.operation import Operation, structure
 from softstair.deploy.nodes import ExportError, IntegerNetwork
@@ -69,8 +69,7 @@ class MemoryPlan:
 
 def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryPlan]:
     """Return the text of the generated files, by their names, and the memory plan."""
-    memory = layout(network)
-    program = _Program(network, name, memory, lower(network, memory))
+    program = _Program(network, name)
     if program.size >= 2**31:
         raise ExportError("the features of the network need more than 2 GiB of memory.")
     files = {
@@ -82,17 +81,12 @@ def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryP
 
 
 class _Program:
-    def __init__(
-        self,
-        network: IntegerNetwork,
-        name: str,
-        memory: MemoryLayout,
-        operations: list[Operation],
-    ) -> None:
-        self.network, self.name, self.layout, self.operations = network, name, memory, operations
+    def __init__(self, network: IntegerNetwork, name: str) -> None:
+        self.network, self.name, self.layout = network, name, layout(network)
+        self.operations = lower(network, self.layout)
         self.upper = name.upper()
         self.classes = int(network.sizes[network.last.name][0])
-        self.buffers = list(self._buffers())
+        self.buffers = self._buffers()
         self.offsets, self.size = arrange(self.buffers)
         # Scores of float weights are added up in one double per class.
         self.has_totals = isinstance(network.last, nodes.Scores)
@@ -121,13 +115,11 @@ class _Program:
             offset = self.offsets.get(f"LAYER_{operation.number}")
             size = 0 if offset is None else self._features_of(operation.number).size
             flash = (operation.part("weights"), operation.part("thresholds"))
-            place = (offset or 0, size)
-            row = PlanRow(names, operation.how, operation.weights, flash, place, operation.scratch)
-            rows.append(row)
+            how = (operation.how, operation.weights, flash)
+            rows.append(PlanRow(names, *how, (offset or 0, size), operation.scratch))
         ram = self.size + 8 * self.classes * self.has_totals
-        return MemoryPlan(
-            self.name, ram, tuple(rows), tuple(node.name for node in self.network.nodes)
-        )
+        names = tuple(node.name for node in self.network.nodes)
+        return MemoryPlan(self.name, ram, tuple(rows), names)
 
     def header(self) -> str:
         """Return the text of <name>.h."""
@@ -253,9 +245,8 @@ int32_t {name}_class(const uint8_t input[{upper}_INPUTS]);
             home = self.network.nodes[number].name
             same = {numbers[name] for name, other in self.layout.home.items() if other == home}
             for at in sorted({*same, *operation.nodes}):
-                lines.append(
-                    f"    ss_trace({at}, &layer_{at if at in operation.nodes else number});"
-                )
+                features = at if at in operation.nodes else number
+                lines.append(f"    ss_trace({at}, &layer_{features});")
         body = "\n".join(lines)
         argument = f"const uint8_t input[{upper}_INPUTS]"
         return f"""int32_t {self.name}_run({argument}, float scores[{upper}_CLASSES]) {{
