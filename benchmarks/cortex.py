@@ -1,10 +1,10 @@
-"""What trained networks take on a Cortex-M4: flash, memory, instructions; emulated by QEMU.
+"""Flash, memory and instructions of trained networks on a Cortex-M4 that QEMU emulates.
 
     python benchmarks/cortex.py RUN [RUN ...] [--last-layer int8] [--examples 3]
                                 [--data-dir data] [--json figures.json]
 
-RUN is a run directory, a packed network, or the name of one. The bits of the scores must be those
-of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C compiler.
+RUN is a run directory, a packed network, or the name of one. The bits of the scores must equal
+those of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C compiler.
 """
 
 import argparse
@@ -19,21 +19,21 @@ from softstair.cli._deployed import LastLayer, deployed, examples
 from softstair.deploy.c import build, write
 
 TICK = 40
-"""Instructions: QEMU runs one a nanosecond, and the board's timer counts at 25 MHz."""
+"""Instructions per tick: QEMU executes one per nanosecond, and the timer runs at 25 MHz."""
 
 
 def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dict[str, Any]:
-    """The figures of one network."""
-    found = deployed(run, data_dir, last_layer)
-    _, x = examples(run, found.recipe, data_dir, count)
+    """Return the figures of one network."""
+    network = deployed(run, data_dir, last_layer)
+    _, x = examples(run, network.recipe, data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = write(found.integer, folder)
+        plan = write(network.integer, folder)
         (folder / "examples.bin").write_bytes(x.contiguous().numpy().tobytes())
-        host = _said([str(build(folder)), "--bits", "examples.bin"], folder)
-        _said(["make", "-s", "cortex"], folder)
-        board, _, ticks = _said(["make", "-s", "emulated"], folder).partition("ticks")
-        sizes = _said(["arm-none-eabi-size", "cortex-m4/network.elf"], folder)
+        host = _output([str(build(folder)), "--bits", "examples.bin"], folder)
+        _output(["make", "-s", "cortex"], folder)
+        board, _, ticks = _output(["make", "-s", "emulated"], folder).partition("ticks")
+        sizes = _output(["arm-none-eabi-size", "cortex-m4/network.elf"], folder)
         text, data, bss = map(int, sizes.splitlines()[1].split()[:3])
     if board.strip() != host.strip():
         raise SystemExit(f"{run}: the Cortex-M4 says\n{board}and this machine\n{host}")
@@ -48,7 +48,7 @@ def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dic
     }
 
 
-def _said(command: list[str], folder: Path) -> str:
+def _output(command: list[str], folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[:500]}")
@@ -65,11 +65,11 @@ def main() -> None:
     given = parser.parse_args()
     more = (given.examples, given.data_dir, given.last_layer)
     figures = [measure(run, *more) for run in given.runs]
-    for one in figures:
+    for row in figures:
         print(
             "  ".join(
                 f"{name}: {value:,}" if isinstance(value, int) else value
-                for name, value in one.items()
+                for name, value in row.items()
             )
         )
     if given.json is not None:

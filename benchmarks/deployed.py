@@ -1,9 +1,9 @@
-"""VGG8 with ternary weights and features as C, beside ONNX Runtime on its float twin.
+"""VGG8 with ternary weights and features in C, compared with its float twin in ONNX Runtime.
 
     python benchmarks/deployed.py [--repeats 200] [--json figures.json]
 
-One image at a time, one thread, both on one core in turns; the median of each, by the clock and by
-the time that the thread had a processor. Needs a C compiler, onnx and onnxruntime.
+One image at a time, one thread; both take turns on one core. Shows the median of the elapsed time
+and of the CPU time of the thread. Needs a C compiler, onnx and onnxruntime.
 """
 
 import argparse
@@ -37,47 +37,47 @@ FLAGS = ("-std=c99", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns
 
 
 def float_graph(model: nn.Module) -> bytes:
-    """A chain of float modules in eval mode, as plain ONNX."""
+    """Return a chain of float modules in eval mode as an ONNX file."""
     nodes, weights, last = [], [], "input"
 
     def constant(name: str, value: torch.Tensor) -> str:
         weights.append(numpy_helper.from_array(value.detach().numpy(), name))
         return name
 
-    leaves = [(name, one) for name, one in model.named_modules() if not [*one.children()]]
+    leaves = [(name, module) for name, module in model.named_modules() if not [*module.children()]]
     for name, module in leaves:
-        taken, more = [last], {}
+        inputs, attributes = [last], {}
         if isinstance(module, nn.Conv2d):
-            kind, more = "Conv", {"pads": [*module.padding, *module.padding]}
-            taken.append(constant(f"{name}.weight", module.weight))
+            kind, attributes = "Conv", {"pads": [*module.padding, *module.padding]}
+            inputs.append(constant(f"{name}.weight", module.weight))
         elif isinstance(module, nn.Linear):
-            kind, more = "Gemm", {"transB": 1}
-            taken.append(constant(f"{name}.weight", module.weight))
+            kind, attributes = "Gemm", {"transB": 1}
+            inputs.append(constant(f"{name}.weight", module.weight))
             if module.bias is not None:
-                taken.append(constant(f"{name}.bias", module.bias))
+                inputs.append(constant(f"{name}.bias", module.bias))
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            kind, more = "BatchNormalization", {"epsilon": module.eps}
+            kind, attributes = "BatchNormalization", {"epsilon": module.eps}
             parts = (module.weight, module.bias, module.running_mean, module.running_var)
-            taken += [constant(f"{name}.{i}", part) for i, part in enumerate(parts)]
+            inputs += [constant(f"{name}.{i}", part) for i, part in enumerate(parts)]
         elif isinstance(module, nn.MaxPool2d):
             size = module.kernel_size
-            kind, more = "MaxPool", {"kernel_shape": [size, size], "strides": [size, size]}
+            kind, attributes = "MaxPool", {"kernel_shape": [size, size], "strides": [size, size]}
         else:
             kind = {nn.ReLU: "Relu", nn.Flatten: "Flatten"}[type(module)]
         last = name
-        nodes.append(helper.make_node(kind, taken, [last], **more))
+        nodes.append(helper.make_node(kind, inputs, [last], **attributes))
     value = lambda name, *shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
     graph = helper.make_graph(
         nodes, "float", [value("input", 1, *SHAPE)], [value(last, 1, 10)], weights
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    made.ir_version = 8
-    onnx.checker.check_model(made)
-    return made.SerializeToString()
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    proto.ir_version = 8
+    onnx.checker.check_model(proto)
+    return proto.SerializeToString()
 
 
 def runtime(model: nn.Module) -> Callable[[], Any]:
-    """ONNX Runtime on the float network, one thread."""
+    """Return a call of ONNX Runtime on the float network, with one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(
@@ -91,7 +91,7 @@ def runtime(model: nn.Module) -> Callable[[], Any]:
 
 
 def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], MemoryPlan]:
-    """The same network with ternary weights and features, as C."""
+    """Return a call of the same network in C, with ternary weights and features."""
     net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip=last_layer(model)).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -113,21 +113,21 @@ def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], MemoryP
 
 
 def measure(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each, in turns."""
-    found: dict[str, list[tuple[int, int]]] = {name: [] for name in contestants}
+    """Return the milliseconds of each contestant; they take turns."""
+    times: dict[str, list[tuple[int, int]]] = {name: [] for name in contestants}
     for turn in range(repeats + 5):
         for name, run in contestants.items():
             before = time.perf_counter_ns(), time.thread_time_ns()
             run()
             after = time.perf_counter_ns(), time.thread_time_ns()
             if turn >= 5:
-                found[name].append((after[0] - before[0], after[1] - before[1]))
+                times[name].append((after[0] - before[0], after[1] - before[1]))
     return {
         name: {
-            "clock_ms": statistics.median(one for one, _ in times) / 1e6,
-            "thread_ms": statistics.median(one for _, one in times) / 1e6,
+            "clock_ms": statistics.median(clock for clock, _ in pairs) / 1e6,
+            "thread_ms": statistics.median(thread for _, thread in pairs) / 1e6,
         }
-        for name, times in found.items()
+        for name, pairs in times.items()
     }
 
 
@@ -151,19 +151,19 @@ def main() -> int:
     for name, times in figures.items():
         print(f"{name:36} {times['clock_ms']:16.2f} {times['thread_ms']:17.2f}")
     slow, fast = figures.values()
-    ratios = {one: slow[one] / fast[one] for one in slow}
+    ratios = {kind: slow[kind] / fast[kind] for kind in slow}
     print(f"{'times as fast':36} {ratios['clock_ms']:16.2f} {ratios['thread_ms']:17.2f}")
     print(f"{bits:.3f} bits of constants for each ternary weight, {plan.ram:,} bytes of memory")
     if arguments.json:
         machine = {"processor": platform.machine(), "system": platform.system()}
-        told = {
+        result = {
             "machine": machine,
             "figures": figures,
             "ratios": ratios,
             "repeats": arguments.repeats,
         }
-        told |= {"bits_per_weight": bits, "flash": plan.flash, "ram": plan.ram}
-        arguments.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        result |= {"bits_per_weight": bits, "flash": plan.flash, "ram": plan.ram}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if ratios["clock_ms"] >= 2.0 else 1
 
 
