@@ -27,8 +27,8 @@ from softstair.cli._console import Console
 from softstair.cli._grid_progress import Progress
 from softstair.cli.grid import Command
 from softstair.experiments import load
+from softstair.experiments.design_file import read
 from softstair.experiments.estimate import Estimate
-from softstair.experiments.files import read
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files, is_sentence
@@ -207,10 +207,10 @@ def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper-svhn --where interval", ["--where", "field=value", "'interval'"]),
         ("paper-svhn --where interval=", ["--where", "'interval='"]),
         ("paper-svhn --where =x", ["--where", "'=x'"]),
-        ("paper-svhn --where intervall=partition", ["'intervall'", "perhaps interval"]),
+        ("paper-svhn --where intervall=partition", ["'intervall'", "did you mean 'interval'"]),
         ("paper-svhn --where interval=sideways", ["'sideways'", "partition", "paper-svhn"]),
         ("paper-svhn --where forward=hard", ["'hard'", "expectation"]),
-        ("paper-svhn --where static_mean=false", ["static_mean must be true", "'false'"]),
+        ("paper-svhn --where static_mean=false", ["static_mean must be one of true", "'false'"]),
         (
             "paper-svhn --where noise=normal interval=partition",
             ["no configuration", "noise=normal"],
@@ -226,7 +226,7 @@ def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
         ("paper-svhn --folds 0-", ["--folds", "'0-'"]),
         ("paper-svhn --where fold=0", ["--folds", "fold was given"]),
         ("paper-svhn --where fold=1", ["--folds", "fold was given"]),
-        ("paper-svhn --where noise=unifrom", ["perhaps uniform", "'unifrom'"]),
+        ("paper-svhn --where noise=unifrom", ["did you mean 'uniform'", "'unifrom'"]),
         ("paper-svhn --folds 1.0", ["--folds", "'1.0'"]),
         ("paper-svhn --folds ,", ["--folds", "','"]),
         ("paper-svhn --folds=", ["--folds", "''"]),

@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) 
     assert "must hold run directories" in refused(capsys, empty, "-o", page)
     bad = tmp_path / "bad.csv"
     bad.write_text("configuration,epoch\na,0\n")
-    assert "is no table of softstair grid" in refused(capsys, bad, "-o", page)
+    assert "is no table of trainings" in refused(capsys, bad, "-o", page)
     run_directory = empty / "a" / "fold-0"
     run_directory.mkdir(parents=True)
     (run_directory / "config.json").write_text('{"recipe": {"data": "digits"}}')
@@ -140,23 +140,23 @@ def test_tables_of_other_things_are_passed_over(capsys, tmp_path: Path, table: P
     foreign = folder / "foreign.csv"
     foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
     said = refused(capsys, folder, "-o", page)
-    assert f"{str(foreign)!r} is no table of softstair grid --table" in said
+    assert f"{str(foreign)!r} is no table of trainings" in said
     good = folder / "deeper" / "grid.csv"
     good.parent.mkdir()
     good.write_bytes(table.read_bytes())
     code, out, err = run(capsys, folder, "-o", page)
     assert (code, err) == (0, "")
     notice, last = out.splitlines()
-    assert notice == f"{str(foreign)!r} is no table of softstair grid --table: it was passed over."
+    assert notice == f"{str(foreign)!r} is no table of trainings: it was passed over."
     assert "4 units" in last
     good.rename(folder / "grid.csv")
     (folder / "same.csv").symlink_to("grid.csv")
     code, again, _ = run(capsys, folder, "-o", page)
     assert (code, again) == (0, out)
     (folder / "same.csv").unlink()
-    assert "is no table of softstair grid" in refused(capsys, foreign, "-o", page)
+    assert "is no table of trainings" in refused(capsys, foreign, "-o", page)
     (folder / "grid.csv").write_text(table.read_text().replace(",seconds", ",minutes"))
-    assert "grid.csv' is no table of softstair grid" in refused(capsys, folder, "-o", page)
+    assert "grid.csv' is no table of trainings" in refused(capsys, folder, "-o", page)
 
 
 def test_a_title_of_ones_own(capsys, tmp_path: Path, table: Path) -> None:

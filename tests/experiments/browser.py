@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import changed
 
-from softstair.experiments.design import DESIGNS, FIELDS, value_of
+from softstair.experiments.design import DESIGNS
 from softstair.experiments.results import Epoch, Training
 from softstair.train.recipe import Recipe
 
@@ -66,15 +67,13 @@ def begun(training: Training, epochs: int) -> Training:
 
 def twin(training: Training) -> Training:
     """A float network with static noise."""
-    changes = {"weights": "float", "features": "float", "forward": "mode", "interval": "none"}
-    return replace(training, configuration="float", settings={**training.settings, **changes})
+    float_twin = changed(training, weights="float", features="float", forward="mode")
+    return replace(float_twin, configuration="float")
 
 
 def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
-    settings = {field: value_of(recipe, field) for field in FIELDS}
-    level = (
-        LEVELS[recipe.forward] - LOSSES.get(settings["interval"], -0.01) + generator.gauss(0, 0.003)
-    )
+    loss = LOSSES.get(recipe.cell("interval"), -0.01)
+    level = LEVELS[recipe.forward] - loss + generator.gauss(0, 0.003)
     drop = recipe.drop or math.inf
     curve = []
     for epoch in range(recipe.epochs):
@@ -90,7 +89,7 @@ def _training(name: str, recipe: Recipe, generator: random.Random) -> Training:
     seconds = 6.0 * recipe.epochs * (0.9 + 0.2 * generator.random())
     return Training(
         configuration=name,
-        settings=settings,
+        recipe=recipe,
         curve=tuple(curve),
         best_valid_accuracy=best,
         test_accuracy=curve[-1].valid_accuracy - 0.004,

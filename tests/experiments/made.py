@@ -1,10 +1,12 @@
 """Trainings made up: a design's units with accuracies that a test chooses."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
-from softstair.experiments.design import DESIGNS, FIELDS, value_of
+from softstair.experiments.design import DESIGNS
 from softstair.experiments.results import Epoch, Training
+from softstair.train.recipe import Recipe
 
 Level = Callable[[Mapping[str, str], int], float]
 """(settings, fold) -> accuracy."""
@@ -22,19 +24,13 @@ def curve(final: float, epochs: int, drop: int, before: float | None = None) -> 
 
 
 @cache
-def configurations(
-    design: str, epochs: int, where: tuple[tuple[str, tuple[str, ...]], ...]
-) -> list[tuple[str, dict[str, str], int]]:
-    """Name, settings and drop of each of a design's configurations over so many epochs."""
-    chosen = DESIGNS[design].where(dict(where)).rescaled(epochs).configurations
-    return [
-        (
-            one.name,
-            {name: value_of(one.recipe, name) for name in FIELDS},
-            int(one.recipe.drop or epochs),
-        )
-        for one in chosen
-    ]
+def units(
+    design: str, epochs: int, where: tuple[tuple[str, tuple[str, ...]], ...], folds: tuple[int, ...]
+) -> list[tuple[str, Recipe, dict[str, str]]]:
+    """Name, recipe and settings of each unit of a design over so many epochs."""
+    chosen = DESIGNS[design].where(dict(where)).rescaled(epochs)
+    every = replace(chosen, folds=folds).units()
+    return [(unit.configuration, unit.recipe, unit.recipe.to_row()) for unit in every]
 
 
 def made(
@@ -47,13 +43,16 @@ def made(
 ) -> list[Training]:
     """Every unit of a design, done, with that accuracy in the end."""
     wanted = tuple((name, tuple(values)) for name, values in (where or {}).items())
-    found = []
-    for name, shared, drop in configurations(design, epochs, wanted):
-        for fold in folds:
-            settings = {**shared, "fold": str(fold)}
-            final = level(settings, fold)
-            first = None if before is None else before(settings, fold)
-            found.append(
-                Training(name, settings, curve(final, epochs, drop, first), final, seconds=1.0)
-            )
-    return found
+    trainings = []
+    for name, recipe, settings in units(design, epochs, wanted, folds):
+        final = level(settings, recipe.fold)
+        first = None if before is None else before(settings, recipe.fold)
+        epochs_of = curve(final, epochs, int(recipe.drop or epochs), first)
+        trainings.append(Training(name, recipe, epochs_of, final, seconds=1.0))
+    return trainings
+
+
+def changed(training: Training, **settings: str) -> Training:
+    """The training as if it had other settings."""
+    row = {**training.settings, **settings}
+    return replace(training, recipe=Recipe.from_row(row), data_version=row["data_version"])

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made import Level, made
+from made import Level, changed, made
 
 from softstair.experiments.claims import CLAIMS, judged
 from softstair.experiments.results import Training, load, write
-from softstair.experiments.statistics import mean_of
-from softstair.experiments.studies import DYNAMIC, STATIC, studies
+from softstair.experiments.studies import DYNAMIC, STATIC, mean_of, studies
 from softstair.experiments.verdicts import Group, above, before_the_drop, compare, same
 
 CLAIM = {claim.name: claim for claim in CLAIMS}
@@ -215,7 +214,7 @@ def test_running_statistics_decide_and_fresh_ones_stand_beside() -> None:
 
     def fresh(level: Level, **wanted: str) -> list[Training]:
         return [
-            replace(one, settings={**one.settings, "statistics": "fresh"})
+            changed(one, statistics="fresh")
             for one in study(level)
             if wanted.items() <= one.settings.items()
         ]

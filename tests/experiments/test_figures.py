@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made import made
+from made import changed, made
 from matplotlib.colors import to_hex, to_rgb
 
 from softstair.experiments import figures
 from softstair.experiments.figures.style import COLOURS, blank, spread
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import mean_of
+from softstair.experiments.studies import mean_of
 from softstair.experiments.variance import BLOCKS, explained
 from softstair.schedule import Schedule
 
@@ -50,7 +50,7 @@ def mode(svhn: list[Training]) -> list[Training]:
 
 def varied(trainings: list[Training], **values: str) -> list[Training]:
     """The same trainings with other settings."""
-    return [replace(one, settings={**one.settings, **values}) for one in trainings]
+    return [changed(one, **values) for one in trainings]
 
 
 def begun(trainings: list[Training], epochs: int) -> list[Training]:

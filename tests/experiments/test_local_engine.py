@@ -24,9 +24,9 @@ import torch
 from softstair import cli
 from softstair.cli._grid_progress import Progress
 from softstair.experiments import Unit, load
+from softstair.experiments.design_file import read
 from softstair.experiments.engines import local, unfinished
 from softstair.experiments.engines.pace import Pace
-from softstair.experiments.files import read
 from softstair.train import Recipe, RunError, train
 from softstair.train.progress import Event
 from softstair.train.records import summary_of

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CLAIMS, DRAWING, HOSTILE, Row, begun, made_up, twin
+from made import changed
 from scipy import stats
 
 from softstair.experiments import report
@@ -60,7 +61,7 @@ def fields_of(trainings: list[Training]) -> dict[str, list[str]]:
 
 
 def varied(trainings: list[Training], **values: str) -> list[Training]:
-    return [replace(one, settings={**one.settings, **values}) for one in trainings]
+    return [changed(one, **values) for one in trainings]
 
 
 def test_it_names_nothing_outside_itself(page: str) -> None:

@@ -16,11 +16,10 @@ import torch
 from data.mutations import mutations
 from softstair.data import load as load_data
 from softstair.experiments import Training, load
-from softstair.experiments.design import FIELDS, value_of
-from softstair.experiments.report import gather
+from softstair.experiments.report.lines import gather
 from softstair.experiments.results import ForeignTable, collect, find, rows, write
 from softstair.train import Recipe, RunError, train
-from train.short import is_sentence, recipe
+from train.short import recipe
 
 METRICS = ("learning_rate", "train_loss", "train_accuracy", "valid_loss", "valid_accuracy")
 OUTCOME = ("best_valid_accuracy", "test_accuracy", "seconds", "images_per_second")
@@ -93,6 +92,7 @@ def test_every_unit_with_an_epoch_is_found_in_order(store: Path) -> None:
         (ODD, 2, 2, False),
     ]
     assert len(find(store)) == 5
+    assert [one.test_accuracy is None for one in found] == [False, True, True, True]
 
 
 def test_a_unit_is_what_its_files_say(store: Path) -> None:
@@ -119,25 +119,13 @@ def test_a_unit_is_what_its_files_say(store: Path) -> None:
             assert one.settings[name] == wanted, name
 
 
-def test_a_test_accuracy_is_there_where_there_is_a_test_set(store: Path) -> None:
-    accuracies = [one.test_accuracy for one in load(store)]
-    assert accuracies[0] is not None
-    assert 0 < accuracies[0] <= 1
-    assert accuracies[1:] == [None, None, None]
-
-
-@pytest.mark.parametrize("where", ["", "forward=mode", "forward=mode/fold-0"])
+@pytest.mark.parametrize("where", ["forward=mode", "forward=mode/fold-0"])
 def test_a_part_of_a_store_is_a_store(where: str, store: Path) -> None:
     whole = {one.path: one for one in load(store)}
     part = load(store / where)
     assert part
     for one in part:
-        assert replace(one, configuration="") == replace(whole[one.path], configuration="")
-
-
-@pytest.mark.parametrize("where", ["forward=mode", "forward=mode/fold-0"])
-def test_a_configuration_has_one_name_however_it_was_found(where: str, store: Path) -> None:
-    assert {one.configuration for one in load(store / where)} == {"forward=mode"}
+        assert one == replace(whole[one.path], configuration="forward=mode")
 
 
 # ---- To tables and back
@@ -196,7 +184,7 @@ def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
     again = load(tmp_path / "table.parquet")
     for before, after in zip(found, again, strict=True):
         assert after.settings == {name: before.settings[name] for name in after.settings}
-        assert replace(after, settings={}) == replace(before, settings={}, path=None)
+        assert replace(after, recipe=before.recipe) == replace(before, path=None)
     write(load(tmp_path / "table.parquet"), tmp_path / "one.csv")
     write(found, tmp_path / "other.csv")
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
@@ -207,8 +195,7 @@ def trained(store: Path, **fields: Any) -> Training:
     one = load(store)[0]
     recipe = Recipe(epochs=3, batch=48, **fields)
     name = ",".join(f"{field}={value}" for field, value in fields.items())
-    settings = {**one.settings, **{field: value_of(recipe, field) for field in FIELDS}}
-    return replace(one, configuration=name, settings=settings)
+    return replace(one, configuration=name, recipe=recipe)
 
 
 EVERY: list[dict[str, Any]] = [
@@ -298,21 +285,6 @@ def test_parquet_whose_numbers_became_floats(store: Path, tmp_path: Path) -> Non
     assert [one.settings for one in again] == [one.settings for one in found]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("seed", "one"), ("seed", "99999999999999999999"), ("period", "long"), ("truncate", "yes")],
-)
-def test_a_setting_that_is_not_of_its_kind_is_not_written(
-    name: str, value: str, store: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-    one = load(store)[0]
-    with pytest.raises(ValueError, match=f"{name} must be .* but '{value}' was given") as caught:
-        write([replace(one, settings={**one.settings, name: value})], tmp_path / "table.parquet")
-    assert is_sentence(str(caught.value))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_table_takes_the_place_of_the_one_before(store: Path, tmp_path: Path) -> None:
     found = load(store)
     for name in ("table.csv", "table.parquet"):
@@ -321,16 +293,10 @@ def test_a_table_takes_the_place_of_the_one_before(store: Path, tmp_path: Path) 
         assert len(load(tmp_path / name)) == 4
         write(found[:1], tmp_path / name)
         assert len(load(tmp_path / name)) == 1
+    for trainings, name in ((found, "table.txt"), ([], "other.csv")):
+        with pytest.raises(ValueError, match="a table must"):
+            write(trainings, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table.parquet"]
-
-
-@pytest.mark.parametrize("name", ["table", "table.txt", "table.csv.gz", "table.xlsx"])
-def test_another_kind_of_table_is_refused(name: str, store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.csv or \.parquet") as caught:
-        write(load(store), tmp_path / name)
-    assert name in str(caught.value)
-    assert is_sentence(str(caught.value))
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_pyarrow_it_says_what_to_install(
@@ -368,11 +334,6 @@ def test_tables_tell_apart_what_runs_do(ending: str, tmp_path: Path) -> None:
     assert [one["weights"] for one in settings] == ["ternary", "ternary", "int4"]
 
 
-def test_no_units_make_no_table(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none|at least|no "):
-        write([], tmp_path / "table.csv")
-
-
 # ---- Damaged and foreign tables
 
 
@@ -388,13 +349,10 @@ def spoiled(store: Path, file: Path, change: Callable[[list[list[str]]], Any]) -
 
 
 def no_table(file: Path) -> str:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match="again from the run directories") as caught:
         load(file)
-    said = str(caught.value)
-    assert is_sentence(said), said
-    assert str(file) in said
-    assert "again from the run directories" in said
-    return said
+    assert str(file) in str(caught.value)
+    return str(caught.value)
 
 
 def put(cells: list[list[str]], row: int, column: str, value: str) -> None:
@@ -406,41 +364,35 @@ def all_rows(cells: list[list[str]], column: str, value: str) -> None:
         put(cells, row, column, value)
 
 
+def first_unit(cells: list[list[str]], column: str, value: str) -> None:
+    for row in (1, 2, 3):
+        put(cells, row, column, value)
+
+
 CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "no rows": (lambda cells: cells.__delitem__(slice(1, None)), "no row"),
     "nothing": (lambda cells: cells.clear(), "no row"),
-    "no configuration": (lambda cells: put(cells, 0, "configuration", "x"), "configuration"),
     "no noise": (lambda cells: put(cells, 0, "noise", "sound"), "no column noise"),
-    "no epoch": (lambda cells: put(cells, 0, "epoch", "step"), "epoch"),
-    "no loss": (lambda cells: put(cells, 0, "valid_loss", "x"), "valid_loss"),
-    "no seconds": (lambda cells: put(cells, 0, "seconds", "x"), "seconds"),
-    "a word for a number": (lambda cells: put(cells, 2, "valid_loss", "good"), "good"),
     "nan": (lambda cells: put(cells, 2, "valid_loss", "nan"), "nan"),
-    "inf": (lambda cells: put(cells, 2, "train_loss", "-inf"), "-inf"),
-    "too large": (lambda cells: put(cells, 2, "train_loss", "1e999"), "1e999"),
+    "too large": (lambda cells: put(cells, 2, "train_loss", "1e308"), "1e308"),
     "no accuracy": (lambda cells: put(cells, 2, "valid_accuracy", ""), ""),
     "half an epoch": (lambda cells: put(cells, 2, "epoch", "1.5"), "1.5"),
-    "an epoch below": (lambda cells: put(cells, 1, "epoch", "-1"), "0, 1, 2"),
     "an epoch missing": (lambda cells: cells.pop(2), "0, 1, 2"),
     "an epoch twice": (lambda cells: cells.insert(2, cells[2]), "0, 1, 2"),
-    "backwards": (lambda cells: cells.__setitem__(slice(1, 4), cells[3:0:-1]), "0, 1, 2"),
     "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), "row 3 has not as many"),
     "a long row": (lambda cells: cells[2].append("1"), "row 3 has not as many"),
-    "an odd outcome": (lambda cells: put(cells, 1, "seconds", "long"), "long"),
+    "an odd outcome": (lambda cells: all_rows(cells, "seconds", "long"), "long"),
     "a unit cut off": (lambda cells: cells.pop(3), "2 of 3 epochs"),
     "more epochs": (lambda cells: all_rows(cells, "epochs", "2"), "3 of 2 epochs"),
-    "epochs below": (lambda cells: all_rows(cells, "epochs", "-5"), "epochs is '-5'"),
-    "a word of epochs": (lambda cells: all_rows(cells, "epochs", "abc"), "epochs is 'abc'"),
-    "a long fold": (lambda cells: all_rows(cells, "fold", "9" * 5000), "fold is '999"),
-    "a fold too many": (lambda cells: all_rows(cells, "fold", "99"), "99 is no fold of"),
+    "epochs below": (lambda cells: all_rows(cells, "epochs", "-5"), "epochs must be"),
+    "no fold": (lambda cells: first_unit(cells, "fold", ""), "fold is empty"),
+    "a long fold": (lambda cells: first_unit(cells, "fold", "9" * 5000), "fold must be"),
     "above one": (lambda cells: put(cells, 2, "valid_accuracy", "2.5"), "valid_accuracy is 2.5"),
-    "below nought": (lambda cells: put(cells, 2, "train_accuracy", "-0.5"), "train_accuracy is -0"),
-    "a huge loss": (lambda cells: put(cells, 2, "valid_loss", "1e308"), "valid_loss is 1e308"),
-    "time runs back": (lambda cells: put(cells, 1, "seconds", "-1"), "seconds is -1"),
-    "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "not true or false"),
+    "time runs back": (lambda cells: all_rows(cells, "seconds", "-1"), "seconds is -1"),
+    "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "static_mean"),
     "another end": (lambda cells: put(cells, 3, "seconds", "1"), "differ in what came of it"),
     "another best": (
-        lambda cells: [put(cells, row, "best_valid_accuracy", "0.125") for row in (1, 2, 3)],
+        lambda cells: first_unit(cells, "best_valid_accuracy", "0.125"),
         "is not that of an epoch",
     ),
     "no name": (lambda cells: all_rows(cells, "configuration", "a\x07b"), "is no name of"),
@@ -448,7 +400,7 @@ CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_spoiled_table_is_one_sentence(kind: str, store: Path, tmp_path: Path) -> None:
+def test_a_spoiled_table_is_refused_with_the_reason(kind: str, store: Path, tmp_path: Path) -> None:
     change, word = CHANGES[kind]
     assert word in no_table(spoiled(store, tmp_path / "table.csv", change))
 
@@ -501,7 +453,7 @@ def test_tables_in_folders_of_a_folder(store: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "all") == load(tmp_path / "all" / "near.csv")
 
 
-@pytest.mark.parametrize("kind", ["no rows", "no noise", "nan", "a short row", "an epoch missing"])
+@pytest.mark.parametrize("kind", ["no rows", "no noise", "nan"])
 def test_damage_is_not_taken_for_a_table_of_something_else(
     kind: str, store: Path, tmp_path: Path
 ) -> None:
@@ -509,14 +461,6 @@ def test_damage_is_not_taken_for_a_table_of_something_else(
     with pytest.raises(RunError) as caught:
         gather([file.parent])
     assert not isinstance(caught.value, ForeignTable)
-
-
-def test_parquet_of_something_else(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"a": [1], "epoch": [2]}), tmp_path / "other.parquet")
-    with pytest.raises(ForeignTable):
-        load(tmp_path / "other.parquet")
 
 
 def outcome(file: Path) -> str:
@@ -531,171 +475,98 @@ def outcome(file: Path) -> str:
     return "read"
 
 
-JUNK = [
-    b"",
-    b"\n\n\n",
-    b"\xff\xfe\x00",
-    bytes(1000),
-    b"PAR1" + bytes(100) + b"PAR1",
-    b"a,b\n1,2\n",
-    b'configuration,"noise\n1,2',
-    b"{}",
-    b"x" * 300_000 + b"\n1",
-]
+JUNK = [b"", b"\xff\xfe\x00", bytes(1000), b"PAR1" + bytes(100) + b"PAR1", b"x" * 300_000 + b"\n1"]
 
 
-@pytest.mark.parametrize("content", JUNK, ids=lambda content: repr(content[:12]))
-def test_what_is_no_csv_is_one_sentence(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_bytes(content)
-    no_table(tmp_path / "table.csv")
-
-
-@pytest.mark.parametrize("content", JUNK, ids=lambda content: repr(content[:12]))
-def test_what_is_no_parquet_is_refused(content: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-    (tmp_path / "table.parquet").write_bytes(content)
-    assert outcome(tmp_path / "table.parquet") == "refused"
-
-
-def test_what_is_no_parquet_is_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-    (tmp_path / "table.parquet").write_bytes(bytes(1000))
-    no_table(tmp_path / "table.parquet")
-
-
-@pytest.mark.parametrize("fold", ["", "first", "-1", "1.5"])
-def test_a_fold_that_is_no_number_is_refused(fold: str, store: Path, tmp_path: Path) -> None:
-    change = lambda cells: [put(cells, row, "fold", fold) for row in (1, 2, 3)]
-    no_table(spoiled(store, tmp_path / "table.csv", change))
-
-
-def test_csv_after_a_bad_disc(store: Path, tmp_path: Path) -> None:
-    write(load(store), tmp_path / "table.csv")
-    data = (tmp_path / "table.csv").read_bytes()
-    found = []
-    for mutation in mutations(data, 150, seed=5):
-        (tmp_path / "table.csv").write_bytes(mutation)
-        found.append(outcome(tmp_path / "table.csv"))
-    assert set(found) == {"read", "refused"}
-
-
-def test_parquet_after_a_bad_disc(store: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-    write(load(store), tmp_path / "table.parquet")
-    data = (tmp_path / "table.parquet").read_bytes()
-    found = []
-    for mutation in mutations(data, 100, seed=5):
-        (tmp_path / "table.parquet").write_bytes(mutation)
-        found.append(outcome(tmp_path / "table.parquet"))
-    assert {"refused"} <= set(found) <= {"read", "refused"}
-
-
-@pytest.mark.parametrize("kind", ["strings", "lists", "nothing", "dates", "bytes"])
-def test_parquet_of_other_kinds(kind: str, store: Path, tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = list(rows(load(store)[:1]))
-    columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
-    columns["valid_loss"] = {
-        "strings": ["a", "b", "c"],
-        "lists": [[1.0], [2.0], [3.0]],
-        "nothing": [None, None, None],
-        "dates": arrow.array([1, 2, 3], arrow.date32()),
-        "bytes": [b"a", b"b", b"c"],
-    }[kind]
-    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
-    no_table(tmp_path / "table.parquet")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_files_that_are_no_tables_and_damaged_ones_are_refused(
+    ending: str, store: Path, tmp_path: Path
+) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    file = tmp_path / f"table.{ending}"
+    for content in JUNK:
+        file.write_bytes(content)
+        assert outcome(file) == "refused", content[:20]
+    write(load(store), file)
+    found = set()
+    for mutation in mutations(file.read_bytes(), 60, seed=5):
+        file.write_bytes(mutation)
+        found.add(outcome(file))
+    assert {"refused"} <= found <= {"read", "refused"}
 
 
 @pytest.mark.parametrize(
-    "epochs",
+    ("name", "values"),
     [
-        [0.0, math.inf, 2.0],
-        [0.0, math.nan, 2.0],
-        ["0", "x", "2"],
-        [0, 2, 1],
+        ("valid_loss", ["a", "b", "c"]),
+        ("valid_loss", [[1.0], [2.0], [3.0]]),
+        ("valid_loss", [None, None, None]),
+        ("epoch", [0.0, math.nan, 2.0]),
+        ("epoch", [0, 2, 1]),
+        ("a", None),
     ],
     ids=str,
 )
-def test_parquet_of_other_epochs(epochs: list[Any], store: Path, tmp_path: Path) -> None:
+def test_parquet_of_other_values(name: str, values: Any, store: Path, tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = list(rows(load(store)[:1]))
     columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
-    columns["epoch"] = epochs
+    columns = {**columns, name: values} if values else {name: [1, 2, 3]}
     parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
-    no_table(tmp_path / "table.parquet")
+    with pytest.raises(RunError if values else ForeignTable):
+        load(tmp_path / "table.parquet")
 
 
 # ---- Damaged and foreign run directories
 
 
-@pytest.mark.parametrize("kind", ["nowhere", "empty", "foreign", "file", "begun", "table.csv"])
+@pytest.mark.parametrize("kind", ["nowhere", "foreign", "file", "begun"])
 def test_a_folder_without_runs_is_one_sentence(kind: str, mine: Path, tmp_path: Path) -> None:
     path = tmp_path / kind
-    if kind in ("empty", "foreign", "table.csv"):
-        path.mkdir()
     if kind == "foreign":
-        (path / "notes").mkdir()
+        (path / "notes").mkdir(parents=True)
         (path / "notes" / "metrics.jsonl").write_text("{}")
     if kind == "file":
         path.write_text("not a folder")
     if kind == "begun":
         shutil.copytree(mine / ODD / "fold-3", path / "x" / "fold-3")
-    with pytest.raises(RunError, match="must hold run directories") as caught:
+    with pytest.raises(RunError, match="must hold run directories"):
         load(path)
-    assert is_sentence(str(caught.value))
-    assert repr(str(path)) in str(caught.value)
 
 
 RUN = Path("forward=mode/fold-0")
 
 
-def edited(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-
-
 def no_run(mine: Path, name: str) -> str:
     with pytest.raises(RunError) as caught:
         collect(mine)
-    said = str(caught.value)
-    assert is_sentence(said), said
-    assert str(mine / RUN / name) in said
-    return said
+    assert str(mine / RUN / name) in str(caught.value)
+    return str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"3", b"{}", b'{"recipe": 3}'])
-def test_a_damaged_config_is_one_sentence(content: bytes, mine: Path) -> None:
-    (mine / RUN / "config.json").write_bytes(content)
-    no_run(mine, "config.json")
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"{}", b'{"seconds": 1}'])
-def test_a_damaged_summary_is_one_sentence(content: bytes, mine: Path) -> None:
-    (mine / RUN / "summary.json").write_bytes(content)
-    no_run(mine, "summary.json")
+@pytest.mark.parametrize("name", ["config.json", "summary.json"])
+def test_a_damaged_file_of_a_run_is_named(name: str, mine: Path) -> None:
+    for content in (b"", b"[]", b"{", b"\xff", b"{}", b'{"recipe": 3, "seconds": 1}'):
+        (mine / RUN / name).write_bytes(content)
+        no_run(mine, name)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda text: text[:-1][: text.index("\n") + 9],
         lambda text: text[: text.index("\n") + 1],
         lambda text: text + text,
-        lambda text: text.replace('"epoch": 1', '"epoch": 7'),
         lambda text: text.replace('"valid_accuracy"', '"accuracy"'),
         lambda text: "[]\n" * 3,
-        lambda text: "\x00" * 50,
         lambda text: "[" * 100_000,
         lambda text: text.replace('"valid_loss": ', '"valid_loss": NaN, "x": '),
         lambda text: "",
         lambda text: text.replace('"valid_accuracy": 0', '"valid_accuracy": 1'),
-        lambda text: text.replace('"train_accuracy": 0', '"train_accuracy": -0'),
     ],
 )
-def test_damaged_metrics_are_one_sentence(change: Callable[[str], str], mine: Path) -> None:
+def test_damaged_metrics_are_named(change: Callable[[str], str], mine: Path) -> None:
     file = mine / RUN / "metrics.jsonl"
     text = file.read_text()
     assert change(text) != text
@@ -713,10 +584,8 @@ def test_metrics_that_are_gone_are_missed(mine: Path) -> None:
 def test_a_summary_that_says_otherwise_is_one_sentence(name: str, mine: Path) -> None:
     file = mine / RUN / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: 0.125}))
-    with pytest.raises(RunError, match=f"contradict each other \\({name} is 0.125 and ") as caught:
+    with pytest.raises(RunError, match=f"contradict each other \\({name} is 0.125 and "):
         collect(mine)
-    assert is_sentence(str(caught.value))
-    assert str(mine / RUN) in str(caught.value)
 
 
 def test_a_table_that_a_spreadsheet_wrote_is_read(store: Path, tmp_path: Path) -> None:
@@ -808,30 +677,18 @@ def test_links_and_strange_files_beside_the_runs_do_no_harm(mine: Path) -> None:
     assert load(mine) == before
 
 
-VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a field less": lambda recipe: recipe.pop("capture"),
-    "some fields less": lambda recipe: [recipe.pop(name) for name in ("capture", "kernels")],
-    "a field more": lambda recipe: recipe.update(wings=2),
-    "another field": lambda recipe: recipe.update(wings=recipe.pop("capture")),
-    "another choice": lambda recipe: recipe.update(noise="cauchy"),
-}
-
-
-def of_another_version(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """As if softstair 0.7.3, which has other recipes, had made it."""
+@pytest.mark.parametrize("change", [{"wings": 2}, {"noise": "cauchy"}], ids=str)
+def test_a_run_of_another_version_is_said_to_be_one(change: dict[str, Any], mine: Path) -> None:
+    """There is nothing to restore: it is as it was made."""
     for name in ("config.json", "summary.json"):
-        config = (lambda data: data) if name == "config.json" else (lambda data: data["config"])
-        edited(run / name, lambda data, of=config: change(of(data)["recipe"]))
-        edited(run / name, lambda data, of=config: of(data)["versions"].update(softstair="0.7.3"))
-
-
-@pytest.mark.parametrize("kind", VERSIONS)
-def test_a_run_of_another_version_is_said_to_be_one(kind: str, mine: Path) -> None:
-    of_another_version(mine / RUN, VERSIONS[kind])
-    said = no_run(mine, "").replace(str(mine), "")
-    assert "version" in said
+        data = json.loads((mine / RUN / name).read_text())
+        config = data if name == "config.json" else data["config"]
+        config["recipe"].update(change)
+        config["versions"]["softstair"] = "0.7.3"
+        (mine / RUN / name).write_text(json.dumps(data))
+    said = no_run(mine, "")
     assert "0.7.3" in said
-    assert "restore" not in said, "there is nothing to restore: it is as it was made"
+    assert "restore" not in said
 
 
 def test_a_recipe_is_read_as_it_was_written(store: Path) -> None:
@@ -839,10 +696,3 @@ def test_a_recipe_is_read_as_it_was_written(store: Path) -> None:
     for path in find(store):
         config = json.loads((path / "config.json").read_text())
         assert Recipe.from_json(config["recipe"]).to_json() == config["recipe"]
-
-
-def test_training_is_plain_data(store: Path) -> None:
-    one = load(store)[0]
-    assert isinstance(one, Training)
-    with pytest.raises(AttributeError):
-        one.curve = ()  # type: ignore[misc]

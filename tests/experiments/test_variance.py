@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from made import made
+from made import changed, made
 from scipy import stats
 
 from softstair.experiments import variance
@@ -138,7 +138,7 @@ def test_a_block_with_a_hole_is_refused() -> None:
     split = [one for one in units if (one.fold == 0) == (one.configuration == name)]
     assert "no fold is done in each of the 24" in tabled(BLOCKS["dynamic"], split)[1]
     assert "no two configurations" in tabled(BLOCKS["static"], units)[1]
-    hard = [replace(one, settings={**one.settings, "forward": "hard"}) for one in units]
+    hard = [changed(one, forward="hard") for one in units]
     assert "no two configurations" in tabled(BLOCKS["dynamic"], hard)[1]
     flat = made("paper-svhn", lambda settings, fold: 0.1, where={"static_std": ["false"]})
     assert "which all have the same accuracy." in explained(BLOCKS["dynamic"], flat)[1]

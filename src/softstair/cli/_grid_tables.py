@@ -8,9 +8,9 @@ from rich.table import Table
 
 from softstair.cli._console import Console, say
 from softstair.cli._grid_places import STATES, Place
-from softstair.experiments.design import Design, value_of
+from softstair.experiments.design import Design
 from softstair.experiments.estimate import Estimate
-from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
+from softstair.experiments.results import UNKNOWN, Training
 
 __all__ = ["design", "duration", "estimate", "outcome", "progress", "say", "widened"]
 
@@ -34,7 +34,7 @@ def design(asked: Design) -> None:
     table.add_column("values")
     recipes = [one.recipe for one in asked.configurations]
     for field in asked.varied():
-        values = dict.fromkeys(value_of(recipe, field) for recipe in recipes)
+        values = dict.fromkeys(recipe.cell(field) for recipe in recipes)
         table.add_row(field, ", ".join(values))
     console = widened(Console(markup=False))
     if asked.varied():
@@ -77,10 +77,10 @@ def estimate(asked: Design, found: Estimate, places: Sequence[Place]) -> None:
 def outcome(found: Iterable[Training]) -> None:
     """Prints the accuracy of every configuration over its folds, each data version by itself."""
     found = list(found)
-    versions = list(dict.fromkeys(one.settings[DATA_VERSION] for one in found))
+    versions = list(dict.fromkeys(one.data_version for one in found))
     grouped: dict[str, list[Training]] = {}
     for one in found:
-        version = f" ({one.settings[DATA_VERSION]})" if len(versions) > 1 else ""
+        version = f" ({one.data_version})" if len(versions) > 1 else ""
         grouped.setdefault(f"{one.configuration}{version}", []).append(one)
     title = "accuracy of the network without noise"
     if any(len(folds) > 1 for folds in grouped.values()):

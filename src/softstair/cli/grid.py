@@ -19,7 +19,7 @@ from softstair.cli._arguments import parse as parse_flags
 from softstair.cli._files import reserved
 from softstair.cli.train import refuse_no_number, refuse_threads
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
-from softstair.experiments.files import changed, read
+from softstair.experiments.design_file import changed, read
 from softstair.train.interrupt import Interrupted
 
 __all__ = ["Command", "parse"]
@@ -123,7 +123,7 @@ class Command:
         """The design that the flags describe."""
         file = self.design.endswith(".toml") or "/" in self.design
         found = read(Path(self.design)) if file else named(self.design)
-        found = found.where(conditions(self.where, "--where"))
+        found = found.where(conditions(self.where, "where"))
         if self.epochs is not None:
             found = found.rescaled(self.epochs)
         values = {name: _value(words) for name, words in _settings(self.set).items()}
@@ -285,7 +285,7 @@ def _refuse_no_parquet() -> None:
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
-    return {name: ",".join(values) for name, values in conditions(words, "--set").items()}
+    return {name: ",".join(values) for name, values in conditions(words, "set").items()}
 
 
 def _value(words: str) -> Any:

@@ -60,7 +60,7 @@ class Command:
             for sentence in figures.missing(trainings):
                 print(sentence)
         for table in passed_over:
-            print(f"{str(table)!r} is no table of softstair grid --table: it was passed over.")
+            print(f"{str(table)!r} is no table of trainings: it was passed over.")
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
         return 0
@@ -90,7 +90,7 @@ def _claims(trainings: Sequence[Training]) -> Sequence[report.Row]:
     """The paper's claims about these data sets, each with what these trainings say of it."""
     from softstair.experiments.claims import CLAIMS, judged
 
-    data = {one.settings["data"] for one in trainings}
+    data = {one.recipe.data for one in trainings}
     mine = {claim.name for claim in CLAIMS if claim.data in data}
     return [finding for finding in judged(trainings) if finding.name in mine]
 

@@ -18,8 +18,16 @@ from typing import Any
 
 from softstair.experiments.design import DESIGNS, FORWARDS
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import Mean, final_of
-from softstair.experiments.studies import DYNAMIC, STATIC, TITLES, Study, select, studies
+from softstair.experiments.studies import (
+    DYNAMIC,
+    STATIC,
+    TITLES,
+    Mean,
+    Study,
+    final_of,
+    select,
+    studies,
+)
 from softstair.experiments.verdicts import (
     Contrast,
     Gap,

@@ -1,7 +1,7 @@
-"""Designs: which configurations are trained, and on which folds. A grid as data.
+"""Designs: which configurations are trained, and on which folds.
 
-The paper's three are :data:`DESIGNS`; :func:`softstair.experiments.files.read` makes one of a TOML
-file. A configuration is a recipe with a name; on a fold it is a unit, which has a run directory.
+The paper's three are :data:`DESIGNS`; ``design_file`` reads one from a TOML file. A configuration
+is a recipe with a name; on a fold it is a unit, which has a run directory.
 
 >>> {name: len(design.configurations) for name, design in DESIGNS.items()}
 {'paper-cifar10': 264, 'paper-svhn': 32, 'paper-speech': 32}
@@ -9,29 +9,27 @@ file. A configuration is a recipe with a name; on a fold it is a unit, which has
 
 import contextlib
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from softstair import noise as noises
+from softstair._check import shortened
+from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
-from softstair.train.recipe import Recipe, preset
+from softstair.train.recipe import FIELDS, Recipe, fields_with, preset
 
-__all__ = ["DESIGNS", "FREEDOMS", "Configuration", "Design", "Unit", "named", "value_of"]
+__all__ = [
+    "DESIGNS", "FORWARDS", "FREEDOMS", "Configuration", "Design", "Unit", "check_field",
+    "conditions", "configuration", "named",
+]  # fmt: skip
 
-FREEDOMS = ("noise", "forward", "static_mean", "static_std", "interval", "power")
-"""The paper's degrees of freedom, as a recipe names them."""
+FREEDOMS = fields_with("paper_axis")
+"""The paper's degrees of freedom."""
 FORWARDS = ("expectation", "mode", "random")
-FIELDS = tuple(field.name for field in fields(Recipe))
-HINTS = get_type_hints(Recipe)
-OPTIONAL = tuple(name for name in FIELDS if NoneType in get_args(HINTS[name]))
-"""The fields that may be None."""
-NONE = "none"
-"""The interval and the power law of noise that stays as it is: they do not matter."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,9 @@ class Unit:
 class Design:
     """Configurations, and the folds on which each is trained.
 
+    Raises:
+        SoftstairError: If there is no configuration, or two have one name, or a fold is none.
+
     >>> few = DESIGNS["paper-svhn"].where({"interval": ["partition"], "power": ["progressive"]})
     >>> len(few), next(few.units()).name
     (15, 'uniform-expectation-std-partition-progressive/fold-0')
@@ -78,23 +79,22 @@ class Design:
     names_folds: bool = True
     """Whether it says which folds it takes; else it takes all that its recipes have."""
     left_out: int = 0
-    """Combinations that are no configurations of it, since it says so."""
+    """How many combinations ``without`` excludes."""
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.configurations]
+        names = [configuration.name for configuration in self.configurations]
+        if not names:
+            raise SoftstairError("a design must have at least one configuration.")
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(
-                f"each configuration must have a name of its own, but {twice!r} was given to two."
-            )
-        if not names:
-            raise ValueError("a design must have a configuration at least, but none was given.")
-        least = min(one.recipe.folds for one in self.configurations)
-        good = all(type(fold) is int and 0 <= fold < least for fold in self.folds)
-        if not self.folds or not good or len(set(self.folds)) != len(self.folds):
-            raise ValueError(
-                f"folds must be different whole numbers from 0 to {least - 1}, but "
-                f"{list(self.folds)} was given."
+            raise SoftstairError(f"two configurations have the same name, {twice!r}.")
+        most = min(configuration.recipe.folds for configuration in self.configurations)
+        valid = all(type(fold) is int and 0 <= fold < most for fold in self.folds)
+        if not self.folds or not valid or len(set(self.folds)) != len(self.folds):
+            raise SoftstairError(
+                f"folds must be different integers from 0 to {most - 1}, but "
+                f"{shortened(list(self.folds))} was given.",
+                field="folds",
             )
 
     def __len__(self) -> int:
@@ -108,74 +108,53 @@ class Design:
                 yield configuration.unit(fold)
 
     def where(self, wanted: Mapping[str, Sequence[str]]) -> "Design":
-        """The configurations in which each of these fields has one of these values."""
+        """The configurations in which each of these fields has one of these values, as text.
+
+        Raises:
+            SoftstairError: If no configuration has that value, or all of them together.
+        """
         left = self.configurations
-        for name, allowed in wanted.items():
-            refuse_unknown(name)
-            values = list(dict.fromkeys(value_of(one.recipe, name) for one in self.configurations))
-            allowed = [_like(value, values) for value in allowed]
+        for name, values in wanted.items():
+            check_field(name)
+            there = list(dict.fromkeys(one.recipe.cell(name) for one in self.configurations))
+            allowed = [_same_number(value, there) for value in values]
             for value in allowed:
-                if value not in values:
-                    raise ValueError(
-                        f"{name} must be {_or(values)} in {self.name}{_perhaps(value, values)}, "
-                        f"but {value!r} was given."
+                if value not in there:
+                    raise SoftstairError(
+                        f"{name} must be one of {', '.join(there)} in {self.name}, but {value!r} "
+                        f"was given{_hint(value, there)}",
+                        field="where",
                     )
-            left = tuple(one for one in left if value_of(one.recipe, name) in allowed)
+            left = tuple(one for one in left if one.recipe.cell(name) in allowed)
         if not left:
             asked = " ".join(f"{name}={','.join(values)}" for name, values in wanted.items())
-            raise ValueError(
-                f"{self.name} has no configuration with {asked}: leave one of them out."
+            raise SoftstairError(
+                f"{self.name} has no configuration with {asked}: leave one of them out.",
+                field="where",
             )
         return replace(self, configurations=left)
 
     def rescaled(self, epochs: int) -> "Design":
-        """The same over another number of epochs; periods and drops follow in proportion."""
+        """The same over another number of epochs; periods and drops scale in proportion."""
         return self.each(lambda recipe: recipe.rescaled(epochs))
 
     def each(self, change: Callable[[Recipe], Recipe]) -> "Design":
-        """The same with another recipe for each."""
-        changed = [replace(one, recipe=change(one.recipe)) for one in self.configurations]
-        return replace(self, configurations=tuple(changed))
+        """The same with another recipe for each configuration."""
+        recipes = [replace(one, recipe=change(one.recipe)) for one in self.configurations]
+        return replace(self, configurations=tuple(recipes))
 
     def varied(self) -> tuple[str, ...]:
         """The fields in which its configurations differ."""
-        recipes = [one.recipe for one in self.configurations]
-        return tuple(name for name in FIELDS if len({value_of(one, name) for one in recipes}) > 1)
+        rows = [configuration.recipe.to_row() for configuration in self.configurations]
+        return tuple(name for name in FIELDS if len({row[name] for row in rows}) > 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for :func:`json.dumps`."""
-        units = [{"name": one.name, **one.recipe.to_json()} for one in self.configurations]
-        return {"name": self.name, "folds": list(self.folds), "configurations": units}
+        recipes = [{"name": one.name, **one.recipe.to_json()} for one in self.configurations]
+        return {"name": self.name, "folds": list(self.folds), "configurations": recipes}
 
 
-def value_of(recipe: Recipe, name: str) -> str:
-    """A field of a recipe in words, as ``--where`` names it; ``none`` where it does not matter.
-
-    >>> value_of(Recipe(static_std=True), "interval"), value_of(Recipe(), "static_std")
-    ('none', 'false')
-    """
-    if name in ("interval", "power") and (
-        recipe.is_float or (recipe.static_mean and recipe.static_std)
-    ):
-        return NONE
-    value = getattr(recipe, name)
-    if isinstance(value, tuple):
-        return ",".join(value) or NONE
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def refuse_unknown(name: str) -> None:
-    """Refuses what is no field of a recipe, and the fold, which no configuration has by itself."""
-    if name == "fold":
-        raise ValueError(
-            "folds are chosen by folds = [0, 1] in the file of a design, or by --folds, but fold "
-            "was given."
-        )
-    if name not in FIELDS:
-        raise ValueError(
-            f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
-            f"recipe{_perhaps(name, FIELDS)}, but {name!r} was given."
-        )
+# The paper's designs
 
 
 def configuration(recipe: Recipe) -> Configuration:
@@ -186,41 +165,33 @@ def configuration(recipe: Recipe) -> Configuration:
     return Configuration("-".join(words), recipe)
 
 
-def _full(base: Recipe) -> Iterator[dict[str, Any]]:
-    """CIFAR-10: every combination that differs from the others. Under static variance the
-    expectation would never become a stair, and is left out; without movement neither interval nor
-    power law matters."""
-    still = (True, False)
-    lists = (noises.names(), FORWARDS, still, still, INTERVALS, POWERS)
-    for values in product(*lists):
-        one = dict(zip(FREEDOMS, values, strict=True))
-        if one["static_std"] and one["forward"] == "expectation":
-            continue
-        same = (one["interval"], one["power"]) == (base.interval, base.power)
-        if not (one["static_mean"] and one["static_std"]) or same:
-            yield one
-
-
-def _small(base: Recipe) -> Iterator[dict[str, Any]]:
-    """SVHN and Speech Commands: static noise of every family, and uniform noise whose variance
-    alone is annealed."""
-    for one in _full(base):
-        if one["static_mean"] and (one["static_std"] or one["noise"] == "uniform"):
-            yield one
-
-
-def _designed(
-    name: str, grid: Callable[[Recipe], Iterator[dict[str, Any]]], folds: int = 5
-) -> Design:
+def _paper(name: str, is_full: bool) -> Design:
+    """Every combination that differs from the others. Under static variance the expectation would
+    never become a stair, and is left out; without movement neither interval nor power law matters.
+    If not ``is_full``: static noise of every family, and uniform noise whose variance alone is
+    annealed."""
     base = preset(name)
-    made = tuple(configuration(replace(base, **one)) for one in grid(base))
-    return Design(name, made, tuple(range(folds)), names_folds=False)
+    recipes = []
+    static = (True, False)
+    axes = (noises.names(), FORWARDS, static, static, INTERVALS, POWERS)
+    for values in itertools.product(*axes):
+        freedoms: dict[str, Any] = dict(zip(FREEDOMS, values, strict=True))
+        recipe = replace(base, **freedoms)
+        if recipe.static_std and recipe.forward == "expectation":
+            continue
+        is_first = (recipe.interval, recipe.power) == (base.interval, base.power)
+        if recipe.static_mean and recipe.static_std and not is_first:
+            continue
+        is_small = recipe.static_mean and (recipe.static_std or recipe.noise == "uniform")
+        if is_full or is_small:
+            recipes.append(configuration(recipe))
+    return Design(name, tuple(recipes), tuple(range(base.folds)), names_folds=False)
 
 
 DESIGNS: dict[str, Design] = {
-    "paper-cifar10": _designed("paper-cifar10", _full),
-    "paper-svhn": _designed("paper-svhn", _small),
-    "paper-speech": _designed("paper-speech", _small),
+    "paper-cifar10": _paper("paper-cifar10", is_full=True),
+    "paper-svhn": _paper("paper-svhn", is_full=False),
+    "paper-speech": _paper("paper-speech", is_full=False),
 }
 
 
@@ -228,45 +199,61 @@ def named(name: str) -> Design:
     """The paper's design of that name."""
     if name in DESIGNS:
         return DESIGNS[name]
-    raise ValueError(
-        f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {name!r} was given."
+    raise SoftstairError(
+        f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {name!r} was given.",
+        field="design",
     )
 
 
-def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """What a flag such as ``--where`` was given: field=value,value for each field.
+def conditions(words: Sequence[str], name: str) -> dict[str, list[str]]:
+    """Return the values of each field from words such as field=value,value.
 
-    >>> conditions(["interval=partition,same_end", "forward=mode"], "--where")
+    Raises:
+        SoftstairError: If a word is none; ``name`` is the parameter that has the words.
+
+    >>> conditions(["interval=partition,same_end", "forward=mode"], "where")
     {'interval': ['partition', 'same_end'], 'forward': ['mode']}
     """
-    found: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {}
     for word in words:
-        name, equals, values = word.partition("=")
-        if not equals or not values or not re.fullmatch(r"[\w-]+", name):
-            raise ValueError(f"{flag} must be given as field=value,value, but {word!r} was given.")
-        found.setdefault(name.replace("-", "_"), []).extend(values.split(","))
-    return found
+        field, equals, values = word.partition("=")
+        if not equals or not values or not re.fullmatch(r"[\w-]+", field):
+            raise SoftstairError(
+                f"`{name}` must be given as field=value,value, but {word!r} was given.", field=name
+            )
+        wanted.setdefault(field.replace("-", "_"), []).extend(values.split(","))
+    return wanted
 
 
-def _like(value: str, values: Sequence[str]) -> str:
+def check_field(name: str) -> None:
+    """Raise SoftstairError if there is no such field, or if it is the fold, which a design has."""
+    if name == "fold":
+        raise SoftstairError(
+            "folds are chosen by folds = [0, 1] in the file of a design, or by `folds`, but fold "
+            "was given.",
+            field="fold",
+        )
+    if name not in FIELDS:
+        raise SoftstairError(
+            f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
+            f"recipe, but {name!r} was given{_hint(name, FIELDS)}",
+            field=name,
+        )
+
+
+def _same_number(value: str, values: Sequence[str]) -> str:
     """The one of the values that is the same number, or the value.
 
-    >>> _like("4", ["0.5", "4.0"]), _like("mode", ["mode", "random"])
+    >>> _same_number("4", ["0.5", "4.0"]), _same_number("mode", ["mode", "random"])
     ('4.0', 'mode')
     """
     with contextlib.suppress(ValueError):
-        number = float(value)
-        for one in values:
-            if value not in values and float(one) == number:
-                return one
+        if value not in values:
+            return next((other for other in values if float(other) == float(value)), value)
     return value
 
 
-def _perhaps(word: str, words: Sequence[str]) -> str:
-    """The one of the words that may have been meant."""
-    near = difflib.get_close_matches(word, words, n=1)
-    return f", perhaps {near[0]}" if near else ""
-
-
-def _or(values: Sequence[str]) -> str:
-    return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
+def _hint(word: str, words: Sequence[str]) -> str:
+    """The end of a message: the one of the words that may have been meant."""
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,31 +1,57 @@
-"""Studies: trainings that may be compared, for they differ in degrees of freedom and folds alone.
+"""Studies: trainings that may be compared, and means over their folds with 95 % intervals.
 
-A folder may hold more than one: two data sets, or the same grid over 100 and over 500 epochs. What
-is compared, drawn or tested is always of one study.
+The trainings of a study differ in degrees of freedom and folds alone. A folder may hold more than
+one: two data sets, or the same grid over 100 and over 500 epochs. What is compared, drawn or tested
+is always of one study.
+
+Wherever ± is written here, in the claims and in the report, it is half of Student's 95 % interval:
+t(0.975, n − 1)·s/√n over n folds. It takes three folds: with two, t is 12.7 and the interval says
+nothing, so the two values are given as a range instead. The folds of one partition share most of
+their training examples, so the intervals are too narrow rather than too wide: they say how far one
+fold is from the next, not what another data set would give.
+
+>>> str(mean_of([0.85, 0.86, 0.87])), str(mean_of([0.85, 0.87])), str(mean_of([0.85]))
+('86.0 ± 2.5 %', '86.0 (85.0 to 87.0) %', '85.0 %')
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from softstair._check import choice
+from softstair._errors import SoftstairError, import_extra
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
+from softstair.experiments.results import DATA_VERSION, METRICS, Training
+from softstair.train.recipe import fields_with
 
-__all__ = ["DYNAMIC", "STATIC", "TITLES", "Study", "select", "studies"]
+__all__ = [
+    "DYNAMIC", "FEWEST", "STATIC", "TITLES", "Curve", "Mean", "Study", "curve_of", "drop_of",
+    "final_of", "mean_of", "select", "studies",
+]  # fmt: skip
 
+Numbers = NDArray[np.float64]
 STATIC: Mapping[str, str] = {"static_mean": "true", "static_std": "true"}
 """Noise that stays as it is: a straight-through estimator."""
 DYNAMIC: Mapping[str, str] = {"static_mean": "true", "static_std": "false"}
 """Noise whose std is annealed and whose mean stays: the paper's dynamic noise."""
 TITLES = {"cifar10": "CIFAR-10", "svhn": "SVHN", "speech": "Speech Commands", "digits": "Digits"}
-_NO_MATTER = ("fold", "truncate", "compile", "kernels", "capture")
-"""Folds are what is averaged over, and the others are how it is computed, not what."""
+SHARED = tuple(
+    name
+    for name in (*fields_with("changes_result"), DATA_VERSION)
+    if name not in FREEDOMS and name != "fold"
+)
+"""The settings that all trainings of a study share."""
+CONFIDENCE = 0.95
+FEWEST = 3
+"""Folds that an interval takes at least."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What was trained on one data set, with everything but degrees of freedom and folds alike.
+    """Trainings on one data set that differ in degrees of freedom and folds alone.
 
     name        such as cifar10; cifar10-epochs-100, where there is another of the same data
     trainings   one for each combination of degrees of freedom and each fold
@@ -39,22 +65,22 @@ class Study:
     @property
     def data(self) -> str:
         """The data set, as a recipe names it."""
-        return self.trainings[0].settings["data"]
+        return self.trainings[0].recipe.data
 
     @property
     def epochs(self) -> int:
         """How many it takes to be done."""
-        return int(self.trainings[0].settings["epochs"])
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it was evaluated with fresh statistics, and not with running ones."""
-        return self.trainings[0].settings.get("statistics") == "fresh"
+        return self.trainings[0].recipe.epochs
 
     @property
     def statistics(self) -> str:
         """Those that its batch normalisations were evaluated with: running or fresh."""
-        return "fresh" if self.is_fresh else "running"
+        return self.trainings[0].recipe.statistics
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was evaluated with fresh statistics, and not with running ones."""
+        return self.statistics == "fresh"
 
     @property
     def scale(self) -> str:
@@ -71,63 +97,157 @@ class Study:
 
 
 def studies(trainings: Iterable[Training]) -> list[Study]:
-    """The studies among trainings: the paper's data sets first, of each those with running
+    """Return the studies among trainings: the paper's data sets first, of each those with running
     statistics first, as the paper evaluates, and of those the longest first.
 
     Float twins are left out, since no degree of freedom touches them. Of two units that are the
     same training under two names, the one that is done stays, or else the first.
     """
-    groups: dict[tuple[tuple[str, str], ...], dict[tuple[str, ...], Training]] = {}
-    for one in trainings:
-        if one.settings.get("weights") == one.settings.get("features") == "float":
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], Training]] = {}
+    for training in trainings:
+        if training.recipe.is_float:
             continue
-        known = one.settings.items()
-        same = tuple((k, v) for k, v in known if k not in FREEDOMS and k not in _NO_MATTER)
-        which = tuple(one.settings[name] for name in (*FREEDOMS, "fold"))
-        units = groups.setdefault(tuple(sorted(same)), {})
-        if which not in units or (one.is_done and not units[which].is_done):
-            units[which] = one
-    shared = [dict(same) for same in groups]
-    versions = Counter(data for data, _ in {(one["data"], _version(one)) for one in shared})
-    found = [
-        Study(name, tuple(units.values()), _version(same) if versions[same["data"]] > 1 else "")
-        for name, same, units in zip(_names(shared), shared, groups.values(), strict=True)
-    ]
+        settings = training.settings
+        units = groups.setdefault(tuple(settings[name] for name in SHARED), {})
+        unit = tuple(settings[name] for name in (*FREEDOMS, "fold"))
+        if unit not in units or (training.is_done and not units[unit].is_done):
+            units[unit] = training
+    shared = [dict(zip(SHARED, values, strict=True)) for values in groups]
+    found = []
+    for settings, units in zip(shared, groups.values(), strict=True):
+        rivals = [other for other in shared if other["data"] == settings["data"]]
+        words = [settings["data"], *(f"{name}-{settings[name]}" for name in _telling(rivals))]
+        name = re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-.")
+        version = settings[DATA_VERSION]
+        is_only = all(other[DATA_VERSION] == version for other in rivals)
+        found.append(Study(name, tuple(units.values()), "" if is_only else version))
     order = list(TITLES)
-    place = {one.data: len(order) for one in found} | {data: i for i, data in enumerate(order)}
-    order_of = lambda one: (place[one.data], one.data, one.is_fresh, -one.epochs, one.name)
+    place = lambda data: order.index(data) if data in order else len(order)
+    order_of = lambda one: (place(one.data), one.data, one.is_fresh, -one.epochs, one.name)
     return sorted(found, key=order_of)
 
 
-def _version(settings: Mapping[str, str]) -> str:
-    return settings.get(DATA_VERSION, UNKNOWN)
-
-
 def select(trainings: Iterable[Training], wanted: Mapping[str, str]) -> list[Training]:
-    """Those in which each of these settings has this value."""
+    """Return those in which each of these settings has this value."""
     return [
-        one
-        for one in trainings
-        if all(one.settings.get(name) == value for name, value in wanted.items())
+        training
+        for training in trainings
+        if all(training.settings.get(name) == value for name, value in wanted.items())
     ]
-
-
-def _names(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """A name for each study, fit for a file: its data set, and what tells it from others of it."""
-    names = []
-    for one in settings:
-        rivals = [other for other in settings if other["data"] == one["data"]]
-        words = [one["data"], *(f"{key}-{one.get(key, 'none')}" for key in _telling(rivals))]
-        names.append(re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-."))
-    return names
 
 
 def _telling(rivals: Sequence[Mapping[str, str]]) -> list[str]:
     """As few settings as tell them apart: periods and drops follow the epochs."""
     telling: list[str] = []
     seen = 1
-    for key in dict.fromkeys(["epochs", *(key for other in rivals for key in other)]):
-        found = len({tuple(other.get(name) for name in (*telling, key)) for other in rivals})
-        if found > seen:
-            telling, seen = [*telling, key], found
+    for name in dict.fromkeys(["epochs", *(name for name in sorted(SHARED))]):
+        count = len({tuple(other[key] for key in (*telling, name)) for other in rivals})
+        if count > seen:
+            telling, seen = [*telling, name], count
     return telling
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over folds, as a share of 1.
+
+    low, high     its 95 % interval; None with fewer than three folds
+    least, most   the smallest and the largest value
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    least: float
+    most: float
+    folds: int
+
+    @property
+    def margin(self) -> float | None:
+        """Half of the interval: what is written after ±."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval; with fewer than three folds the range."""
+        if self.low is None or self.high is None:
+            return self.least, self.most
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        """Per cent."""
+        return f"{self.in_hundredths()} %"
+
+    def in_hundredths(self, sign: bool = False, digits: int = 1) -> str:
+        """The mean times 100 with its ± or, of two folds, its range."""
+        number = lambda share, plus: f"{100 * share:{plus}z.{digits}f}".replace("-", "−")
+        value = number(self.value, "+" if sign else "")
+        if self.margin is not None:
+            return f"{value} ± {number(self.margin, '')}"
+        ends = f" ({number(self.least, '')} to {number(self.most, '')})"
+        return value + (ends if self.folds > 1 else "")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Means over folds along the epochs; low and high are None with fewer than three folds.
+
+    epochs     counting from 1: after so many epochs
+    """
+
+    epochs: NDArray[np.int64]
+    mean: Numbers
+    low: Numbers | None
+    high: Numbers | None
+    folds: tuple[int, ...]
+
+
+def mean_of(values: Iterable[float]) -> Mean:
+    """Return the mean of one number per fold, with its interval and its range."""
+    column = np.array([[value] for value in values], np.float64)
+    if not column.size:
+        raise SoftstairError("a mean must be of at least one number, but none was given.")
+    mean, low, high = _interval(column)
+    return Mean(
+        float(mean[0]),
+        low=None if low is None else float(low[0]),
+        high=None if high is None else float(high[0]),
+        least=float(column.min()),
+        most=float(column.max()),
+        folds=len(column),
+    )
+
+
+def final_of(trainings: Iterable[Training]) -> Mean | None:
+    """Return the mean validation accuracy of the last epoch over the folds that are done."""
+    done = [training.valid_accuracy for training in trainings if training.is_done]
+    return mean_of(done) if done else None
+
+
+def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> Curve:
+    """Return the curve of one configuration's folds, as far as every one of them has come."""
+    choice("metric", metric, METRICS[1:])
+    length = min(len(training.curve) for training in trainings)
+    values = [[getattr(epoch, metric) for epoch in t.curve[:length]] for t in trainings]
+    mean, low, high = _interval(np.array(values, np.float64))
+    folds = tuple(sorted(training.fold for training in trainings))
+    return Curve(np.arange(1, length + 1), mean, low, high, folds)
+
+
+def drop_of(training: Training) -> int | None:
+    """Return how many epochs were done when the learning rate dropped; None if it never did."""
+    first = training.curve[0].learning_rate
+    lower = (e.epoch for e in training.curve if e.learning_rate < first * (1 - 1e-6))
+    return next(lower, None)
+
+
+def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]:
+    """(folds, places) -> mean, low and high of each place."""
+    folds = len(values)
+    mean: Numbers = values.mean(0)
+    if folds < FEWEST:
+        return mean, None, None
+    # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
+    quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
+    margin = quantile * values.std(0, ddof=1) / folds**0.5
+    return mean, mean - margin, mean + margin

@@ -28,8 +28,7 @@ from softstair import noise as noises
 from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import CONFIDENCE
-from softstair.experiments.studies import DYNAMIC, STATIC, select
+from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
 from softstair.schedule import INTERVALS, POWERS
 
 __all__ = [

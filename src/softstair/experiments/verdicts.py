@@ -23,8 +23,7 @@ import numpy as np
 
 from softstair.experiments.design import FREEDOMS
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import FEWEST, Mean, drop_of, mean_of
-from softstair.experiments.studies import Study, select
+from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
 
 __all__ = [
     "Cell", "Contrast", "Gap", "Group", "Judgement", "Pick", "Word", "above", "before_the_drop",

@@ -15,7 +15,7 @@ from typing import Any
 from softstair._check import choice
 from softstair._errors import import_extra
 from softstair._files import replacing
-from softstair.experiments.design import FIELDS, FREEDOMS
+from softstair.experiments.design import FREEDOMS
 from softstair.experiments.figures.panels import (
     PANELS,
     Panel,
@@ -34,6 +34,7 @@ from softstair.experiments.results import Training
 from softstair.experiments.studies import Study, studies
 from softstair.experiments.variance import BLOCKS, explained
 from softstair.models import DEFAULTS
+from softstair.train.recipe import FIELDS
 
 __all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
 

@@ -20,8 +20,16 @@ from softstair.experiments.figures.style import (
     words,
 )
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import FEWEST, Curve, curve_of, drop_of
-from softstair.experiments.studies import DYNAMIC, STATIC, Study, select
+from softstair.experiments.studies import (
+    DYNAMIC,
+    FEWEST,
+    STATIC,
+    Curve,
+    Study,
+    curve_of,
+    drop_of,
+    select,
+)
 from softstair.schedule import POWERS, Interval, Schedule
 
 __all__ = ["PANELS", "Panel", "draw_panel", "draw_schedules", "trainings_of"]

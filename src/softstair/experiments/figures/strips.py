@@ -21,8 +21,7 @@ from softstair.experiments.figures.style import (
     words,
 )
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import Mean, final_of, mean_of
-from softstair.experiments.studies import Study, select
+from softstair.experiments.studies import Mean, Study, final_of, mean_of, select
 from softstair.experiments.variance import BLOCKS, FOLDS, Block, Share, Variance, tabled
 
 __all__ = ["Facet", "draw_accuracies", "draw_variances", "freedom_facets", "setting_facets"]

@@ -8,8 +8,7 @@ from pathlib import Path
 from softstair.experiments.design import FREEDOMS
 from softstair.experiments.figures.style import in_order
 from softstair.experiments.results import NAMES, SETTINGS, Training, located
-from softstair.experiments.statistics import Mean, mean_of
-from softstair.experiments.studies import TITLES
+from softstair.experiments.studies import TITLES, Mean, mean_of
 from softstair.train.records import RunError
 
 __all__ = ["ReportLine", "arranged", "gather", "in_words", "study_titles", "varied"]

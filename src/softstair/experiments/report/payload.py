@@ -18,7 +18,7 @@ from softstair.experiments.report.lines import (
     varied,
 )
 from softstair.experiments.results import Training
-from softstair.experiments.statistics import Numbers, curve_of, drop_of
+from softstair.experiments.studies import Numbers, curve_of, drop_of
 from softstair.train.records import read_json
 
 __all__ = ["clean", "data_of", "escaped"]

@@ -13,7 +13,7 @@ from softstair._check import choice
 from softstair.experiments.report.lines import ReportLine, in_words, values_of, varied
 from softstair.experiments.report.payload import clean
 from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
-from softstair.experiments.statistics import Mean
+from softstair.experiments.studies import Mean
 from softstair.train.records import read_json
 
 __all__ = [
