@@ -151,25 +151,28 @@ class Pool(ABC):
         return self._stop_request.number is not None
 
     def handle(self, task: Task, event: Event) -> None:
-        """Report an event of a task; ``start`` is reported once, and before all others."""
+        """Report an event of a task; ``start`` is reported once, and before all others.
+
+        An event with ``threads`` says that the task has reached its first step.
+        """
         kind = event["kind"]
-        if kind == "begin":
+        if event.get("threads") is not None:
             self._begun.add(task)
-            if self.threads is None:
-                self.threads = event["threads"]
-        if task not in self._started:
-            self._started.add(task)
-            self._report(task, {"kind": "start"})
-        if kind == "failed":
-            self.fail(task, event["why"])
-            return
+            self.threads = self.threads or event["threads"]
         if kind in ("done", "stopped"):
             self.running.discard(task)
-        if kind != "start":
+        if kind == "failed":
+            self.fail(task, event["why"])
+        elif kind != "stopped" or task in self._started:
             self._report(task, event)
 
     def _report(self, task: Task, event: Event) -> None:
-        self._on_event(task.name if task.key is None else task.key, event)
+        key = task.name if task.key is None else task.key
+        if task not in self._started:
+            self._started.add(task)
+            self._on_event(key, {"kind": "start"})
+        if event["kind"] != "start":
+            self._on_event(key, event)
 
     def fail(self, task: Task, why: str, lost: bool = False) -> None:
         """Report a task that failed, or, if it is ``lost``, whose process ended."""

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,8 @@ from softstair.experiments.design import Unit
 from softstair.experiments.engines import Tell, _ray_task, refuse_mixed_data, unfinished
 from softstair.experiments.engines._ray_cluster import joined, nodes
 from softstair.experiments.engines._ray_share import Share
-from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.interrupt import StopRequest
+from softstair.train.pool import Pool, Task
 from softstair.train.progress import Event
 from softstair.train.records import RunError
 
@@ -42,7 +42,7 @@ PATIENCE = 10.0
 def run(
     units: Iterable[Unit],
     folder: Path,
-    tell: Tell,
+    on_event: Tell,
     *,
     address: str | None = None,
     data_dir: str = "data",
@@ -76,173 +76,120 @@ def run(
         share.settle(nodes(ray))
         settings = {"data_dir": os.path.abspath(data_dir), "device": share.device}
         given = {**_surroundings(), "token": token, "settings": settings | {"threads": threads}}
-        with Crew(ray, left, folder.absolute(), tell, share, given) as crew:
-            crew.warm_up(len(left))
-            while crew.hand_out():
-                if stop.number is not None:
-                    crew.stop()
-                crew.hear()
-    if stop.number is not None:
-        raise Interrupted(stop.number)
-    return crew.failed
+        with RayPool(ray, left, folder.absolute(), on_event, share, given) as pool:
+            return pool.run(stop)
 
 
-class Crew:
-    """Tasks in flight, and the units that wait."""
+class RayPool(Pool):
+    """Trains units as tasks of Ray."""
 
     def __init__(
         self,
         ray: Any,
-        units: Iterable[Unit],
+        units: list[Unit],
         folder: Path,
-        tell: Tell,
+        on_event: Tell,
         share: Share,
         given: dict[str, Any],
     ) -> None:
-        self.failed = 0
-        self._ray, self._waiting, self._folder = ray, iter(units), folder
-        self._tell, self._share, self._given = tell, share, given
-        self._open, self._begun, self._stopping = True, False, False
-        self._flying: dict[Any, Unit] = {}
-        self._started: set[str] = set()
-        self._reasons: set[str] = set()
-        # By value: a machine that has no softstair, or another one, can say so.
+        super().__init__(
+            (Task(unit.name, unit.recipe, unit.path(folder), key=unit) for unit in units), on_event
+        )
+        self._ray, self._share, self._given = ray, share, given
+        self._refs: dict[Any, Task] = {}
+        self._learnt = False
+        # By value, so that a machine without softstair, or with another version, can report it.
         ray.cloudpickle.register_pickle_by_value(_ray_task)
         # A process that has used one GPU would use it again, whichever Ray gives it next.
         once = {"max_calls": 1} if share.gpus else {}
-        self._task = ray.remote(max_retries=RETRIES, **once)(_ray_task.train_unit)
+        self._train = ray.remote(max_retries=RETRIES, **once)(_ray_task.train_unit)
         mailbox = ray.remote(_ray_task.Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
         self._mail = self._mailbox.take.remote()
+        self._warm_up(len(units))
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "RayPool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception) and self._flying:
-            self.stop()
-            number = len(self._flying)
-            self._ray.wait(list(self._flying), num_returns=number, timeout=PATIENCE)
+    def __exit__(self, kind: Any, error: BaseException | None, at: Any) -> None:
+        if isinstance(error, Exception) and self._refs:
+            if not self.stopping:
+                self.stop()
+            self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=PATIENCE)
 
-    def warm_up(self, units: int) -> None:
-        """Lets other processes import what they need while the first unit goes ahead."""
+    def _warm_up(self, units: int) -> None:
+        """Let other processes import their modules while the first unit trains alone."""
         task = self._ray.remote(max_retries=0)(_ray_task.warm_up)
-        for _ in range(min(units, self._share.at_once(nodes(self._ray)), MOST_WARM) - 1):
+        for _ in range(min(units, self.capacity(), MOST_WARM) - 1):
             task.options(num_cpus=self._share.cpus, num_gpus=self._share.gpus).remote(self._given)
 
-    def hand_out(self) -> bool:
-        """Makes tasks of units; whether there is still something to wait for."""
-        while self._open and len(self._flying) < self._most():
-            if (unit := next(self._waiting, None)) is None:
-                self._open = False
-                break
-            self._flying[self._submit(unit)] = unit
-        return bool(self._flying)
+    def capacity(self) -> int:
+        machines = nodes(self._ray)
+        if self.threads is not None and not self._learnt:
+            self._learnt = True
+            self._share.learn(self.threads, machines)
+        return self._share.at_once(machines)
+
+    def start(self, task: Task) -> None:
+        message = {"name": task.name, "recipe": task.recipe.to_json(), "out": str(task.out)}
+        resources = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus}
+        train = self._train.options(name=task.name, **resources)
+        self._refs[train.remote(message | self._given, self._mailbox)] = task
 
     def stop(self) -> None:
-        """Each keeps its run, and ends."""
-        if not self._stopping:
-            self._open, self._stopping = False, True
-            for task in self._flying:
-                # It reaches training as SIGINT does, and only once.
-                self._ray.cancel(task, force=False, recursive=False)
+        for ref in self._refs:
+            # It interrupts a training as SIGINT does.
+            self._ray.cancel(ref, force=False, recursive=False)
 
-    def hear(self) -> None:
-        """Waits a moment for what tasks say, and for the end of one."""
-        ended, _ = self._ray.wait(list(self._flying), timeout=0.1)
+    def poll(self, timeout: float) -> None:
+        ended, _ = self._ray.wait(list(self._refs), timeout=timeout)
         self._read_mail()
         if ended:
-            self._read_mail(patience=1.0)  # its last words
-        for task in ended:
-            unit = self._flying.pop(task)
-            self._settle(unit, self._outcome(task))
+            self._read_mail(timeout=1.0)  # its last events
+        for ref in ended:
+            task, lost = self._refs.pop(ref), None
+            outcome: Event = {"kind": "stopped"}
+            errors = self._ray.exceptions
+            try:
+                outcome = self._ray.get(ref)
+            except errors.TaskCancelledError:
+                lost = "its task was cancelled"
+            except errors.OutOfMemoryError:
+                lost = "memory ran out where it trained"
+            except errors.RayError as error:
+                lost = f"its process was lost {RETRIES + 1} times ({type(error).__name__})"
+            self._end(task, outcome, lost)
 
-    def _most(self) -> int:
-        return self._share.at_once(nodes(self._ray)) if self._begun else 1
-
-    def _submit(self, unit: Unit) -> Any:
-        task = {"name": unit.name, "recipe": unit.recipe.to_json()}
-        task |= {"out": str(unit.path(self._folder)), **self._given}
-        resources = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus}
-        return self._task.options(name=unit.name, **resources).remote(task, self._mailbox)
-
-    def _outcome(self, task: Any) -> Event:
-        """What became of a task, whatever Ray makes of it."""
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(task)
-        except errors.TaskCancelledError:
-            why = "its task was cancelled"
-        except errors.OutOfMemoryError:
-            why = "memory ran out where it trained"
-        except errors.RayError as error:
-            why = f"its process was lost {RETRIES + 1} times ({type(error).__name__})"
-        whole = "its last checkpoint, if there is one, is whole: give the same command again"
-        return {"kind": "lost", "why": f"{why}, and {whole}."}
-
-    def _settle(self, unit: Unit, outcome: Event) -> None:
-        """A unit has come to an end."""
-        is_done = outcome["kind"] == "done" or (unit.path(self._folder) / "summary.json").exists()
-        if (threads := outcome.get("threads")) is not None:
-            self._begin(threads)
-        if is_done:
-            self._say(unit, {"kind": "done"})
-        elif self._stopping:
-            if unit.name in self._started:
-                self._say(unit, {"kind": "stopped"})
+    def _end(self, task: Task, outcome: Event, lost: str | None) -> None:
+        if outcome["kind"] == "done" or (task.out / "summary.json").exists():
+            self.handle(task, {**outcome, "kind": "done"})
+        elif self.stopping:
+            self.handle(task, {"kind": "stopped"})
+        elif lost is not None or outcome["kind"] == "stopped":
+            self.fail(
+                task,
+                f"{lost or 'its task was cancelled'}: run the same command again to resume from "
+                "its last checkpoint.",
+                lost=True,
+            )
         else:
-            self._fail(unit, outcome)
-        self._started.discard(unit.name)
+            if trace := outcome.get("trace"):
+                print(trace, file=sys.stderr)
+            self.handle(task, outcome)
 
-    def _fail(self, unit: Unit, outcome: Event) -> None:
-        if trace := outcome.get("trace"):
-            print(trace, file=sys.stderr)
-        why = outcome["why"]
-        # Without what is the unit's own: a full disk says the same of each.
-        reason = why.replace(str(unit.path(self._folder)), "")
-        if not self._begun and reason in self._reasons:
-            raise RunError(f"{unit.name}: {why}" if outcome["kind"] == "lost" else why)
-        if outcome["kind"] == "failed" and outcome["threads"] is None:
-            # What refuses a second unit before it begins is not the affair of one.
-            self._open = self._open and reason not in self._reasons
-        if not self._begun or outcome.get("threads") is None:
-            self._reasons.add(reason)
-        self.failed += 1
-        self._say(unit, {"kind": "failed", "why": why})
-
-    def _begin(self, threads: int) -> None:
-        if not self._begun:
-            self._begun = True
-            self._share.learn(threads, nodes(self._ray))
-
-    def _read_mail(self, patience: float = 0.0) -> None:
-        """Tells what came. Should the mailbox be lost, there is less to show, and no more."""
-        ready, _ = self._ray.wait([self._mail], timeout=patience)
+    def _read_mail(self, timeout: float = 0.0) -> None:
+        """Report the events that came. If the mailbox is lost, there is only less to show."""
+        ready, _ = self._ray.wait([self._mail], timeout=timeout)
         if not ready:
             return
-        news: list[tuple[str, Event]] = []
+        events: list[tuple[str, Event]] = []
         with contextlib.suppress(self._ray.exceptions.RayError):
-            news = self._ray.get(self._mail)
+            events = self._ray.get(self._mail)
         self._mail = self._mailbox.take.remote()
-        flying = {unit.name: unit for unit in self._flying.values()}
-        for name, one in news:
-            if name in flying:  # otherwise it comes late
-                if one["kind"] == "begin":
-                    self._begin(one["threads"])
-                self._say(flying[name], one)
-
-    def _say(self, unit: Unit, news: Event) -> None:
-        """Whoever listens hears of one start for each unit, though it be begun anew."""
-        if unit.name not in self._started:
-            self._started.add(unit.name)
-            self._tell(unit, {"kind": "start"})
-        if news["kind"] != "start":
-            self._tell(unit, news)
+        tasks = {task.name: task for task in self._refs.values()}
+        for name, event in events:
+            if name in tasks:  # otherwise it comes late
+                self.handle(tasks[name], event)
 
 
 def _surroundings() -> dict[str, Any]:
