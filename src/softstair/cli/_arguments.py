@@ -35,9 +35,9 @@ def _options(
     default = kind.default if isinstance(kind.default, Options) else kind.type()
     flags = [
         tyro.constructors.StructFieldSpec(
-            name=name, type=hints[name], default=getattr(default, name), helptext=field.option.help
+            name=name, type=hints[name], default=getattr(default, name), helptext=option.help
         )
-        for name, field in describe(kind.type).items()
+        for name, option in describe(kind.type).items()
     ]
     return tyro.constructors.StructConstructorSpec(instantiate=kind.type, fields=tuple(flags))
 

@@ -30,6 +30,10 @@ StairName = Literal[
     "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "uint8",
 ]  # fmt: skip
 
+AXIS = {"paper_axis": True, "in_tables": True}
+SCHEDULE_AXIS = {**AXIS, "schedule": True}
+QUANTUM = {"low": 1e-30, "high": 1e30, "architecture": True}
+
 AUGMENTATIONS = {
     **dict.fromkeys(("digits", "cifar10", "svhn"), ("none", "crop", "crop-flip")),
     "speech": ("none", "shift"),
@@ -109,17 +113,13 @@ class NetworkOptions(Options):
     weights: StairName | Literal["float"] = option(
         "ternary", "Stair of the weights.", architecture=True
     )
-    weight_quantum: float = option(
-        1.0, "Quantum of the weights' stair.", low=1e-30, high=1e30, architecture=True
-    )
+    weight_quantum: float = option(1.0, "Quantum of the weights' stair.", **QUANTUM)
     features: StairName | Literal["float"] = option(
         "ternary",
         "Stair of the features; float for weights and features trains the float twin.",
         architecture=True,
     )
-    feature_quantum: float = option(
-        1.0, "Quantum of the features' stair.", low=1e-30, high=1e30, architecture=True
-    )
+    feature_quantum: float = option(1.0, "Quantum of the features' stair.", **QUANTUM)
     thresholds: Literal["midpoint", "floor"] = option(
         "midpoint",
         "Thresholds of intN and uintN: midway between levels, as in the paper's experiments, or "
@@ -154,28 +154,18 @@ class NoiseOptions(Options):
     """The noise, and how it is annealed."""
 
     noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
-        "uniform", "Noise family.", architecture=True, paper_axis=True, in_tables=True
+        "uniform", "Noise family.", architecture=True, **AXIS
     )
     forward: Literal["expectation", "mode", "random", "hard"] = option(
-        "mode",
-        "What the forward pass computes from the noise.",
-        architecture=True,
-        paper_axis=True,
-        in_tables=True,
+        "mode", "What the forward pass computes from the noise.", architecture=True, **AXIS
     )
     static_mean: bool = option(
-        True,
-        "Keep the mean of the noise constant instead of annealing it to 0.",
-        paper_axis=True,
-        in_tables=True,
-        schedule=True,
+        True, "Keep the mean of the noise constant instead of annealing it to 0.", **SCHEDULE_AXIS
     )
     static_std: bool = option(
         False,
         "Keep the standard deviation of the noise constant instead of annealing it to 0.",
-        paper_axis=True,
-        in_tables=True,
-        schedule=True,
+        **SCHEDULE_AXIS,
     )
     mean0: float | None = option(
         None, "Initial mean in quanta (None: 0 if static, else -0.5).", schedule=True
@@ -190,16 +180,12 @@ class NoiseOptions(Options):
         "partition",
         "When each layer anneals: one after another from the input on (partition), all at once "
         "(overlapped), from a common start, or to a common end.",
-        paper_axis=True,
-        in_tables=True,
-        schedule=True,
+        **SCHEDULE_AXIS,
     )
     power: Power = option(
         "homogeneous",
         "Power law of the annealing: the same for all layers, or faster near the input.",
-        paper_axis=True,
-        in_tables=True,
-        schedule=True,
+        **SCHEDULE_AXIS,
     )
     period: float = option(
         9.0,
@@ -216,8 +202,7 @@ class NoiseOptions(Options):
         changes_result=False,
     )
     freeze: bool = option(
-        False,
-        "Do not update parameters before annealed layers, which momentum would still move.",
+        False, "Do not update parameters before annealed layers, which momentum would still move."
     )
 
     def schedule(self, layers: int) -> Schedule:
@@ -288,8 +273,7 @@ class SplitOptions(Options):
     folds: int = option(5, "Number of folds of the training set.", low=2, high=10**9)
     seed: int = option(
         0,
-        "Seed of weights, order, augmentation and random forward passes; folds do not depend on "
-        "it.",
+        "Seed of weights, order, augmentation and random forward passes, but not of the folds.",
         low=0,
         high=2**63 - 1,
     )

@@ -1,8 +1,8 @@
-"""Fields that declare their own help text, range and role, and check themselves."""
+"""Fields of dataclasses that declare their help text, range and role, and check themselves."""
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -20,19 +20,21 @@ Fact = Literal[
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field besides its type and default.
+    """What is known of a field.
 
     Attributes:
-        help: What the field does, in plain words.
+        help: What the field does.
         low: Smallest allowed number.
         high: Largest allowed number.
         changes_result: Another value gives another trained network.
-        architecture: The field decides which network is built.
-        paper_axis: A degree of freedom of the paper's design of experiments.
+        architecture: It decides which network is built.
+        paper_axis: It is a degree of freedom of the paper's experiments.
         in_tables: Every table of results has a column for it, and the report a filter.
-        schedule: A parameter of the noise schedule.
-        scales_with_epochs: A time in epochs, which :meth:`Recipe.rescaled` stretches.
-        older_value: The value in files written before the field existed; ``...`` if all have it.
+        schedule: It is a parameter of the noise schedule.
+        scales_with_epochs: It is a time in epochs, which :meth:`Recipe.rescaled` scales.
+        older_value: Its value in files written before it existed; ``...`` if all files have it.
+        name, kind, choices, is_optional: From the field itself: ``kind`` is bool, int, float, str
+            or tuple; ``choices`` are those of a Literal; an optional field may be None.
     """
 
     help: str
@@ -45,64 +47,31 @@ class Option:
     schedule: bool = False
     scales_with_epochs: bool = False
     older_value: Any = ...
+    name: str = ""
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    is_optional: bool = False
 
-
-def option(default: ValueT, help: str, **facts: Any) -> ValueT:
-    """Declare a field of an options group: its default, help text and the facts of `Option`."""
-    field: Any = dataclasses.field(default=default, metadata={"option": Option(help, **facts)})
-    return cast(ValueT, field)
-
-
-@dataclass(frozen=True)
-class Options:
-    """A group of options. Checks the type and range of every field when it is built.
-
-    Raises:
-        SoftstairError: If a value is not allowed; ``field`` names it.
-    """
-
-    def __post_init__(self) -> None:
-        for name, known in describe(type(self)).items():
-            value = known.checked(getattr(self, name))
-            object.__setattr__(self, name, value)
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Raise SoftstairError if fields of the group contradict each other."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """A field of an options group: its name, its type, and its `Option`."""
-
-    name: str
-    option: Option
-    kind: type
-    choices: tuple[str, ...]
-    is_optional: bool
-
-    def checked(self, value: Any) -> Any:
+    def check(self, value: Any) -> Any:
         """Return the value as the field stores it, or raise SoftstairError."""
-        name, low, high = self.name, self.option.low, self.option.high
         if value is None and self.is_optional:
             return None
         if self.choices:
-            return _check.choice(name, value, self.choices)
+            return _check.choice(self.name, value, self.choices)
         if self.kind is bool:
-            return _check.boolean(name, value)
+            return _check.boolean(self.name, value)
         if self.kind is int:
-            return _check.integer(name, value, low, high)
+            return _check.integer(self.name, value, self.low, self.high)
         if self.kind is float:
-            return _check.number(name, value, low, high)
-        if self.kind is tuple:
-            names = tuple(value) if isinstance(value, tuple | list) else (None,)
-            allowed = "names of modules"
-        else:
-            names, allowed = (value or None,), "a name"
-        if all(isinstance(entry, str) for entry in names):
-            return names if self.kind is tuple else value
+            return _check.number(self.name, value, self.low, self.high)
+        if self.kind is tuple and isinstance(value, tuple | list):
+            value = tuple(value)
+        texts, allowed = (value, "names of modules") if self.kind is tuple else ((value,), "a name")
+        if isinstance(texts, tuple) and all(isinstance(text, str) and text for text in texts):
+            return value
         raise SoftstairError(
-            f"{name} must be {allowed}, but {_check.shortened(value)} was given.", field=name
+            f"{self.name} must be {allowed}, but {_check.shortened(value)} was given.",
+            field=self.name,
         )
 
     def to_text(self, value: Any) -> str:
@@ -112,11 +81,7 @@ class Description:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def from_text(self, cell: Any) -> Any:
-        """Return the value that a cell means; the cell may be text or have its own type already.
-
-        Raises:
-            SoftstairError: If the field cannot have that value.
-        """
+        """Return the value of a cell, which is text or has the type of the field."""
         value = cell
         try:
             if self.is_optional and cell == "None":
@@ -129,20 +94,38 @@ class Description:
                 number = self.kind(cell)
                 value = cell if isinstance(cell, float) and number != cell else number
         except (LookupError, TypeError, ValueError, OverflowError):
-            pass  # the check below names the field
-        return self.checked(value)
+            pass  # the check names the field
+        return self.check(value)
 
 
-def names_with(fact: Fact, options: type[Options]) -> tuple[str, ...]:
-    """Return the names of the fields of a group of which a fact of `Option` is true, in order."""
-    return tuple(name for name, field in describe(options).items() if getattr(field.option, fact))
+def option(default: ValueT, help: str, **facts: Any) -> ValueT:
+    """Declare a field of a group: its default, help text and further attributes of `Option`."""
+    field: Any = dataclasses.field(default=default, metadata={"option": Option(help, **facts)})
+    return cast(ValueT, field)
 
 
-_DESCRIPTIONS: dict[type[Options], dict[str, Description]] = {}
+@dataclass(frozen=True)
+class Options:
+    """A group of options, whose values are checked when it is built.
+
+    Raises:
+        SoftstairError: If a value is not allowed, or if two contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        for name, known in describe(type(self)).items():
+            object.__setattr__(self, name, known.check(getattr(self, name)))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise SoftstairError if fields of the group contradict each other."""
 
 
-def describe(options: type[Options]) -> Mapping[str, Description]:
-    """Return the description of every field by name, in order."""
+_DESCRIPTIONS: dict[type[Options], dict[str, Option]] = {}
+
+
+def describe(options: type[Options]) -> Mapping[str, Option]:
+    """Return the options of a group by name, in order."""
     if options not in _DESCRIPTIONS:
         annotations = get_type_hints(options)
         _DESCRIPTIONS[options] = {
@@ -151,20 +134,20 @@ def describe(options: type[Options]) -> Mapping[str, Description]:
     return _DESCRIPTIONS[options]
 
 
-def _described(field: "dataclasses.Field[Any]", annotation: Any) -> Description:
+def names_with(fact: Fact, options: type[Options]) -> tuple[str, ...]:
+    """Return the names of the options of a group of which a fact is true, in order."""
+    return tuple(name for name, known in describe(options).items() if getattr(known, fact))
+
+
+def _described(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
     is_union = get_origin(annotation) not in (None, Literal, tuple)
     alternatives = get_args(annotation) if is_union else (annotation,)
-    choices = [
-        name
-        for alternative in alternatives
-        if get_origin(alternative) is Literal
-        for name in get_args(alternative)
-    ]
-    plain = [get_origin(kind) or kind for kind in alternatives if kind is not NoneType]
-    return Description(
-        field.name,
+    kinds = [get_origin(kind) or kind for kind in alternatives if kind is not NoneType]
+    choices = [name for kind in alternatives for name in get_args(kind) if kinds[0] is Literal]
+    return replace(
         field.metadata["option"],
-        str if choices else plain[0],
-        tuple(choices),
-        NoneType in alternatives,
+        name=field.name,
+        kind=str if choices else kinds[0],
+        choices=tuple(choices),
+        is_optional=NoneType in alternatives,
     )

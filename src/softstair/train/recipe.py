@@ -141,9 +141,9 @@ FIELDS: tuple[str, ...] = tuple(describe(Recipe))
 """The names of all fields, in order."""
 
 OLDER_VALUES: dict[str, Any] = {
-    name: field.option.older_value
-    for name, field in describe(Recipe).items()
-    if field.option.older_value is not ...
+    name: known.older_value
+    for name, known in describe(Recipe).items()
+    if known.older_value is not ...
 }
 """The fields that older files do not have, and the values that these files mean."""
 
