@@ -1,4 +1,4 @@
-"""The networks against the paper's description, put together by hand from bare functions."""
+"""The networks against the paper's description, written with bare functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 import softstair as ss
 from softstair.models import build, digits, dscnn, last_layer, vgg8
@@ -26,7 +26,7 @@ NAMES = list(SHAPES)
 
 @pytest.fixture(scope="module")
 def floats() -> dict[str, nn.Module]:
-    """One network of each kind, in eval() and with batch norms that have seen something."""
+    """One network of each kind, in eval() and with batch-norm statistics that are not trivial."""
     torch.manual_seed(0)
     nets = {name: build(name, CLASSES[name], SHAPES[name]) for name in NAMES}
     for net in nets.values():
@@ -70,16 +70,11 @@ class ByHand:
 
 def vgg8_by_hand(net: nn.Module, x: Tensor) -> Tensor:
     hand = ByHand(net)
-    plan = [
-        (3, 128, True),
-        (128, 256, False),
-        (256, 256, True),
-        (256, 512, False),
-        (512, 512, True),
-    ]
-    for inputs, outputs, pools in plan:
+    inputs = 3
+    for outputs, pools in ((128, True), (256, False), (256, True), (512, False), (512, True)):
         weight = hand.weight(outputs, inputs, 3, 3)
         x = hand.normalised(F.conv2d(F.pad(x, (1, 1, 1, 1)), weight))
+        inputs = outputs
         if pools:
             x = torch.stack([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]).amax(0)
     x = x.reshape(len(x), 8192)
@@ -130,13 +125,6 @@ def test_initialisation(floats, name):
         assert not isinstance(module, nn.Dropout)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_symbolic_tracing_follows_it(floats, name):
-    x = examples(name, 1)
-    with torch.no_grad():
-        assert torch.equal(fx.symbolic_trace(floats[name])(x), floats[name](x))
-
-
 @pytest.mark.parametrize(("name", "layers"), [("vgg8", 7), ("dscnn", 9), ("digits", 3)])
 def test_layers_of_the_stair_network_in_order(floats, stairs, name, layers):
     rows = ss.report(stairs[name]).rows
@@ -149,28 +137,6 @@ def test_layers_of_the_stair_network_in_order(floats, stairs, name, layers):
     assert [row.name for row in weights] == order[:-1]
     assert type(stairs[name].get_submodule(order[-1])) is nn.Linear
     assert ss.Schedule.for_network(stairs[name], period=1).layers == layers
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_features_and_weights_are_levels(stairs, name):
-    net, seen = stairs[name].eval(), []
-    hooks = [
-        module.register_forward_hook(lambda module, taken, given: seen.append(given))
-        for module in net.modules()
-        if isinstance(module, ss.nn.StairActivation)
-    ]
-    with torch.no_grad():
-        net(examples(name, 3))
-    for hook in hooks:
-        hook.remove()
-    weights, features = (torch.tensor(stair.levels) for stair in STAIRS[name])
-    assert len(seen) == len(hooks)
-    assert all(bool(torch.isin(given, features).all()) for given in seen)
-    assert any(len(given.unique()) > 1 for given in seen)
-    for module in net.modules():
-        if isinstance(module, ss.nn.StairLayer):
-            used = module.weight_stair(module.weight)
-            assert bool(torch.isin(used, weights).all())
 
 
 @pytest.mark.parametrize(
@@ -212,30 +178,3 @@ def test_classes_and_channels_are_as_asked():
     net = vgg8(classes=7, inputs=1)
     assert net.features[0].weight.shape == (128, 1, 3, 3)
     assert net.classifier[6].weight.shape == (7, 1024)
-
-
-def test_digits_learns_and_stays_learned_when_the_noise_is_gone():
-    """A fifth of the digits held out, four epochs, every layer annealed after two."""
-    from softstair.data.digits import load
-
-    data = load()
-    torch.manual_seed(0)
-    order = torch.randperm(len(data))
-    x, y = (data.x[order].float() - data.mean) / data.std, data.y[order]
-    valid, train = slice(0, 359), slice(359, None)
-    model = digits()
-    net = ss.quantise(model, TERNARY, TERNARY, skip=last_layer(model))
-    schedule = ss.Schedule.for_network(net, period=1)
-    batches = torch.arange(len(x))[train].split(64)
-    annealer = ss.Annealer(net, schedule, steps_per_unit=len(batches))
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for _ in range(4):
-        for batch in batches:
-            annealer.step()
-            optimiser.zero_grad()
-            F.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimiser.step()
-    assert annealer.annealed == (0, 1, 2)
-    with torch.no_grad():
-        right = net.eval()(x[valid]).argmax(1) == y[valid]
-    assert float(right.float().mean()) > 0.88  # 0.92 to 0.95, by the seed; chance is 0.1

@@ -1,0 +1,92 @@
+"""The float networks: VGG8 and DSCNN of the paper, and a small one for digits."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+__all__ = ["digits", "dscnn", "vgg8"]
+
+
+def vgg8(classes: int = 10, inputs: int = 3) -> nn.Module:
+    """VGG8, the paper's network for CIFAR-10 and SVHN: (N, inputs, 32, 32) -> (N, classes).
+
+    Five 3×3 convolutions with padding 1, then two linear layers of 1024, each with batch
+    normalisation and without bias or dropout, and a linear layer. Seven layers are quantised, all
+    but the last. Pooling follows the activation, so that it takes the maximum of quantised
+    features.
+
+    >>> net = vgg8()
+    >>> sum(parameter.numel() for parameter in net.parameters())
+    13881994
+    >>> net.get_submodule("classifier.6")
+    Linear(in_features=1024, out_features=10, bias=True)
+    """
+    last = _last(1024, classes)  # first: the order decides which random numbers each layer gets
+    features: list[nn.Module] = []
+    for outputs, pools in ((128, True), (256, False), (256, True), (512, False), (512, True)):
+        features += _normalised(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False))
+        features += [nn.MaxPool2d(2)] if pools else []
+        inputs = outputs
+    classifier: list[nn.Module] = []
+    for inputs in (512 * 4 * 4, 1024):
+        classifier += _normalised(nn.Linear(inputs, 1024, bias=False))
+    return nn.Sequential(
+        OrderedDict(
+            features=nn.Sequential(*features, nn.Flatten()),
+            classifier=nn.Sequential(*classifier, last),
+        )
+    )
+
+
+def dscnn(classes: int = 12) -> nn.Module:
+    """DSCNN, the paper's network for spoken words: (N, 1, 49, 10) -> (N, classes).
+
+    A 10×4 convolution with stride 2 and padding (5, 1), which gives 64×25×5; four blocks of a
+    depthwise 3×3 and a pointwise 1×1 convolution; the average over 25×5; a linear layer. No layer
+    has a bias. Nine layers are quantised, all but the last.
+
+    >>> net = dscnn()
+    >>> sum(parameter.numel() for parameter in net.parameters())
+    23168
+    >>> net.block1[0]
+    Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), groups=64, bias=False)
+    """
+    last = _last(64, classes, bias=False)
+    stem = nn.Conv2d(1, 64, (10, 4), stride=2, padding=(5, 1), bias=False)
+    stages: dict[str, nn.Module] = {"stem": nn.Sequential(*_normalised(stem))}
+    for number in range(1, 5):
+        depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False)
+        pointwise = nn.Conv2d(64, 64, 1, bias=False)
+        stages[f"block{number}"] = nn.Sequential(*_normalised(depthwise), *_normalised(pointwise))
+    pool = nn.Sequential(nn.AvgPool2d((25, 5)), nn.Flatten())
+    return nn.Sequential(OrderedDict(**stages, pool=pool, classifier=last))
+
+
+def digits(classes: int = 10) -> nn.Module:
+    """A small network for scikit-learn's digits: (N, 1, 8, 8) -> (N, classes).
+
+    Three linear layers of 256 with batch normalisation, and a linear layer. Three layers are
+    quantised, all but the last: 147,456 weights, or 36 KiB as ternary ones.
+
+    >>> sum(parameter.numel() for parameter in digits().parameters())
+    151562
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs in (8 * 8, 256, 256):
+        layers += _normalised(nn.Linear(inputs, 256, bias=False))
+    features = nn.Sequential(*layers)
+    return nn.Sequential(OrderedDict(features=features, classifier=_last(256, classes)))
+
+
+def _normalised(layer: nn.Conv2d | nn.Linear) -> list[nn.Module]:
+    if isinstance(layer, nn.Linear):
+        return [layer, nn.BatchNorm1d(layer.out_features), nn.ReLU()]
+    return [layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU()]
+
+
+def _last(inputs: int, classes: int, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(inputs, classes, bias=bias)
+    nn.init.normal_(layer.weight, std=0.01)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
