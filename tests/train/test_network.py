@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair._errors import SoftstairError, import_extra
+from softstair._errors import SoftstairError
 from softstair.data import load
 from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
@@ -58,21 +58,6 @@ def test_a_run_says_what_became_of_every_layer(tmp_path: Path) -> None:
     assert "nothing was quantised" in (tmp_path / "float" / "network.txt").read_text()
 
 
-def test_thresholds_are_where_the_recipe_puts_them() -> None:
-    middle = Recipe(weights="int3", weight_quantum=0.5)
-    assert middle.stair("weights").thresholds[0] == -1.75
-    assert replace(middle, thresholds="floor").stair("weights").thresholds[0] == -1.5
-
-
-@pytest.mark.parametrize(
-    ("data", "augment"), [("speech", "crop"), ("speech", "crop-flip"), ("cifar10", "shift")]
-)
-def test_augmentation_suits_the_data(data: str, augment: str) -> None:
-    with pytest.raises(ValueError, match=f"augment must be one of none, .* for {data}, but"):
-        Recipe(data=data, augment=augment)
-    assert Recipe(data="mine:load", augment=augment).augment == augment
-
-
 def test_code_that_a_run_names_is_called_only_by_the_users_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,15 +82,6 @@ def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
         trained_network(tmp_path, load("digits"))
 
 
-def test_a_run_is_not_resumed_with_another_zero_point(tmp_path: Path) -> None:
-    data = replace(load("digits"), centred=(8.0, 4.0))
-    train(SHORT, tmp_path / "run", dataset=data)
-    (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(RunError, match="other data"):
-        train(SHORT, tmp_path / "run", dataset=replace(data, centred=(7.0, 4.0)), resume=True)
-    train(SHORT, tmp_path / "run", dataset=data, resume=True)
-
-
 def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: Path) -> None:
     run = tmp_path / "run"
     digits = load("digits")
@@ -114,8 +90,9 @@ def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: P
     assert summary["config"]["data"]["version"] == "scikit-learn digits"
     assert config["data"]["version"] == data_version_of(run) == "scikit-learn digits"
     (run / "summary.json").unlink()
-    with pytest.raises(RunError, match=r"other data.*scikit-learn digits.*other digits"):
-        train(SHORT, run, dataset=replace(digits, version="other digits"), resume=True)
+    for changed in ({"version": "other digits"}, {"centred": (7.0, 4.0)}):
+        with pytest.raises(RunError, match=r"other data"):
+            train(SHORT, run, dataset=replace(digits, **changed), resume=True)
     # Older runs do not record it; of data of one's own it may be unknown.
     del config["data"]["version"]
     (run / "config.json").write_text(json.dumps(config))
@@ -125,7 +102,7 @@ def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: P
     assert "version" not in own["config"]["data"]
 
 
-@pytest.mark.parametrize("version", [5, None, "", ["v1"], "a\nb", "x" * 300])
+@pytest.mark.parametrize("version", [5, "", "a\nb", "x" * 300])
 def test_a_version_that_is_no_short_text_is_unknown(version: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"data": {"version": version}}))
     assert data_version_of(tmp_path) is None
@@ -176,11 +153,6 @@ def test_small_networks_train_on_one_thread() -> None:
         assert choose_threads(nn.Conv2d(1, 1, 1), batch=2) == 2
     finally:
         torch.set_num_threads(1)
-
-
-def test_a_package_that_is_missing_is_named_with_its_remedy() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softstair\[cli\]'"):
-        import_extra("no_such_package.inner")
 
 
 def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
