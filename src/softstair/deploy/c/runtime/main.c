@@ -1,10 +1,10 @@
-/* Reads examples, @NAME@_INPUTS bytes each, and prints the class of each on a line of its own.
+/* Reads examples, @NAME@_INPUTS bytes each, and prints one class per line.
  *
  *   @name@ [--bits] [FILE]
  *
- * --bits prints the bits of the scores behind the class, which any machine has alike. Without a
- * file the standard input is read. Compiled with -DSOFTSTAIR_TRACE it writes what every node gives
- * instead: 32-bit words, for each node its number, how many values it has, and these.
+ * --bits also prints the bits of the scores, which are equal on all machines. Without a file it
+ * reads the standard input. Compiled with -DSOFTSTAIR_TRACE it writes the result of every node
+ * instead, in 32-bit words: the number of the node, the number of its values, and the values.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,20 +1,20 @@
 /* The runtime of softstair's integer networks: C99, no library, no allocation.
  *
- * A network is constant data (network.c) that the functions of these headers walk over:
+ * network.c holds the network as constant data; the functions of these headers compute it:
  *
- *   softstair_vector.h     what a processor may have instructions for: NEON, AVX2, the DSP
- *                          extension of Cortex-M, and plain C, which all of them equal
- *   softstair_features.h   how whole numbers lie in memory
- *   softstair_window.h     what a window of a convolution or a pooling sees
- *   softstair_steps.h      sums become levels, by thresholds
+ *   softstair_vector.h     inner loops for NEON, AVX2 and the DSP extension of Cortex-M, and the
+ *                          same in plain C, with equal results
+ *   softstair_features.h   layout of integers in memory
+ *   softstair_window.h     windows of convolutions and poolings
+ *   softstair_steps.h      thresholds: sums become levels
  *   softstair_planes.h     sums of ternary and binary numbers, by counting bits
  *   softstair_dot.h        sums of products of bytes
- *   softstair_wide.h       sums of anything else
+ *   softstair_wide.h       all other sums
  *   softstair_pool.h       poolings, additions, expansion, flattening, the input
  *   softstair_scores.h     the last layer, and the class
  *
- * -DSOFTSTAIR_PORTABLE takes the plain C everywhere. -DSOFTSTAIR_TRACE hands over what every node
- * gives to softstair_trace(), which whoever links must define.
+ * -DSOFTSTAIR_PORTABLE selects plain C. -DSOFTSTAIR_TRACE passes the result of every node to
+ * softstair_trace(), which the program must define.
  */
 #ifndef SOFTSTAIR_H
 #define SOFTSTAIR_H

@@ -11,7 +11,7 @@ static inline __m256i ss_load(const void *bytes) {
     return _mm256_loadu_si256((const __m256i *)bytes);
 }
 
-/* How many bits of each byte are set, by a table for four of them. */
+/* Counts the bits of each byte, by a table of four bits. */
 static inline __m256i ss_ones_of_bytes(__m256i bytes) {
     const __m256i fours = _mm256_set1_epi8(15);
     const __m256i table =
@@ -22,7 +22,7 @@ static inline __m256i ss_ones_of_bytes(__m256i bytes) {
     return _mm256_add_epi8(_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high));
 }
 
-/* A register holds 128 bits of two channels, and twice the same 128 of the features. */
+/* A register holds 128 weights of two channels; the 128 features are duplicated. */
 static inline void ss_count_pairs(const uint32_t *positive, const uint32_t *negative,
                                   int32_t chunks, const uint32_t *weights, int planes,
                                   int32_t *counts) {
@@ -68,7 +68,7 @@ static inline void ss_count_eight(const uint32_t *positive, const uint32_t *nega
 #define SS_TILE_PLACES 2
 #define SS_TILE_CHANNELS 4
 
-/* Sixteen bytes, as 16 bits each. */
+/* Sixteen bytes, widened to 16 bits. */
 static inline __m256i ss_sixteen(const int8_t *bytes) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)bytes));
 }

@@ -1,8 +1,8 @@
 /* Sums of products of bytes.
  *
- * A weight is `base + step * code`, of which the code has 1, 2, 4 or 8 bits. The weights of some
- * channels are unpacked to bytes, and used for all places. In channels that are `turned` the sum is
- * of the other sign; what features are less than they stand for is made good by `offsets`.
+ * A weight is `base + step * code`; the code has 1, 2, 4 or 8 bits. The weights of a block of
+ * channels are unpacked to bytes and used for all places. The sum is negated in channels that are
+ * `turned`. `offsets` compensates the bias of the features.
  */
 #ifndef SOFTSTAIR_DOT_H
 #define SOFTSTAIR_DOT_H
@@ -18,18 +18,18 @@ typedef struct {
     ss_window window;
     int32_t groups, inputs, outputs; /* inputs and outputs of each group */
     int32_t bits, base, step;
-    int32_t block;          /* channels that are unpacked at once */
-    int32_t direct;         /* what a window sees lies together as it is */
-    const uint8_t *weights; /* a row for each channel, which begins with a byte */
-    const uint8_t *turned;  /* a bit for each channel, or 0 */
-    const int32_t *offsets; /* of each channel, or 0 */
+    int32_t block;          /* channels unpacked at a time */
+    int32_t direct;         /* each window is contiguous in memory */
+    const uint8_t *weights; /* one row per channel, aligned to bytes */
+    const uint8_t *turned;  /* one bit per channel, or null */
+    const int32_t *offsets; /* one per channel, or null */
     const ss_features *in;
     int8_t *unpacked;
     int8_t *windows;
     const ss_sink *sink;
 } ss_dot_sum;
 
-/* Rows of bytes are as long as the longest registers need it. */
+/* Rows are padded to the widest register. */
 static inline int32_t ss_row(int32_t length) { return (length + 15) / 16 * 16; }
 
 static inline void ss_unpack(const uint8_t *from, int32_t count, int32_t bits, int32_t base,
@@ -67,7 +67,7 @@ static inline void ss_unpack_row(const ss_dot_sum *sum, int32_t channel, int32_t
     }
 }
 
-/* The products of some windows with the unpacked weights of some channels. */
+/* Multiplies windows by the unpacked weights of a block of channels. */
 static inline void ss_products(const int8_t *const *windows, int32_t places, const int8_t *weights,
                                int32_t channels, int32_t row, int32_t *sums) {
     for (int32_t c = 0; c < channels; c += SS_TILE_CHANNELS) {
@@ -139,8 +139,8 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     }
 }
 
-/* Each channel has weights of its own. They are unpacked tap after tap, with all channels of each;
- * behind them there is room for the row of a channel, or for what lies beyond the edge. */
+/* Depthwise: each channel has its own weights. They are unpacked tap by tap, all channels of a tap
+ * together; after them there is space for the row of a channel, or for the padding. */
 static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
     const ss_window *window = &sum->window;
     const ss_features *in = sum->in;

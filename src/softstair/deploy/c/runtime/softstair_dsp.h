@@ -12,12 +12,12 @@
 #define SS_TILE_PLACES 2
 #define SS_TILE_CHANNELS 2
 
-/* Four bytes, which lie in an array of words. */
+/* Loads four bytes of an array of words. */
 static inline uint32_t ss_four(const int8_t *bytes) {
     return *(const uint32_t *)(const void *)bytes;
 }
 
-/* The first and the third of four bytes, as 16 bits each; the second and the fourth. */
+/* Bytes 0 and 2 of a word, widened to 16 bits; bytes 1 and 3. */
 static inline int16x2_t ss_even(uint32_t bytes) { return __sxtb16((int8x4_t)bytes); }
 static inline int16x2_t ss_odd(uint32_t bytes) {
     int16x2_t halves;
@@ -67,7 +67,7 @@ static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps
     for (int32_t tap = 0; tap < taps; tap++) {
         odd |= (uint32_t)seen[tap];
     }
-    /* Words are loaded where every place begins with one. */
+    /* Loads words if every place is aligned to one. */
     const int32_t whole = (odd & 3U) != 0U ? 0 : channels & ~3;
     for (int32_t c = 0; c < whole; c += 4) {
         int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;

@@ -1,12 +1,12 @@
-/* How whole numbers lie in memory: place after place, the channels of a place together.
+/* Layout of integers in memory: place by place, the channels of a place together.
  *
- *   SS_TERNARY  -1, 0, 1: a plane of bits for the positive, behind it one for the negative
- *   SS_SIGN     -1, 1: a plane of bits for the positive
- *   SS_BIT      0, 1: a plane of bits for the positive
- *   SS_BYTES    int8_t, each `bias` less than what it stands for
+ *   SS_TERNARY  -1, 0, 1: a bit plane for the positive, then one for the negative
+ *   SS_SIGN     -1, 1: a bit plane for the positive
+ *   SS_BIT      0, 1: a bit plane for the positive
+ *   SS_BYTES    int8_t: the integer minus `bias`
  *   SS_WORDS    int32_t
  *
- * In a plane each place begins a new word of 32 bits; bits beyond the last channel are 0.
+ * In a plane each place begins a new 32-bit word; bits after the last channel are 0.
  */
 #ifndef SOFTSTAIR_FEATURES_H
 #define SOFTSTAIR_FEATURES_H
@@ -22,7 +22,7 @@ typedef struct {
     uint32_t *data;
 } ss_features;
 
-/* Words of a place in one plane. */
+/* Words per place and plane. */
 static inline int32_t ss_words(const ss_features *features) {
     return (features->channels + 31) / 32;
 }
@@ -48,7 +48,7 @@ static inline int32_t ss_at(const ss_features *features, int32_t place, int32_t 
     return features->kind == SS_SIGN ? 2 * positive - 1 : positive;
 }
 
-/* Planes must be clear before. */
+/* Planes must be cleared before. */
 static inline void ss_put(const ss_features *features, int32_t place, int32_t channel,
                           int32_t value) {
     const int32_t at = place * features->channels + channel;
@@ -67,7 +67,7 @@ static inline void ss_put(const ss_features *features, int32_t place, int32_t ch
     }
 }
 
-/* Empties planes that bits are then put into. */
+/* Clears planes before bits are set. */
 static inline void ss_clear(const ss_features *features) {
     const int32_t planes = features->kind == SS_TERNARY ? 2 : 1;
     const int32_t words = planes * features->places * ss_words(features);
@@ -77,7 +77,7 @@ static inline void ss_clear(const ss_features *features) {
 }
 
 #ifdef SOFTSTAIR_TRACE
-/* Given the number of a node, how many values follow, and the values, channel after channel. */
+/* Traces the number of a node, the number of its values, and the values, channel by channel. */
 void softstair_trace(int32_t value);
 #define SS_TRACED(features) (features)
 

@@ -1,4 +1,4 @@
-/* NEON of 64-bit ARM, with its dot products where there are any: see softstair_vector.h. */
+/* NEON of 64-bit ARM, with dot-product instructions if present: see softstair_vector.h. */
 #ifndef SOFTSTAIR_NEON_H
 #define SOFTSTAIR_NEON_H
 
@@ -23,7 +23,7 @@ static inline uint8x16_t ss_load(const uint32_t *words) {
     return vreinterpretq_u8_u32(vld1q_u32(words));
 }
 
-/* Adds the sixteen bytes to four sums. */
+/* Adds sixteen bytes to four sums. */
 static inline uint32x4_t ss_add_bytes(uint32x4_t sums, uint8x16_t bytes) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_u32(sums, bytes, vdupq_n_u8(1));
@@ -46,8 +46,8 @@ static inline int32_t ss_ones_row(const uint32_t *row, int32_t words) {
     return count;
 }
 
-/* Selection, count and addition are one instruction each, so that 128 products of ternary numbers
- * take six. Each weight is used once after it was loaded: the selection overwrites it. */
+/* Selection, count and addition are one instruction each: 128 ternary products take six. The
+ * selection overwrites the weight, which is used once per load. */
 static inline __attribute__((always_inline)) void ss_count_eight_of(
     const uint32_t *positive, const uint32_t *negative, int32_t chunks, const uint32_t *weights,
     int planes, int32_t *counts) {
@@ -148,7 +148,7 @@ static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps
         vst1q_s32(sums + c + 4, high);
     }
     if (c < channels) {
-        /* What is left begins c channels further on. */
+        /* The rest begins c channels later. */
         ss_each_plain(data + c, seen, taps, weights + c, stride, channels - c, sums + c);
     }
 }

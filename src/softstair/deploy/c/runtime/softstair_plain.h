@@ -1,5 +1,5 @@
-/* Plain C for everything that softstair_vector.h names; only bits are counted by an instruction where
- * there is one. */
+/* Plain C for the functions of softstair_vector.h; bits are counted by an instruction if there is
+ * one. */
 #ifndef SOFTSTAIR_PLAIN_H
 #define SOFTSTAIR_PLAIN_H
 
@@ -9,7 +9,7 @@ static inline int32_t ss_least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static inline void ss_copy_plain(uint8_t *to, const uint8_t *from, int32_t count) {
     int32_t i = 0;
-    /* Whatever is copied lies in an array of words, so that words of it may be. */
+    /* All buffers are arrays of words, so words may be copied. */
     if ((((uintptr_t)to | (uintptr_t)from) & 3U) == 0U) {
         for (; i + 4 <= count; i += 4) {
             *(uint32_t *)(void *)(to + i) = *(const uint32_t *)(const void *)(from + i);
@@ -34,13 +34,13 @@ static inline int32_t ss_ones_four(uint32_t a, uint32_t b, uint32_t c, uint32_t 
     return (int32_t)(__builtin_popcountll(low) + __builtin_popcountll(high));
 }
 #else
-/* In each four bits, how many of them are set. */
+/* Counts the bits of each group of four. */
 static inline uint32_t ss_in_fours(uint32_t a) {
     a -= (a >> 1) & 0x55555555U;
     return (a & 0x33333333U) + ((a >> 2) & 0x33333333U);
 }
 
-/* In each byte, the sum of its two numbers of four bits. */
+/* Adds the two 4-bit counts of each byte. */
 static inline uint32_t ss_in_bytes(uint32_t a) {
     return (a & 0x0f0f0f0fU) + ((a >> 4) & 0x0f0f0f0fU);
 }
@@ -50,7 +50,7 @@ static inline int32_t ss_ones(uint32_t a) {
 }
 
 static inline int32_t ss_ones_four(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    /* Two words make at most 8 in four bits, and four at most 32 in a byte: 128 in all. */
+    /* Two words give at most 8 per 4 bits, four at most 32 per byte: 128 in all. */
     const uint32_t bytes = ss_in_bytes(ss_in_fours(a) + ss_in_fours(b)) +
                            ss_in_bytes(ss_in_fours(c) + ss_in_fours(d));
     return (int32_t)((bytes * 0x01010101U) >> 24);
@@ -68,12 +68,12 @@ static inline int32_t ss_ones_row_plain(const uint32_t *row, int32_t words) {
     return count;
 }
 
-/* The bits of `positive` where those of the weights are set, and of `negative` where not. */
+/* Selects bits of `positive` where the weights are set, and of `negative` elsewhere. */
 static inline uint32_t ss_chosen(uint32_t weights, uint32_t positive, uint32_t negative) {
     return (weights & (positive ^ negative)) ^ negative;
 }
 
-/* Weights of `channels` channels, four words of the one after four of the other. */
+/* Weights of `channels` channels, four words of each in turn. */
 static inline void ss_count_some(const uint32_t *positive, const uint32_t *negative,
                                  int32_t chunks, const uint32_t *weights, int32_t planes,
                                  int32_t channels, int32_t *counts) {
@@ -111,7 +111,7 @@ static inline void ss_dot_tile_plain(const int8_t *const *windows, const int8_t 
     sums[0] = ss_dot_one_plain(windows[0], weights, row);
 }
 
-/* `seen` tells where the channels of each tap begin, as seen from `data`. */
+/* `seen` is the offset of each tap's channels from `data`. */
 static inline void ss_each_plain(const int8_t *data, const int32_t *seen, int32_t taps,
                                  const int8_t *weights, int32_t stride, int32_t channels,
                                  int32_t *sums) {

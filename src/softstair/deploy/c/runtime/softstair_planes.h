@@ -1,14 +1,13 @@
 /* Sums of ternary and binary numbers, by counting bits.
  *
- * A feature is a = p - n, of which p and n are bits; a weight w is as many as two bits t, that are
- * set from 0 on and from 1 on. Where a bit t chooses p if it is set, and n if not, the sum of what
- * it chooses is the sum of n + t(p - n), so that for all weights
+ * A feature is a = p - n with bits p and n. A weight w has two bits: t0 = [w >= 0], t1 = [w >= 1].
+ * A bit t selects p if it is set and n if not, so the selected bits sum to n + t(p - n), and
  *
- *     sum of w a = ones chosen by the one t + ones chosen by the other - features that are not 0
+ *     sum of w a = ones selected by t0 + ones selected by t1 - number of features that are not 0
  *
- * Beyond the edge p and n are 0. A weight of -1 or 1 has both bits alike: one is kept, and counts
- * twice. Weights lie eight channels together, four words of each after four of the next, all of the
- * first bit before those of the second; what is left of a window after fours of words follows.
+ * In the padding p and n are 0. If no weight is 0, t0 = t1: one is stored, and counts twice. The
+ * weights of eight channels are interleaved, four words of each in turn, all of t0 before t1; the
+ * rest of the row, less than four words, follows.
  */
 #ifndef SOFTSTAIR_PLANES_H
 #define SOFTSTAIR_PLANES_H
@@ -23,14 +22,14 @@
 typedef struct {
     ss_window window;
     int32_t outputs;
-    int32_t planes; /* bits of a weight */
+    int32_t planes; /* bits per weight */
     const uint32_t *weights;
     const ss_features *in;
-    uint32_t *windows; /* room for SS_PLACES windows, or as many as there are */
+    uint32_t *windows; /* space for SS_PLACES windows, or for all if there are fewer */
     const ss_sink *sink;
 } ss_planes_sum;
 
-/* The negative features of a window are all that are not positive, within the edge. */
+/* Negative features are all that are not positive, outside the padding. */
 static inline void ss_opposite(const ss_planes_sum *sum, int32_t place, const uint32_t *positive,
                                uint32_t *negative) {
     const int32_t words = ss_words(sum->in), spare = 32 * words - sum->in->channels;
@@ -48,7 +47,7 @@ static inline void ss_opposite(const ss_planes_sum *sum, int32_t place, const ui
     }
 }
 
-/* What the window at `place` sees, the positive before the negative; how many are not 0. */
+/* Copies the window at `place`, the positive plane first; returns how many are not 0. */
 static inline int32_t ss_look(const ss_planes_sum *sum, int32_t place, uint32_t *to) {
     const ss_features *in = sum->in;
     const int32_t bytes = 4 * ss_words(in), row = ss_taps(&sum->window) * ss_words(in);
@@ -92,7 +91,7 @@ static inline void ss_sum_planes(const ss_planes_sum *sum) {
         const int32_t count = ss_least(SS_BLOCK, sum->outputs - first);
         for (int32_t place = 0; place < places; place += SS_PLACES) {
             const int32_t group = ss_least(SS_PLACES, places - place);
-            /* Windows that are all there is are looked at once. */
+            /* If these are all windows, they are copied once. */
             for (int32_t p = 0; p < group && (first == 0 || places > SS_PLACES); p++) {
                 nonzero[p] = ss_look(sum, place + p, sum->windows + 2 * row * p);
             }

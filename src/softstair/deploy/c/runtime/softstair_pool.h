@@ -7,7 +7,7 @@
 #include "softstair_features.h"
 #include "softstair_window.h"
 
-/* Bytes, channel after channel, become bytes with their channels together: 128 less than before. */
+/* Reorders bytes from channel by channel to place by place, and subtracts 128. */
 static inline void ss_input(const uint8_t *input, const ss_features *out) {
     int8_t *to = (int8_t *)out->data;
     for (int32_t channel = 0; channel < out->channels; channel++) {
@@ -17,8 +17,7 @@ static inline void ss_input(const uint8_t *input, const ss_features *out) {
     }
 }
 
-/* The largest that each window sees, which is something: positive where one is, negative where all
- * are. */
+/* Max-pooling of planes: positive if one input is, negative if all are. */
 static inline void ss_max_pool_planes(const ss_window *window, const ss_features *in,
                                       const ss_features *out) {
     const int32_t words = ss_words(in);
@@ -63,7 +62,7 @@ static inline void ss_max_pool(const ss_window *window, const ss_features *in,
     }
 }
 
-/* Nothing is padded here. */
+/* Without padding. */
 static inline void ss_sum_pool(const ss_window *window, const ss_features *in,
                                const ss_features *out) {
     for (int32_t place = 0; place < out->places; place++) {
@@ -88,8 +87,8 @@ static inline void ss_add(const ss_features *a, const ss_features *b, const ss_f
     }
 }
 
-/* Repeats features along axes of length 1. The steps are those from one row, column and channel of
- * `in` to the next, 0 where it has one for all; `width` is that of `out`. */
+/* Repeats features along axes of length 1. The steps lead from one row, column and channel of `in`
+ * to the next, 0 along axes of length 1; `width` is that of `out`. */
 static inline void ss_expand(const ss_features *in, const ss_features *out, int32_t width,
                              int32_t row_step, int32_t column_step, int32_t channel_step) {
     for (int32_t place = 0; place < out->places; place++) {
@@ -100,7 +99,7 @@ static inline void ss_expand(const ss_features *in, const ss_features *out, int3
     }
 }
 
-/* The places of a channel together, as channels of one place. */
+/* Reorders to channel by channel, as the channels of one place. */
 static inline void ss_flatten(const ss_features *in, const ss_features *out) {
     for (int32_t channel = 0; channel < in->channels; channel++) {
         for (int32_t place = 0; place < in->places; place++) {

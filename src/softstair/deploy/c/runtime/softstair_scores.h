@@ -1,7 +1,7 @@
-/* The last layer, whose weights are floats, and the class.
+/* The scores of the last layer, and the class.
  *
- * Products of two floats are exact in double, so a fused multiply-add gives the same bits; one
- * rounding leads back to float.
+ * Products of two floats are exact in double, so a fused multiply-add gives the same bits. The sum
+ * is rounded to float once.
  *
  * The score bits do not depend on the options of the compiler. Without -std=c99, GCC contracts
  * a product and a sum into a fused multiply-add; with -Ofast, it also reorders sums and ignores the
@@ -16,14 +16,14 @@
 
 typedef struct {
     int32_t classes;
-    float unit;              /* what a 1 of the features is worth */
-    const float *weights;    /* place after place, channel after channel, class after class */
-    const float *bias;       /* or 0 */
-    volatile double *totals; /* room for one of each class */
+    float unit;              /* what a feature of 1 stands for */
+    const float *weights;    /* by place, channel and class */
+    const float *bias;       /* or null */
+    volatile double *totals; /* one per class */
     const ss_features *in;
 } ss_last;
 
-/* Returns the number, rounded to float; no compiler combines what precedes it with what follows. */
+/* Returns the number, rounded to float; compilers cannot combine operations across it. */
 static inline float ss_rounded(float number) {
     const volatile float rounded = number;
     return rounded;
@@ -38,7 +38,7 @@ static inline void ss_scores(const ss_last *last, float *scores) {
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t channel = 0; channel < in->channels; channel++) {
             const float value = ss_rounded((float)ss_at(in, place, channel) * last->unit);
-            /* Ternary features are most often one of these, and doubles may be slow. */
+            /* Ternary features are mostly one of these, and doubles may be slow. */
             if (value == 1.0F) {
                 for (int32_t i = 0; i < last->classes; i++) {
                     last->totals[i] += (double)weights[i];
@@ -60,7 +60,7 @@ static inline void ss_scores(const ss_last *last, float *scores) {
     }
 }
 
-/* Whole sums times a scale, and a bias: two roundings, as the network that was trained has them. */
+/* scale * sum + bias, with the two roundings of the trained network. */
 static inline void ss_rescale(const ss_features *in, const float *scale, const float *bias,
                               float *scores) {
     for (int32_t i = 0; i < in->channels; i++) {
@@ -69,7 +69,7 @@ static inline void ss_rescale(const ss_features *in, const float *scale, const f
     }
 }
 
-/* The first of the greatest. */
+/* Returns the first class with the greatest score. */
 static inline int32_t ss_class(const float *scores, int32_t classes) {
     int32_t best = 0;
     for (int32_t i = 1; i < classes; i++) {
@@ -79,7 +79,7 @@ static inline int32_t ss_class(const float *scores, int32_t classes) {
 }
 
 #ifdef SOFTSTAIR_TRACE
-/* The bits of the scores. */
+/* Traces the bits of the scores. */
 static inline void ss_trace_scores(int32_t node, const float *scores, int32_t classes) {
     softstair_trace(node);
     softstair_trace(classes);

@@ -1,5 +1,5 @@
-/* Sums become levels: each channel has thresholds, and a sum gets the level that belongs to the
- * number of them that it has reached. A sink is where the sums of a layer go. */
+/* Thresholds: a sum becomes the level whose index is the number of thresholds of its channel that
+ * it reaches. A sink receives the sums of a layer. */
 #ifndef SOFTSTAIR_STEPS_H
 #define SOFTSTAIR_STEPS_H
 
@@ -10,20 +10,20 @@
 
 typedef struct ss_sink ss_sink;
 
-/* Takes sums of `places` places from `place` on, SS_BLOCK apart, and of `count` channels of each. */
+/* Receives the sums of `places` places from `place` on, SS_BLOCK apart, `count` channels each. */
 typedef void ss_keep(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
                      int32_t count, const int32_t *sums);
 
 struct ss_sink {
     ss_keep *keep;
     const ss_features *out;
-    const ss_features *sums; /* where a traced build keeps the sums themselves */
-    const void *thresholds;  /* those of a channel together, or for planes those of a step */
-    int32_t width;           /* bytes of a threshold */
-    int32_t steps;           /* thresholds of a channel */
-    const int32_t *levels;   /* one more than steps, as they are stored */
-    const ss_features *beside; /* features whose value chooses among the thresholds of a channel: */
-    int32_t first, values;     /* which has some for each value from first on */
+    const ss_features *sums; /* where a traced build stores the sums */
+    const void *thresholds;  /* by channel, or for planes by step */
+    int32_t width;           /* bytes per threshold */
+    int32_t steps;           /* thresholds per channel */
+    const int32_t *levels;   /* steps + 1, as stored */
+    const ss_features *beside; /* shortcut whose value selects the row of thresholds: */
+    int32_t first, values;     /* one row for each of `values` values from `first` on */
 };
 
 static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
@@ -36,12 +36,12 @@ static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
     return ((const int32_t *)sink->thresholds)[at];
 }
 
-/* How many of a channel's thresholds, which do not decrease, a sum has reached. There are one less
- * than a power of two of them, so that each comparison halves what is left. */
+/* Returns how many thresholds a sum reaches, by bisection. They do not decrease, and their number
+ * is a power of two minus 1. */
 #define SS_SEARCH(name, type)                                                            \
     static inline int32_t name(const type *thresholds, int32_t steps, int32_t sum) {     \
         int32_t reached = 0;                                                             \
-        if (steps == 15) { /* as are those of four bits */                               \
+        if (steps == 15) { /* 4-bit levels */                                            \
             reached += sum >= thresholds[7] ? 8 : 0;                                     \
             reached += sum >= thresholds[reached + 3] ? 4 : 0;                           \
             reached += sum >= thresholds[reached + 1] ? 2 : 0;                           \
@@ -62,7 +62,7 @@ SS_SEARCH(ss_search_bytes, int8_t)
 SS_SEARCH(ss_search_halves, int16_t)
 SS_SEARCH(ss_search_words, int32_t)
 
-/* The steps that the sums of some channels have reached; the thresholds of a channel lie together,
+/* The number of thresholds that the sums of some channels reach; those of a channel are contiguous,
  * from `at` on. */
 static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, const int32_t *sums,
                                int32_t *reached) {
@@ -76,7 +76,7 @@ static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, c
     }
 }
 
-/* As they are. */
+/* Stores sums. */
 static inline void ss_keep_sums(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
                                 int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
@@ -86,7 +86,7 @@ static inline void ss_keep_sums(const ss_sink *sink, int32_t place, int32_t plac
     }
 }
 
-/* As planes of bits: the levels are two or three of -1, 0 and 1. */
+/* Stores levels as bit planes: two or three of -1, 0 and 1. */
 static inline void ss_keep_planes(const ss_sink *sink, int32_t place, int32_t places,
                                   int32_t channel, int32_t count, const int32_t *sums) {
     const ss_features *out = sink->out;
@@ -115,7 +115,7 @@ static inline void ss_keep_planes(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
-/* As bytes or words. */
+/* Stores levels as bytes or words. */
 static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t places,
                                   int32_t channel, int32_t count, const int32_t *sums) {
     int32_t reached[SS_BLOCK];
@@ -136,7 +136,7 @@ static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
-/* With thresholds that other features choose. */
+/* Stores levels; a shortcut selects the row of thresholds. */
 static inline void ss_keep_beside(const ss_sink *sink, int32_t place, int32_t places,
                                   int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
@@ -162,7 +162,7 @@ static inline void ss_hand_over(const ss_sink *sink, int32_t place, int32_t plac
     sink->keep(sink, place, places, channel, count, sums);
 }
 
-/* Sums that were kept meet their thresholds. */
+/* Applies thresholds to sums that were stored. */
 static inline void ss_steps(const ss_features *in, const ss_sink *sink) {
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t c = 0; c < in->channels; c += SS_BLOCK) {

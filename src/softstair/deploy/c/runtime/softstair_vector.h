@@ -1,14 +1,13 @@
-/* What a processor may have instructions for, behind one header: what fits the processor that the
- * code is compiled for is taken, and plain C where there is nothing, or with -DSOFTSTAIR_PORTABLE.
- * Whole numbers leave no room for a difference: all give the same bits.
+/* Inner loops with the vector instructions of the target, or in plain C if it has none or with
+ * -DSOFTSTAIR_PORTABLE. They compute with integers, so all versions give the same bits.
  *
  *   ss_copy, ss_fill  bytes
- *   ss_ones_row       how many bits of a row of words are set
- *   ss_count_eight    how many bits eight channels of weights choose (softstair_planes.h)
+ *   ss_ones_row       number of bits set in a row of words
+ *   ss_count_eight    bits that the weights of eight channels select (softstair_planes.h)
  *   ss_dot_tile       products of SS_TILE_PLACES windows and SS_TILE_CHANNELS rows of weights
- *   ss_dot_one        the same of one and one
- *   ss_each           products of each channel with weights of its own
- *   ss_reached        a bit for each sum that has reached its threshold
+ *   ss_dot_one        the same for one window and one row
+ *   ss_each           products of each channel with its own weights (depthwise)
+ *   ss_reached        one bit per sum: whether it reaches its threshold
  */
 #ifndef SOFTSTAIR_VECTOR_H
 #define SOFTSTAIR_VECTOR_H
@@ -16,8 +15,8 @@
 #include <stdint.h>
 
 #define SS_PLACES 4 /* windows that share one pass over the weights */
-#define SS_BLOCK 64 /* channels that share one look at a window */
-#define SS_EIGHT 8  /* channels whose weights lie together where they are planes of bits */
+#define SS_BLOCK 64 /* channels computed per window */
+#define SS_EIGHT 8  /* channels whose bit planes are interleaved */
 
 #include "softstair_plain.h"
 

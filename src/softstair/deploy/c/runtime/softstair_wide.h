@@ -1,5 +1,5 @@
-/* Sums of anything: features of any kind, weights of 8, 16 or 32 bits; slow, and for the few layers
- * that fit nowhere else. */
+/* Sums of features of any kind with weights of 8, 16 or 32 bits; slow, for the few layers that no
+ * other function computes. */
 #ifndef SOFTSTAIR_WIDE_H
 #define SOFTSTAIR_WIDE_H
 
@@ -13,7 +13,7 @@ typedef struct {
     ss_window window;
     int32_t groups, inputs, outputs; /* inputs and outputs of each group */
     const void *weights;
-    int32_t width; /* bytes of a weight */
+    int32_t width; /* bytes per weight */
     const ss_features *in;
     const ss_sink *sink;
 } ss_wide_sum;

@@ -1,4 +1,4 @@
-/* What a window sees: a convolution's sum is over its taps, and so is a pooling. */
+/* Windows of convolutions and poolings. */
 #ifndef SOFTSTAIR_WINDOW_H
 #define SOFTSTAIR_WINDOW_H
 
@@ -7,8 +7,8 @@
 #include "softstair_vector.h"
 
 typedef struct {
-    int32_t height, width; /* of what comes in */
-    int32_t rows, columns; /* of what goes out */
+    int32_t height, width; /* of the input */
+    int32_t rows, columns; /* of the output */
     int32_t kernel_y, kernel_x;
     int32_t stride_y, stride_x;
     int32_t padding_y, padding_x;
@@ -21,7 +21,7 @@ static inline int32_t ss_taps(const ss_window *window) {
     return window->kernel_y * window->kernel_x;
 }
 
-/* Where the window at `place` begins, perhaps beyond the edge. */
+/* Where the window at `place` begins; may be in the padding. */
 static inline int32_t ss_top(const ss_window *window, int32_t place) {
     return place / window->columns * window->stride_y - window->padding_y;
 }
@@ -34,8 +34,8 @@ static inline int ss_inside(const ss_window *window, int32_t y, int32_t x) {
     return y >= 0 && y < window->height && x >= 0 && x < window->width;
 }
 
-/* Where what each tap of the window at `place` sees begins, if each place has `step` of something,
- * `skip` of which are left out; beyond the edge it is `beyond`. */
+/* Offsets of the taps of the window at `place`: `step` elements per place, the first `skip` left
+ * out; `beyond` in the padding. */
 static inline void ss_see(const ss_window *window, int32_t place, int32_t step, int32_t skip,
                           int32_t beyond, int32_t *seen) {
     int32_t y = ss_top(window, place);
@@ -47,12 +47,12 @@ static inline void ss_see(const ss_window *window, int32_t place, int32_t step, 
     }
 }
 
-/* Copies what the window at `place` sees, tap after tap: `take` bytes of each place, of which each
- * has `step` bytes from `from` on. Beyond the edge there is `beyond`. */
+/* Copies the window at `place`, tap by tap: `take` bytes of each place, which has `step` bytes from
+ * `from` on. The padding is `beyond`. */
 static inline void ss_gather(const ss_window *window, int32_t place, const uint8_t *from,
                              int32_t step, int32_t take, uint8_t beyond, uint8_t *to) {
     const int32_t top = ss_top(window, place), left = ss_left(window, place);
-    /* Neighbours in a row lie one behind the other, and are copied at once. */
+    /* Neighbours in a row are contiguous and are copied together. */
     const int together = window->dilation_x == 1 && take == step;
     const int32_t before = left < 0 ? ss_least(-left, window->kernel_x) : 0;
     const int32_t right = ss_least(window->kernel_x, window->width - left);

@@ -1,5 +1,4 @@
-/* A Cortex-M4 from its reset on, and a line to whoever debugs or emulates it (semihosting): this
- * takes the place of a C library. */
+/* Startup code of a Cortex-M4, and input and output by semihosting, in place of a C library. */
 #include "board.h"
 
 extern uint32_t data_begins[], data_ends[], data_kept[], bss_begins[], bss_ends[], stack_begins[];
@@ -60,13 +59,13 @@ uint32_t board_read(int32_t file, uint8_t *to, uint32_t size) {
 }
 
 void board_leave(int32_t code) {
-    const uint32_t block[2] = {0x20026 /* the program ends by itself */, (uint32_t)code};
+    const uint32_t block[2] = {0x20026 /* exit */, (uint32_t)code};
     for (;;) {
         call(LEAVE, block);
     }
 }
 
-/* The timer of the core counts 24 bits down. */
+/* The timer of the core is a 24-bit down counter. */
 #define TIMER_CONTROL (*(volatile uint32_t *)0xe000e010U)
 #define TIMER_FROM (*(volatile uint32_t *)0xe000e014U)
 #define TIMER_NOW (*(volatile uint32_t *)0xe000e018U)

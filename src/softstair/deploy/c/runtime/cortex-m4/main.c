@@ -1,6 +1,6 @@
-/* Reads the file that the command line names, @NAME@_INPUTS bytes an example, and prints the class
- * of each and the bits of its scores, as ./@name@ --bits does; then how long the last one took.
- * Compiled with -DSOFTSTAIR_TRACE it prints the words that a traced build gives before. */
+/* Reads the file on the command line, @NAME@_INPUTS bytes per example, and prints the class and
+ * the bits of the scores of each, as ./@name@ --bits does, then the ticks of the last one. Compiled
+ * with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
 #include "@name@.h"
 #include "board.h"
 
