@@ -68,8 +68,9 @@ def test_random_networks(tmp_path: Path, seed: int) -> None:
     assert kinds & {"Quant", "BipolarQuant"}
 
 
-@pytest.mark.parametrize("kind", [*KINDS][:-1])
-@pytest.mark.parametrize("stair", [*STAIRS][:-1])
+@pytest.mark.parametrize(
+    ("kind", "stair"), [*zip([*KINDS][:-1], STAIRS, strict=False), ("ternary", "uint6")]
+)
 def test_tensors_say_which_integers_they_hold(kind: str, stair: str) -> None:
     net = Growing(1, (3, 5, 5), zero=121)
     net.sum("conv", 4, kind)

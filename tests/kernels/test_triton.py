@@ -264,6 +264,8 @@ def test_draws_have_the_probabilities(family, dtype):
         often = p * len(x) >= 5
         expected = p[often] * count[often].sum() / p[often].sum()
         assert stats.chisquare(count[often], expected).pvalue > 1e-5
+
+
 @pytest.mark.nightly
 def test_draws_depend_on_the_place_alone():
     """And on the seed: so does the beginning of a longer tensor, or memory in another order."""
