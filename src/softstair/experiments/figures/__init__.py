@@ -48,36 +48,37 @@ LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}
 
 def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
     """Return functions that draw the figures of these trainings, by name, in the paper's order."""
-    found: dict[str, Callable[[], Any]] = {}
+    drawers: dict[str, Callable[[], Any]] = {}
     every = studies(trainings)
-    by_title = {study.title: [one for one in every if one.title == study.title] for study in every}
+    by_title: dict[str, list[Study]] = {}
+    for study in every:
+        by_title.setdefault(study.title, []).append(study)
     fields = {title: _distinguishing(rivals) for title, rivals in by_title.items()}
     for study in every:
         caption = _caption(study, fields[study.title])
         scales = {other.scale for other in every if other.data == study.data}
-        scale = study.scale if len(scales) > 1 else ""
-        whole = ", ".join(filter(None, [scale, caption]))
+        full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
         for panel in (*_paper_panels(study), *_other_panels(study)):
             if trainings_of(study, panel):
-                found[f"{study.name}-{panel.name}"] = partial(draw_panel, study, panel, whole)
+                name = f"{study.name}-{panel.name}"
+                drawers[name] = partial(draw_panel, study, panel, full_caption)
         if facets := freedom_facets(study):
             heading = f"{study.title}: final accuracy by degree of freedom"
-            found[f"{study.name}-final-accuracy"] = partial(
-                draw_accuracies, heading, facets, caption
-            )
+            name = f"{study.name}-final-accuracy"
+            drawers[name] = partial(draw_accuracies, heading, facets, caption)
         shares = [explained(block, study.trainings)[0] for block in BLOCKS.values()]
         if variances := [variance for variance in shares if variance]:
             heading = f"{study.title}: what explains the variance of accuracy"
-            found[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
+            drawers[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
     for title, rivals in by_title.items():
         if facets := setting_facets(rivals, fields[title]):
             name = f"{rivals[0].data}-{rivals[0].scale}-final-accuracy-by-setting"
             heading = f"{title}: final accuracy by setting"
-            found[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
+            drawers[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
     for layers in dict.fromkeys(_layers(study) for study in every):
         name = "schedules" if layers == LAYERS["vgg8"] else f"schedules-{layers}-layers"
-        found[name] = partial(draw_schedules, layers)
-    return found
+        drawers[name] = partial(draw_schedules, layers)
+    return drawers
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:

@@ -113,7 +113,7 @@ def draw_variances(heading: str, variances: Sequence[Variance], caption: str = "
 
 
 def _freedom_facet(block: Block, field: str, study: Study) -> Facet:
-    done = [one for one in select(study.trainings, block.fixed) if one.is_done]
+    done = [unit for unit in select(study.trainings, block.fixed) if unit.is_done]
     every = {value: select(done, {field: value}) for value in COLOURS[field]}
     values = {value: trainings for value, trainings in every.items() if trainings}
     table, _ = tabled(block, study.trainings)
@@ -134,8 +134,8 @@ def _balanced_means(
     of them have; and how many those are."""
     tables = {
         value: {
-            (tuple(one.settings.get(name) for name in others), one.fold): one.valid_accuracy
-            for one in trainings
+            (tuple(unit.settings.get(name) for name in others), unit.fold): unit.valid_accuracy
+            for unit in trainings
         }
         for value, trainings in values.items()
     }

@@ -69,9 +69,9 @@ def gather(paths: Iterable[Path]) -> tuple[list[Training], list[Path]]:
         RunError: If a training is in two places.
     """
     passed_over: list[Path] = []
-    found = [pair for path in paths for pair in located(path, passed_over)]
-    trainings = [training for training, _ in found]
-    _refuse_repeated(trainings, [place for _, place in found])
+    pairs = [pair for path in paths for pair in located(path, passed_over)]
+    trainings = [training for training, _ in pairs]
+    _refuse_repeated(trainings, [place for _, place in pairs])
     return trainings, passed_over
 
 
@@ -88,7 +88,7 @@ def arranged(trainings: Sequence[Training]) -> list[ReportLine]:
     groups: dict[Hashable, dict[int, Training]] = {}
     for training in trainings:
         groups.setdefault(_identity(training, known), {})[training.fold] = training
-    quantised = {one.settings["data"] for one in trainings if not _is_float(one)}
+    quantised = {each.settings["data"] for each in trainings if not _is_float(each)}
     lines = []
     for by_fold in groups.values():
         folds = tuple(by_fold[fold] for fold in sorted(by_fold))

@@ -76,7 +76,7 @@ def data_of(lines: Sequence[ReportLine], folder: Path) -> dict[str, Any]:
             }
             for line, own in zip(lines, values, strict=True)
         ],
-        "units": [_unit(one, folder, texts) for line in lines for one in line.trainings],
+        "units": [_unit(unit, folder, texts) for line in lines for unit in line.trainings],
         "epochs": list(epochs),
         "texts": list(texts),
     }

@@ -122,7 +122,7 @@ const sampleOf = (style) => make("svg", SAMPLE, lineOf(style, "M2 5H26"));
 function labelsOf(lines) {
   const order = { interval: 0, power: 0, static_mean: 2, static_std: 2, study: 3 };
   const rank = ({ name }) => order[name] ?? 1;
-  const sorted = [...fields.values()].sort((one, other) => rank(one) - rank(other));
+  const sorted = [...fields.values()].sort((a, b) => rank(a) - rank(b));
   const words = ({ name, label, labels }, line) => {
     const value = labels[valueOf(line, name)];
     if (name.startsWith("static_")) {
@@ -332,7 +332,7 @@ function makePanel(title, lines, domain, styles) {
       return { line, at: epochs[index], value: mean[index] ?? null, half: half?.[index] ?? null };
     });
     const known = values.filter(({ value }) => value !== null);
-    return known.sort((one, other) => other.value - one.value);
+    return known.sort((a, b) => b.value - a.value);
   }
 
   /** Emphasise these lines, with their folds, and mark an epoch. */
@@ -366,7 +366,7 @@ function makePanel(title, lines, domain, styles) {
     const epoch = Math.min(Math.max(Math.round(wanted), 1), last);
     const top = (event.clientY - box.top) * (height / box.height);
     const away = ({ value }) => Math.abs(y(value) - top);
-    const near = valuesAt(epoch).sort((one, other) => away(one) - away(other))[0];
+    const near = valuesAt(epoch).sort((a, b) => away(a) - away(b))[0];
     return [epoch, near?.line];
   }
 
@@ -551,7 +551,7 @@ function renderLegend(lines, styles) {
     };
     return [style.order, makeButton(press, attributes, sampleOf(style), style.label)];
   });
-  const sorted = buttons.sort(([one], [other]) => one - other).map(([, button]) => button);
+  const sorted = buttons.sort(([a], [b]) => a - b).map(([, button]) => button);
   legend.replaceChildren(...sorted);
   sorted.find(({ dataset }) => dataset.key === focused)?.focus({ preventScroll: true });
 }
@@ -608,9 +608,9 @@ function sortBy(table, head, direction) {
   };
   const rows = [...table.tBodies[0].rows];
   const keyed = rows.map((row) => [row, keyOf(row.cells[head.cellIndex])]);
-  keyed.sort(([, one], [, other]) => {
-    if (one === null || other === null) return (one === null) - (other === null);
-    return sign * (isNumber ? one - other : compareWords(one, other));
+  keyed.sort(([, a], [, b]) => {
+    if (a === null || b === null) return (a === null) - (b === null);
+    return sign * (isNumber ? a - b : compareWords(a, b));
   });
   table.tBodies[0].append(...keyed.map(([row]) => row));
   for (const each of table.tHead.querySelectorAll("[aria-sort]")) {
