@@ -351,23 +351,6 @@ def test_a_float_twin_has_a_look_of_its_own(
 
 
 @pytest.mark.nightly
-def test_float_networks_alone_are_lines_as_any(
-    browser: Any, trainings: list[Training], tmp_path: Path
-) -> None:
-    """Where nothing is quantised there is no twin: they are told apart, and the best is named."""
-    alone = []
-    for rate in ("0.001", "0.01"):
-        for training in trainings[:3]:
-            faster = changed(twin(training), learning_rate=rate)
-            alone.append(replace(faster, configuration=f"at {rate}"))
-    with opened(browser, alone, tmp_path) as visit:
-        assert visit.page.locator(".chart .line.dashed").count() == 0
-        assert visit.page.locator(".entry").all_inner_texts() == ["0.001", "0.01"]
-        assert " by at 0.0" in visit.page.inner_text("body")
-        assert "for comparison" not in visit.page.inner_text("body")
-
-
-@pytest.mark.nightly
 def test_a_study_has_panels_of_its_own(
     browser: Any, trainings: list[Training], tmp_path: Path
 ) -> None:
@@ -420,16 +403,6 @@ def test_it_says_why_there_are_no_bands(
         assert hints.count() == 0
     with opened(browser, trainings[:2], tmp_path) as visit:
         assert visit.page.inner_text(".hint") == "No 95 % interval: it takes three folds."
-
-
-@pytest.mark.nightly
-def test_long_names_fit_a_telephone(browser: Any, tmp_path: Path) -> None:
-    name = "weights=int3,noise=logistic,forward=mode,interval=partition,learning_rate=0.001,seed=0"
-    both = [*made_up("paper-cifar10", most=1), *made_up("paper-svhn", most=1)]
-    trainings = [replace(training, configuration=name) for training in both]
-    with opened(browser, trainings, tmp_path, width=300) as visit:
-        title = visit.page.locator("h1 .whole")
-        assert title.evaluate("span => span.getClientRects().length") == 1
 
 
 def test_hostile_names_are_text(browser: Any, tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_a_float_twin_is_called_float_and_is_not_the_best(trainings: list[Traini
     assert "In float, for comparison: 99.00 % on SVHN." in text
     alone = report.page([better], Path())
     assert "Best: 99.00 % on SVHN by float." in alone
+    assert "for comparison" not in alone
     assert data_of(alone)["fields"] == []
 
 
