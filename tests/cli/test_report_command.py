@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) 
     run_directory = empty / "a" / "fold-0"
     run_directory.mkdir(parents=True)
     (run_directory / "config.json").write_text('{"recipe": {"data": "digits"}}')
-    assert "no recipe that can be followed" in refused(capsys, empty, "-o", page)
+    assert "the recipe in" in refused(capsys, empty, "-o", page)
     assert "was given twice" in refused(capsys, table, table, "-o", page)
     assert not page.exists()
 

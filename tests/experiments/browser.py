@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made import changed
 
+from experiments.made import changed
 from softstair.experiments.design import DESIGNS
 from softstair.experiments.results import Epoch, Training
 from softstair.train.recipe import Recipe

@@ -28,8 +28,8 @@ from softstair.experiments.results import DATA_VERSION, METRICS, Training
 from softstair.train.recipe import fields_with
 
 __all__ = [
-    "DYNAMIC", "FEWEST", "STATIC", "TITLES", "Curve", "Mean", "Study", "curve_of", "drop_of",
-    "final_of", "mean_of", "select", "studies",
+    "DYNAMIC", "FEWEST", "SHARED", "STATIC", "TITLES", "Curve", "Mean", "Study", "curve_of",
+    "distinguishing", "drop_of", "final_of", "mean_of", "select", "studies",
 ]  # fmt: skip
 
 Numbers = NDArray[np.float64]
@@ -116,7 +116,9 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
     found = []
     for settings, units in zip(shared, groups.values(), strict=True):
         rivals = [other for other in shared if other["data"] == settings["data"]]
-        words = [settings["data"], *(f"{name}-{settings[name]}" for name in _telling(rivals))]
+        # Epochs first: periods and drops follow them.
+        names = distinguishing(rivals, ["epochs", *sorted(SHARED)])
+        words = [settings["data"], *(f"{name}-{settings[name]}" for name in names)]
         name = re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-.")
         version = settings[DATA_VERSION]
         is_only = all(other[DATA_VERSION] == version for other in rivals)
@@ -136,15 +138,14 @@ def select(trainings: Iterable[Training], wanted: Mapping[str, str]) -> list[Tra
     ]
 
 
-def _telling(rivals: Sequence[Mapping[str, str]]) -> list[str]:
-    """As few settings as tell them apart: periods and drops follow the epochs."""
-    telling: list[str] = []
-    seen = 1
-    for name in dict.fromkeys(["epochs", *(name for name in sorted(SHARED))]):
-        count = len({tuple(other[key] for key in (*telling, name)) for other in rivals})
-        if count > seen:
-            telling, seen = [*telling, name], count
-    return telling
+def distinguishing(rivals: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[str]:
+    """Return as few of these settings as tell the rivals apart, the first ones preferred."""
+    chosen: list[str] = []
+    count = lambda keys: len({tuple(rival[key] for key in keys) for rival in rivals})
+    for name in names:
+        if count([*chosen, name]) > count(chosen):
+            chosen.append(name)
+    return chosen
 
 
 @dataclass(frozen=True)

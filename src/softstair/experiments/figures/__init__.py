@@ -15,7 +15,6 @@ from typing import Any
 from softstair._check import choice
 from softstair._errors import import_extra
 from softstair._files import replacing
-from softstair.experiments.design import FREEDOMS
 from softstair.experiments.figures.panels import (
     PANELS,
     Panel,
@@ -31,10 +30,9 @@ from softstair.experiments.figures.strips import (
 )
 from softstair.experiments.figures.style import COLOURS, words
 from softstair.experiments.results import Training
-from softstair.experiments.studies import Study, studies
+from softstair.experiments.studies import SHARED, Study, distinguishing, studies
 from softstair.experiments.variance import BLOCKS, explained
 from softstair.models import DEFAULTS
-from softstair.train.recipe import FIELDS
 
 __all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
 
@@ -138,21 +136,15 @@ def _rendered(figure: Any, ending: str) -> bytes:
 
 def _distinguishing(rivals: Sequence[Study]) -> list[str]:
     """Return as few fields of a recipe as tell studies of one title apart."""
+    titled = ("epochs", "statistics", "data_version")
     settings = [study.trainings[0].settings for study in rivals]
-    chosen: list[str] = []
-    for name in FIELDS:
-        if name in (*FREEDOMS, "epochs", "statistics", "fold"):
-            continue
-        count = lambda names: len({tuple(each.get(key) for key in names) for each in settings})
-        if count([*chosen, name]) > count(chosen):
-            chosen.append(name)
-    return chosen
+    return distinguishing(settings, [name for name in SHARED if name not in titled])
 
 
 def _caption(study: Study, fields: Sequence[str]) -> str:
     """Return such as "learning rate 0.001, seed 0"."""
     settings = study.trainings[0].settings
-    return ", ".join(f"{words(name)} {settings.get(name, 'none')}" for name in fields)
+    return ", ".join(f"{words(name)} {settings[name]}" for name in fields)
 
 
 def _missing_panels(study: Study) -> list[str]:
@@ -187,7 +179,6 @@ def _other_panels(study: Study) -> list[Panel]:
 
 def _layers(study: Study) -> int:
     """Return how many layers are annealed; a network of one's own is drawn as VGG8."""
-    settings = study.trainings[0].settings
-    model = settings["model"]
-    name = DEFAULTS.get(settings["data"], "vgg8") if model == "auto" else model
+    recipe = study.trainings[0].recipe
+    name = DEFAULTS.get(recipe.data, "") if recipe.model == "auto" else recipe.model
     return LAYERS.get(name, LAYERS["vgg8"])

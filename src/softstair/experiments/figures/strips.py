@@ -69,7 +69,7 @@ def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Face
     for field in fields:
         values: dict[str, list[Training]] = {}
         for training in done:
-            values.setdefault(training.settings.get(field, "none"), []).append(training)
+            values.setdefault(training.settings[field], []).append(training)
         if len(values) > 1:
             ordered = {value: values[value] for value in in_order(field, values)}
             others = [*FREEDOMS, *(name for name in fields if name != field)]
@@ -134,7 +134,7 @@ def _balanced_means(
     of them have; and how many those are."""
     tables = {
         value: {
-            (tuple(unit.settings.get(name) for name in others), unit.fold): unit.valid_accuracy
+            (tuple(unit.settings[name] for name in others), unit.fold): unit.valid_accuracy
             for unit in trainings
         }
         for value, trainings in values.items()

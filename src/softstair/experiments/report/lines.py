@@ -1,7 +1,7 @@
 """The lines of the page: a configuration each, the mean of its folds; and what tells them apart."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class ReportLine:
     """
 
     name: str
-    settings: dict[str, str]
+    settings: Mapping[str, str]
     trainings: tuple[Training, ...]
     is_twin: bool = False
 
@@ -78,23 +78,21 @@ def gather(paths: Iterable[Path]) -> tuple[list[Training], list[Path]]:
 def arranged(trainings: Sequence[Training]) -> list[ReportLine]:
     """Return the lines, in the order of the trainings.
 
-    Grids of several data sets may use the same names, so settings tell lines apart too; only those
-    that all trainings have, since an old table has fewer than a run directory.
+    Settings tell lines apart too: grids of several data sets may use the same names.
     """
     if not trainings:
         raise ValueError("a report needs at least one training, but none was given.")
     _refuse_repeated(trainings)
-    known = _known(trainings)
-    groups: dict[Hashable, dict[int, Training]] = {}
+    groups: dict[Hashable, list[Training]] = {}
     for training in trainings:
-        groups.setdefault(_identity(training, known), {})[training.fold] = training
-    quantised = {each.settings["data"] for each in trainings if not _is_float(each)}
+        groups.setdefault(_identity(training), []).append(training)
+    quantised = {each.recipe.data for each in trainings if not each.recipe.is_float}
     lines = []
-    for by_fold in groups.values():
-        folds = tuple(by_fold[fold] for fold in sorted(by_fold))
-        settings = {name: folds[0].settings[name] for name in known}
-        is_twin = _is_float(folds[0]) and settings["data"] in quantised
-        lines.append(ReportLine(folds[0].configuration, settings, folds, is_twin))
+    for group in groups.values():
+        folds = tuple(sorted(group, key=lambda training: training.fold))
+        recipe = folds[0].recipe
+        is_twin = recipe.is_float and recipe.data in quantised
+        lines.append(ReportLine(folds[0].configuration, folds[0].settings, folds, is_twin))
     return lines
 
 
@@ -104,9 +102,10 @@ def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
     Fields that another one determines, such as the quanta of each data set, are left out; but for
     those of the paper's tables, unless ``strict``.
     """
-    fields = [name for name in dict.fromkeys((*SETTINGS, *NAMES)) if name in lines[0].settings]
     chosen: list[str] = []
-    for name in fields:
+    for name in dict.fromkeys((*SETTINGS, *NAMES)):
+        if name == "fold":
+            continue
         if len(values_of(lines, name)) > 1 and (
             name in SETTINGS or not any(_determines(lines, other, name) for other in chosen)
         ):
@@ -144,7 +143,7 @@ def study_titles(lines: Sequence[ReportLine]) -> tuple[list[str], list[str]]:
     fields: dict[str, list[str]] = {}
     for data in dict.fromkeys(line.settings["data"] for line in lines):
         rivals = [line.settings for line in lines if line.settings["data"] == data]
-        differs = lambda name: len({settings.get(name) for settings in rivals}) > 1  # noqa: B023
+        differs = lambda name: len({settings[name] for settings in rivals}) > 1  # noqa: B023
         fields[data] = [name for name in SEPARATING if differs(name)]
     titles, place = [], {}
     for settings in (line.settings for line in lines):
@@ -162,15 +161,10 @@ def _described(field: str, value: str) -> str:
     return " ".join(words if field_first else reversed(words))
 
 
-def _is_float(training: Training) -> bool:
-    return training.settings.get("weights") == training.settings.get("features") == "float"
-
-
 def _refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] = ()) -> None:
-    known = _known(trainings)
     first: dict[Hashable, int] = {}
     for number, training in enumerate(trainings):
-        before = first.setdefault((_identity(training, known), training.fold), number)
+        before = first.setdefault((_identity(training), training.fold), number)
         if before != number:
             by = f", by {str(places[before])!r} and by {str(places[number])!r}" if places else ""
             raise RunError(
@@ -179,16 +173,12 @@ def _refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] = ())
             )
 
 
+def _identity(training: Training) -> Hashable:
+    settings = training.settings
+    return training.configuration, *(settings[name] for name in NAMES if name != "fold")
+
+
 def _determines(lines: Sequence[ReportLine], field: str, other: str) -> bool:
     """Return whether each value of a field comes with one value of the other."""
     pairs = {(line.settings[field], line.settings[other]) for line in lines}
     return len(pairs) == len({line.settings[field] for line in lines})
-
-
-def _known(trainings: Sequence[Training]) -> list[str]:
-    is_shared = lambda name: all(name in training.settings for training in trainings)
-    return [name for name in NAMES if name != "fold" and is_shared(name)]
-
-
-def _identity(training: Training, known: Sequence[str]) -> Hashable:
-    return training.configuration, *(training.settings[name] for name in known)

@@ -87,7 +87,7 @@ def facts(lines: Sequence[ReportLine], made: datetime.datetime) -> str:
     done = sum(training.is_done for training in trainings)
     words_of = lambda field: [in_words(field, value) for value in values_of(lines, field)]
     data = words_of("data")
-    versions = values_of(lines, DATA_VERSION) if DATA_VERSION in lines[0].settings else []
+    versions = values_of(lines, DATA_VERSION)
     tiles = {
         "data" if len(data) == 1 else "data sets": listed(data),
         **({} if set(versions) <= {UNKNOWN} else {"data version": "; ".join(versions)}),
