@@ -342,7 +342,7 @@ def test_bad_input(kind, settings, name):
 
 
 def test_layer_count_refuses_a_float_network():
-    with pytest.raises(ValueError, match=r"net must be a stair network.*Linear"):
+    with pytest.raises(ValueError, match="net must be"):
         ss.nn.layer_count(nn.Linear(2, 2))
 
 

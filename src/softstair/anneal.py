@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from softstair import _check
-from softstair._errors import SoftstairError
 from softstair.convert.graph import Graph
 from softstair.convert.report import ATTRIBUTE
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
@@ -67,10 +66,8 @@ class Annealer:
         shift: bool | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
-            raise SoftstairError(
-                f"net must be a torch.nn.Module, but {_check.shortened(net)} was given.",
-                field="net",
-            )
+            given = _check.shortened(net)
+            raise _check.invalid("net", f"must be a torch.nn.Module, but {given} was given")
         self.net = _unwrapped(net)
         self.layers = layer_count(self.net)
         _check_schedule(schedule, self.layers)
@@ -175,10 +172,10 @@ class Annealer:
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
-            raise SoftstairError(
-                "schedule must give a finite mean and a std of 0 or above, "
-                f"but {noise!r} was given for layer {layer} at t = {t:g}.",
-                field="schedule",
+            raise _check.invalid(
+                "schedule",
+                "must give a finite mean and a std of 0 or above, but gave "
+                f"{noise!r} for layer {layer} at t = {t:g}",
             )
         return mean, std
 
@@ -228,16 +225,12 @@ class Annealer:
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(own):
-            raise SoftstairError(
-                f"state must hold {', '.join(own)}, but {_check.shortened(state)} was given.",
-                field="state",
-            )
+            given = _check.shortened(state)
+            raise _check.invalid("state", f"must hold {', '.join(own)}, but {given} was given")
         for name in ("schedule", "steps_per_unit", "update", "freeze"):
             if state[name] != own[name]:
-                raise SoftstairError(
-                    f"{name} must be the one the state was saved with, {state[name]!r}, "
-                    f"but the annealer has {own[name]!r}.",
-                    field=name,
+                raise _check.invalid(
+                    name, f"must be {state[name]!r}, as in the saved state, but is {own[name]!r}"
                 )
         self.steps = _check.integer("steps", state["steps"], 0)
         self._noise = [None] * self.layers
@@ -266,29 +259,26 @@ def _unwrapped(net: nn.Module) -> nn.Module:
 
 def _check_schedule(schedule: NoisePath, layers: int) -> None:
     if not callable(schedule):
-        raise SoftstairError(
-            f"schedule must be a Schedule or a function (layer, t), but {schedule!r} was given.",
-            field="schedule",
+        given = _check.shortened(schedule)
+        raise _check.invalid(
+            "schedule", f"must be a Schedule or a function (layer, t), but {given} was given"
         )
     if isinstance(schedule, Schedule) and schedule.layers != layers:
-        raise SoftstairError(
-            f"schedule must have as many layers as the network, {layers}, but it has "
-            f"{schedule.layers}; Schedule.for_network counts them.",
-            field="schedule",
+        raise _check.invalid(
+            "schedule",
+            f"must have as many layers as the network, {layers}, but has {schedule.layers}; "
+            "Schedule.for_network counts them",
         )
 
 
 def _check_freeze(net: nn.Module, truncate: bool) -> None:
     if not truncate:
-        raise SoftstairError(
-            "freeze goes with truncate=True, but truncate=False was given.", field="freeze"
-        )
-    parallel = isinstance(net, nn.parallel.DistributedDataParallel)
-    if parallel and not net.find_unused_parameters:
-        raise SoftstairError(
-            "freeze needs DistributedDataParallel(find_unused_parameters=True), since frozen "
-            "parameters receive no gradient, but find_unused_parameters=False was given.",
-            field="freeze",
+        raise _check.invalid("freeze", "needs truncate=True, but truncate=False was given")
+    if isinstance(net, nn.parallel.DistributedDataParallel) and not net.find_unused_parameters:
+        raise _check.invalid(
+            "freeze",
+            "needs DistributedDataParallel(find_unused_parameters=True), since frozen parameters "
+            "receive no gradient",
         )
 
 
@@ -318,7 +308,12 @@ class Truncation:
         for handle in self.handles:
             handle.remove()
         blocked = _blocked_modules(net)
-        self.handles = [handle for module in blocked for handle in _disable_gradients(module)]
+        self.handles = []
+        for module in blocked:
+            self.handles += [
+                module.register_forward_pre_hook(_disable_gradients),
+                module.register_forward_hook(_restore_gradients, always_call=True),
+            ]
         annealed = any(stair.annealed for _, stair in stair_modules(net))
         self.tied = _used_parameters(net) if annealed and not freeze else []
         if freeze:
@@ -410,15 +405,7 @@ def _has_other_hooks(module: nn.Module) -> bool:
     return any(hook is not _restore_gradients for hook in module._forward_hooks.values())
 
 
-def _disable_gradients(module: nn.Module) -> tuple[Any, Any]:
-    """Hook a module to run as under torch.no_grad(); compilers prune by themselves."""
-    return (
-        module.register_forward_pre_hook(_stop_gradients),
-        module.register_forward_hook(_restore_gradients, always_call=True),
-    )
-
-
-def _stop_gradients(module: nn.Module, *_: Any) -> None:
+def _disable_gradients(module: nn.Module, *_: Any) -> None:
     if not torch.compiler.is_compiling():
         module.__dict__["_recording"] = torch.is_grad_enabled()
         torch.set_grad_enabled(False)

@@ -1,12 +1,12 @@
-"""Layers of a stair network: activations and weights that carry their noise with them.
+"""Layers of a quantised network: activations and weights that carry their noise.
 
-A :class:`StairActivation` stands where a network had its activation; :class:`StairLinear`,
-:class:`StairConv1d` and :class:`StairConv2d` are torch's layers with a :class:`StairWeight` between
-the parameter and the sum. Parameters keep their names, so a float checkpoint loads as it is.
+:class:`StairActivation` replaces an activation. :class:`StairLinear`, :class:`StairConv1d` and
+:class:`StairConv2d` are torch's layers with a :class:`StairWeight` between the parameter and the
+sum. Parameters keep their names, so that float checkpoints load.
 
-In ``train()`` they are :func:`softstair.regularise`; in ``eval()`` the noise is gone: the hard
-stair, and sums over whole numbers that the quanta multiply afterwards: exact wherever the incoming
-features are whole multiples of a quantum too.
+In ``train()`` they compute :func:`softstair.regularise`. In ``eval()`` they compute the stair
+without noise and sum over integers, which the quanta multiply afterwards. The sums are exact if the
+incoming features are integer multiples of a quantum too.
 """
 
 import math
@@ -22,7 +22,7 @@ from softstair import _check, kernels
 from softstair import noise as noises
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
-from softstair.regularise import Forward, check_forward, regularise
+from softstair.regularise import FORWARDS, Forward, regularise
 from softstair.stair import Stair
 
 __all__ = [
@@ -39,11 +39,20 @@ __all__ = [
 
 
 class StairModule(nn.Module):
-    """A stair, a family of noise and the noise's present mean and std, in quanta, as buffers.
+    """A stair with its noise: the base class of :class:`StairActivation` and :class:`StairWeight`.
 
-    ``layer`` is the number of the quantised layer it belongs to, input side first. ``annealed``
-    says that the noise is gone: the output then has no gradient and stores none. ``scheduled`` is
-    false for a straight-through estimator, whose noise no annealer moves.
+    Args:
+        stair: The stair.
+        noise: A family of noise, or its name.
+        forward: What it computes in training; see :func:`softstair.regularise`.
+        layer: The number of its quantised layer, in order of execution.
+        mean: The first mean of the noise, in quanta.
+        std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
+            quantum.
+        scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
+
+    Attributes:
+        annealed: Whether the noise is gone. The output then has no gradient and stores none.
     """
 
     mean: Tensor
@@ -61,7 +70,7 @@ class StairModule(nn.Module):
         scheduled: bool = True,
     ) -> None:
         super().__init__()
-        check_forward(forward)
+        _check.choice("forward", forward, FORWARDS)
         self.noise = noises.get(noise)
         std = self.noise.std_within(0.5) if std is None else std
         _check_stair(stair, layer, mean, std)
@@ -83,7 +92,7 @@ class StairModule(nn.Module):
         return regularise(input, self.stair, self.noise, mean, std, self.strategy)
 
     def _absolute(self, quanta: Tensor, x: Tensor) -> Tensor:
-        """A number of quanta in the units of x."""
+        """Return a number of quanta in the units of x."""
         unit = self.stair.quantum
         if isinstance(unit, float):
             return quanta if unit == 1.0 else quanta * unit
@@ -92,10 +101,10 @@ class StairModule(nn.Module):
         return quanta * by_channel.to(quanta.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Moves with the network, but stays float32: bfloat16 would round the schedule."""
-        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        """Move the noise with the network, in float32: bfloat16 would round the schedule."""
+        buffers = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
-        for name, before in held.items():
+        for name, before in buffers.items():
             after = self._buffers[name]
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
@@ -104,18 +113,17 @@ class StairModule(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """A checkpoint of the float network has none of these buffers, and loads all the same."""
+        """Load the buffers, which a checkpoint of the float network does not have."""
         if not any(key.rpartition(".")[2] == "std" for key in state_dict):
             return
         super()._load_from_state_dict(state_dict, prefix, *arguments)
-        # The buffer is the stair's quantum rounded to float32; only another one is news.
-        mine = torch.tensor(self.stair.quantum, dtype=torch.float32)
+        own = torch.tensor(self.stair.quantum, dtype=torch.float32)
         loaded = self.quantum.detach().cpu()
-        if loaded.shape == mine.shape and not torch.equal(loaded, mine):
-            self._adopt(loaded.double(), prefix, arguments[-1])
+        if loaded.shape == own.shape and not torch.equal(loaded, own):
+            self._load_quantum(loaded.double(), prefix, arguments[-1])
 
-    def _adopt(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
-        """Another quantum was loaded; the layers that take these features were built for mine."""
+    def _load_quantum(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
+        """Report a quantum for which the layers that take these features were not built."""
         self.quantum.copy_(torch.tensor(self.stair.quantum, dtype=torch.float32))
         errors.append(
             f"the quantum of {prefix.rstrip('.')} must be {self.stair.quantum!r}, the network's, "
@@ -128,7 +136,7 @@ class StairModule(nn.Module):
 
 
 class StairActivation(StairModule):
-    """The features of a layer: a stair in the place of an activation function.
+    """The quantised features of a layer: a stair instead of an activation function.
 
     >>> activation = StairActivation(Stair.ternary(), "uniform").eval()
     >>> activation(torch.tensor([-0.7, 0.2, 0.9]))
@@ -137,10 +145,10 @@ class StairActivation(StairModule):
 
 
 class StairWeight(StairModule):
-    """The weights of a layer: a stair between the parameter and the sum.
+    """The quantised weights of a layer: a stair between the parameter and the sum.
 
-    ``quantum`` (the stair's, which a fit may have chosen) and ``shifted`` (whether the weights were
-    moved by the first mean of their noise) belong to the trained state and are saved with it.
+    Its state holds ``quantum``, which a fit may have chosen, and ``shifted``: whether the weights
+    were moved by the first mean of their noise.
     """
 
     shifted: Tensor
@@ -150,7 +158,7 @@ class StairWeight(StairModule):
         self.register_buffer("shifted", torch.tensor(False))
 
     def integers(self, weight: Tensor) -> Tensor | None:
-        """The weights in quanta, whole numbers held in weight's dtype; None where they are not."""
+        """Return the weights in quanta, as integers in weight's dtype; None if they are not."""
         levels = self.stair.integers
         if levels is None:
             return None
@@ -160,7 +168,7 @@ class StairWeight(StairModule):
         return torch.tensor(levels, device=weight.device)[index].to(weight.dtype)
 
     def scale(self, weight: Tensor, behind: int) -> float | Tensor:
-        """The quantum, or one for each output channel, with so many dimensions behind it."""
+        """Return the quantum, or one per output channel with ``behind`` dimensions after it."""
         if isinstance(self.stair.quantum, float):
             return self.stair.quantum
         quanta = torch.tensor(self.stair.quantum, dtype=weight.dtype, device=weight.device)
@@ -168,28 +176,33 @@ class StairWeight(StairModule):
 
     @torch.no_grad()
     def shift(self, weight: Tensor, mean: float) -> None:
-        """Moves the weights by the first mean of their noise, once in the life of the network."""
+        """Move the weights by the first mean of their noise, once in the life of the network."""
         if not bool(self.shifted):
             weight.add_(self._absolute(torch.tensor(mean, device=weight.device), weight))
             self.shifted.fill_(True)
 
-    def _adopt(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
-        """Another quantum was loaded: that of a fit, which is part of what was trained."""
+    def _load_quantum(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
+        """Take the quantum of a fit, which is part of the trained state."""
         self.stair = self.stair.with_quantum(quantum.tolist(), self.stair.axis)
 
 
 class StairLayer(nn.Module):
-    """What the quantised layers share. ``input_quantum`` is the unit of which the incoming features
-    are whole multiples, if they are: then the sums of ``eval()`` run over integers alone."""
+    """A layer with quantised weights: the base class of the three layers below.
+
+    Args:
+        weight_stair: The stair of the weights.
+        input_quantum: The quantum of which the incoming features are integer multiples, if they
+            are. In ``eval()`` the layer then sums integers only.
+
+    All other arguments are those of torch's layer.
+    """
 
     weight: Tensor
     bias: Any
     weight_stair: StairWeight
     input_quantum: float | None
-    widest_input: int = 255
-    """The most quanta that a feature holds, by which sums are judged to fit into float32."""
-    sum_dimensions = 0
-    """How many dimensions lie behind the output's channels."""
+    widest_input: int = 255  # quanta of the largest feature: decides whether float32 holds the sums
+    sum_dimensions = 0  # dimensions after the output's channels
 
     def __init__(
         self,
@@ -205,20 +218,19 @@ class StairLayer(nn.Module):
     def from_float(
         cls, module: nn.Module, weight_stair: StairWeight, input_quantum: float | None = None
     ) -> Any:
-        """The layer with the parameters, hooks and settings of a float one, which it replaces."""
+        """Return the layer with the parameters, hooks and settings of a float one."""
         layer = cls.__new__(cls)
         layer.__dict__ = module.__dict__.copy()
         layer._modules = dict(module._modules)
-        place = module.get_parameter("weight").device
-        layer._attach(weight_stair.train(module.training).to(place), input_quantum)
+        device = module.get_parameter("weight").device
+        layer._attach(weight_stair.train(module.training).to(device), input_quantum)
         return layer
 
     def _attach(self, weight_stair: StairWeight, input_quantum: float | None) -> None:
         axis = weight_stair.stair.axis
         if axis not in (None, 0):
-            raise ValueError(
-                "weights must have their quanta along axis 0, that of the outputs, since they "
-                f"multiply whole sums, but axis={axis} was given."
+            raise _check.invalid(
+                "weights", f"must have their quanta along axis 0, the outputs, but axis is {axis}"
             )
         self.weight_stair, self.input_quantum = weight_stair, input_quantum
 
@@ -238,8 +250,7 @@ class StairLayer(nn.Module):
         return self.rescale(total).to(input.dtype)
 
     def rescale(self, total: Tensor) -> Tensor:
-        """What ``eval()`` makes of a sum over whole weights: the quanta multiply it once, and the
-        bias is added."""
+        """Return the output for a sum over integer weights: times the quanta, plus the bias."""
         scale = self.weight_stair.scale(self.weight, self.sum_dimensions)
         if self.input_quantum is not None:
             scale = scale * self.input_quantum
@@ -250,29 +261,30 @@ class StairLayer(nn.Module):
         return total
 
     def _integer_sum(self, features: Tensor, weight: Tensor) -> Tensor:
-        """The exact sum of whole numbers: in float32, which holds them up to 2²⁴, or else float64;
-        never in the half precision of the features or of autocast."""
+        """Return the exact sum of integers, in float32, which holds them up to 2²⁴, or float64."""
         levels = self.weight_stair.stair.integers or (0,)
         largest = max(-levels[0], levels[-1]) * math.prod(weight.shape[1:]) * self.widest_input
         wide = largest >= 2**24 or features.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
-        if not wide and (whole := self._exact_sum(features, weight)) is not None:
-            return whole
+        if not wide and (total := self._int8_sum(features, weight)) is not None:
+            return total
         quanta = features.to(dtype) / (self.input_quantum or 1.0)
-        # Features are n·ε rounded once: the nearest whole number is n. A gradient passes as it is.
-        whole = quanta.detach().round() + (quanta - quanta.detach())
+        # Features are n·ε rounded once: the nearest integer is n. The gradient is the identity's.
+        integers = quanta.detach().round() + (quanta - quanta.detach())
         with torch.autocast(features.device.type, enabled=False):
-            total = self._sum(whole, weight.to(dtype), None)
+            total = self._sum(integers, weight.to(dtype), None)
         return total if features.dtype == torch.float64 else total.float()
 
-    def _exact_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
-        """The same sum from int8 operands, where something computes it faster so."""
+    def _int8_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
+        """Return the same sum from int8 operands, or None if there is no faster way."""
         return None
 
     @torch.no_grad()
     def start_at_thresholds(self) -> None:
-        """ε·(θ + U(−s, s)), θ a threshold in quanta drawn uniformly, s = 1/√(inputs of a sum); the
-        inputs are not divided by the groups, as in the authors' code."""
+        """Set the weights to ε·(θ + U(−s, s)), with θ drawn from the thresholds in quanta.
+
+        s = 1/√(inputs of a sum), not divided by the groups, as in the authors' code.
+        """
         stair, weight = self.weight_stair.stair, self.weight
         inputs = math.prod(weight.shape[1:]) * int(getattr(self, "groups", 1))
         unit = stair.quantum if isinstance(stair.quantum, float) else 1.0
@@ -304,14 +316,14 @@ class StairConv2d(StairLayer, nn.Conv2d):
 
     sum_dimensions = 2
 
-    def _exact_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
+    def _int8_sum(self, features: Tensor, weight: Tensor) -> Tensor | None:
         levels = self.weight_stair.stair.integers or (128,)
         small = max(-levels[0], levels[-1]) < 128
-        recorded = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
-        if recorded or not small or self.widest_input > 127 or self.padding_mode != "zeros":
+        has_gradient = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
+        if has_gradient or not small or self.widest_input > 127 or self.padding_mode != "zeros":
             return None
-        how = (self.stride, self.padding, self.dilation, self.groups)
-        if features.dim() != 4 or not kernels.can_convolve_int8(features, *how):
+        geometry = (self.stride, self.padding, self.dilation, self.groups)
+        if features.dim() != 4 or not kernels.can_convolve_int8(features, *geometry):
             return None
         quanta = (features / (self.input_quantum or 1.0)).round()
         return kernels.convolve_int8(quanta, weight, int(self.padding[0]))
@@ -321,26 +333,30 @@ class StairConv2d(StairLayer, nn.Conv2d):
 
 
 def stair_modules(net: nn.Module) -> Iterator[tuple[str, StairModule]]:
-    """Every stair of a network, weights' and features', with its name."""
+    """Yield each stair of a network, of weights and of features, with its name."""
     for name, module in net.named_modules():
         if isinstance(module, StairModule):
             yield name, module
 
 
 def layer_count(net: nn.Module) -> int:
-    """The number of quantised layers of a network."""
+    """Return the number of quantised layers of a network.
+
+    Raises:
+        ValueError: If there are none.
+    """
     layers = [module.layer for _, module in stair_modules(net)]
     if not layers:
-        raise ValueError(
-            f"net must be a stair network, as softstair.quantise makes, but {type(net).__name__} "
-            "has no stair in it."
+        raise _check.invalid(
+            "net", f"must be a quantised network, but {type(net).__name__} has no stairs"
         )
     return max(layers) + 1
 
 
 def _check_stair(stair: Any, layer: Any, mean: Any, std: Any) -> None:
     if not isinstance(stair, Stair):
-        raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
+        given = _check.shortened(stair)
+        raise _check.invalid("stair", f"must be a softstair.Stair, but {given} was given")
     _check.integer("layer", layer, 0)
     _check.number("mean", mean)
     _check.number("std", std, 0)

@@ -1,8 +1,7 @@
-"""Shapes of noise: the standardised variable (mean 0, standard deviation 1) of each family.
+"""Families of noise: the standardised variable (mean 0, standard deviation 1) of each.
 
-A family is a shape alone. Its mean α and standard deviation β enter where the noise is used
-(:func:`softstair.regularise`): ν = α + β·Z with Z the standardised variable, so that every family
-means the same thing by the same two numbers.
+A family is a shape. Its mean α and standard deviation β are given where the noise is used
+(:func:`softstair.regularise`): ν = α + β·Z, with Z the standardised variable.
 
 ========== ==================================== ==================
 family     density μ(z)                         support
@@ -28,16 +27,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from softstair import _check
+
 __all__ = ["Logistic", "Noise", "Normal", "Triangular", "Uniform", "get", "names"]
 
 SQRT2, SQRT3, SQRT6 = math.sqrt(2.0), math.sqrt(3.0), math.sqrt(6.0)
 
 
 class Noise:
-    """A family of noise. A family of your own defines :meth:`cdf` and :meth:`pdf`, nothing more.
-
-    Both take a tensor of standardised values, element by element, and are built from torch
-    operations; the variable they describe has mean 0 and standard deviation 1.
+    """A family of noise; subclass it for one of your own.
 
     >>> class Laplace(Noise):
     ...     def cdf(self, z):
@@ -47,26 +45,29 @@ class Noise:
     ...         return torch.exp(-math.sqrt(2) * z.abs()) / math.sqrt(2)
     >>> round(Laplace().std_within(0.5, mass=0.95), 4)
     0.236
+
+    A subclass defines :meth:`cdf` and :meth:`pdf` for tensors of standardised values, in torch
+    operations; the variable must have mean 0 and standard deviation 1.
     """
 
     name: ClassVar[str] = ""
     support: ClassVar[float] = math.inf
     """Half-width of the support of the standardised variable."""
     peaked: ClassVar[bool] = False
-    """Symmetric and uni-modal: of bins of one width the one around x is the likeliest."""
+    """Symmetric and uni-modal: of bins of equal width the one around x is the most probable."""
     proper: ClassVar[bool] = True
-    """A probability measure. The limits in :mod:`softstair.ste` are not: a slope without a cdf."""
+    """A probability measure; some estimators of :mod:`softstair.ste` are only a slope."""
 
     def cdf(self, z: Tensor) -> Tensor:
-        """F(z) = P(Z ≤ z)."""
+        """Return F(z) = P(Z ≤ z)."""
         raise TypeError(f"{type(self).__name__} has no cdf; a family of noise defines cdf and pdf.")
 
     def pdf(self, z: Tensor) -> Tensor:
-        """μ(z) = F′(z), right-continuous where it jumps, as the stair is."""
+        """Return the density μ(z) = F′(z), right-continuous where it jumps, as the stair is."""
         raise TypeError(f"{type(self).__name__} has no pdf; a family of noise defines cdf and pdf.")
 
     def ppf(self, u: Tensor) -> Tensor:
-        """The inverse of the cdf at 0 < u < 1; by bisection unless a family knows better."""
+        """Return the inverse of the cdf at 0 < u < 1, by bisection unless a family overrides it."""
         low = torch.full_like(u, -1.0)
         high = torch.full_like(u, 1.0)
         for _ in range(128):
@@ -80,16 +81,23 @@ class Noise:
 
     @property
     def has_ppf(self) -> bool:
-        """Whether the family knows its inverse cdf, so that one draw is one evaluation of it."""
+        """Whether the family has an inverse cdf of its own, so that a draw is one evaluation."""
         return type(self).ppf is not Noise.ppf
 
     def std_within(self, half: float, mass: float = 0.95) -> float:
-        """The standard deviation at which ``mass`` lies within ±``half``; a bounded family lies
-        there whole, whatever ``mass`` says. This is the paper's equivalence of families."""
-        if not half > 0:
-            raise ValueError(f"half must be a number above 0, but {half!r} was given.")
+        """Return the standard deviation at which ``mass`` of the noise is within ±``half``.
+
+        >>> round(Normal().std_within(0.5), 4)
+        0.2551
+
+        This is how the paper compares families. Of a bounded family, all of the noise is.
+
+        Raises:
+            ValueError: If ``half`` is not above 0, or if ``mass`` is not between 0 and 1.
+        """
+        _check.number("half", half, above=0)
         if not 0 < mass < 1:
-            raise ValueError(f"mass must lie strictly between 0 and 1, but {mass!r} was given.")
+            raise _check.invalid("mass", f"must be between 0 and 1, but {mass!r} was given")
         if math.isfinite(self.support):
             return half / self.support
         return half / _reach(self, mass)
@@ -109,7 +117,11 @@ class Noise:
 
 
 class Uniform(Noise):
-    """χ[−√3, √3)/(2√3): its regularisation of the Heaviside is the hard sigmoid."""
+    """Uniform noise on [−√3, √3); it regularises the Heaviside function to the hard sigmoid.
+
+    >>> Uniform().cdf(torch.tensor([-2.0, 0.0, 2.0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
 
     name = "uniform"
     support = SQRT3
@@ -127,7 +139,11 @@ class Uniform(Noise):
 
 
 class Triangular(Noise):
-    """(√6 − |z|)/6 within ±√6: the piecewise-polynomial estimator of Bi-Real networks."""
+    """Triangular noise, μ(z) = (√6 − |z|)/6: the piecewise polynomial of Bi-Real networks.
+
+    >>> Triangular().cdf(torch.tensor([-3.0, 0.0, 3.0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
 
     name = "triangular"
     support = SQRT6
@@ -135,7 +151,7 @@ class Triangular(Noise):
 
     def cdf(self, z: Tensor) -> Tensor:
         c = (z / SQRT6).clamp(-1.0, 1.0)
-        # The square of what is missing keeps the lower tail exact; 1 − (…) has only the upper one.
+        # Squaring 1 − |c| keeps the lower tail accurate; 1 − (…) would keep only the upper one.
         tail = 0.5 * (1 - c.abs()).square()
         return torch.where(c > 0, 1 - tail, tail)
 
@@ -148,7 +164,11 @@ class Triangular(Noise):
 
 
 class Normal(Noise):
-    """exp(−z²/2)/√(2π): its regularisation of the Heaviside is the error function."""
+    """Normal noise, μ(z) = exp(−z²/2)/√(2π): the error function.
+
+    >>> Normal().ppf(torch.tensor([0.5, 0.975]))
+    tensor([0.0000, 1.9600])
+    """
 
     name = "normal"
     peaked = True
@@ -164,7 +184,11 @@ class Normal(Noise):
 
 
 class Logistic(Noise):
-    """Scale √3/π, so that the standard deviation is 1: the sigmoid."""
+    """Logistic noise of scale √3/π, so that the standard deviation is 1: the sigmoid.
+
+    >>> Logistic().cdf(torch.tensor(0.0))
+    tensor(0.5000)
+    """
 
     name = "logistic"
     peaked = True
@@ -174,7 +198,7 @@ class Logistic(Noise):
         return torch.sigmoid(z * self.rate)
 
     def pdf(self, z: Tensor) -> Tensor:
-        # e^{−a|z|} cannot overflow, and keeps the tails that σ(1 − σ) would round away.
+        # e^{−a|z|} cannot overflow, and keeps the tails that σ(1 − σ) would round to 0.
         decay = torch.exp(z.abs() * -self.rate)
         return decay / (1 + decay).square() * self.rate
 
@@ -188,36 +212,44 @@ FAMILIES: dict[str, type[Noise]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The families of the paper, in its order."""
+    """Return the names of the paper's families, in its order."""
     return tuple(FAMILIES)
 
 
 def get(noise: str | Noise) -> Noise:
-    """The family of that name; a family is returned as it is."""
+    """Return the family of a name; a family is returned as it is.
+
+    >>> get("normal")
+    Normal()
+
+    Raises:
+        ValueError: If there is no family of that name.
+    """
     if isinstance(noise, Noise):
         return noise
     if isinstance(noise, str) and noise in FAMILIES:
         return FAMILIES[noise]()
     allowed = ", ".join(names())
-    raise ValueError(
-        f"noise must be one of {allowed}, or a softstair.noise.Noise, but {noise!r} was given."
+    given = _check.shortened(noise)
+    raise _check.invalid(
+        "noise", f"must be one of {allowed}, or a softstair.noise.Noise, but {given} was given"
     )
 
 
 @lru_cache(maxsize=256)
 def _reach(family: Noise, mass: float) -> float:
-    """How many standard deviations to either side hold that mass."""
+    """Return how many standard deviations to either side hold a mass."""
     return bisect(lambda z: family._mass_within(z) < mass)
 
 
 def bisect(is_low: Callable[[float], bool], low: float = 0.0, high: float | None = None) -> float:
-    """The point where ``is_low`` turns false; without ``high`` the search doubles its way there."""
+    """Return the point where ``is_low`` becomes false; without ``high`` it is bracketed first."""
     if high is None:
         high = max(1.0, 2 * low)
         while is_low(high):
             low, high = high, 2 * high
             if not math.isfinite(high):
-                raise ValueError("the family's cdf never reaches the mass asked for.")
+                raise _check.invalid("mass", "is never reached by the cdf of the family")
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return 0.5 * (low + high)

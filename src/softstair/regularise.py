@@ -1,4 +1,4 @@
-"""The operator: a stair fed with noise, and the gradient that the noise gives it.
+"""The operator: a stair regularised by noise, and the gradient that the noise gives it.
 
 forward            value                                       gradient, of all four
 =================  ==========================================  ==========================
@@ -30,7 +30,7 @@ from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.stair import Stair, check_tensor
 
-__all__ = ["FORWARDS", "Forward", "check_forward", "regularise"]
+__all__ = ["FORWARDS", "Forward", "regularise"]
 
 Forward = Literal["expectation", "mode", "random", "hard"]
 FORWARDS: tuple[Forward, ...] = get_args(Forward)
@@ -45,11 +45,7 @@ def regularise(
     forward: Forward = "mode",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """σ(x) regularised by noise of the given mean and std, in x's dtype and shape.
-
-    ``mean`` and ``std`` are absolute (not in quanta): numbers, or tensors that broadcast against x.
-    As 0-d tensors they may change, to 0 as well, without a host synchronisation and without a
-    recompilation. Eager draws come from ``generator``, or from torch's own.
+    """Return the stair σ(x) regularised by noise, with a gradient.
 
     >>> x = torch.tensor([-0.6, 0.1, 0.45], requires_grad=True)
     >>> y = regularise(x, Stair.ternary(), "uniform", mean=0.0, std=0.288675, forward="mode")
@@ -58,6 +54,27 @@ def regularise(
     >>> y.sum().backward()
     >>> x.grad
     tensor([1.0000, 1.0000, 1.0000])
+
+    The noise is ν = mean + std·Z, with Z the standardised variable of its family. The gradient of
+    every forward is that of the expectation E[σ(x − ν)]; with std = 0 it is 0.
+
+    Args:
+        x: A floating-point tensor of any shape.
+        stair: The stair σ.
+        noise: A family of noise, or its name.
+        mean: The mean, in the units of x (not in quanta): a number, or a tensor that broadcasts
+            against x. As 0-d tensors, mean and std may change, also to 0, without a host
+            synchronisation and without a recompilation.
+        std: The standard deviation, likewise.
+        forward: The value: ``"expectation"`` E[σ(x − ν)], ``"mode"`` the most probable level,
+            ``"random"`` σ(x − ν) with one draw of ν per element, or ``"hard"`` σ(x).
+        generator: The source of random numbers in eager mode; torch's own by default.
+
+    Returns:
+        A tensor with x's shape and dtype.
+
+    Raises:
+        ValueError: If an argument has a wrong type or value, or if mean or std requires a gradient.
     """
     noise = noises.get(noise)
     _check_operands(x, stair, noise, forward)
@@ -68,7 +85,7 @@ def regularise(
 
 
 class Regularised(torch.autograd.Function):
-    """The eager operator: saves x for the backward pass, or less, and nothing else of its size."""
+    """The eager operator, which saves x or less for the backward pass."""
 
     @staticmethod
     def forward(
@@ -86,7 +103,7 @@ class Regularised(torch.autograd.Function):
         soft = SoftStair(stair, noise, mean, std)
         y, trace = kernels.forward(x.detach(), soft, forward, generator, compact=brief)
         ctx.is_brief = trace.dtype != x.dtype
-        # Saved, not merely kept: autograd then refuses noise that moved before the backward pass.
+        # Saved by autograd, which raises if the noise moves before the backward pass.
         held = (trace if ctx.is_brief else x, mean, std)
         kept = [value for value in held if isinstance(value, Tensor)]
         ctx.save_for_backward(*kept)
@@ -97,8 +114,8 @@ class Regularised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         trace, soft = _restored(ctx)
-        # A second derivative is asked for: only the differentiable form can give it. Where a byte
-        # was enough the slope is a step of x, and its derivative is 0.
+        # For a second derivative the slope must be differentiable. Where a byte was saved it is a
+        # step function of x, whose derivative is 0.
         if torch.is_grad_enabled() and not ctx.is_brief:
             gradient = (grad * kernels.slope(trace, soft)).to(trace.dtype)
         else:
@@ -112,7 +129,7 @@ class Regularised(torch.autograd.Function):
 
 
 def _restored(ctx: Any) -> tuple[Tensor, SoftStair]:
-    """x or its trace, and the stair and noise as the forward pass had them."""
+    """Return x or its trace, and the stair with the noise of the forward pass."""
     trace, *tensors = ctx.saved_tensors
     stair, noise, *scalars = ctx.operands
     mean, std = (tensors.pop(0) if scalar is None else scalar for scalar in scalars)
@@ -128,63 +145,59 @@ def _composite(
     forward: Forward,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The operator in operations that every transform and compiler differentiates rightly.
+    """Return the operator in operations that every transform and compiler differentiates.
 
-    y + (x − x̄)·s, with x̄, y and s constants equal to x, σ and the slope: exactly y in value, and s
-    in derivative. An autograd.Function built from comparisons is silently given zero
-    gradients by some compilers.
+    y + (x − x̄)·s, with constants x̄ = x, y = σ and s the slope, has the value y and the derivative
+    s. Some compilers silently give an autograd.Function built from comparisons zero gradients.
     """
     soft = SoftStair(stair, noise, mean, std)
     value = kernels.value(x.detach(), soft, forward, generator)
     limit = torch.finfo(x.dtype).max
-    # ∞ − ∞ would be NaN; no slope is lost by clamping, there being none out there.
+    # ∞ − ∞ would be NaN; the slope out there is 0.
     finite = x.clamp(-limit, limit)
-    held = finite.detach()
+    constant = finite.detach()
     if _is_nested():
         # The slope half-way between x̄ and x: (x − x̄)·s(½(x̄ + x)) has the right second derivative.
-        slope = kernels.slope(held + 0.5 * (finite - held), soft)
+        slope = kernels.slope(constant + 0.5 * (finite - constant), soft)
     else:
-        slope = kernels.slope(held, soft).detach()
-    return (value + (finite - held).to(slope.dtype) * slope).to(x.dtype)
+        slope = kernels.slope(constant, soft).detach()
+    return (value + (finite - constant).to(slope.dtype) * slope).to(x.dtype)
 
 
 def _is_nested() -> bool:
-    """Within two transforms or more of torch.func, where a second derivative may be asked for.
+    """Return whether two or more transforms of torch.func are active.
 
-    A compiler cannot say so: inside torch.compile there are first derivatives only.
+    Inside torch.compile, which cannot tell, there are first derivatives only.
     """
     if torch.compiler.is_compiling():
         return False
     return (torch._C._functorch.maybe_current_level() or 0) > 1
 
 
-def check_forward(forward: str) -> None:
-    """Refuses a forward that is none."""
-    if forward not in FORWARDS:
-        allowed = ", ".join(FORWARDS)
-        raise ValueError(f"forward must be one of {allowed}, but {forward!r} was given.")
-
-
 def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
     check_tensor(x)
     if not isinstance(stair, Stair):
-        raise ValueError(f"stair must be a softstair.Stair, but {stair!r} was given.")
-    check_forward(forward)
+        given = _check.shortened(stair)
+        raise _check.invalid("stair", f"must be a softstair.Stair, but {given} was given")
+    _check.choice("forward", forward, FORWARDS)
     if not noise.proper and forward != "hard":
-        raise ValueError(
-            f"forward must be hard with {noise!r}, which is a slope and no probability, "
-            f"but {forward!r} was given."
+        raise _check.invalid(
+            "forward",
+            f"must be hard with {noise!r}, which is a slope and no probability, but {forward!r} "
+            "was given",
         )
 
 
 def _parameter(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise ValueError(f"{name} must not require a gradient: noise is scheduled, not learnt.")
-        seen = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
-        if name == "std" and seen and value < 0:
+            raise _check.invalid(
+                name, "must not require a gradient: noise is scheduled, not learnt"
+            )
+        is_known = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
+        if name == "std" and is_known and value < 0:
             _check.number(name, value.item(), 0)
         return value
-    if torch.compiler.is_compiling():  # a number that moves is symbolic there, and has no bounds
+    if torch.compiler.is_compiling():  # numbers may be symbolic there, without bounds
         return value
     return _check.number(name, value, 0 if name == "std" else None)

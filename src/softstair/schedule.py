@@ -1,4 +1,4 @@
-"""Schedules: (layer, t) ↦ (mean, std) of that layer's noise. Pure arithmetic; holds no clock.
+"""Schedules: functions (layer, t) ↦ (mean, std) of that layer's noise, without a clock.
 
 λ_ℓ(t) = clip((t_end − t)/(t_end − t_start), 0, 1), α = c_α·λ^{d_α}, β = c_β·λ^{d_β}, with
 
@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from torch import nn
+
 from softstair import _check
 from softstair.nn import layer_count
 
@@ -32,23 +34,37 @@ INTERVALS: tuple[Interval, ...] = get_args(Interval)
 POWERS: tuple[Power, ...] = get_args(Power)
 
 NoisePath = Callable[[int, float], tuple[float, float]]
-"""What an annealer follows: a :class:`Schedule`, or any function (layer, t) -> (mean, std)."""
+"""A :class:`Schedule`, or any function (layer, t) -> (mean, std)."""
 
 UNIFORM_HALF_QUANTUM = 0.5 / math.sqrt(3.0)
-"""The std at which uniform noise fills half a quantum to either side."""
+"""The std at which uniform noise reaches half a quantum to either side."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The paper's noise schedules.
-
-    A static mean or std stays at its first value; a dynamic one decays to 0. ``mean0=None`` means
-    0 for a static mean and −0.5 for a dynamic one (with σ(x − ν) the negative sign is the one that
-    the theorem wants).
+    """A noise schedule of the paper.
 
     >>> schedule = Schedule(layers=3, period=10, interval="partition", std0=0.4)
     >>> [round(schedule(1, t)[1], 3) for t in (0, 10, 15, 20)]
     [0.4, 0.4, 0.1, 0.0]
+
+    In the range of a layer, from t_start to t_end, λ falls from 1 to 0. A dynamic mean is
+    mean0·λ^d and a dynamic std is std0·λ^(2d); static ones stay at their first value.
+
+    Args:
+        layers: The number n of quantised layers.
+        period: The duration P of one layer's range, in any unit of time (epochs, usually).
+        interval: The ranges: ``"same_start"``, ``"same_end"``, ``"partition"`` (one layer after
+            the other) or ``"overlapped"`` (all at once).
+        power: The exponent d: 1 (``"homogeneous"``), or n − ℓ in layer ℓ (``"progressive"``).
+        static_mean: Whether the mean stays at ``mean0``.
+        static_std: Whether the standard deviation stays at ``std0``.
+        mean0: The first mean, in quanta. By default 0 if it is static and −0.5 if it is dynamic:
+            with σ(x − ν), the theorem needs the negative sign.
+        std0: The first standard deviation, in quanta.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
     layers: int
@@ -72,7 +88,7 @@ class Schedule:
         _check.boolean("static_std", self.static_std)
 
     def __call__(self, layer: int, t: float) -> tuple[float, float]:
-        """The mean and standard deviation, in quanta, of a layer's noise at time t."""
+        """Return the mean and standard deviation, in quanta, of a layer's noise at time t."""
         power = self.exponent(layer)
         remaining = self.remaining(layer, t)
         mean = self.first_mean if self.static_mean else self.first_mean * remaining**power
@@ -88,16 +104,16 @@ class Schedule:
 
     @property
     def end(self) -> float:
-        """The time from which no layer's noise changes any more."""
+        """The time from which the noise no longer changes."""
         return self.period * self.layers
 
     @property
     def is_static(self) -> bool:
-        """Whether neither mean nor std ever moves: a classical straight-through estimator."""
+        """Whether neither mean nor std changes: a classical straight-through estimator."""
         return self.static_mean and self.static_std
 
     def range(self, layer: int) -> tuple[float, float]:
-        """(t_start, t_end): the annealing range of a layer."""
+        """Return (t_start, t_end), the annealing range of a layer."""
         n, period = self.layers, self.period
         _check.integer("layer", layer, 0, n - 1)
         return {
@@ -108,36 +124,41 @@ class Schedule:
         }[self.interval]
 
     def exponent(self, layer: int) -> int:
-        """d_α; d_β is twice that."""
+        """Return d_α, the exponent of the mean; that of the std is twice as large."""
         return 1 if self.power == "homogeneous" else self.layers - layer
 
     def remaining(self, layer: int, t: float) -> float:
-        """λ_ℓ(t): 1 before the annealing range, 0 after it."""
+        """Return λ_ℓ(t): 1 before the annealing range, 0 after it."""
         start, end = self.range(layer)
         return min(max((end - t) / (end - start), 0.0), 1.0)
 
     @classmethod
-    def for_network(cls, net: Any, period: float, **settings: Any) -> "Schedule":
-        """A schedule with as many layers as ``net`` has quantised ones."""
+    def for_network(cls, net: nn.Module, period: float, **settings: Any) -> "Schedule":
+        """Return a schedule with as many layers as a quantised network.
+
+        Args:
+            net: A network of :func:`softstair.quantise`.
+            period: The period.
+            **settings: Other arguments of :class:`Schedule`.
+        """
         return cls(layers=layer_count(net), period=period, **settings)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for :func:`json.dumps`."""
+        """Return plain data for :func:`json.dumps`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Schedule":
-        """The schedule that :meth:`to_json` wrote, from its text or its data."""
+        """Return the schedule of :meth:`to_json`, from its data or its text."""
         try:
             values = json.loads(data) if isinstance(data, str) else data
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"a schedule in JSON must be JSON, but the text is not: {error}."
-            ) from None
+            raise _check.invalid("data", f"must be JSON, but the text is not: {error}") from None
         known = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or not {"layers", "period"} <= set(values) <= known:
-            raise ValueError(
-                "a schedule in JSON must hold layers and period and nothing but "
-                f"{', '.join(sorted(known))}, but {values!r} was given."
+            raise _check.invalid(
+                "data",
+                f"must hold layers and period and nothing but {', '.join(sorted(known))}, but "
+                f"{_check.shortened(values)} was given",
             )
         return cls(**values)

@@ -1,9 +1,7 @@
-"""Straight-through estimators by name: the stair forward, a density backward.
+"""Straight-through estimators: the stair in the forward pass, a density in the backward pass.
 
-On the Heaviside each is the derivative of the function it is called after: the clipped ReLU
-max(0, min(x, 1)), the hard sigmoid max(0, min(x + ½, 1)), Bi-Real's piecewise polynomial, the error
-function, the sigmoid. Identity and ReLU are limits, no probability measures, and have a
-slope of their own: 1 everywhere, and 1 where x ≥ 0.
+On the Heaviside function, the slope of each is the derivative of the function that it is named
+after. Identity and ReLU are limits and no probability measures.
 
 >>> import torch
 >>> x = torch.tensor([-0.4, 0.4, 1.4], requires_grad=True)
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from softstair import _check
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 from softstair.regularise import regularise
 from softstair.stair import Stair
@@ -35,9 +34,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Estimator:
-    """A density for the backward pass of the hard stair; mean and std in quanta.
+    """A density for the backward pass of the stair.
 
-    :func:`softstair.quantise` takes one in the place of a family of noise.
+    >>> import torch
+    >>> x = torch.tensor([-0.4, 0.4, 1.4], requires_grad=True)
+    >>> hard_sigmoid()(x, Stair.heaviside()).sum().backward()
+    >>> x.grad
+    tensor([1., 1., 0.])
+
+    :func:`softstair.quantise` takes an estimator as its ``noise``.
+
+    Args:
+        noise: The family of noise with that density.
+        mean: Its mean, in quanta.
+        std: Its standard deviation, in quanta.
     """
 
     noise: Noise
@@ -45,18 +55,23 @@ class Estimator:
     std: float
 
     def __call__(self, x: Tensor, stair: Stair) -> Tensor:
-        """σ(x), with Σₖ (qₖ − qₖ₋₁)·μ(x − θₖ) as its derivative."""
+        """Return σ(x), with the derivative Σₖ (qₖ − qₖ₋₁)·μ(x − θₖ).
+
+        Raises:
+            ValueError: If the stair has a quantum per channel.
+        """
         if isinstance(stair.quantum, tuple):
-            raise ValueError(
-                "stair must have one quantum for an estimator called by itself, but it has "
-                f"{len(stair.quantum)}; give the estimator to softstair.quantise instead."
+            raise _check.invalid(
+                "stair",
+                f"must have one quantum, but has {len(stair.quantum)}; pass the estimator to "
+                "softstair.quantise instead",
             )
         mean, std = self.mean * stair.quantum, self.std * stair.quantum
         return regularise(x, stair, self.noise, mean, std, forward="hard")
 
 
 class Identity(Noise):
-    """Slope 1 everywhere: the limit of ever wider uniform noise on an ever longer stair."""
+    """Slope 1 everywhere: the limit of ever wider uniform noise on ever more levels."""
 
     name = "identity"
     proper = False
@@ -76,35 +91,35 @@ class Ramp(Noise):
 
 
 def clipped_relu() -> Estimator:
-    """Uniform over [0, 1]: mean ½, std 1/(2√3)."""
+    """Return the estimator max(0, min(x, 1)): uniform noise on [0, 1]."""
     return Estimator(Uniform(), 0.5, 0.5 / math.sqrt(3))
 
 
 def hard_sigmoid() -> Estimator:
-    """Uniform over [−½, ½]."""
+    """Return the estimator max(0, min(x + ½, 1)): uniform noise on [−½, ½]."""
     return Estimator(Uniform(), 0.0, 0.5 / math.sqrt(3))
 
 
 def piecewise_polynomial() -> Estimator:
-    """Triangular of half-width 1, the estimator of Bi-Real networks."""
+    """Return the estimator of Bi-Real networks: triangular noise on [−1, 1]."""
     return Estimator(Triangular(), 0.0, 1 / math.sqrt(6))
 
 
 def error_function() -> Estimator:
-    """Normal of std 1/√2: (1 + erf x)/2."""
+    """Return the estimator (1 + erf x)/2: normal noise of std 1/√2."""
     return Estimator(Normal(), 0.0, math.sqrt(0.5))
 
 
 def sigmoid() -> Estimator:
-    """Logistic of scale 1, that is std π/√3: 1/(1 + e⁻ˣ)."""
+    """Return the estimator 1/(1 + e⁻ˣ): logistic noise of scale 1, that is of std π/√3."""
     return Estimator(Logistic(), 0.0, math.pi / math.sqrt(3))
 
 
 def identity() -> Estimator:
-    """The plain straight-through estimator: the gradient passes as it is."""
+    """Return the plain straight-through estimator: slope 1 everywhere."""
     return Estimator(Identity(), 0.0, 1.0)
 
 
 def relu() -> Estimator:
-    """The gradient passes where x ≥ 0."""
+    """Return the estimator with slope 1 where x ≥ 0."""
     return Estimator(Ramp(), 0.0, 1.0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from softstair._errors import SoftstairError
+from softstair import _check
 from softstair.convert.graph import Graph
 
 __all__ = ["Conversion", "Row", "report"]
@@ -14,22 +14,15 @@ ATTRIBUTE = "_softstair_conversion"
 
 @dataclass(frozen=True)
 class Row:
-    """One module or function call.
-
-    Attributes:
-        name: Its name in the network.
-        kind: Its class, or the name of the function.
-        layer: The number of its quantised layer; None if it is left in float.
-        became: What it is now, or why it is left in float.
-        stair: Its stair.
-        noise: Its family of noise.
-        forward: Its forward.
-    """
+    """A module or function call, and what became of it."""
 
     name: str
     kind: str
+    """Its class, or the name of the function."""
     layer: int | None
+    """The number of its quantised layer; None if it is left in float."""
     became: str
+    """What it is now, or why it is left in float."""
     stair: str = ""
     noise: str = ""
     forward: str = ""
@@ -37,15 +30,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table.
-
-    Attributes:
-        rows: A row for each layer, in order of execution.
-        graph: What the network computes.
-    """
+    """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table."""
 
     rows: tuple[Row, ...]
+    """What became of each layer, in order of execution."""
     graph: Graph
+    """What the network computes."""
 
     @property
     def layers(self) -> int:
@@ -53,15 +43,13 @@ class Conversion:
         return 1 + max(row.layer for row in self.rows if row.layer is not None)
 
     def __str__(self) -> str:
-        lines: list[tuple[str, ...]] = [
-            ("layer", "name", "was", "became", "stair", "noise", "forward")
-        ]
+        lines = [["layer", "name", "was", "became", "stair", "noise", "forward"]]
         for row in self.rows:
             layer = "" if row.layer is None else str(row.layer)
-            cells = (row.name, row.kind, row.became, row.stair, row.noise, row.forward)
-            lines.append((layer, *cells))
+            cells = [row.name, row.kind, row.became, row.stair, row.noise, row.forward]
+            lines.append([layer, *cells])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, tuple("─" * width for width in widths))
+        lines.insert(1, ["─" * width for width in widths])
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
@@ -92,9 +80,9 @@ def report(net: nn.Module) -> Conversion:
     """
     conversion = getattr(net, ATTRIBUTE, None)
     if not isinstance(conversion, Conversion):
-        raise SoftstairError(
-            f"net must be a network that softstair.quantise returned, but {type(net).__name__} "
-            "carries no table; wrappers (DDP, torch.compile) have it on the network inside.",
-            field="net",
+        raise _check.invalid(
+            "net",
+            f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
+            "pass the network inside DDP or torch.compile",
         )
     return conversion

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from softstair._errors import SoftstairError
+from softstair import _check
 from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, steps_of, trace
 from softstair.convert.ops import OPERATORS, Effect
 
@@ -27,6 +27,7 @@ __all__ = ["call_names", "call_operators", "rewrite"]
 DROPOUTS = {
     getattr(F, row.name): row.modules[0] for row in OPERATORS if row.effect is Effect.DROPOUT
 }
+ADVICE = "make its activations modules (nn.ReLU instead of F.relu)"
 
 
 def call_names(traced: fx.Graph) -> list[str]:
@@ -78,12 +79,17 @@ class RewrittenForward:
 
     def __init__(self, net: nn.Module, traced: fx.Graph) -> None:
         code = traced.python_code("self")
-        self.net, self.source, self.names = net, code.src, dict(code.globals)
+        self.net, self.source = net, code.src
         self.__signature__ = inspect.signature(net.forward)
+        # Python modules cannot be pickled; they are imported by name.
+        values = code.globals.items()
+        self.names = {key: v for key, v in values if not isinstance(v, ModuleType)}
+        self.modules = {key: v.__name__ for key, v in values if isinstance(v, ModuleType)}
         self._compile()
 
     def _compile(self) -> None:
-        namespace = dict(self.names)
+        modules = {key: importlib.import_module(name) for key, name in self.modules.items()}
+        namespace = {**self.names, **modules}
         exec(self.source, namespace)
         self.function = namespace["forward"]
 
@@ -91,25 +97,11 @@ class RewrittenForward:
         return self.function(self.net, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = {
-            name: _ModuleName(value.__name__) if isinstance(value, ModuleType) else value
-            for name, value in self.names.items()
-        }
-        state = {**self.__dict__, "names": names}
-        del state["function"]
-        return state
+        return {key: value for key, value in vars(self).items() if key != "function"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.names = {
-            name: importlib.import_module(value) if isinstance(value, _ModuleName) else value
-            for name, value in state["names"].items()
-        }
+        vars(self).update(state)
         self._compile()
-
-
-class _ModuleName(str):
-    """The name of a Python module, which cannot itself be pickled."""
 
 
 def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module: nn.Module) -> None:
@@ -137,11 +129,10 @@ def _differing_dropouts(
             is_same = is_same and (is_dropout or numbers[a] in replaced)
             dropouts.add(a)
     if not is_same:
-        raise SoftstairError(
-            "model must compute the same in training and in evaluation for its activations to be "
-            f"found in its code, but the forward pass of {type(net).__name__} depends on "
-            "self.training; make its activations modules (nn.ReLU instead of F.relu).",
-            field="model",
+        raise _check.invalid(
+            "model",
+            "must compute the same in training and in evaluation if its activations are functions, "
+            f"but {type(net).__name__} reads self.training; {ADVICE}",
         )
     return dropouts
 
@@ -158,21 +149,20 @@ def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
     for name, module in net.named_modules():
         is_inside = any(name == leaf or name.startswith(leaf + ".") for leaf in called)
         if name and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
-            raise SoftstairError(
-                "model must have no hooks on blocks for activations to be found in its code, but "
-                f"{name} has one; make the activations modules, or add the hook afterwards.",
-                field="model",
+            raise _check.invalid(
+                "model",
+                f"must have no hooks on blocks if its activations are functions, but {name} has "
+                f"one; {ADVICE}, or add the hook afterwards",
             )
 
 
 def _check_constants(net: nn.Module, first: str, second: str) -> None:
     a, b = (operator.attrgetter(name)(net) for name in (first, second))
     if isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b):
-        raise SoftstairError(
-            "model must not draw random tensors for its activations to be found in its code, but "
-            f"the forward pass of {type(net).__name__} makes another one at each call; "
-            "make its activations modules (nn.ReLU instead of F.relu).",
-            field="model",
+        raise _check.invalid(
+            "model",
+            "must not draw random tensors if its activations are functions, but "
+            f"{type(net).__name__} does; {ADVICE}",
         )
 
 
