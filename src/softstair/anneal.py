@@ -1,10 +1,8 @@
 """The annealer: moves the noise of a network along a schedule, and ends the backward pass early.
 
-A stair without noise passes no gradient. Once the noise of a layer is gone, its stairs give outputs
-without a gradient, and autograd prunes whatever feeds nothing else. Modules from which every path
-to the output meets such a stair run as under :func:`torch.no_grad`. Their parameters receive
-gradients of zero all the same, unless they are frozen, so that optimisers with momentum, and DDP,
-do exactly what they would have done.
+A stair without noise passes no gradient. Modules from which every path to the output meets such a
+stair run as under :func:`torch.no_grad`. Their parameters still receive gradients of zero, unless
+they are frozen, so that optimisers with momentum, and DDP, do what they would have done.
 """
 
 import math
@@ -134,17 +132,16 @@ class Annealer:
         targets = [self._noise_at(layer, t) for layer in range(self.layers)]
         # Something else may have written to the noise since, such as a loaded checkpoint.
         is_current = self._versions == self._current_versions()
+        changed = [not is_current or a != b for a, b in zip(self._noise, targets, strict=True)]
         with torch.no_grad():
-            if self._gathered is not None:
-                if targets != self._noise or not is_current:
-                    # Copied while the device still works on the previous step.
-                    self._gathered.copy_(torch.tensor(targets), non_blocking=True)
-            else:
-                for stairs, before, noise in zip(self._stairs, self._noise, targets, strict=True):
-                    if noise != before or not is_current:
-                        for stair in stairs:
-                            stair.mean.fill_(noise[0])
-                            stair.std.fill_(noise[1])
+            if self._gathered is not None and any(changed):
+                # Copied while the device still works on the previous step.
+                self._gathered.copy_(torch.tensor(targets), non_blocking=True)
+            elif self._gathered is None:
+                for layer in (layer for layer, is_changed in enumerate(changed) if is_changed):
+                    for stair in self._stairs[layer]:
+                        stair.mean.fill_(targets[layer][0])
+                        stair.std.fill_(targets[layer][1])
         self._noise, self._versions = list(targets), self._current_versions()
         self._mark_annealed(self.annealed if self.truncate else ())
 
@@ -209,20 +206,11 @@ class Annealer:
     def state_dict(self) -> dict[str, Any]:
         """Return the clock and the schedule; the network's own state holds the noise."""
         schedule = self.schedule.to_json() if isinstance(self.schedule, Schedule) else None
-        return {
-            "steps": self.steps,
-            "steps_per_unit": self.steps_per_unit,
-            "update": self.update,
-            "freeze": self.freeze,
-            "schedule": schedule,
-        }
+        names = ("steps", "steps_per_unit", "update", "freeze")
+        return {**{name: getattr(self, name) for name in names}, "schedule": schedule}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the clock to where :meth:`state_dict` was called.
-
-        Raises:
-            ValueError: If the state belongs to another schedule, update or number of steps.
-        """
+        """Set the clock to where :meth:`state_dict` was called, under the same schedule."""
         own = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(own):
             given = _check.shortened(state)
@@ -265,9 +253,7 @@ def _check_schedule(schedule: NoisePath, layers: int) -> None:
         )
     if isinstance(schedule, Schedule) and schedule.layers != layers:
         raise _check.invalid(
-            "schedule",
-            f"must have as many layers as the network, {layers}, but has {schedule.layers}; "
-            "Schedule.for_network counts them",
+            "schedule", f"must have {layers} layers, as the network, but has {schedule.layers}"
         )
 
 
@@ -380,10 +366,7 @@ def _used_parameters(net: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def _blocked_modules(net: nn.Module) -> list[nn.Module]:
-    """Return the modules with parameters whose every path to the output meets an annealed stair.
-
-    Only where the graph is complete; elsewhere autograd prunes what it can.
-    """
+    """Return the modules with parameters whose every path to the output meets an annealed stair."""
     blocked: dict[int, nn.Module] = {}
     for part, graph in _complete_graphs(net):
         modules = [part.get_submodule(step.module) if step.module else None for step in graph.steps]

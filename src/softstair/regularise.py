@@ -78,10 +78,10 @@ def regularise(
     """
     noise = noises.get(noise)
     _check_operands(x, stair, noise, forward)
-    mean, std = _parameter("mean", mean), _parameter("std", std)
+    soft = SoftStair(stair, noise, _parameter("mean", mean), _parameter("std", std))
     if kernels.is_transformed():
-        return _composite(x, stair, noise, mean, std, forward, generator)
-    return Regularised.apply(x, stair, noise, mean, std, forward, generator)
+        return _composite(x, soft, forward, generator)
+    return Regularised.apply(x, soft, forward, generator)
 
 
 class Regularised(torch.autograd.Function):
@@ -89,68 +89,45 @@ class Regularised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        stair: Stair,
-        noise: Noise,
-        mean: float | Tensor,
-        std: float | Tensor,
-        forward: Forward,
-        generator: torch.Generator | None,
+        ctx: Any, x: Tensor, soft: SoftStair, forward: Forward, generator: torch.Generator | None
     ) -> Tensor:
-        # A leaf lives on anyway, and a tangent needs x itself.
-        brief = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
-        soft = SoftStair(stair, noise, mean, std)
-        y, trace = kernels.forward(x.detach(), soft, forward, generator, compact=brief)
-        ctx.is_brief = trace.dtype != x.dtype
+        # A leaf stays in memory anyway, and a tangent needs x itself.
+        compact = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
+        y, saved = kernels.forward(x.detach(), soft, forward, generator, compact=compact)
+        ctx.is_compact = saved.dtype != x.dtype
         # Saved by autograd, which raises if the noise moves before the backward pass.
-        held = (trace if ctx.is_brief else x, mean, std)
-        kept = [value for value in held if isinstance(value, Tensor)]
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
-        ctx.operands = (stair, noise, *(None if isinstance(v, Tensor) else v for v in (mean, std)))
+        values = (saved if ctx.is_compact else x, soft.mean, soft.std)
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.soft = soft
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        trace, soft = _restored(ctx)
+        saved, soft = ctx.saved_tensors[0], ctx.soft
         # For a second derivative the slope must be differentiable. Where a byte was saved it is a
         # step function of x, whose derivative is 0.
-        if torch.is_grad_enabled() and not ctx.is_brief:
-            gradient = (grad * kernels.slope(trace, soft)).to(trace.dtype)
+        if torch.is_grad_enabled() and not ctx.is_compact:
+            gradient = (grad * kernels.slope(saved, soft)).to(saved.dtype)
         else:
-            gradient = kernels.backward(grad, trace, soft)
-        return gradient, None, None, None, None, None, None
+            gradient = kernels.backward(grad, saved, soft)
+        return gradient, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        x, soft = _restored(ctx)
-        return (tangent * kernels.slope(x, soft)).to(x.dtype)
-
-
-def _restored(ctx: Any) -> tuple[Tensor, SoftStair]:
-    """Return x or its trace, and the stair with the noise of the forward pass."""
-    trace, *tensors = ctx.saved_tensors
-    stair, noise, *scalars = ctx.operands
-    mean, std = (tensors.pop(0) if scalar is None else scalar for scalar in scalars)
-    return trace, SoftStair(stair, noise, mean, std)
+        x = ctx.saved_tensors[0]
+        return (tangent * kernels.slope(x, ctx.soft)).to(x.dtype)
 
 
 def _composite(
-    x: Tensor,
-    stair: Stair,
-    noise: Noise,
-    mean: float | Tensor,
-    std: float | Tensor,
-    forward: Forward,
-    generator: torch.Generator | None,
+    x: Tensor, soft: SoftStair, forward: Forward, generator: torch.Generator | None
 ) -> Tensor:
     """Return the operator in operations that every transform and compiler differentiates.
 
     y + (x − x̄)·s, with constants x̄ = x, y = σ and s the slope, has the value y and the derivative
     s. Some compilers silently give an autograd.Function built from comparisons zero gradients.
     """
-    soft = SoftStair(stair, noise, mean, std)
     value = kernels.value(x.detach(), soft, forward, generator)
     limit = torch.finfo(x.dtype).max
     # ∞ − ∞ would be NaN; the slope out there is 0.

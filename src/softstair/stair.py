@@ -25,15 +25,11 @@ FIT_CANDIDATES = 96
 
 @dataclass(frozen=True)
 class Line:
-    """fl(fl(n + first)·unit) for n = 0, 1, …: values on a line, each rounded once.
-
-    ``native``: the product may be taken in the tensor's own (or the accumulating) dtype;
-    otherwise only float64 rounds it right.
-    """
+    """fl(fl(n + first)·unit) for n = 0, 1, …: values on a line, each rounded once."""
 
     first: float
     unit: float
-    native: bool
+    native: bool  # whether the tensor's own dtype rounds the product right, or only float64
 
 
 @dataclass(frozen=True)
@@ -58,9 +54,8 @@ class Stair:
     (-1.0, -0.5, 0.0, 0.5)
     >>> ss.Stair(levels=(0.0, 1.0, 4.0), thresholds=(0.5, 2.5))(torch.tensor([0.5, 3.0]))
     tensor([1., 4.])
-    >>> ss.Stair.sign(quantum=[0.1, 0.2], axis=0)(torch.tensor([[3.0], [-3.0]]))
-    tensor([[ 0.1000],
-            [-0.2000]])
+    >>> ss.Stair.sign(quantum=[0.1, 0.2], axis=0)(torch.tensor([3.0, -3.0]))
+    tensor([ 0.1000, -0.2000])
 
     A stair evaluates in the dtype of its input: levels and thresholds are rounded to it once, an x
     equal to a rounded threshold is in the upper bin, and every result is a rounded level. NaN stays
@@ -75,9 +70,8 @@ class Stair:
         axis: The dimension of the channels, with a quantum per channel.
 
     Attributes:
-        integers: The levels in quanta if they are integers, else None.
-        spacing: The distances of neighbouring thresholds and of neighbouring levels if each is
-            constant, else None.
+        integers: The levels in quanta, or None if they are no integers.
+        spacing: The distances of thresholds and of levels, or None if they are not constant.
 
     Raises:
         ValueError: If levels or thresholds do not increase, or if their numbers do not match.
@@ -97,11 +91,8 @@ class Stair:
         object.__setattr__(self, "levels", _increasing("levels", self.levels, at_least=2))
         object.__setattr__(self, "thresholds", _increasing("thresholds", self.thresholds))
         if len(self.thresholds) != len(self.levels) - 1:
-            raise _check.invalid(
-                "thresholds",
-                f"must be one fewer than the {len(self.levels)} levels, but "
-                f"{len(self.thresholds)} were given",
-            )
+            counts = f"{len(self.levels)} levels, but {len(self.thresholds)} were given"
+            raise _check.invalid("thresholds", f"must be one fewer than the {counts}")
         object.__setattr__(self, "quantum", _quantum(self.quantum))
         if isinstance(self.quantum, tuple) and self.axis is None:
             object.__setattr__(self, "axis", 0)
@@ -235,23 +226,20 @@ class Stair:
         return self._hash
 
     def __repr__(self) -> str:
-        def short(values: tuple[float, ...]) -> str:
+        def shortened(values: tuple[float, ...]) -> str:
             shown = [f"{v:g}" for v in values]
             return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
 
-        unit = f"{len(self.quantum)} channels" if isinstance(self.quantum, tuple) else self.quantum
-        parts = f"levels=({short(self.levels)}), thresholds=({short(self.thresholds)})"
-        return f"Stair({parts}, quantum={unit}{'' if self.axis is None else f', axis={self.axis}'})"
+        shape = f"levels=({shortened(self.levels)}), thresholds=({shortened(self.thresholds)})"
+        if isinstance(self.quantum, tuple):
+            return f"Stair({shape}, quantum={len(self.quantum)} channels, axis={self.axis})"
+        return f"Stair({shape}, quantum={self.quantum})"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
         quantum = list(self.quantum) if isinstance(self.quantum, tuple) else self.quantum
-        return {
-            "levels": list(self.levels),
-            "thresholds": list(self.thresholds),
-            "quantum": quantum,
-            "axis": self.axis,
-        }
+        lists = {"levels": list(self.levels), "thresholds": list(self.thresholds)}
+        return {**lists, "quantum": quantum, "axis": self.axis}
 
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Stair":
@@ -385,9 +373,6 @@ def _in_units(value: float, unit: float) -> float:
 def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stair:
     """Return ``stair`` with the quantum ε that minimises ‖w − σ_ε(w)‖².
 
-    The search runs from a hundredth of the quantum that reaches the largest weight to a quarter
-    above it, so that the fit may clip outliers.
-
     >>> weight = torch.tensor([[-0.3, 0.3, 0.0, 0.3], [0.6, -0.6, 0.0, 0.0]])
     >>> [round(q, 2) for q in fit_quantum(weight, Stair.ternary(), per_channel=True).quantum]
     [0.3, 0.6]
@@ -397,6 +382,7 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
         stair: The stair σ, whose own quantum does not matter.
         per_channel: Fit a quantum to each output channel instead of one to all weights.
     """
+    # Candidates from 0.01 to 1.25 of the quantum that reaches the largest weight: may clip it.
     unit = stair.with_quantum(1.0)
     rows = weight.detach().double().reshape(weight.shape[0] if per_channel else 1, -1)
     reach = max(abs(unit.levels[0]), abs(unit.levels[-1]))

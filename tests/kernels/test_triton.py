@@ -468,22 +468,22 @@ def test_what_triton_cannot_do_is_refused_without_the_interpreter(monkeypatch):
     """A tensor on the CPU, no Triton, a choice that is none: a sentence, and no replacement."""
     x = torch.zeros(3)
     with kernels.use("triton"), pytest.raises(RuntimeError, match=r"tensor on cpu.*INTERPRET=1"):
-        TERNARY(x)
+        kernels.hard(x, TERNARY)
     oracle.refuses(lambda: kernels.use("cuda").__enter__(), "cuda", *kernels.CHOICES)
     monkeypatch.setenv("SOFTSTAIR_KERNELS", "fast")
-    oracle.refuses(lambda: TERNARY(x), "SOFTSTAIR_KERNELS", "fast", *kernels.CHOICES)
+    oracle.refuses(lambda: kernels.hard(x, TERNARY), "SOFTSTAIR_KERNELS", "fast", *kernels.CHOICES)
     monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     room.unavailable.cache_clear()
     with pytest.raises(RuntimeError, match=r"not installed.*pip install triton"):
-        TERNARY(x)
+        kernels.hard(x, TERNARY)
     room.unavailable.cache_clear()
     with kernels.use("reference"):
-        assert torch.equal(TERNARY(x), x)
+        assert torch.equal(kernels.hard(x, TERNARY), x)
 
 
 def test_softstair_imports_no_triton_without_the_interpreter():
-    code = "import sys, torch, softstair as s; s.Stair.ternary()(torch.zeros(3)); "
+    code = "import sys, torch, softstair as s; s.kernels.hard(torch.zeros(3), s.Stair.ternary()); "
     code += "sys.exit('triton' in sys.modules)"
     environment = {k: v for k, v in os.environ.items() if k != "SOFTSTAIR_KERNELS"}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
