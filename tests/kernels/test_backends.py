@@ -86,7 +86,7 @@ def test_stairs_finer_than_the_dtype(bits, quantum, dtype):
     x = torch.randn(3000, generator=generator) * quantum * 2 ** (bits - 2)
     x = torch.cat([thresholds, x.to(dtype)])
     wanted = torch.searchsorted(thresholds.double(), x.double(), right=True)
-    assert torch.equal(stair.index(x), wanted)
+    assert torch.equal(kernels.index(x, stair), wanted)
     assert torch.equal(kernels.hard(x, stair), levels[wanted])
 
 
