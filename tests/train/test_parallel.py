@@ -248,7 +248,7 @@ def test_errors_are_reported_once(pair: Pair, complete: Path, tmp_path: Path) ->
         "multiple of the number of processes, 2": words(replace(small, batch=33), new),
         "capture must be auto or never": words(small, new, "--capture", "always"),
         "torchrun started 2": words(small, new, "--every-fold"),
-        "must be auto, cpu or cuda under": words(small, new, "--device", "cuda:0"),
+        "torchrun gives each process its own GPU": words(small, new, "--device", "cuda:0"),
         "holds a run already": words(RANDOM, complete),
         "was begun without torchrun": words(small, one, "--resume"),
         "must be at most the number of training examples": words(replace(small, batch=1024), new),

@@ -128,44 +128,30 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         local_rank: Number of this process on its machine, if torchrun started several; it uses the
             GPU of that number.
     """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    problem = ""
     if local_rank is not None and name != "cpu":
-        name = _gpu_of_process(name, local_rank)
+        if name not in ("auto", "cuda"):
+            problem = "torchrun gives each process its own GPU"
+        elif 0 < gpus <= local_rank:
+            problem = f"torchrun started more than one process per GPU (torch sees {gpus})"
+        name = f"cuda:{local_rank}" if gpus else name
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SoftstairError(
-            f"device {name!r} is not available, since torch sees no CUDA device: pass "
-            "`device=cpu`.",
-            field="device",
-        )
+        name = "cuda" if gpus else "cpu"
+    if name.startswith("cuda") and not gpus:
+        problem = problem or "torch sees no CUDA device"
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError
-        torch.zeros((), device=device)
+        if device.type in ("cpu", "cuda") and not problem:
+            torch.zeros((), device=device)
+            return device
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise SoftstairError(
-            f"device must be auto, cpu, cuda or cuda:N, and be available, but {name!r} was given.",
-            field="device",
-        ) from None
-    return device
-
-
-def _gpu_of_process(name: str, local_rank: int) -> str:
-    if name not in ("auto", "cuda"):
-        raise SoftstairError(
-            "device must be auto, cpu or cuda under torchrun, which gives each process its own "
-            f"GPU, but {name!r} was given.",
-            field="device",
-        )
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if 0 < gpus <= local_rank:
-        raise SoftstairError(
-            f"torchrun must start at most one process per GPU, but torch sees {gpus} here: lower "
-            "torchrun's nproc-per-node, or pass `device=cpu`.",
-            field="device",
-        )
-    return f"cuda:{local_rank}" if gpus else name
+        pass
+    raise SoftstairError(
+        f"device must be auto, cpu, cuda or cuda:N, and be available, but {name!r} was given"
+        f"{problem and ': '}{problem}.",
+        field="device",
+    )
 
 
 def check_kernels(recipe: Recipe, device: torch.device) -> None:

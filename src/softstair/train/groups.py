@@ -11,7 +11,7 @@ from softstair import noise as noises
 from softstair._errors import SoftstairError
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
-from softstair.train.options import Options, names_with, option
+from softstair.train.options import Fact, Options, names_with, option
 
 __all__ = [
     "DataOptions",
@@ -30,9 +30,9 @@ StairName = Literal[
     "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "uint8",
 ]  # fmt: skip
 
-AXIS = {"paper_axis": True, "in_tables": True}
-SCHEDULE_AXIS = {**AXIS, "schedule": True}
-QUANTUM = {"low": 1e-30, "high": 1e30, "architecture": True}
+IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
+AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
+SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
 
 AUGMENTATIONS = {
     **dict.fromkeys(("digits", "cifar10", "svhn"), ("none", "crop", "crop-flip")),
@@ -64,23 +64,18 @@ class DataOptions(Options):
     data: str = option(
         "digits",
         "Data set: digits, cifar10, svhn, speech, or your own function as package.module:load.",
-        architecture=True,
-        in_tables=True,
+        *IDENTITY,
     )
     model: str = option(
         "auto",
-        "Network: digits, vgg8, dscnn, or your own function as package.module:build "
-        "(auto: the one for the data set).",
-        architecture=True,
-        in_tables=True,
+        "Network: digits, vgg8, dscnn, or your own package.module:build (auto: by the data set).",
+        *IDENTITY,
     )
     limit: int | None = option(
         None, "Use only N random examples of each set, for a quick trial.", low=1, high=10**12
     )
     augment: Literal["none", "crop", "crop-flip", "shift"] = option(
-        "none",
-        "Augmentation. Images: random crops after padding with 4 black pixels, and random flips. "
-        "Speech: random shifts by up to 0.1 s.",
+        "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
     integer_input: bool = option(
         False,
@@ -89,10 +84,7 @@ class DataOptions(Options):
         older_value=False,
     )
     centre_input: bool = option(
-        True,
-        "Use the centred normalisation of data sets that have one: of speech, (x - 128) / 16 "
-        "instead of x.",
-        older_value=False,
+        True, "Centre the input of speech: (x - 128) / 16 instead of x.", older_value=False
     )
 
     def _check_together(self) -> None:
@@ -111,26 +103,29 @@ class NetworkOptions(Options):
     """What of the network is quantised, and to which levels."""
 
     weights: StairName | Literal["float"] = option(
-        "ternary", "Stair of the weights.", architecture=True
+        "ternary", "Stair of the weights.", "architecture"
     )
-    weight_quantum: float = option(1.0, "Quantum of the weights' stair.", **QUANTUM)
+    weight_quantum: float = option(
+        1.0, "Quantum of the weights' stair.", "architecture", low=1e-30, high=1e30
+    )
     features: StairName | Literal["float"] = option(
         "ternary",
-        "Stair of the features; float for weights and features trains the float twin.",
-        architecture=True,
+        "Stair of the features (weights and features in float: float twin).",
+        "architecture",
     )
-    feature_quantum: float = option(1.0, "Quantum of the features' stair.", **QUANTUM)
+    feature_quantum: float = option(
+        1.0, "Quantum of the features' stair.", "architecture", low=1e-30, high=1e30
+    )
     thresholds: Literal["midpoint", "floor"] = option(
         "midpoint",
-        "Thresholds of intN and uintN: midway between levels, as in the paper's experiments, or "
-        "at the levels, as in its text.",
-        architecture=True,
+        "Thresholds of intN and uintN: midway between levels, or at them.",
+        "architecture",
     )
     last_layer: Literal["float", "stair"] = option(
-        "float", "Keep the last layer in float, or quantise its weights too.", architecture=True
+        "float", "Keep the last layer in float, or quantise its weights too.", "architecture"
     )
     skip: tuple[str, ...] = option(
-        (), "Further modules to keep in float, by name or pattern.", architecture=True
+        (), "Further modules to keep in float, by name or pattern.", "architecture"
     )
 
     @property
@@ -154,44 +149,42 @@ class NoiseOptions(Options):
     """The noise, and how it is annealed."""
 
     noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
-        "uniform", "Noise family.", architecture=True, **AXIS
+        "uniform", "Noise family.", "architecture", *AXIS
     )
     forward: Literal["expectation", "mode", "random", "hard"] = option(
-        "mode", "What the forward pass computes from the noise.", architecture=True, **AXIS
+        "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
     )
     static_mean: bool = option(
-        True, "Keep the mean of the noise constant instead of annealing it to 0.", **SCHEDULE_AXIS
+        True, "Keep the mean of the noise instead of annealing it to 0.", *SCHEDULE_AXIS
     )
     static_std: bool = option(
-        False,
-        "Keep the standard deviation of the noise constant instead of annealing it to 0.",
-        **SCHEDULE_AXIS,
+        False, "Keep the standard deviation instead of annealing it to 0.", *SCHEDULE_AXIS
     )
     mean0: float | None = option(
-        None, "Initial mean in quanta (None: 0 if static, else -0.5).", schedule=True
+        None, "Initial mean in quanta (None: 0 if static, else -0.5).", "schedule"
     )
     std0: float | None = option(
         None,
         "Initial standard deviation in quanta (None: 95 % of the noise, or all if it is bounded, "
         "lies within half a quantum).",
-        schedule=True,
+        "schedule",
     )
     interval: Interval = option(
         "partition",
         "When each layer anneals: one after another from the input on (partition), all at once "
         "(overlapped), from a common start, or to a common end.",
-        **SCHEDULE_AXIS,
+        *SCHEDULE_AXIS,
     )
     power: Power = option(
         "homogeneous",
-        "Power law of the annealing: the same for all layers, or faster near the input.",
-        **SCHEDULE_AXIS,
+        "Power law: the same for all layers, or faster near the input.",
+        *SCHEDULE_AXIS,
     )
     period: float = option(
         9.0,
         "Epochs to anneal one layer; all layers are annealed after period times layers.",
-        schedule=True,
-        scales_with_epochs=True,
+        "schedule",
+        "scales_with_epochs",
     )
     update: Literal["iteration", "epoch"] = option(
         "iteration", "Update the noise at every iteration, or once per epoch."
@@ -202,7 +195,7 @@ class NoiseOptions(Options):
         changes_result=False,
     )
     freeze: bool = option(
-        False, "Do not update parameters before annealed layers, which momentum would still move."
+        False, "Do not update parameters before annealed layers, as momentum would."
     )
 
     def schedule(self, layers: int) -> Schedule:
@@ -234,23 +227,20 @@ class OptimiserOptions(Options):
     drop: float | None = option(
         32.0,
         "Epoch at which the learning rate drops (None: never).",
+        "scales_with_epochs",
         low=0.0,
         high=1e9,
-        scales_with_epochs=True,
     )
     drop_factor: float = option(0.1, "Factor by which the learning rate drops.", low=0.0, high=1e6)
     batch: int = option(
-        64,
-        "Examples per batch; an incomplete last batch is left out. Batch normalisation needs two.",
-        low=2,
-        high=10**9,
+        64, "Examples per batch; an incomplete last batch is left out.", low=2, high=10**9
     )
     epochs: int = option(
         40,
-        "Passes over the training examples. As a flag it scales period and drop in proportion.",
+        "Passes over the data; as a flag, scales period and drop.",
+        "in_tables",
         low=1,
         high=10**7,
-        in_tables=True,
     )
 
     def learning_rate_at(self, t: float) -> float:
@@ -272,10 +262,7 @@ class SplitOptions(Options):
     fold: int = option(0, "Fold that validates, counting from 0.", low=0, high=10**9)
     folds: int = option(5, "Number of folds of the training set.", low=2, high=10**9)
     seed: int = option(
-        0,
-        "Seed of weights, order, augmentation and random forward passes, but not of the folds.",
-        low=0,
-        high=2**63 - 1,
+        0, "Seed of weights, order, augmentation and random forward passes.", low=0, high=2**63 - 1
     )
 
     def _check_together(self) -> None:
@@ -293,26 +280,20 @@ class ExecutionOptions(Options):
     """How a training step is computed."""
 
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
-        "auto",
-        "Precision of training steps (auto: bfloat16 on a GPU that has it, else float32). "
-        "Evaluation is in float32.",
-        in_tables=True,
+        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto",
-        "Compile the network with torch.compile (auto: in long runs on a GPU, if softstair has "
-        "no fused kernels for the network).",
+        "Compile the network with torch.compile (auto: in long runs on a GPU without fused "
+        "kernels).",
         changes_result=False,
     )
     kernels: Literal["auto", "triton", "reference"] = option(
-        "auto",
-        "Kernels of the stairs: Triton (on a GPU), or plain torch (auto: the fastest).",
-        changes_result=False,
+        "auto", "Kernels of the stairs: Triton on a GPU, or plain torch.", changes_result=False
     )
     capture: Literal["auto", "always", "never"] = option(
         "auto",
-        "Run each training step on a GPU as a captured CUDA graph (auto: unless the model is "
-        "your own).",
+        "Run training steps on a GPU as a CUDA graph (auto: unless the model is your own).",
         changes_result=False,
     )
 

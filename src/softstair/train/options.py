@@ -14,7 +14,12 @@ __all__ = ["Fact", "Option", "Options", "describe", "names_with", "option"]
 ValueT = TypeVar("ValueT")
 
 Fact = Literal[
-    "changes_result", "architecture", "paper_axis", "in_tables", "schedule", "scales_with_epochs"
+    "architecture",  # decides which network is built
+    "paper_axis",  # is a degree of freedom of the paper's experiments
+    "in_tables",  # every table of results has a column for it, and the report a filter
+    "schedule",  # is a parameter of the noise schedule
+    "scales_with_epochs",  # is a time in epochs, which Recipe.rescaled scales
+    "changes_result",  # another value gives another trained network
 ]
 
 
@@ -24,28 +29,17 @@ class Option:
 
     Attributes:
         help: What the field does.
-        low: Smallest allowed number.
-        high: Largest allowed number.
-        changes_result: Another value gives another trained network.
-        architecture: It decides which network is built.
-        paper_axis: It is a degree of freedom of the paper's experiments.
-        in_tables: Every table of results has a column for it, and the report a filter.
-        schedule: It is a parameter of the noise schedule.
-        scales_with_epochs: It is a time in epochs, which :meth:`Recipe.rescaled` scales.
+        facts: What is true of it, see `Fact`.
+        low, high: Range of a number.
         older_value: Its value in files written before it existed; ``...`` if all files have it.
         name, kind, choices, is_optional: From the field itself: ``kind`` is bool, int, float, str
             or tuple; ``choices`` are those of a Literal; an optional field may be None.
     """
 
     help: str
+    facts: frozenset[str]
     low: Any = None
     high: Any = None
-    changes_result: bool = True
-    architecture: bool = False
-    paper_axis: bool = False
-    in_tables: bool = False
-    schedule: bool = False
-    scales_with_epochs: bool = False
     older_value: Any = ...
     name: str = ""
     kind: type = str
@@ -98,9 +92,14 @@ class Option:
         return self.check(value)
 
 
-def option(default: ValueT, help: str, **facts: Any) -> ValueT:
-    """Declare a field of a group: its default, help text and further attributes of `Option`."""
-    field: Any = dataclasses.field(default=default, metadata={"option": Option(help, **facts)})
+def option(
+    default: ValueT, help: str, *facts: Fact, changes_result: bool = True, **limits: Any
+) -> ValueT:
+    """Declare a field of a group: its default, help text, facts, and attributes of `Option`."""
+    known = frozenset(facts) | ({"changes_result"} if changes_result else set())
+    field: Any = dataclasses.field(
+        default=default, metadata={"option": Option(help, known, **limits)}
+    )
     return cast(ValueT, field)
 
 
@@ -136,7 +135,7 @@ def describe(options: type[Options]) -> Mapping[str, Option]:
 
 def names_with(fact: Fact, options: type[Options]) -> tuple[str, ...]:
     """Return the names of the options of a group of which a fact is true, in order."""
-    return tuple(name for name, known in describe(options).items() if getattr(known, fact))
+    return tuple(name for name, known in describe(options).items() if fact in known.facts)
 
 
 def _described(field: "dataclasses.Field[Any]", annotation: Any) -> Option:

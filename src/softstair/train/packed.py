@@ -153,10 +153,9 @@ def _unpacked(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
     state = dict(tensors)
     for key, layer in _stair_layers(network):
         stair = layer.weight_stair.stair
-        # Weights may have been fitted, with a quantum of their own.
         quantum = tensors[key.removesuffix("weight") + "weight_stair.quantum"]
-        if not torch.equal(quantum, torch.tensor(stair.quantum, dtype=torch.float32)):
-            stair = stair.with_quantum(quantum.double().tolist(), stair.axis)
+        if not torch.equal(quantum, layer.weight_stair.quantum):
+            raise ValueError(f"the quantum of {key} is not that of the recipe")
         index = _from_bits(state[key], _width(stair), layer.weight.numel())
         if int(index.max()) >= len(stair.levels):
             raise ValueError("a weight has a level that its stair does not have")
@@ -174,16 +173,14 @@ def _stair_layers(network: nn.Module) -> list[tuple[str, StairLayer]]:
 
 
 def _width(stair: Stair) -> int:
-    """Return the bits per level: 1, 2, 4, 8 or 16, so that none crosses a byte boundary."""
+    """Return the bits per level: 1, 2, 4 or 8, so that none crosses a byte boundary."""
     bits = (len(stair.levels) - 1).bit_length()
-    return next(width for width in (1, 2, 4, 8, 16) if bits <= width)
+    return next(width for width in (1, 2, 4, 8) if bits <= width)
 
 
 def _to_bits(index: Tensor, width: int) -> Tensor:
     """Return the indices in bytes, the first in the lowest bits, padded with 0."""
     flat = index.reshape(-1).to(torch.int32)
-    if width == 16:
-        return torch.stack([flat & 255, flat >> 8], dim=1).to(torch.uint8).reshape(-1)
     per_byte = 8 // width
     flat = nn.functional.pad(flat, (0, -len(flat) % per_byte)).reshape(-1, per_byte)
     return (flat << torch.arange(0, 8, width)).sum(1).to(torch.uint8)
@@ -197,29 +194,21 @@ def _from_bits(packed: Tensor, width: int, count: int) -> Tensor:
     """
     if packed.dtype != torch.uint8 or packed.shape != (math.ceil(count * width / 8),):
         raise ValueError(f"{count} weights are not {width} bits each")
-    if width == 16:
-        low, high = packed.int().reshape(-1, 2).unbind(1)
-        return (low | high << 8).long()
     index = (packed.int()[:, None] >> torch.arange(0, 8, width)) & ((1 << width) - 1)
     return index.reshape(-1)[:count].long()
 
 
 def _representatives(stair: Stair, index: Tensor) -> Tensor:
     """Return for each level index a weight inside its bin: the level itself if it lies there."""
-    thresholds = stair.thresholds
-    margin = stair.quantum if isinstance(stair.quantum, float) else 1.0
-    inner = [(low + high) / 2 for low, high in pairwise(thresholds)]
-    middles = [thresholds[0] - margin, *inner, thresholds[-1] + margin]
-    bins = pairwise((-math.inf, *thresholds, math.inf))
+    assert isinstance(stair.quantum, float)  # recipes quantise with one quantum per network
+    low, high = stair.thresholds[0] - stair.quantum, stair.thresholds[-1] + stair.quantum
+    middles = [low, *((a + b) / 2 for a, b in pairwise(stair.thresholds)), high]
+    bins = pairwise((-math.inf, *stair.thresholds, math.inf))
     values = [
-        level if low < level < high else middle
-        for level, middle, (low, high) in zip(stair.levels, middles, bins, strict=True)
+        level if start < level < end else middle
+        for level, middle, (start, end) in zip(stair.levels, middles, bins, strict=True)
     ]
-    weight = torch.tensor(values, dtype=torch.float64)[index]
-    if isinstance(stair.quantum, tuple):
-        quanta = torch.tensor(stair.quantum, dtype=torch.float64)
-        weight = weight * quanta.reshape(-1, *[1] * (index.dim() - 1))
-    weight = weight.float()
+    weight = torch.tensor(values, dtype=torch.float32)[index]
     if not torch.equal(stair.index(weight), index):
         raise ValueError("its levels lie too close together for float32")
     return weight
