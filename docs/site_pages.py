@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from softstair.train.options import Options, describe
+
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {
     "README.md": "index.md",
@@ -46,7 +48,18 @@ def api_page(name: str) -> str:
         if path in sys.modules:  # a function and the module that defines it
             path = f"{value.__module__}.{value.__qualname__}"
         lines += [f"::: {path}", ""]
+        if isinstance(value, type) and issubclass(value, Options):
+            lines += option_table(value)
     return "\n".join(lines)
+
+
+def option_table(options: type[Options]) -> list[str]:
+    """Return the lines of a table of the fields, whose help texts are not docstrings."""
+    default = options()
+    lines = ["| field | default | meaning |", "|---|---|---|"]
+    for name, known in describe(options).items():
+        lines.append(f"| `{name}` | `{getattr(default, name)!r}` | {known.help} |")
+    return [*lines, ""]
 
 
 def relink(text: str, page: Path) -> str:

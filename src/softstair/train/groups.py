@@ -195,7 +195,7 @@ class NoiseOptions(Options):
         changes_result=False,
     )
     freeze: bool = option(
-        False, "Do not update parameters before annealed layers, as momentum would."
+        False, "Freeze parameters before annealed layers, which momentum would still move."
     )
 
     def schedule(self, layers: int) -> Schedule:
