@@ -321,7 +321,7 @@ def test_a_single_epoch_is_a_dot_and_single_folds_are_lines(
         fold = page.locator(".chart .fold")
         assert fold.count() == 1
         assert fold.bounding_box()["width"] > 0.8 * chart["width"]
-        assert "its mean is of the epochs that all have (1 of 50)" in page.inner_text(".hint")
+        assert "means are of the epochs that all have (1 of 50)" in page.inner_text(".hint")
     with opened(browser, [begun(one, 1) for one in trainings[:3]], tmp_path) as visit:
         assert visit.page.locator(".chart .spot").count() == 1
         assert visit.page.locator(".hint").count() == 0

@@ -143,8 +143,7 @@ def study_titles(lines: Sequence[ReportLine]) -> tuple[list[str], list[str]]:
     fields: dict[str, list[str]] = {}
     for data in dict.fromkeys(line.settings["data"] for line in lines):
         rivals = [line.settings for line in lines if line.settings["data"] == data]
-        differs = lambda name: len({settings[name] for settings in rivals}) > 1  # noqa: B023
-        fields[data] = [name for name in SEPARATING if differs(name)]
+        fields[data] = [name for name in SEPARATING if len({row[name] for row in rivals}) > 1]
     titles, place = [], {}
     for settings in (line.settings for line in lines):
         data = settings["data"]

@@ -212,13 +212,10 @@ function hintsOf(lines, metric) {
   const hints = [];
   const uneven = lines.filter(isUneven);
   if (uneven.length) {
-    const [of, their] = uneven.length === 1 ? ["one line", "its"] : [`${uneven.length} lines`, "a"];
     const shared = [...new Set(uneven.map((line) => `${line.epochs} of ${line.longest}`))];
     const epochs = shared.length > 3 ? "" : ` (${shared.join(", ")})`;
-    hints.push(
-      `The folds of ${of} have not come equally far: ${their} mean is of the epochs that all ` +
-        `have${epochs}, and thin lines are single folds.`,
-    );
+    const means = `Some folds are ahead of others: means are of the epochs that all have${epochs}`;
+    hints.push(`${means}, and thin lines are single folds.`);
   }
   const haveBands = lines.some((line) => line[metric].half);
   if (state.bands && !haveBands) hints.push("No 95 % interval: it takes three folds.");

@@ -165,7 +165,7 @@ def configurations_table(lines: Sequence[ReportLine]) -> str:
             "validation, %": _cell(line.mean("valid_accuracy"), with_dots),
             "best epoch, %": _cell(line.mean("best_valid_accuracy"), lambda m: _percent(m.value)),
             "test, %": _cell(line.mean("test_accuracy"), _percent),
-            "folds": _cell(done, lambda _: str(done) if done == folds else f"{done} of {folds}"),  # noqa: B023
+            "folds": _cell(done, str(done) if done == folds else f"{done} of {folds}"),
             "time": _cell(line.mean("seconds"), lambda mean: _duration(mean.value)),
         }
         cells |= {in_words(name): _word(name, line.value(name)) for name in fields}
@@ -184,7 +184,7 @@ def runs_table(lines: Sequence[ReportLine]) -> str:
             cells = {in_words("data"): _word("data", line.settings["data"])} if several else {}
             cells |= {
                 "fold": _cell(unit.fold, str),
-                "epochs": _cell(epochs, lambda _: f"{epochs}{of}"),  # noqa: B023
+                "epochs": _cell(epochs, f"{epochs}{of}"),
                 "validation, %": _cell(unit.valid_accuracy, _percent),
                 "best epoch, %": _cell(unit.best_valid_accuracy, _percent),
                 "test, %": _cell(unit.test_accuracy, _percent),
@@ -223,12 +223,13 @@ def _table(
     )
 
 
-def _cell(value: Mean | float | None, words: Callable[[Any], str]) -> str:
-    """Return a cell that sorts by its number."""
+def _cell(value: Mean | float | None, words: str | Callable[[Any], str]) -> str:
+    """Return a cell that sorts by its number; ``words`` are text or make it of the value."""
     if value is None:
         return '<td class="number missing">–</td>'
     number = value.value if isinstance(value, Mean) else value
-    return f'<td class="number" data-value="{number:.6g}">{words(value)}</td>'
+    shown = words if isinstance(words, str) else words(value)
+    return f'<td class="number" data-value="{number:.6g}">{shown}</td>'
 
 
 def _word(field: str, value: str | None) -> str:
