@@ -40,7 +40,8 @@ NONE = "–"
 
 def reproduction() -> list[Training]:
     """Every training in results/reproduction."""
-    return [one for path in sorted((RESULTS / "reproduction").glob("*.csv")) for one in load(path)]
+    paths = sorted((RESULTS / "reproduction").iterdir())
+    return [training for path in paths for training in load(path)]
 
 
 def variations(pattern: str) -> list[Training]:

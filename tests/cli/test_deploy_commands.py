@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from softstair.train.network import trained_network
 from softstair.train.packed import about, pack
 
 RECIPE = Recipe(limit=300, epochs=1, batch=32, integer_input=True)
-KEPT = str(Path(__file__).parents[2] / "results/networks/cifar10-uniform-mode-static.safetensors")
-"""Trained without ``--integer-input``."""
 HAS_COMPILER = shutil.which("cc") is not None
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 
@@ -286,10 +285,13 @@ def test_refusals_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     float_ = Recipe(limit=200, epochs=1, batch=32, weights="float", features="float")
     train(float_, "float", device="cpu")
+    not_integer = replace(load("digits"), mean=8.3)
+    train(Recipe(limit=200, epochs=1, batch=32), "mean", dataset=not_integer, device="cpu")
+    packed = str(pack(Path("mean"), not_integer, Path("mean.safetensors")))
     Path("empty").mkdir()
     Path("junk").write_bytes(b"\0" * 100)
     wanted = {
-        KEPT: "no whole number, so that neither its padding nor its first layer can be exact",
+        packed: "no whole number, so that neither its padding nor its first layer can be exact",
         "float": "is in float",
         "empty": "holds no run",
         "junk": "is not a packed network, or is damaged",
@@ -305,7 +307,7 @@ def test_refusals_are_one_sentence(
     for flags in (
         (["--ways", "java"], ["--limit", "0"]) if verb == "verify" else (["--to", "java"],)
     ):
-        assert told([verb, KEPT, *flags], capsys)[0] == 2
-    code, _, err = told([verb, KEPT, "--last-layer", "int4"], capsys)
+        assert told([verb, packed, *flags], capsys)[0] == 2
+    code, _, err = told([verb, packed, "--last-layer", "int4"], capsys)
     assert code == 2
     assert "--last-layer must be one of float, int8, but 'int4' was given" in err

@@ -1,7 +1,8 @@
 """The tables of docs/reproduction.md and docs/claims.md, computed again from results/ alone.
 
-Nothing of softstair is imported: the tables are read by csv, intervals are scipy's, and the paper's
-design, the cells of each claim and the rules of the verdicts are written down here once more.
+Nothing of softstair is imported: the tables are read by csv and pyarrow, intervals are scipy's, and
+the paper's design, the cells of each claim and the rules of the verdicts are written down here once
+more.
 """
 
 import csv
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 from scipy import stats
 
@@ -57,18 +59,24 @@ class Unit:
 def units(pattern: str) -> list[Unit]:
     found: dict[tuple[str, ...], list[Row]] = {}
     for path in sorted(RESULTS.glob(pattern)):
-        with open(path, encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if "epoch" not in row:
-                    break  # a table of something else
-                key = path.name, row["configuration"], row["fold"], row["seed"]
-                found.setdefault(key, []).append(row)
+        for row in rows_of(path):
+            if "epoch" not in row:
+                break  # a table of something else
+            key = path.name, row["configuration"], row["fold"], row["seed"]
+            found.setdefault(key, []).append(row)
     return [Unit(rows) for rows in found.values()]
+
+
+def rows_of(path: Path) -> list[Row]:
+    if path.suffix == ".parquet":
+        return parquet.read_table(path).to_pylist()
+    with open(path, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @cache
 def trained() -> list[Unit]:
-    return units("reproduction/*.csv")
+    return units("reproduction/*")
 
 
 class Cell(str):
@@ -335,7 +343,7 @@ def test_verdicts_by_the_last_twenty_epochs_follow_from_the_tables() -> None:
     }
     for row in rows:
         for head, epochs in (("last epoch", 1), ("mean of the last 20 epochs", 20)):
-            mine = units("reproduction/speech-120-epochs.csv")
+            mine = units("reproduction/speech-120-epochs.parquet")
             for unit in mine:
                 unit.curve[-1] = float(np.mean(unit.curve[-epochs:]))
             judge = Judge(mine)
