@@ -1,23 +1,13 @@
-"""The operator and the annealer on CUDA, against the float64 reference on the CPU.
-
-Runs where CUDA is, under pytest or by itself (`python tests/gpu/test_cuda.py`).
-"""
+"""The operator and the annealer on CUDA, against the float64 reference on the CPU."""
 
 import itertools
-import sys
 
 import torch
+from standalone import main
 from torch import Tensor, nn
 
 import softstair as ss
 from softstair import kernels
-
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-except ModuleNotFoundError:  # the functions below run without it
-    pass
 
 FAMILIES = ss.noise.names()
 FORWARDS = ("expectation", "mode", "hard")
@@ -264,23 +254,5 @@ def test_captured_step_follows_the_noise() -> None:
         assert (captured.count_nonzero() == 0) == (std == 0.0)
 
 
-def test_evaluation_sums_integers() -> None:
-    """eval() on the device gives the CPU's bits."""
-    net = network().eval()
-    x = torch.randn(8, 3, 16, 16).round()
-    hidden = net[:9]
-    assert torch.equal(hidden(x.cuda()).cpu(), hidden.cpu()(x))
-
-
 if __name__ == "__main__":
-    failures, wanted = 0, sys.argv[1:] or ["test_"]
-    for name, function in [(n, f) for n, f in globals().items() if n.startswith("test_")]:
-        if not any(word in name for word in wanted):
-            continue
-        try:
-            function()
-            print("passed", name, flush=True)
-        except Exception as failure:
-            failures += 1
-            print("FAILED", name, type(failure).__name__, str(failure)[:1500], flush=True)
-    sys.exit(failures > 0)
+    main(globals())

@@ -1,7 +1,4 @@
-"""Fused layers and captured steps on CUDA, against the float64 network on the CPU.
-
-Runs by itself where there is no pytest: ``PYTHONPATH=src python tests/gpu/test_layers.py``.
-"""
+"""Fused layers and captured steps on CUDA, against the float64 network on the CPU."""
 
 import itertools
 import sys
@@ -18,14 +15,8 @@ from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 
 sys.path.append(str(Path(__file__).parents[1] / "fused"))
+from standalone import main
 from twins import STAIRS, batch, differences, distance, learn, pair
-
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-except ModuleNotFoundError:
-    pass
 
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
@@ -100,11 +91,11 @@ def test_captured_step_is_the_step() -> None:
     for forward in ("mode", "expectation"):
         found = []
         for kind in (Step, CapturedStep):
-            one, examples = state(forward, static_std=True, augment="none")
-            assert one.execution.fused
-            before = weights(one)
-            go(one, kind(one, examples), 1)
-            found.append((float(one.loss), weights(one) - before))
+            trained, examples = state(forward, static_std=True, augment="none")
+            assert trained.execution.fused
+            before = weights(trained)
+            go(trained, kind(trained, examples), 1)
+            found.append((float(trained.loss), weights(trained) - before))
         (loss, moved), (captured, moved_too) = found
         assert abs(loss - captured) < 1e-3 * loss, (forward, loss, captured)
         # Adam's first step is the learning rate one way or the other, but for gradients of zero.
@@ -114,29 +105,29 @@ def test_captured_step_is_the_step() -> None:
 
 def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:
     for forward in ("mode", "random", "expectation"):
-        one, examples = state(forward, period=2.0, learning_rate=3e-3)
-        step = CapturedStep(one, examples)
-        go(one, step, 16)
-        first = one.mean_loss()
-        go(one, step, 16 * 8)
-        assert one.truncated_layers == (0, 1, 2, 3)
+        trained, examples = state(forward, period=2.0, learning_rate=3e-3)
+        step = CapturedStep(trained, examples)
+        go(trained, step, 16)
+        first = trained.mean_loss()
+        go(trained, step, 16 * 8)
+        assert trained.truncated_layers == (0, 1, 2, 3)
         assert step.captures == 5
-        behind = one.network[0].weight
+        behind = trained.network[0].weight
         assert behind.grad is not None
         assert behind.grad.count_nonzero() == 0
-        last = one.network[15].weight.grad
+        last = trained.network[15].weight.grad
         assert last.count_nonzero() > 0
-        assert one.mean_loss() < first, (forward, first, one.mean_loss())
+        assert trained.mean_loss() < first, (forward, first, trained.mean_loss())
 
 
 def test_no_host_waits_in_a_step() -> None:
-    one, examples = state("random", period=4.0)
-    step = CapturedStep(one, examples)
-    go(one, step, 3)
+    trained, examples = state("random", period=4.0)
+    step = CapturedStep(trained, examples)
+    go(trained, step, 3)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        go(one, step, 4)
+        go(trained, step, 4)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -155,26 +146,18 @@ def test_fused_evaluation_is_that_of_the_network() -> None:
     """After some steps: its scores, but where a last bit decides about a threshold."""
     from softstair.train.metrics import evaluate
 
-    one, examples = state("mode", period=4.0)
-    go(one, CapturedStep(one, examples), 6)
-    one.network.eval()
+    trained, examples = state("mode", period=4.0)
+    go(trained, CapturedStep(trained, examples), 6)
+    trained.network.eval()
     with torch.no_grad():
         x = examples.batch(torch.arange(256, device="cuda"))[0]
-        found, wanted = one.forward(x), one.network(x)
+        found, wanted = trained.forward(x), trained.network(x)
     other = ((found - wanted).abs().amax(1) > 1e-3 * wanted.abs().amax()).sum()
     assert other <= 2, f"{other} of 256 score otherwise"
-    judged = evaluate(one.network, examples, forward=one.execution.eval_forward)
-    plain = evaluate(one.network, examples)
+    judged = evaluate(trained.network, examples, forward=trained.execution.eval_forward)
+    plain = evaluate(trained.network, examples)
     assert abs(judged[1] - plain[1]) <= 2 / len(examples), (judged, plain)
 
 
 if __name__ == "__main__":
-    failures = 0
-    for name, function in [(n, f) for n, f in globals().items() if n.startswith("test_")]:
-        try:
-            function()
-            print("passed", name, flush=True)
-        except Exception as failure:
-            failures += 1
-            print("FAILED", name, type(failure).__name__, str(failure)[:1500], flush=True)
-    sys.exit(failures > 0)
+    main(globals())

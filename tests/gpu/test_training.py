@@ -1,22 +1,11 @@
-"""Training on a GPU: it learns, it survives, and resumed it is the same run.
+"""Training on a GPU: it learns, it survives, and resumed it is the same run."""
 
-Runs by itself where there is no pytest: ``PYTHONPATH=src python tests/gpu/test_training.py``.
-"""
-
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-except ModuleNotFoundError:
-    pass
-
+from standalone import main
 from torch import nn
 
 from softstair.data import Dataset
@@ -138,9 +127,4 @@ def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA here")
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
-            print(f"{name}: passed")
+    main(globals())
