@@ -1,19 +1,24 @@
 """Short trainings, and what a sentence to a user looks like."""
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from softstair.train import Recipe, train
+from softstair.train.state import State
 
 __all__ = [
     "RECIPE",
+    "At",
     "files",
     "is_sentence",
     "metrics_of",
     "put",
     "recipe",
+    "strike",
     "summary_of",
     "uninterrupted",
 ]
@@ -65,3 +70,25 @@ def uninterrupted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[byt
     """The metrics and the accuracies of a training that nobody disturbs."""
     summary = train(recipe, out, **given)
     return metrics_of(out), summary_of(summary)
+
+
+class At:
+    """A watcher that acts after a step; ``epoch`` and ``step`` count complete ones."""
+
+    def __init__(self, epoch: int, step: int, act: Callable[[State], None]) -> None:
+        self.position, self.act = (epoch, step), act
+
+    def begin(self, state: State) -> None:
+        pass
+
+    def step(self, state: State) -> None:
+        if (state.epoch, state.step) == self.position:
+            self.act(state)
+
+    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
+        self.step(state)
+
+
+def strike(*numbers: int) -> Callable[[State], None]:
+    """Return what sends signals to this process."""
+    return lambda state: [os.kill(os.getpid(), number) for number in numbers] and None

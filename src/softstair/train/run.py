@@ -40,6 +40,10 @@ from softstair.train.state import State
 
 __all__ = ["Run", "check_finite"]
 
+MIN_PAUSE = 1.0
+"""Seconds between two checkpoints."""
+MAX_SHARE = 0.05
+"""Of the time that may be spent on checkpoints."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -154,11 +158,10 @@ class Run:
     def keep(self, state: State, stop: StopRequest) -> None:
         """Save a checkpoint if it is due; save and raise Interrupted if a signal came.
 
-        Checkpoints are due at most once per second and take at most 5 % of the time. Of a team,
-        rank 0 decides when, and a signal to any process stops all of them.
+        Of a team, rank 0 decides when it is due, and a signal to any process stops all of them.
         """
         elapsed = time.monotonic() - self._saved_at
-        due = self.team.is_rank_zero and elapsed >= max(1.0, 20 * self._cost)
+        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
         number, due = self.team.agree(stop.number, due)
         if number is not None or due:
             self.save(state)

@@ -1,0 +1,296 @@
+"""A pool: folds in parallel equal folds one after another, and survive kills and signals."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted
+
+from softstair import cli
+from softstair.cli._train_progress import Progress
+from softstair.cli.train import parse
+from softstair.train import RunError, train
+from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.pool import Pool, Task, worker_count
+from softstair.train.progress import Event
+from softstair.train.records import read_json, recipe_of
+from softstair.train.worker import START
+
+OWN = """
+import torch
+from torch import nn
+from softstair.data import Dataset
+from softstair.data.folds import split
+
+def load():
+    numbers = torch.Generator().manual_seed(1)
+    y = torch.randint(4, (240,), generator=numbers)
+    x = 20 * torch.randn(240, 1, 6, 6, generator=numbers) + 30 * y[:, None, None, None] + 50
+    return Dataset("own", x.clamp(0, 200).byte(), y, tuple("abcd"), mean=100.0, std=40.0)
+
+def marked():
+    data = load()
+    data.x[split(data, 1, 3)[1][5]] = 255  # it validates fold 1, and trains the others
+    return data
+
+def build():
+    print("output of the model")
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(),
+                         nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+class Trap(nn.Module):
+    def forward(self, x):
+        return x if self.training else torch.where(x > 3, torch.nan, x)
+
+def trapped():
+    return nn.Sequential(Trap(), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
+"""
+FLAGS = "--batch 16 --period 3 --forward random --device cpu --every-fold".split()
+FLAGS += ["--data", "own:load", "--model", "own:build"]
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setitem(sys.modules, "own", None)
+    monkeypatch.delitem(sys.modules, "own")  # another test may have imported its own
+
+
+def result(out: Path) -> tuple[bytes, list[Any]]:
+    summary = read_json(out, "summary.json")
+    assert summary is not None
+    return metrics_of(out), summary_of(summary)
+
+
+def wait_for_epoch(run: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (run / "metrics.jsonl").exists() and metrics_of(run):
+            return
+        time.sleep(0.005)
+
+
+# Processes
+
+
+def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(2)  # a network with convolutions uses them
+    events: list[tuple[str, Event]] = []
+
+    class Killer(Progress):
+        def told(self, label: str, news: Event) -> None:
+            events.append((label, news))
+            if (label, news["kind"], news.get("epoch")) == ("fold 2", "epoch", 2):
+                os.kill(processes()[label], signal.SIGKILL)
+            super().told(label, news)
+
+    def processes() -> dict[str, int]:
+        return {name: event["process"] for name, event in events if event["kind"] == "begin"}
+
+    monkeypatch.setattr("softstair.cli._train_progress.Progress", Killer)
+    words = ["train", *FLAGS, "--data", "own:marked", "--model", "own:trapped", "--epochs", "12"]
+    words += ["--weights", "float", "--features", "float", "--folds", "3"]
+    assert cli.main([*words, "--together", "3", "--out", "x"]) == 2
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    messages = {label: event["why"] for label, event in events if event["kind"] == "failed"}
+    assert sorted(messages) == ["fold 1", "fold 2"]
+    assert "loss became nan" in messages["fold 1"]
+    assert "SIGKILL" in messages["fold 2"]
+    assert all(is_sentence(message) for message in messages.values())
+    last = stderr.splitlines()[-1]
+    assert "softstair train --resume --out x --every-fold --model own:trapped" in last
+    assert len({*processes().values(), os.getpid()}) == 4
+    # The first is complete, as it would be alone; the killed one is so once it is resumed.
+    x = tmp_path / "x"
+    complete = [(x / f"fold-{fold}" / "summary.json").exists() for fold in range(3)]
+    assert complete == [True, False, False]
+    kinds = [event["kind"] for label, event in events if label == "fold 0"]
+    assert [kinds[0], kinds[1], kinds[-1]] == ["start", "begin", "done"]
+    assert kinds.count("epoch") == 12
+    for fold in (0, 2):
+        begun = recipe_of(x / f"fold-{fold}")
+        assert begun is not None
+        expected = uninterrupted(tmp_path / f"alone-{fold}", begun)
+        train(begun, x / f"fold-{fold}", resume=True)
+        assert result(x / f"fold-{fold}") == expected
+        configs = [
+            read_json(path, "config.json")
+            for path in (x / f"fold-{fold}", tmp_path / f"alone-{fold}")
+        ]
+        assert configs[0] == configs[1]
+        assert configs[0] is not None
+        assert configs[0]["threads"] == 2
+
+
+@pytest.mark.nightly
+def test_a_signal_stops_all_folds_and_they_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my folds"  # a name that must be quoted
+    words = ["train", *FLAGS, "--folds", "3", "--epochs", "10"]
+    assert cli.main([*words, "--together", "1", "--out", "complete"]) == 0
+    capsys.readouterr()
+
+    def strike() -> None:
+        wait_for_epoch(out / "fold-1")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    code = cli.main([*words, "--together", "2", "--out", str(out)])
+    striking.join()
+    stdout, stderr = capsys.readouterr()
+    assert (code, stdout) == (143, ""), stderr
+    assert is_sentence(stderr)
+    assert read_json(out / "fold-1", "summary.json") is None
+    begun = [fold for fold in range(3) if recipe_of(out / f"fold-{fold}") is not None]
+    assert {0, 1} <= set(begun)
+    assert all(any((out / f"fold-{fold}" / "checkpoint").iterdir()) for fold in begun)
+    command = shlex.split(stderr[stderr.index("softstair train --resume") :])
+    assert cli.main([*command[1:], "--together", "1"]) == 0
+    for fold in range(3):
+        assert result(out / f"fold-{fold}") == result(tmp_path / "complete" / f"fold-{fold}")
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, start_new_session=True)
+child.stdin.write(sys.argv[1].encode() + b"\\n")
+child.stdin.flush()
+time.sleep(600)
+"""
+
+
+@pytest.mark.nightly
+def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
+    begun = parse([*FLAGS, "--epochs", "14"], "softstair train").recipe
+    out = tmp_path / "x"
+    message = {"recipe": begun.to_json(), "out": str(out), "device": "cpu", "resume": True}
+    words = [json.dumps(message), sys.executable, "-P", "-c", START, json.dumps(sys.path), "1"]
+    with open("errors", "w") as errors:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *words], stdout=subprocess.DEVNULL, stderr=errors
+        )
+        wait_for_epoch(out)
+        parent.kill()
+        parent.wait()
+    with filelock.FileLock(out / "lock", timeout=30):
+        assert read_json(out, "summary.json") is None  # stopped before its end
+        assert any((out / "checkpoint").iterdir())
+    assert "Traceback" not in Path("errors").read_text()
+    train(begun, out, resume=True)
+    assert result(out) == uninterrupted(tmp_path / "complete", begun)
+
+
+@pytest.mark.nightly
+def test_an_error_of_all_folds_is_reported_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *FLAGS, "--together", "2", "--limit", "12"]) == 2
+    stdout, stderr = capfd.readouterr()
+    messages = [line for line in stderr.splitlines() if "output of the model" not in line]
+    assert (stdout, len(messages)) == ("", 1)
+    assert "batch must be at most" in messages[0]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+# The rules, without processes
+
+
+class Script(Pool):
+    """A pool whose tasks end as a script says: events for each name, or a reason of loss."""
+
+    def __init__(self, script: dict[str, list[Event] | str], alike: bool = False) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.stopped = 0
+        self._script = script
+        tasks = (Task(name, recipe(), Path("runs") / name) for name in script)
+        super().__init__(tasks, self._note, alike)
+
+    def _note(self, name: str, event: Event) -> None:
+        self.events.append((name, event["kind"]))
+
+    def capacity(self) -> int:
+        return 2
+
+    def start(self, task: Task) -> None:
+        self.handle(task, {"kind": "start"})
+
+    def poll(self, timeout: float) -> None:
+        task = min(self.running, key=lambda task: task.name)
+        end = self._script[task.name]
+        if isinstance(end, str):
+            self.fail(task, end, lost=True)
+        else:
+            for event in end:
+                self.handle(task, event)
+
+    def stop(self) -> None:
+        self.stopped += 1
+        self._script = {name: [{"kind": "stopped"}] for name in self._script}
+
+
+DONE: list[Event] = [{"kind": "begin", "threads": 1}, {"kind": "done"}]
+REFUSED: list[Event] = [{"kind": "failed", "why": "there are no data."}]
+NAN: list[Event] = [{"kind": "begin", "threads": 1}, {"kind": "failed", "why": "nan."}]
+
+
+def test_failures_after_the_first_step_leave_the_others_alone() -> None:
+    pool = Script({"a": DONE, "b": NAN, "c": NAN, "d": "it was killed.", "e": DONE}, alike=True)
+    assert pool.run(StopRequest()) == 3
+    assert [name for name, kind in pool.events if kind == "start"] == list("abcde")
+    assert [name for name, kind in pool.events if kind == "done"] == ["a", "e"]
+
+
+def test_an_error_before_the_first_step_is_raised() -> None:
+    with pytest.raises(RunError, match="no data"):
+        Script({"a": REFUSED, "b": DONE}, alike=True).run(StopRequest())
+    with pytest.raises(RunError, match="a: it was killed"):
+        Script({"a": "it was killed.", "b": DONE}, alike=True).run(StopRequest())
+    # Tasks that differ: the second time.
+    assert Script({"a": REFUSED, "b": DONE}).run(StopRequest()) == 1
+    with pytest.raises(RunError, match="no data"):
+        Script({"a": REFUSED, "b": REFUSED}).run(StopRequest())
+
+
+def test_a_repeated_error_before_the_first_step_starts_no_more_tasks() -> None:
+    pool = Script({"a": DONE, "b": REFUSED, "c": REFUSED, "d": DONE, "e": DONE})
+    assert pool.run(StopRequest()) == 2
+    assert ("e", "start") not in pool.events
+
+
+def test_a_signal_stops_the_pool_once() -> None:
+    stop = StopRequest()
+    stop.number = signal.SIGTERM
+    pool = Script({"a": DONE, "b": DONE})
+    with pytest.raises(Interrupted):
+        pool.run(stop)
+    assert pool.stopped == 1
+    assert pool.events == [("a", "start"), ("a", "stopped")]
+
+
+def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, cpu, cuda in ((1, 1, 1), (2, 2, 1), (8, 5, 4), (64, 5, 5)):
+        monkeypatch.setattr("softstair.train.pool.cores", lambda n=cores: n)
+        assert worker_count("auto", "cpu", runs=5) == cpu
+        assert worker_count("auto", "cuda:1", runs=5) == cuda
+        assert worker_count("auto", "cpu", runs=5, threads=cores) == 1
+        assert worker_count("auto", "cpu", runs=500, threads=2) == max(1, cores // 2)
+        assert worker_count(3, "cuda", runs=5) == worker_count(7, "cpu", runs=3) == 3
+        for available in (False, True):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda there=available: there)
+            assert worker_count("auto", "auto", runs=5) == (cuda if available else cpu)
