@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted
+from short import At, is_sentence, metrics_of, recipe, strike, summary_of, uninterrupted
 from warm import Warm
 
 from softstair.cli import main
@@ -28,30 +28,8 @@ def names(out: Path) -> set[str]:
     return {path.name for path in out.iterdir()}
 
 
-class At:
-    """A watcher that does something after a certain step."""
-
-    def __init__(self, epoch: int, step: int, act: Callable[[State], None]) -> None:
-        self.when, self.act = (epoch, step), act
-
-    def begin(self, state: State) -> None:
-        pass
-
-    def step(self, state: State) -> None:
-        if (state.epoch, state.step) == self.when:
-            self.act(state)
-
-    def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-        if (state.epoch, state.step) == self.when:
-            self.act(state)
-
-
 class Crash(BaseException):
     """Nobody catches it: as abrupt as a process can end from within."""
-
-
-def strike(*numbers: int) -> Callable[[State], None]:
-    return lambda state: [os.kill(os.getpid(), number) for number in numbers] and None
 
 
 def crash(state: State) -> None:
@@ -132,7 +110,7 @@ def test_stopped_at_every_single_step(tmp_path: Path) -> None:
             train(short, out, resume=True, watchers=[anything])
         except Interrupted:
             stops += 1
-    assert stops == 2 * 5
+    assert stops == 2 * (5 + 1)  # and after each epoch
     assert (metrics_of(out), finished(out)) == wanted
 
 
