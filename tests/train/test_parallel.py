@@ -25,13 +25,7 @@ from softstair.models import build
 from softstair.train import Recipe, RunError, checkpoint, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
-from softstair.train.parallel import (
-    SINGLE_PROCESS,
-    DistributedTeam,
-    Team,
-    joined,
-    launch_command,
-)
+from softstair.train.parallel import SINGLE_PROCESS, Team, joined, launch_command
 
 RANDOM = replace(RECIPE, augment="crop", forward="random", model="test_parallel:witness")
 """Each process draws random numbers of its own here, and they matter."""
@@ -324,9 +318,6 @@ def test_environment_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 class Half(Team):
     """One of two processes, which keeps its sums for the test."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.size = rank, 2
-
     def add(self, tensor: Tensor) -> None:
         self.sums = tensor.clone()
 
@@ -336,7 +327,7 @@ def test_evaluation_in_parts_equals_evaluation_in_one_process(examples: int) -> 
     data = load("digits").sample(examples)
     network = build("digits", 10, (1, 8, 8))
     given = Examples(data.x, data.y, data.mean, data.std)
-    halves = (Half(0), Half(1))
+    halves = (Half(0, 2), Half(1, 2))
     for half in halves:
         evaluate(network, given, team=half)
     loss = correct = 0.0
@@ -357,7 +348,7 @@ def test_means_keep_dtype_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [convolution, torch.randn(5, 6).T, torch.randn(()), torch.randn(3).bfloat16(), double]
     before = [tensor.clone() for tensor in tensors]
     count = torch.tensor(7)
-    DistributedTeam(0, 2, 0).average(tensors, count)
+    Team(0, 2, 0).average(tensors, count)
     for tensor, value in zip(tensors, before, strict=True):
         assert tensor.dtype == value.dtype
         assert tensor.stride() == value.stride()
@@ -368,7 +359,7 @@ def test_means_keep_dtype_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_make_the_batch_and_seeds_differ() -> None:
     batch = torch.randperm(12)
-    team = [DistributedTeam(rank, 3, rank) for rank in range(3)]
+    team = [Team(rank, 3, rank) for rank in range(3)]
     assert torch.equal(torch.cat([process.part(batch) for process in team]), batch)
     assert {len(process.part(batch)) for process in team} == {4}
     seeds = {process.seed(seed) for process in team for seed in (0, 1, 2**63 - 1)}

@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop: it goes on to the next step, keeps itself, and ends."""
+"""Signals that ask a training to stop: it completes its step, saves a checkpoint, and ends."""
 
 import signal
 from types import FrameType
@@ -8,7 +8,7 @@ __all__ = ["Interrupted", "StopRequest"]
 
 
 class Interrupted(Exception):
-    """The training was asked to stop, and has been kept."""
+    """A signal stopped the training, which has saved a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -16,15 +16,16 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Within its ``with``, SIGINT and SIGTERM are noted in ``number``; a second one strikes.
+    """A context in which SIGINT and SIGTERM set ``number``; a second one raises KeyboardInterrupt.
 
-    Outside the main thread, where Python takes no signals, it notes nothing.
+    Outside the main thread, where Python handles no signals, it does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, raise_second: bool = True) -> None:
         self.number: int | None = None
+        self._raise_second = raise_second
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -40,6 +41,6 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
+        if self.number is not None and self._raise_second:
             raise KeyboardInterrupt
         self.number = number

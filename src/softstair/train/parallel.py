@@ -16,7 +16,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -54,7 +53,7 @@ class NotRankZero(TeamError):
 
 
 class Team:
-    """The processes that train a run; this class is a team of one.
+    """The processes that train a run; by default a team of one, which never communicates.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -62,8 +61,8 @@ class Team:
         local_rank: Number of this process on its machine; None for a single process.
     """
 
-    rank, size = 0, 1
-    local_rank: int | None = None
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int | None = None) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
 
     @property
     def is_rank_zero(self) -> bool:
@@ -73,10 +72,10 @@ class Team:
     def part(self, batch: Tensor) -> Tensor:
         """Return this process's part of a batch.
 
-        >>> Team().part(torch.arange(3)).tolist()
-        [0, 1, 2]
+        >>> Team(rank=1, size=2).part(torch.arange(4)).tolist()
+        [2, 3]
         """
-        return batch
+        return batch.chunk(self.size)[self.rank]
 
     def seed(self, seed: int) -> int:
         """Return the seed of this process: the run's for rank 0, another one for each other."""
@@ -87,61 +86,9 @@ class Team:
     def forward(
         self, network: nn.Module, forward: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Return ``forward``, whose backward pass averages the gradients of ``network``."""
-        return forward
-
-    def broadcast(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns in rank 0; if it raises there, all processes raise."""
-        return make()
-
-    def rank_zero_first(self, make: Callable[[], T]) -> T:
-        """Call ``make`` in rank 0, then in the others, which find the files that it wrote."""
-        return make()
-
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
-        return [value]
-
-    @contextlib.contextmanager
-    def all_or_none(self) -> Iterator[None]:
-        """Raise in all processes if one raises ValueError or OSError inside; rank 0 says why."""
-        yield
-
-    def agree(self, signal_number: int | None, due: bool) -> tuple[int | None, bool]:
-        """Return the signal that any process received, and whether any says that it is due."""
-        return signal_number, due
-
-    @contextlib.contextmanager
-    def connected(self) -> Iterator[None]:
-        """Raise TeamError if communication inside fails because a process ended."""
-        yield
-
-    def add(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the processes."""
-
-    def average(self, tensors: Sequence[Tensor], count: Tensor) -> None:
-        """Replace tensors by their means over the processes, and a count by its sum."""
-
-    def stop_request(self) -> StopRequest:
-        """Return the context that notes signals."""
-        return StopRequest()
-
-
-SINGLE_PROCESS = Team()
-
-
-class DistributedTeam(Team):
-    """Several processes that are connected."""
-
-    def __init__(self, rank: int, size: int, local_rank: int) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
-
-    def part(self, batch: Tensor) -> Tensor:
-        return batch.chunk(self.size)[self.rank]
-
-    def forward(
-        self, network: nn.Module, forward: Callable[[Tensor], Tensor]
-    ) -> Callable[[Tensor], Tensor]:
+        """Return ``forward``; its backward pass averages the gradients of ``network``."""
+        if self.size == 1:
+            return forward
         with self.connected():
             # Truncated and frozen parameters have no gradient, and others from epoch to epoch.
             return DistributedDataParallel(
@@ -149,15 +96,18 @@ class DistributedTeam(Team):
             )
 
     def broadcast(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns in rank 0; if it raises there, all processes raise."""
         values: list[Any] = [None]
         with self.all_or_none():
             if self.is_rank_zero:
                 values = [make()]
-        with self.connected():
-            dist.broadcast_object_list(values, 0)
+        if self.size > 1:
+            with self.connected():
+                dist.broadcast_object_list(values, 0)
         return values[0]
 
     def rank_zero_first(self, make: Callable[[], T]) -> T:
+        """Call ``make`` in rank 0, then in the others, which find the files that it wrote."""
         values: list[T] = []
         for rank_zero in (True, False):
             with self.all_or_none():
@@ -166,17 +116,22 @@ class DistributedTeam(Team):
         return values[0]
 
     def gather(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.size
-        with self.connected():
-            dist.all_gather_object(values, value)
+        """Return the values of all processes, by rank."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            with self.connected():
+                dist.all_gather_object(values, value)
         return values
 
     @contextlib.contextmanager
     def all_or_none(self) -> Iterator[None]:
+        """Raise in all processes if one raises ValueError or OSError inside; rank 0 says why."""
         failure: Exception | None = None
         try:
             yield
         except (ValueError, OSError) as error:
+            if self.size == 1:
+                raise
             failure = error
         if not self.agree(None, failure is not None)[1]:
             return
@@ -186,6 +141,9 @@ class DistributedTeam(Team):
         raise self._error(next(filter(None, messages), "another process failed."))
 
     def agree(self, signal_number: int | None, due: bool) -> tuple[int | None, bool]:
+        """Return the signal that any process received, and whether any says that it is due."""
+        if self.size == 1:
+            return signal_number, due
         # On the CPU, by gloo: to read it from a GPU would wait for the GPU in every step.
         values = torch.tensor([signal_number or 0, due])
         with self.connected():
@@ -194,6 +152,7 @@ class DistributedTeam(Team):
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
+        """Raise TeamError if communication inside fails because a process ended."""
         try:
             yield
         except RuntimeError as error:
@@ -205,10 +164,13 @@ class DistributedTeam(Team):
             ) from None
 
     def add(self, tensor: Tensor) -> None:
-        with self.connected():
-            dist.all_reduce(tensor)
+        """Replace a tensor by its sum over the processes."""
+        if self.size > 1:
+            with self.connected():
+                dist.all_reduce(tensor)
 
     def average(self, tensors: Sequence[Tensor], count: Tensor) -> None:
+        """Replace tensors by their means over the processes, and a count by its sum."""
         every = [*tensors, count]
         # float32 counts the examples of a batch exactly.
         dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
@@ -219,10 +181,18 @@ class DistributedTeam(Team):
             x.detach().copy_(values.view(x.shape))
 
     def stop_request(self) -> StopRequest:
-        return _RepeatedStopRequest()
+        """Return the context that notes signals.
+
+        A scheduler and torchrun both send a signal to every process of a team, so that the second
+        one means nothing there.
+        """
+        return StopRequest(raise_second=self.size == 1)
 
     def _error(self, message: str) -> TeamError:
         return (TeamError if self.is_rank_zero else NotRankZero)(message)
+
+
+SINGLE_PROCESS = Team()
 
 
 class _Forward(nn.Module):
@@ -236,13 +206,6 @@ class _Forward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._compute(x)
-
-
-class _RepeatedStopRequest(StopRequest):
-    """Ignores a second signal: a scheduler and torchrun both send it to every process."""
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
 
 
 @contextlib.contextmanager
@@ -276,7 +239,7 @@ def joined(device: str = "auto") -> Iterator[Team]:
         with warnings.catch_warnings():
             # The new argument that torch recommends does not exist in torch 2.6.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            yield DistributedTeam(rank, size, local_rank)
+            yield Team(rank, size, local_rank)
     except BaseException as error:
         # After an error the others may wait in a collective operation on a GPU, and so would this
         # process: its end ends theirs.
