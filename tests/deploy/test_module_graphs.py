@@ -252,5 +252,5 @@ def test_features_of_another_quantum_than_a_layer_sums_are_refused() -> None:
 
 def test_a_convolution_over_matrices_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
-    with pytest.raises(ExportError, match="it convolves features of shape \\(3, 4\\)"):
+    with pytest.raises(ExportError, match="its input has shape \\(3, 4\\)"):
         integerise(quantised(model), (3, 4), ZERO, SCALE)

@@ -58,9 +58,7 @@ class NodeBuilder:
         shape = self._sizes[x.node]
         if isinstance(layer, nn.Conv2d) and len(shape) != 3:
             raise ExportError.of(
-                name,
-                f"it convolves features of shape {shape}",
-                "Give it channels, height and width",
+                name, f"its input has shape {shape}", "Give it channels, height and width"
             )
         node = self._add(_weighted_sum(name, layer, weight.long(), x))
         if layer.input_quantum is None and max(-node.low, node.high) >= FLOAT32_LIMIT:
@@ -162,9 +160,7 @@ class NodeBuilder:
             )
         if shortcut.values is None or len(shortcut.values) > MAX_SHORTCUT_VALUES:
             raise ExportError.of(
-                name,
-                f"its shortcut may have over {MAX_SHORTCUT_VALUES} values",
-                "Quantise it before",
+                name, "its shortcut may have too many values", "Quantise it before"
             )
         shape = self._broadcast(name, pending, shortcut)
         shortcut = self._expand(f"{name}.shortcut", shortcut, shape)
@@ -175,9 +171,7 @@ class NodeBuilder:
         pairs = list(zip(first, second, strict=False))
         if len(first) != len(second) or any(m != n and 1 not in (m, n) for m, n in pairs):
             raise ExportError.of(
-                name,
-                f"it adds shapes {first} and {second}",
-                "Make them equal, or 1 where they differ",
+                name, f"it adds shapes {first} and {second}", "Give them one shape"
             )
         return tuple(max(pair) for pair in pairs)
 
@@ -334,9 +328,7 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise ExportError.of(
-                name,
-                f"it pads with {layer.padding_mode!r} ({layer.padding!r})",
-                "Pad with zeros, by integers",
+                name, f"it pads with {layer.padding_mode!r} ({layer.padding!r})", "Pad by zeros"
             )
         windows = {key: _pair(getattr(layer, key)) for key in ("stride", "padding", "dilation")}
         windows["groups"] = layer.groups

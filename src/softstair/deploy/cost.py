@@ -1,11 +1,15 @@
-"""The cost of each layer of an integer network."""
+"""The cost of each layer of an integer network, and the width of integers."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from softstair.deploy.nodes import IntegerNetwork, Scores, Sum
 
-__all__ = ["Cost", "bits", "costs"]
+__all__ = ["Cost", "bits", "costs", "narrowest"]
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,16 @@ def bits(low: int, high: int) -> int:
     (8, 9, 1)
     """
     return 1 + max((-low - 1).bit_length() if low < 0 else 0, max(high, 0).bit_length())
+
+
+def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
+    """Return integers in the fewest of 8, 16, 32 or 64 bits that hold them.
+
+    >>> narrowest(np.array([-129, 5])).dtype
+    dtype('int16')
+    """
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):
+            return values.astype(dtype)
+    return values.astype(np.int64)

@@ -40,11 +40,7 @@ class ExportError(SoftstairError):
 
     @classmethod
     def of(cls, layer: str, reason: str, advice: str = "") -> "ExportError":
-        """Return the error about one layer: what is wrong, and what to do.
-
-        >>> ExportError.of("conv2", "its input is not quantised", "Add an activation before it")
-        ExportError("cannot export 'conv2': its input is not quantised. Add an activation before it.")
-        """  # noqa: E501
+        """Return the error about a layer: what is wrong, and what to do."""
         return cls(f"cannot export {layer!r}: {reason}.{f' {advice}.' if advice else ''}")
 
 

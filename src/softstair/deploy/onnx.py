@@ -79,7 +79,7 @@ def model(
     last, shape = network.last, network.sizes[network.last.name]
     graph.prefix = names[last.name]
     _add_scores(graph, last, stored[last.inputs[0]], len(shape))
-    graph.emit("ArgMax", ["scores"], "class", axis=1, keepdims=0)
+    graph.apply("ArgMax", ["scores"], name="class", axis=1, keepdims=0)
     tensors: list[TensorInfo] = [
         ("bytes", "UINT8", (BATCH, *network.input.shape)),
         ("scores", "FLOAT", (BATCH, *shape)),
@@ -88,7 +88,8 @@ def model(
     if features:
         for name, tensor in stored.items():
             graph.prefix = names[name]
-            output = graph.emit("Identity", [tensor.as_int32(graph)], f"{names[name]}_value")
+            integers, output = tensor.as_int32(graph), f"{names[name]}_value"
+            graph.apply("Identity", [integers], name=output)
             tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
     proto = graph.model(network, classes, {"": OPSET}, tensors)
     graph.onnx.checker.check_model(proto, full_check=True)
@@ -116,12 +117,12 @@ def _add_node(
         case nodes.MaxPool():
             return _add_max_pool(graph, node, x[0])
         case nodes.Flatten():
-            return replace(x[0], name=graph.result("Flatten", [x[0].name]))
+            return replace(x[0], name=graph.apply("Flatten", [x[0].name]))
         case nodes.Expand():
             return replace(x[0], name=graph.expand(node, x[0].name))
         case nodes.Add():
             terms = [term.as_int32(graph, "part_") for term in x]
-            return StoredTensor(graph.result("Add", terms), node.low, node.high)
+            return StoredTensor(graph.apply("Add", terms), node.low, node.high)
     raise ExportError.of(node.name, f"{type(node).__name__} has no form in ONNX")
 
 
@@ -130,7 +131,7 @@ def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> Sto
         return replace(x, name=graph.max_pool(node, x.name, graph.prefix))
     # There is no MaxPool of int32.
     largest = graph.max_pool(node, graph.cast(x.name, "DOUBLE"), graph.name("max"))
-    return replace(x, name=graph.result("Cast", [largest], to=graph.onnx.TensorProto.INT32))
+    return replace(x, name=graph.apply("Cast", [largest], to=graph.onnx.TensorProto.INT32))
 
 
 def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) -> None:
@@ -146,7 +147,7 @@ def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) 
             if node.bias is not None:
                 bias = graph.constant("bias", node.bias.double().numpy())
                 y = graph.apply("Add", [y, bias], "biased")
-            graph.emit("Cast", [y], "scores", to=graph.onnx.TensorProto.FLOAT)
+            graph.apply("Cast", [y], name="scores", to=graph.onnx.TensorProto.FLOAT)
         case nodes.Rescaled():
             graph.rescale(node, floats, rank)
         case _:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import softstair
 from softstair._errors import SoftstairError, import_extra
 from softstair.deploy import nodes
+from softstair.deploy.cost import narrowest
 from softstair.deploy.nodes import IntegerNetwork
 
 __all__ = [
@@ -37,7 +38,7 @@ TensorInfo = tuple[str, str, Sequence[int | str]]
 class OnnxGraph:
     """Operators, constants, and the names that are in use.
 
-    ``prefix`` begins the names of all that is added; :meth:`result` has it as its name.
+    ``prefix`` is the name of the node that is being added; the names of its parts begin with it.
 
     >>> graph = OnnxGraph({"scores", "scores_2"})
     >>> graph.prefix = "scores"
@@ -62,28 +63,18 @@ class OnnxGraph:
 
     def integers(self, hint: str, values: Array, kind: str) -> str:
         """Store integers in as few bytes as they need, cast to ``kind`` when the file is read."""
-        for dtype in (np.int8, np.int16, np.int32):
-            limits = np.iinfo(dtype)
-            if limits.min <= values.min() and values.max() <= limits.max:
-                break
-        return self.cast(self.constant(hint, values.astype(dtype)), kind, hint)
+        return self.cast(self.constant(hint, narrowest(values)), kind, hint)
 
     def apply(
-        self, kind: str, inputs: Sequence[str], hint: str, domain: str = "", **attributes: Any
+        self, kind: str, inputs: Sequence[str], hint: str = "", name: str = "", **attributes: Any
     ) -> str:
-        """Add an operator and return the name of its result."""
-        return self.emit(kind, inputs, self.name(hint), domain, **attributes)
+        """Add an operator and return the name of its result.
 
-    def result(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
-        """Add an operator whose result is called ``prefix``, which was reserved before."""
-        return self.emit(kind, inputs, self.prefix, domain, **attributes)
-
-    def emit(
-        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: Any
-    ) -> str:
-        """Add an operator whose result has exactly this name, which was reserved before."""
-        make = self.onnx.helper.make_node
-        self.nodes.append(make(kind, [*inputs], [name], name, domain=domain, **attributes))
+        It is ``name``, or a new name from a hint; without either it is ``prefix``.
+        """
+        name = name or (self.name(hint) if hint else self.prefix)
+        attributes = {"domain": "", **attributes}
+        self.nodes.append(self.onnx.helper.make_node(kind, [*inputs], [name], name, **attributes))
         return name
 
     def cast(self, x: str, kind: str, hint: str = "") -> str:
@@ -94,21 +85,20 @@ class OnnxGraph:
     def expand(self, node: nodes.Expand, x: str) -> str:
         """Add an Expand node."""
         shape = self.constant("shape", np.array((1, *node.shape), np.int64))
-        return self.result("Expand", [x, shape])
+        return self.apply("Expand", [x, shape])
 
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
         pads = [*node.padding] * 2
-        return self.emit(
-            "MaxPool", [x], name, kernel_shape=node.kernel, strides=node.stride, pads=pads
-        )
+        windows: dict[str, Any] = {"kernel_shape": node.kernel, "strides": node.stride}
+        return self.apply("MaxPool", [x], name=name, pads=pads, **windows)
 
     def rescale(self, node: nodes.Rescaled, x: str, rank: int) -> None:
         """Add ``scores`` = scale · x + bias; ``rank`` does not count the batch."""
         shape = (-1, *[1] * (rank - node.axis))
         scale = self.constant("scale", node.scale.numpy().reshape(shape))
         bias = self.constant("bias", node.bias.numpy().reshape(shape))
-        self.emit("Add", [self.apply("Mul", [x, scale], "scaled"), bias], "scores")
+        self.apply("Add", [self.apply("Mul", [x, scale], "scaled"), bias], name="scores")
 
     def name(self, hint: str) -> str:
         """Return a new name."""

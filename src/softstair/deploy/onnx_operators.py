@@ -92,7 +92,7 @@ def _sum_of_bytes(
     weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
     zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x.zero_byte or 0, zero)]
     inputs = [x.name, _packed(graph, weight_bytes), *zeros]
-    return graph.result("MatMulInteger" if linear else "ConvInteger", inputs, **attributes)
+    return graph.apply("MatMulInteger" if linear else "ConvInteger", inputs, **attributes)
 
 
 def _packed(graph: OnnxGraph, weight: Array) -> str:

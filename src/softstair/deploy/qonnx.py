@@ -101,12 +101,12 @@ def _add_node(
         case nodes.Input():
             name, graph.prefix = graph.prefix, ""
             zero = graph.constant("zero", np.float32(node.zero))
-            graph.emit("Sub", ["bytes", zero], name)
+            graph.apply("Sub", ["bytes", zero], name=name)
         case nodes.Sum() | nodes.SumPool():
             weight, attributes = sum_operands(node, network.sizes[node.name][0])
             linear = weight.ndim == 2
             weights = _add_weights(graph, weight.T if linear else weight)
-            graph.result("MatMul" if linear else "Conv", [*x, weights], **attributes)
+            graph.apply("MatMul" if linear else "Conv", [*x, weights], **attributes)
         case nodes.Steps():
             _add_steps(graph, node, x, rank)
         case nodes.MaxPool():
@@ -114,7 +114,7 @@ def _add_node(
         case nodes.Expand():
             graph.expand(node, x[0])
         case nodes.Flatten() | nodes.Add():
-            graph.result(type(node).__name__, x)
+            graph.apply(type(node).__name__, x)
         case nodes.Scores():
             _add_scores(graph, node, x[0])
         case nodes.Rescaled():
@@ -131,7 +131,7 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
     ]
     if low == -1 and bool((np.abs(weight) == 1).all()):
         datatype = "BIPOLAR"
-        name = graph.apply("BipolarQuant", inputs, "weight", DOMAIN)
+        name = graph.apply("BipolarQuant", inputs, "weight", domain=DOMAIN)
     else:
         datatype, width, signed = _datatype(low, high), _width(low, high), low < 0
         inputs += [
@@ -139,8 +139,9 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
             graph.constant("weight_bits", np.float32(width)),
         ]
         narrow = signed and low > -(2 ** (width - 1))
-        attributes = {"signed": int(signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
-        name = graph.apply("Quant", inputs, "weight", DOMAIN, **attributes)
+        attributes: dict[str, Any] = {"signed": int(signed), "narrow": int(narrow)}
+        attributes["rounding_mode"] = "ROUND"
+        name = graph.apply("Quant", inputs, "weight", domain=DOMAIN, **attributes)
     graph.annotate(name, datatype, weight.shape)
     return name
 
@@ -161,10 +162,10 @@ def _add_steps(graph: OnnxGraph, node: nodes.Steps, x: list[str], rank: int) -> 
     step = math.gcd(*gaps.tolist())
     thresholds = np.repeat(node.thresholds.numpy(), gaps // step, axis=1)
     limits = graph.constant("thresholds", thresholds.astype(np.float32))
-    graph.result(
+    graph.apply(
         "MultiThreshold",
         [*x, limits],
-        DOMAIN,
+        domain=DOMAIN,
         out_dtype=_datatype_of(node),
         out_scale=float(step),
         out_bias=float(node.levels[0]),
@@ -177,10 +178,10 @@ def _add_scores(graph: OnnxGraph, node: nodes.Scores, x: str) -> None:
         x = graph.apply("Mul", [x, graph.constant("unit", np.float32(node.unit))], "features")
     inputs = [x, graph.constant("weight", node.weight.numpy().T)]
     if node.bias is None:
-        graph.result("MatMul", inputs)
+        graph.apply("MatMul", inputs)
     else:
         bias = graph.constant("bias", node.bias.numpy())
-        graph.result("Add", [graph.apply("MatMul", inputs, "sums"), bias])
+        graph.apply("Add", [graph.apply("MatMul", inputs, "sums"), bias])
 
 
 def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features, MemoryLayout
-from softstair.deploy.c.operation import Constant, Operation, narrowest, structure, window_fields
+from softstair.deploy.c.operation import Constant, Operation, structure, window_fields
 from softstair.deploy.c.sums import weighted_sum
+from softstair.deploy.cost import narrowest
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 __all__ = ["lower"]
@@ -199,7 +200,7 @@ def _threshold_sink(
     else:
         table, levels = _padded(table, levels)
     thresholds = narrowest(table)
-    if thresholds is None:
+    if thresholds.itemsize > 4:
         raise ExportError.of(node.name, "its thresholds do not fit into 32 bits")
     constants = [Constant(f"{name}_thresholds", thresholds, "thresholds")]
     fields: dict[str, object] = {"levels": None}

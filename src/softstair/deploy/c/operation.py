@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from softstair.deploy.c.layout import Features
 
-__all__ = ["Constant", "Operation", "narrowest", "structure", "window_fields"]
+__all__ = ["Constant", "Operation", "structure", "window_fields"]
 
 Pair = tuple[int, ...]
 C_TYPES = {
@@ -78,19 +78,6 @@ def structure(kind: str, name: str, /, **fields: Any) -> str:
     """
     lines = [f"    .{field} = {value}," for field, value in fields.items() if value is not None]
     return "\n".join([f"static const {kind} {name} = {{", *lines, "};"])
-
-
-def narrowest(values: npt.NDArray[np.int64]) -> npt.NDArray[np.signedinteger] | None:
-    """Return integers in the fewest of 8, 16 or 32 bits, or None if they do not fit.
-
-    >>> narrowest(np.array([-129, 5])).dtype
-    dtype('int16')
-    """
-    for dtype in (np.int8, np.int16, np.int32):
-        limits = np.iinfo(dtype)
-        if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):
-            return values.astype(dtype)
-    return None
 
 
 @dataclass(frozen=True)

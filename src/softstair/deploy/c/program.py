@@ -17,13 +17,10 @@ __all__ = ["MemoryPlan", "PlanRow", "sources"]
 class PlanRow:
     """One operation of the generated program.
 
-    Attributes:
-        names: The nodes that it computes.
-        how: How it computes them, in a few words.
-        weights: Number of weights.
-        flash: (bytes of weights, bytes of other constants).
-        memory: (offset of its result, bytes of it).
-        scratch: Bytes that it needs while it runs.
+    names    the nodes that it computes
+    flash    (bytes of weights, bytes of other constants)
+    memory   (offset of its result, bytes of it)
+    scratch  bytes that it needs while it runs
     """
 
     names: tuple[str, ...]
@@ -38,11 +35,10 @@ class PlanRow:
 class MemoryPlan:
     """The memory that a generated program needs; ``str(plan)`` is a table.
 
-    Attributes:
-        name: Name of the files and functions.
-        ram: Bytes of static memory, without the stack.
-        rows: One per operation.
-        nodes: Names of the nodes; their index is their number in the program.
+    name   name of the files and functions
+    ram    bytes of static memory, without the stack
+    rows   one per operation
+    nodes  names of the nodes; their index is their number in the program
     """
 
     name: str

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features
-from softstair.deploy.c.operation import Constant, Operation, narrowest, structure, window_fields
+from softstair.deploy.c.operation import Constant, Operation, structure, window_fields
+from softstair.deploy.cost import narrowest
 from softstair.deploy.nodes import ExportError
 
 __all__ = ["pack_fields", "pack_planes", "weighted_sum"]
@@ -161,7 +162,7 @@ def _bytes(
 def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:
     """Multiply words."""
     weights = narrowest(rows)
-    if weights is None:
+    if weights.itemsize > 4:
         raise _too_large(node)
     fields = {
         "groups": int(node.groups),
