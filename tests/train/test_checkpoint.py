@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mutations
 import pytest
 import torch
 from short import files, put
@@ -44,6 +43,7 @@ STATES: dict[str, dict[Any, Any]] = {
     "plain": {"a": 1, "b": -0.0, "c": "ü\n\x00\ud800", "d": None, "e": True, "f": 1e-320},
     "nested": {"a": {"b": {}, "c": []}, "d": [[], (), {}, [()]], "e": ((1, [2]), {"x": (3,)})},
     "int keys": {"state": {0: {"m": torch.ones(2)}, 1: {}}, 7: {-1: "x"}},
+    "generator": {"state": torch.get_rng_state()},
     "tags": {"a": {"@tensor": "/a"}, "b": {"@tuple": 5}, "@items": [{"@items": []}], -3: {0: {}}},
     "dtypes": {str(dtype): torch.tensor([0, 1, 100]).to(dtype) for dtype in DTYPES},
     "scalars": {"a": torch.tensor(0.1), "b": torch.tensor(3), "c": torch.tensor(True)},
@@ -71,20 +71,6 @@ def test_loaded_tensors_share_no_memory(tmp_path: Path) -> None:
     assert state is not None
     state["a"][0] = 9
     assert state["b"].tolist() == [0, 0, 0]
-
-
-def test_an_optimiser_and_a_generator(tmp_path: Path) -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
-    optimiser = torch.optim.Adam([weight], 0.1)
-    weight.sum().backward()
-    optimiser.step()
-    state = {"optimiser": optimiser.state_dict(), "generator": torch.get_rng_state()}
-    save(tmp_path / "c", state)
-    loaded = load(tmp_path / "c")
-    assert same(state, loaded)
-    other = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], 0.5)
-    other.load_state_dict(loaded["optimiser"])
-    assert same(other.state_dict(), state["optimiser"])
 
 
 @pytest.mark.parametrize(
@@ -229,20 +215,6 @@ def reseal(manifest: Path, tensors: Path, state: Any = ...) -> None:
     body["tensors"] = hashlib.sha256(tensors.read_bytes()).hexdigest()
     canonical = json.dumps(body, sort_keys=True).encode()
     put(manifest, json.dumps({**body, "digest": hashlib.sha256(canonical).hexdigest()}).encode())
-
-
-def test_mutated_tensors_with_the_right_checksum(sealed: tuple[Path, Path, Path]) -> None:
-    folder, manifest, tensors = sealed
-    read = damaged = 0
-    for mutated in mutations.mutations(tensors.read_bytes(), 300, seed=3):
-        put(tensors, mutated)
-        reseal(manifest, tensors)
-        try:
-            read += isinstance(load(folder), dict)
-        except CheckpointError:
-            damaged += 1
-    assert read > 10
-    assert damaged > 100
 
 
 @pytest.mark.parametrize(
