@@ -25,9 +25,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from softstair.experiments import results
+from softstair.experiments import grid, ray_engine, results
 from softstair.experiments.design import Configuration, Design, Unit
-from softstair.experiments.engines import local, ray
 from softstair.train import Interrupted, Recipe
 
 MARKING = """
@@ -74,7 +73,7 @@ def drive(folder: Path, number: int, address: str | None) -> int:
         print(json.dumps({"unit": unit.name, **news}), flush=True)
 
     try:
-        return ray.run(
+        return ray_engine.run(
             units(number), folder, tell, device="cpu", threads=1, jobs=2, address=address
         )
     except Interrupted as stop:
@@ -176,7 +175,7 @@ def main() -> int:
         strikes = [signal.SIGINT, signal.SIGKILL]
         counted = survive(folder / "ray", given.units, given.kills, strikes, given.address)
         os.chdir(folder)
-        local.run(units(given.units), folder / "local", lambda *_: None, device="cpu", threads=1)
+        grid.run(units(given.units), folder / "local", lambda *_: None, device="cpu", threads=1)
         is_equal = table(folder / "ray") == table(folder / "local")
     times = counted["completions"]
     rows = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair.experiments.design import Design, Unit
-from softstair.experiments.engines import has_begun
+from softstair.experiments.grid import has_begun
 from softstair.train.records import RunError, data_version_of, summary_of
 
 __all__ = ["STATES", "Place", "places"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from softstair.cli import _train_progress
 from softstair.cli._console import Console
 from softstair.experiments.design import Unit
-from softstair.experiments.engines import unfinished
+from softstair.experiments.grid import unfinished
 from softstair.train.progress import Event
 from softstair.train.records import RunError, summary_of
 

@@ -225,15 +225,15 @@ class Command:
         settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
         settings |= {"threads": self.threads, "jobs": self.together}
         if self.engine == "ray":
-            from softstair.experiments.engines import ray
+            from softstair.experiments import ray_engine
 
             try:
-                return ray.run(units, folder, tell, address=self.address, **settings)
+                return ray_engine.run(units, folder, tell, address=self.address, **settings)
             except ModuleNotFoundError as error:
                 raise ValueError(str(error)) from None
-        from softstair.experiments.engines import local
+        from softstair.experiments import grid
 
-        return local.run(units, folder, tell, **settings)
+        return grid.run(units, folder, tell, **settings)
 
     def _farewell(self, number: int) -> int:
         stop = signal.Signals(number).name

@@ -1,4 +1,4 @@
-"""Experiments: designs of many trainings, engines that run them, and what comes of them."""
+"""Experiments: designs of many trainings, engines that run them, and their results."""
 
 from softstair.experiments.design import DESIGNS, Configuration, Design, Unit
 from softstair.experiments.design_file import read as read_design

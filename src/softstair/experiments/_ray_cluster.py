@@ -1,0 +1,194 @@
+"""A Ray cluster: joined, or started on this machine for as long as it is needed."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from softstair._errors import SoftstairError, import_extra
+from softstair.train.interrupt import Interrupted
+
+__all__ = ["check_reachable", "joined"]
+
+TIMEOUT = 20.0
+"""Seconds for a cluster to answer."""
+LONGEST_FOLDER = 30
+"""Characters of a folder in which Ray has room for the names of its sockets."""
+OBJECT_STORE = 100_000_000
+"""Bytes of its object store: only text is sent."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+OWN_CLUSTER = {
+    # Tasks have the priority of this process.
+    "RAY_worker_niceness": "0",
+    # Nobody else may use it; Ray would keep a token for it, and for others, in the user's home.
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
+"""Environment of a cluster that is started here."""
+TRY = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="CRITICAL")
+ray.nodes()
+"""
+
+
+@contextlib.contextmanager
+def joined(address: str | None, cpus: int) -> Iterator[Any]:
+    """Yield the module ray, connected to a cluster; None starts one here with so many CPUs.
+
+    A cluster that was started here ends with the block. If the caller is connected already, that
+    connection is used, and left as it is.
+    """
+    options: dict[str, Any] = {}
+    with _handlers_kept(), _environment(QUIET), contextlib.ExitStack() as ending:
+        ray = import_extra("ray", "ray")
+        if ray.is_initialized():
+            yield ray
+            return
+        if address is None:
+            ending.enter_context(_environment(OWN_CLUSTER))
+            parent = tempfile.gettempdir()
+            parent = parent if len(parent) <= LONGEST_FOLDER else "/tmp"
+            folder = tempfile.mkdtemp(prefix="ray-", dir=parent)
+            ending.callback(shutil.rmtree, folder, ignore_errors=True)
+            options |= {"_temp_dir": folder, "include_dashboard": False}
+            options |= {"object_store_memory": OBJECT_STORE, "num_cpus": cpus}
+            options |= {"num_gpus": torch.cuda.device_count()}
+        else:
+            check_reachable(address)
+        # A thread of Ray's prints what becomes of workers, though ``log_to_driver`` be False.
+        worker = ray._private.worker
+        worker._worker_logs_enabled = False
+        ending.callback(setattr, worker, "_worker_logs_enabled", True)
+        ending.callback(ray.shutdown)
+        with _handlers_kept():  # Ray would handle SIGTERM itself
+            _connect(ray, address, options)
+        yield ray
+
+
+def check_reachable(address: str) -> None:
+    """Raise SoftstairError if no cluster answers at an address.
+
+    Ray would try for minutes, print from several threads, and end the process. So a connection is
+    tried first, and then Ray in a process of its own. Its client, for ray://, gives up by itself.
+    """
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address != "auto":
+        _check_listens(address)
+    if address.startswith("ray://"):
+        return
+    try:
+        trial = subprocess.run(
+            [sys.executable, "-P", "-c", TRY, address],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            start_new_session=True,  # this process handles Ctrl-C
+        )
+    except subprocess.TimeoutExpired as late:
+        reason = f"no cluster answered within {TIMEOUT:.0f} seconds"
+        if "InvalidAuthToken" in str(late.stderr):
+            reason = "it asks for a token, for which Ray has the variable RAY_AUTH_MODE"
+        raise _unreachable(address, reason) from None
+    if trial.returncode:
+        lines = [line for line in trial.stderr.splitlines() if line and not line.startswith(" ")]
+        reason = lines[-1] if lines else f"it ended with code {trial.returncode}"
+        if address == "auto" and "Could not find" in reason:
+            reason = "none runs on this machine"
+        raise _unreachable(address, reason)
+
+
+def _check_listens(address: str) -> None:
+    """Raise SoftstairError if nothing listens at an address."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+        if parts.scheme not in ("", "ray") or not host or port is None:
+            raise ValueError
+    except ValueError:
+        raise SoftstairError(
+            "the address of a Ray cluster must be auto, host:port or ray://host:port, but "
+            f"{address!r} was given.",
+            field="address",
+        ) from None
+    try:
+        socket.create_connection((host, port), timeout=TIMEOUT / 4).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from None
+
+
+def _connect(ray: Any, address: str | None, options: dict[str, Any]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address or "local", log_to_driver=False, logging_level="CRITICAL", **options)
+    except SystemExit as stop:
+        if stop.code == signal.SIGTERM:  # what Ray makes of that signal
+            raise Interrupted(signal.SIGTERM) from None
+        raise _not_started(f"it ended with code {stop.code}") from None
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        if address is not None:
+            raise _unreachable(address, reason) from None
+        raise _not_started(reason) from None
+
+
+def _unreachable(address: str, reason: str) -> SoftstairError:
+    return SoftstairError(
+        f"no Ray cluster can be joined at {address!r} ({_shown(reason)}): start one with Ray's own "
+        "command, ray start, or give no `address` to use this machine alone.",
+        field="address",
+    )
+
+
+def _not_started(reason: str) -> SoftstairError:
+    return SoftstairError(
+        f"Ray could not be started on this machine ({_shown(reason)}): free memory or disk space, "
+        "or train with the local engine.",
+        field="engine",
+    )
+
+
+def _shown(reason: str) -> str:
+    return " ".join(reason.split()).rstrip(".").replace(". ", "; ")[:300]
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set; remove them, and those that Ray sets, at the
+    end."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in wanted.items() if name not in before})
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            if name.startswith("RAY_") or name == "PYTHONBREAKPOINT":
+                del os.environ[name]
