@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.table import Table
 
 from softstair.cli._console import Console, say
-from softstair.cli._grid_places import STATES, Place
 from softstair.experiments.design import Design
 from softstair.experiments.estimate import Estimate
+from softstair.experiments.grid import STATES, UnitStatus
 from softstair.experiments.results import UNKNOWN, Training
 
 __all__ = ["design", "duration", "estimate", "outcome", "progress", "say", "widened"]
@@ -51,7 +51,7 @@ def design(asked: Design) -> None:
     )
 
 
-def progress(places: Sequence[Place], folder: Path) -> None:
+def progress(places: Sequence[UnitStatus], folder: Path) -> None:
     """Prints how many units are done and begun, if any are."""
     counts = {state: sum(place.state == state for place in places) for state in STATES}
     words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
@@ -59,7 +59,7 @@ def progress(places: Sequence[Place], folder: Path) -> None:
         say(f"of these {', '.join(words)} in {folder}, {counts['waiting'] or 'none'} waiting")
 
 
-def estimate(asked: Design, found: Estimate, places: Sequence[Place]) -> None:
+def estimate(asked: Design, found: Estimate, places: Sequence[UnitStatus]) -> None:
     """Prints how long what is left would take here, one unit after the other."""
     first = asked.configurations[0]
     left = [place for place in places if not place.is_done]

@@ -162,11 +162,11 @@ class Command:
             print(json.dumps(asked.to_json(), indent=1))
             return 0
         from softstair.cli import _grid_tables
-        from softstair.cli._grid_places import places
         from softstair.experiments.estimate import estimate
+        from softstair.experiments.grid import statuses
 
         # What was begun with another recipe is refused here as it would be there.
-        found = places(asked, folder)
+        found = statuses(asked, folder)
         _grid_tables.design(asked)
         _grid_tables.progress(found, folder)
         if all(place.is_done for place in found):
