@@ -83,7 +83,7 @@ OLDEST_PYTEST := .venv-oldest/bin/python -m pytest -q -W ignore::DeprecationWarn
 
 oldest: .venv-oldest/installed
 	$(OLDEST_PYTEST) --lane quick tests
-	$(OLDEST_PYTEST) tests/test_anneal.py tests/test_convert.py tests/train/test_checkpoint.py
+	$(OLDEST_PYTEST) tests/test_anneal.py tests/convert/test_quantise.py tests/train/test_checkpoint.py
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest

@@ -1,0 +1,284 @@
+"""quantise() on forward passes with unusual code: functions, views, writes in place, branches."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import softstair as ss
+
+TERNARY = ss.Stair.ternary()
+
+
+class Code(nn.Module):
+    """Two Linears, other modules, and the code of a forward pass."""
+
+    def __init__(self, code, **modules) -> None:
+        super().__init__()
+        self.a, self.b, self.code = nn.Linear(6, 8), nn.Linear(8, 3), code
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.code(self, x)
+
+
+def soft_linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, TERNARY(layer.weight), layer.bias)
+
+
+class OptionalMask(Code):
+    def forward(self, x, mask=None):
+        self.hidden = F.gelu(self.a(x))
+        return self.b(self.hidden if mask is None else self.hidden * mask)
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_an_optional_argument_stays_optional(example):
+    """Tracing does not fix ``if mask is not None``, and leaves nothing on the module."""
+    x, mask = torch.randn(4, 6), torch.ones(8)
+    model = OptionalMask(None)
+    net = ss.quantise(model, TERNARY, TERNARY, example_inputs=(x,) if example else None)
+    assert not hasattr(net, "hidden")
+    torch.testing.assert_close(net(x), net(x, mask))
+
+
+def test_constants_made_in_forward_are_not_saved():
+    model = Code(lambda m, x: m.b(F.relu(m.a(x)) * torch.arange(8.0)))
+    net = ss.quantise(model, TERNARY, TERNARY).eval()
+    net.load_state_dict(model.state_dict(), strict=True)
+    x = torch.randn(4, 6)
+    wanted = soft_linear(net.b, TERNARY(soft_linear(net.a, x)) * torch.arange(8.0))
+    torch.testing.assert_close(net(x), wanted)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda m, x: m.b(F.relu(m.a(x))) + torch.rand(3),
+        lambda m, x: m.b(F.relu(m.a(x)) * (2 if m.training else 1)),
+        lambda m, x: m.b(F.relu(h := m.a(x), inplace=True) + h),
+        lambda m, x: m.b(F.relu((h := m.a(x)).view(-1, 2, 4), inplace=True).flatten(1) + h),
+        lambda m, x: (m.a(x).relu_(), m.b(m.a(x).relu_()))[1],
+    ],
+    ids=["random", "training", "in place", "in place on a view", "result unused"],
+)
+def test_code_that_cannot_be_rewritten_raises(code):
+    with pytest.raises(ValueError, match="model"):
+        ss.quantise(Code(code), TERNARY, TERNARY)
+
+
+def test_a_hook_on_a_block_with_functional_activations_raises():
+    model = nn.Sequential(Code(lambda m, x: m.b(F.relu(m.a(x)))))
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="hooks"):
+        ss.quantise(model, TERNARY, TERNARY)
+
+
+def test_a_module_under_two_names_keeps_both():
+    model = Code(lambda m, x: m.b(F.relu(m.c(F.relu(m.again(F.relu(m.a(x))))))), c=nn.Linear(8, 8))
+    model.again = model.c
+    net = ss.quantise(model, TERNARY, TERNARY)
+    net.load_state_dict(model.state_dict(), strict=True)
+    assert net.again is net.c
+    rows = [(row.name, row.layer) for row in ss.report(net).rows if row.became == "stair weights"]
+    assert rows == [("a", 0), ("c", 1), ("b", 3)]
+
+
+def without_exact_sums(net):
+    """A copy that sums the features as they are, not as multiples of a quantum."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, ss.nn.StairLayer):
+            module.input_quantum = None
+    return net
+
+
+def _multiply(h):
+    h *= 0.375
+
+
+def _assign(h):
+    h[:, 0] = 0.375
+
+
+def _multiply_each(h):
+    for column in h.unbind(1):
+        column.mul_(0.375)
+
+
+def _replace_data(h):
+    h.data = 0.375 * h
+
+
+def _share_data(h):
+    y = torch.zeros(1)
+    y.data = h.data
+    y.mul_(0.375)
+
+
+WRITES = {
+    "slice": lambda h: h[:, :4].mul_(0.375),
+    "view": lambda h: h.view(-1, 2, 4).mul_(0.375),
+    "operator": _multiply,
+    "operator on a slice": lambda h: _multiply(h[:, 1:3]),
+    "chunk": lambda h: h.chunk(2, 1)[1].add_(0.25),
+    "transpose": lambda h: h.transpose(0, 1).mul_(0.375),
+    "unsqueeze": lambda h: h.unsqueeze(1).clamp_(-0.25, 0.25),
+    "detach": lambda h: h.detach().mul_(0.375),
+    "operator on data": lambda h: _multiply(h.data),
+    "out, a view": lambda h: torch.mul(h[:, :2], 0.375, out=h[:, :2]),
+    "twice": lambda h: h.add_(h).mul_(0.375),
+    "assignment": _assign,
+    "loop": _multiply_each,
+    "new data": _replace_data,
+    "data of another tensor": _share_data,
+}
+NOT_TRACED = ("assignment", "loop", "new data")
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("kind", WRITES)
+def test_features_that_were_written_into_are_summed_as_they_are(kind, traced):
+    torch.manual_seed(0)
+    if traced and kind in NOT_TRACED:
+        pytest.skip("torch.fx does not trace it")
+
+    def code(m, x):
+        h = m.act(m.a(x))
+        if not traced and h.sum() < -1e9:
+            return x
+        WRITES[kind](h)
+        return m.b(h)
+
+    x = 3 * torch.randn(200, 6)
+    net = ss.quantise(Code(code, act=nn.ReLU()), TERNARY, TERNARY, example_inputs=x).eval()
+    with torch.no_grad():
+        assert torch.equal(net(x), without_exact_sums(net)(x))
+
+
+def _double(h):
+    h += h
+
+
+@pytest.mark.parametrize(
+    ("write", "quantum", "widest"),
+    [
+        (lambda h: h[:, :4].neg_(), 1.0, 2),  # a bound: that of an addition
+        (_double, 1.0, 2),
+        (lambda h: h.add(0.5).mul_(2), 1.0, 1),
+        (lambda h: h.mul_(0.5), None, None),
+    ],
+)
+def test_a_write_leaves_the_quantum_that_the_features_have_then(write, quantum, widest):
+    """What was read before is not affected; what is read afterwards has the new values."""
+
+    def code(m, x):
+        h = m.act(m.a(x))
+        y = m.again(h)
+        write(h)
+        return m.b(h) + y
+
+    model = Code(code, act=nn.ReLU(), again=nn.Linear(8, 3))
+    net = ss.quantise(model, TERNARY, TERNARY)
+    assert (net.again.input_quantum, net.again.widest_input) == (1.0, 1)
+    assert net.b.input_quantum == quantum
+    assert quantum is None or net.b.widest_input == widest
+
+
+class AliasedActivation(Code):
+    """A functional activation in code that adds to an alias of what it reads."""
+
+    def forward(self, x):
+        size = x.size(0)
+        doubled = size
+        doubled += size
+        t = self.a(x)
+        u = t
+        u += x.sum(1, keepdim=True)
+        return self.b(F.relu(t)).view(size, 3) + doubled
+
+
+def test_an_addition_to_an_alias_stays_in_place_where_code_is_rewritten():
+    torch.manual_seed(0)
+    x = torch.randn(8, 6)
+    net = ss.quantise(AliasedActivation(None), TERNARY, TERNARY).eval()
+    stair = net.get_submodule("stair_relu")
+    wanted = net.b(stair(net.a(x) + x.sum(1, keepdim=True))) + 16
+    for tried in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(tried(x), wanted)
+
+
+def test_functional_dropout_follows_the_mode():
+    x = torch.randn(64, 6)
+    by_mode = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), p=0.5, training=m.training)))
+    net = ss.quantise(by_mode.eval(), TERNARY, TERNARY)
+    assert torch.equal(net(x), net(x))
+    net.train()
+    assert not torch.equal(net(x), net(x))
+    never = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.5, training=False)))
+    net = ss.quantise(never, TERNARY, TERNARY)
+    assert torch.equal(net(x), net(x))
+
+
+def test_inputs_given_by_name():
+    code = lambda m, x: m.b(input=m.act(input=m.a(input=x)))
+    net = ss.quantise(Code(code, act=nn.ReLU()), TERNARY, TERNARY).eval()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(net(x), soft_linear(net.b, TERNARY(soft_linear(net.a, x))))
+
+
+def test_a_functional_network_keeps_its_attributes_and_containers():
+    def code(m, x):
+        h = F.relu(m.a(x))
+        for block in m.blocks:
+            h = F.relu(block(h))
+        return m.b(h)
+
+    model = Code(code, blocks=nn.ModuleList([nn.Linear(8, 8)]))
+    model.classes = 3
+    net = ss.quantise(model, TERNARY, TERNARY)
+    assert net.classes == 3
+    assert isinstance(net.blocks[0], ss.nn.StairLinear)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda m, h, x: h + m.p,
+        lambda m, h, x: h + x[:, :1],
+        lambda m, h, x: h - torch.full((8,), 0.2),
+    ],
+)
+def test_a_recorded_run_knows_what_is_no_feature(added):
+    """Parameters, inputs and constants added to features are not rounded to the quantum."""
+    features, x = ss.Stair.ternary(0.5), torch.randn(5, 6)
+    code = lambda m, x: m.b(added(m, h, x) if (h := m.act(m.a(x))).sum() < 1e9 else h)
+    model = Code(code, act=nn.ReLU(), p=nn.Parameter(torch.full((8,), 0.3)))
+    net = ss.quantise(model, TERNARY, features, example_inputs=x).eval()
+    hidden = features(soft_linear(net.a, x))
+    torch.testing.assert_close(net(x), soft_linear(net.b, added(net, hidden, x)))
+
+
+def test_a_function_that_was_only_recorded_is_reported():
+    model = Code(lambda m, x: m.b(h) if (h := F.relu(m.a(x))).sum() > -1e9 else h)
+    net = ss.quantise(model, TERNARY, TERNARY, example_inputs=torch.randn(2, 6))
+    rows = {row.kind: row.became for row in ss.report(net).rows}
+    assert rows["relu"].startswith("float: a function")
+
+
+def test_what_a_network_keeps_of_itself_is_left_alone():
+    """A hidden result, for a loss elsewhere, keeps its gradient."""
+
+    def code(m, x):
+        m.hidden = m.a(x)
+        return m.b(m.act(m.hidden))
+
+    net = ss.quantise(Code(code, act=nn.ReLU()), TERNARY, TERNARY, skip="b")
+    assert not hasattr(net, "hidden")
+    ss.Annealer(net, lambda layer, t: (0.0, 0.0)).step()
+    net(torch.randn(4, 6))
+    assert net.hidden.requires_grad

@@ -1,0 +1,191 @@
+"""The options of quantise(): by layer, by name, and what they leave in float."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import networks
+import softstair as ss
+
+TERNARY = ss.Stair.ternary()
+INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
+UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")
+
+
+def kinds(net: nn.Module) -> list[str]:
+    return [type(module).__name__ for module in net.children()]
+
+
+def test_weights_start_at_thresholds():
+    for module in ss.quantise(networks.MobileNet(), INT4).modules():
+        if isinstance(module, ss.nn.StairLayer):
+            inputs = module.weight[0].numel() * getattr(module, "groups", 1)
+            distance = module.weight.detach()[..., None] / 0.07 - (torch.arange(-7, 8) - 0.5)
+            assert distance.abs().amin(dim=-1).max() <= inputs**-0.5 + 1e-4
+
+
+@pytest.mark.parametrize("fit", ["layer", "channel", None])
+def test_keep_keeps_the_weights(fit):
+    model, x = networks.make("resnet")
+    net = ss.quantise(model, INT4, UINT4, init="keep", fit=fit)
+    for key, value in model.state_dict().items():
+        assert torch.equal(net.state_dict()[key], value)
+    layers = [module for module in net.modules() if isinstance(module, ss.nn.StairLayer)]
+    quanta = [layer.weight_stair.stair.quantum for layer in layers]
+    assert all(isinstance(quantum, tuple) == (fit == "channel") for quantum in quanta)
+    assert fit is not None or set(quanta) == {0.07}
+    assert torch.isfinite(net(x)).all()
+
+
+def test_weights_only_and_features_only():
+    model = networks.mlp(6, 8, 8, 3)
+    weights = ss.quantise(model, TERNARY)
+    assert kinds(weights) == ["StairLinear", "BatchNorm1d", "ReLU"] * 2 + ["StairLinear"]
+    assert [r.layer for r in ss.report(weights).rows if r.layer is not None] == [0, 1, 2]
+    features = ss.quantise(model, None, TERNARY)
+    assert kinds(features) == ["Linear", "BatchNorm1d", "StairActivation"] * 2 + ["Linear"]
+    assert torch.equal(features[0].weight, model[0].weight)
+
+
+def test_options_by_layer():
+    stairs = [TERNARY, INT4, UINT4]
+    net = ss.quantise(
+        networks.mlp(6, 8, 8, 3),
+        weights=stairs,
+        features=tuple(stairs),
+        noise=["normal", ss.noise.Logistic(), ss.ste.clipped_relu()],
+        forward=("random", "expectation", "mode"),
+    )
+    families = {0: ss.noise.Normal, 1: ss.noise.Logistic, 2: ss.noise.Uniform}
+    forwards = {0: "random", 1: "expectation", 2: "hard"}
+    for _, stair in ss.nn.stair_modules(net):
+        assert stair.stair == stairs[stair.layer]
+        assert type(stair.noise) is families[stair.layer]
+        assert stair.strategy == forwards[stair.layer]
+    assert float(net[6].weight_stair.mean) == 0.5
+
+
+def test_options_by_name_and_number():
+    """The first key that fits counts."""
+    net = ss.quantise(
+        networks.mlp(6, 8, 8, 3),
+        weights={"3": INT4, "*": TERNARY},
+        features={1: UINT4, "*": TERNARY},
+        noise={"0": "normal", 2: "logistic", "*": "uniform"},
+        forward={"*": "expectation"},
+    )
+    assert net[0].weight_stair.stair == net[6].weight_stair.stair == TERNARY
+    assert net[3].weight_stair.stair == INT4
+    assert (net[2].stair, net[5].stair) == (TERNARY, UINT4)
+    assert isinstance(net[0].weight_stair.noise, ss.noise.Normal)
+    assert isinstance(net[6].weight_stair.noise, ss.noise.Logistic)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [
+        ([TERNARY, None, TERNARY], (0, 6)),
+        ({0: TERNARY, 1: None, 2: TERNARY}, (0, 6)),
+        ({0: TERNARY, "*": None}, (0,)),
+        ({"0": None, "*": TERNARY}, (3, 6)),
+    ],
+)
+def test_none_for_a_layer_leaves_its_weights_in_float(weights, kept):
+    net = ss.quantise(networks.mlp(6, 8, 8, 3), weights, TERNARY)
+    for index in (0, 3, 6):
+        assert type(net[index]) is (ss.nn.StairLinear if index in kept else nn.Linear)
+
+
+def test_a_layer_left_in_float_keeps_the_count_of_the_caller():
+    """Sequences count the layers of the model; the network numbers those that are left."""
+    stairs = [TERNARY, None, TERNARY]
+    families = ["uniform", "normal", "logistic"]
+    net = ss.quantise(networks.mlp(6, 8, 8, 3), stairs, [*stairs[:2], None], noise=families)
+    layers = {module.layer: type(module.noise).__name__ for _, module in ss.nn.stair_modules(net)}
+    assert layers == {0: "Uniform", 1: "Logistic"}
+
+
+@pytest.mark.parametrize("estimator", ["clipped_relu", "piecewise_polynomial", "sigmoid", "relu"])
+def test_estimators_as_noise(estimator):
+    """The hard stair forward; the estimator's own slope, in quanta, backward."""
+    noise = getattr(ss.ste, estimator)()
+    torch.manual_seed(0)
+    net = ss.quantise(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), INT4, UINT4, noise=noise)
+    x = torch.randn(8, 6)
+    hidden = F.linear(x, INT4(net[0].weight), net[0].bias).detach().requires_grad_()
+    noise(hidden, UINT4).sum().backward()
+    y = net(x)
+    assert torch.equal(y, UINT4(hidden))
+    y.sum().backward()
+    torch.testing.assert_close(net[0].bias.grad, hidden.grad.sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_skip():
+    skip = ("layer1", "fc", "layer2.*.downsample.*")
+    net = ss.quantise(networks.ResNet(), TERNARY, TERNARY, skip=skip)
+    names = {name: type(module).__name__ for name, module in net.named_modules()}
+    assert names["layer1.0.conv1"] == names["layer2.0.downsample.0"] == "Conv2d"
+    assert (names["layer1.0.relu"], names["fc"]) == ("ReLU", "Linear")
+    assert names["layer2.0.conv1"] == "StairConv2d"
+    assert [r.layer for r in ss.report(net).rows if r.layer is not None] == [0, 0, 1, 1, 1]
+
+
+def test_a_reparametrised_layer_is_left_in_float():
+    for wrap in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
+        model = nn.Sequential(wrap(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3))
+        net = ss.quantise(model, TERNARY, TERNARY)
+        assert "0" in {row.name for row in ss.report(net).rows if row.layer is None}
+        assert net(torch.randn(4, 6)).shape == (4, 3)
+
+
+def mlp() -> nn.Module:
+    return networks.mlp(6, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "field"),
+    [
+        (mlp, {"model": "resnet"}, "model"),
+        (lambda: ss.quantise(mlp(), TERNARY), {}, "model"),
+        (lambda: nn.Sequential(nn.BatchNorm1d(3)), {}, "model"),
+        (mlp, {"skip": ("*",)}, "model"),
+        (networks.Branching, {}, "example_inputs"),
+        (networks.Branching, {"example_inputs": 3}, "example_inputs"),
+        (networks.Branching, {"example_inputs": (torch.ones(3),)}, "example_inputs"),
+        (mlp, {"weights": None, "features": None}, "weights"),
+        (mlp, {"weights": [None] * 3, "features": [None] * 3}, "weights"),
+        (mlp, {"weights": "ternary"}, "weights"),
+        (mlp, {"weights": [TERNARY, "ternary", TERNARY]}, "weights"),
+        (mlp, {"weights": [TERNARY, TERNARY]}, "weights"),
+        (mlp, {"weights": {0: TERNARY}}, "weights"),
+        (mlp, {"weights": TERNARY.with_quantum([1.0, 2.0], axis=0)}, "weights"),
+        (mlp, {"features": 3}, "features"),
+        (mlp, {"noise": ["uniform"] * 4}, "noise"),
+        (mlp, {"noise": {}}, "noise"),
+        (mlp, {"noise": "unifrom"}, "noise"),
+        (mlp, {"noise": ss.noise.Uniform}, "noise"),
+        (mlp, {"noise": ss.ste.identity().noise}, "noise"),
+        (mlp, {"forward": "mod"}, "forward"),
+        (mlp, {"forward": ["mode", 3, "mode"]}, "forward"),
+        (mlp, {"skip": ("7",)}, "skip"),
+        (mlp, {"skip": 3}, "skip"),
+        (mlp, {"init": "zeros"}, "init"),
+        (mlp, {"init": "keep", "fit": "tensor"}, "fit"),
+    ],
+)
+def test_a_wrong_option_is_named_and_the_model_stays_as_it_was(build, settings, field):
+    model = build()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    options = {"model": model, "weights": TERNARY, "features": TERNARY, **settings}
+    with pytest.raises(ss._errors.SoftstairError) as caught:
+        ss.quantise(**options)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model.training
+
+
+def test_report_raises_for_a_float_network():
+    with pytest.raises(ValueError, match="net"):
+        ss.report(nn.Linear(2, 2))

@@ -1,0 +1,504 @@
+"""quantise() on networks nobody wrote for it, against the same networks quantised by hand."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import networks
+import softstair as ss
+
+TERNARY = ss.Stair.ternary()
+INT4 = ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint")
+UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")
+NAMES = list(networks.ZOO)
+
+
+def soft(x: Tensor) -> Tensor:
+    """The ternary stair and, for its gradient, uniform noise that fills half a quantum: by hand."""
+    value = (x >= 0.5).to(x.dtype) - (x < -0.5).to(x.dtype)
+    slope = ((x >= -1) & (x < 1)).to(x.dtype)  # [−1, 0) and [0, 1), the densities' supports
+    return value + (x - x.detach()) * slope.detach()
+
+
+def conv(m: nn.Conv2d, x: Tensor) -> Tensor:
+    return F.conv2d(x, soft(m.weight), m.bias, m.stride, m.padding, m.dilation, m.groups)
+
+
+def conv1d(m: nn.Conv1d, x: Tensor) -> Tensor:
+    return F.conv1d(x, soft(m.weight), m.bias, m.stride, m.padding, m.dilation, m.groups)
+
+
+def linear(m: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, soft(m.weight), m.bias)
+
+
+def hand_resnet(m, x):
+    x = soft(m.bn1(conv(m.conv1, x)))
+    for block in (m.layer1[0], m.layer2[0]):
+        shortcut = x
+        if block.downsample is not None:
+            shortcut = block.downsample[1](conv(block.downsample[0], x))
+        h = soft(block.bn1(conv(block.conv1, x)))
+        x = soft(block.bn2(conv(block.conv2, h)) + shortcut)
+    return linear(m.fc, x.mean([2, 3]))
+
+
+def hand_functional_resnet(m, x):
+    x = soft(m.bn1(conv(m.conv1, x)))
+    for block in (m.layer1[0], m.layer2[0]):
+        shortcut = x
+        if len(block.shortcut):
+            shortcut = block.shortcut[1](conv(block.shortcut[0], x))
+        h = soft(block.bn1(conv(block.conv1, x)))
+        x = soft(block.bn2(conv(block.conv2, h)) + shortcut)
+    return linear(m.linear, x.mean([2, 3]))
+
+
+def hand_mobilenet(m, x):
+    for group in m.features:
+        for start in range(0, len(group), 3):
+            x = soft(group[start + 1](conv(group[start], x)))
+    return linear(m.classifier[1], m.classifier[0](x.mean([2, 3])))
+
+
+def hand_mlp(m, x):
+    for start in range(0, len(m) - 1, 3):
+        x = soft(m[start + 1](linear(m[start], x)))
+    return linear(m[-1], x)
+
+
+def hand_functional(m, x):
+    x = F.dropout(soft(linear(m.fc1, x)), 0.25, m.training)
+    return linear(m.fc4, soft(linear(m.fc3, soft(linear(m.fc2, x)))))
+
+
+def hand_transformer(m, x):
+    y = m.norm1(x)
+    x = x + m.attention(y, y, y, need_weights=False)[0]
+    x = x + linear(m.mlp[2], soft(linear(m.mlp[0], m.norm2(x))))
+    return linear(m.head, x.mean(1))
+
+
+def hand_conv1d(m, x):
+    x = soft(conv1d(m.net[2], soft(conv1d(m.net[0], x))))
+    return linear(m.fc, F.max_pool1d(x, 2).flatten(1))
+
+
+def hand_branching(m, x):
+    return linear(m.fc3, soft(linear(m.fc2, soft(linear(m.fc1, x)))))
+
+
+def hand_disordered(m, x):
+    return linear(m.last, soft(linear(m.fc2, soft(linear(m.fc1, x)))))
+
+
+def hand_shared(m, x):
+    x = soft(linear(m.twice, soft(linear(m.enter, x))))
+    return linear(m.leave, soft(linear(m.twice, x)))
+
+
+HANDS = {
+    "resnet": hand_resnet,
+    "functional resnet": hand_functional_resnet,
+    "mobilenet": hand_mobilenet,
+    "mlp": hand_mlp,
+    "functional": hand_functional,
+    "transformer": hand_transformer,
+    "conv1d": hand_conv1d,
+    "branching": hand_branching,
+    "disordered": hand_disordered,
+    "shared": hand_shared,
+}
+
+# (name, layer) in order of execution; names of functional activations are the converter's own.
+LAYERS: dict[str, list[tuple[str | None, int]]] = {
+    "resnet": [
+        ("conv1", 0), ("relu", 0),
+        ("layer1.0.conv1", 1), ("layer1.0.relu", 1), ("layer1.0.conv2", 1),
+        ("layer2.0.downsample.0", 2), ("layer2.0.conv1", 2), ("layer2.0.relu", 2),
+        ("layer2.0.conv2", 2), ("fc", 3),
+    ],
+    "functional resnet": [
+        ("conv1", 0), (None, 0), ("layer1.0.conv1", 1), (None, 1), ("layer1.0.conv2", 2), (None, 2),
+        ("layer2.0.conv1", 3), (None, 3), ("layer2.0.conv2", 4), ("layer2.0.shortcut.0", 4),
+        (None, 4), ("linear", 5),
+    ],
+    "mobilenet": [
+        ("features.0.0", 0), ("features.0.2", 0), ("features.1.0", 1), ("features.1.2", 1),
+        ("features.1.3", 2), ("features.1.5", 2), ("features.2.0", 3), ("features.2.2", 3),
+        ("features.2.3", 4), ("features.2.5", 4), ("classifier.1", 5),
+    ],
+    "mlp": [("0", 0), ("2", 0), ("3", 1), ("5", 1), ("6", 2)],
+    "functional": [
+        ("fc1", 0), (None, 0), ("fc2", 1), (None, 1), ("fc3", 2), (None, 2), ("fc4", 3)
+    ],
+    "transformer": [("mlp.0", 0), ("mlp.1", 0), ("mlp.2", 1), ("head", 2)],
+    "conv1d": [("net.0", 0), ("net.1", 0), ("net.2", 1), ("net.3", 1), ("fc", 2)],
+    "branching": [("fc1", 0), ("act1", 0), ("fc2", 1), ("act2", 1), ("fc3", 2)],
+    "disordered": [("fc1", 0), ("act1", 0), ("fc2", 1), ("act2", 1), ("last", 2)],
+    "shared": [
+        ("enter", 0), ("act0", 0), ("twice", 1), ("act1", 1), ("act2", 2), ("leave", 3)
+    ],
+}  # fmt: skip
+
+
+def converted(name: str, seed: int = 0, **settings) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The float network, its stair network and an input."""
+    model, x = networks.make(name, seed)
+    torch.manual_seed(seed + 2)
+    example = x if name == "branching" else None
+    stairs = {"weights": TERNARY, "features": TERNARY, **settings}
+    return model, ss.quantise(model, **stairs, example_inputs=example), x
+
+
+def float_twin(model: nn.Module, net: nn.Module) -> nn.Module:
+    """A copy of the float network with the stair network's weights and statistics."""
+    twin = copy.deepcopy(model).train(net.training)
+    state = net.state_dict()
+    twin.load_state_dict({key: state[key] for key in twin.state_dict()}, strict=True)
+    return twin
+
+
+def gradients(net: nn.Module, run, x: Tensor) -> dict[str, Tensor]:
+    net.zero_grad()
+    torch.manual_seed(7)
+    out = run(x)
+    weight = torch.linspace(-1, 2, out.numel()).reshape(out.shape)
+    (out * weight).sum().backward()
+    return {k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_table(name):
+    """Layers by execution; weights join the next activation; shared modules their first use."""
+    model, net, _ = converted(name)
+    table = ss.report(net)
+    rows = [(row.name, row.layer) for row in table.rows if row.layer is not None]
+    assert len(rows) == len(LAYERS[name])
+    for (found, layer), (wanted, number) in zip(rows, LAYERS[name], strict=True):
+        assert layer == number
+        assert wanted is None or found == wanted
+    assert table.layers == ss.nn.layer_count(net) == 1 + max(n for _, n in LAYERS[name])
+    modules = dict(net.named_modules())
+    for found, layer in rows:
+        module = modules[found]
+        stair = module if isinstance(module, ss.nn.StairActivation) else module.weight_stair
+        assert stair.layer == layer
+    printed = str(table)
+    for row in table.rows:
+        assert row.name in printed
+        assert row.became in printed
+        if row.layer is None:
+            assert row.became.startswith("float: ")
+    norms = {k for k, m in model.named_modules() if "Norm" in type(m).__name__}
+    assert norms <= {row.name for row in table.rows if row.layer is None}
+
+
+def test_table_says_what_was_left_in_float_and_why():
+    floats = {
+        r.name: r.became for r in ss.report(converted("transformer")[1]).rows if r.layer is None
+    }
+    assert set(floats) == {"norm1", "attention", "norm2"}
+    floats = {
+        r.name: r.became for r in ss.report(converted("functional")[1]).rows if r.layer is None
+    }
+    assert floats == {"unused": "float: never called as a module"}
+    net = converted("mlp", skip=("6", "2"))[1]
+    floats = {r.name: r.became for r in ss.report(net).rows if r.layer is None}
+    assert floats["6"] == floats["2"] == "float: skipped"
+    net = converted("mlp", weights=None)[1]
+    assert {r.became for r in ss.report(net).rows if r.kind == "Linear"} == {
+        "float: no stair for weights"
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_equal_a_network_quantised_by_hand(name, training):
+    model, net, x = converted(name)
+    net.train(training)
+    hand = float_twin(model, net)
+    torch.manual_seed(3)
+    got = net(x)
+    torch.manual_seed(3)
+    wanted = HANDS[name](hand, x)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+    for key, value in hand.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_a_network_quantised_by_hand(name):
+    """And every quantised weight has one that is not zero."""
+    model, net, x = converted(name)
+    hand = float_twin(model, net)
+    wanted = gradients(hand, lambda x: HANDS[name](hand, x), x)
+    got = gradients(net, net, x)
+    assert got.keys() == wanted.keys()
+    for key, gradient in got.items():
+        torch.testing.assert_close(gradient, wanted[key], rtol=1e-4, atol=1e-4)
+    for module_name, module in net.named_modules():
+        if isinstance(module, ss.nn.StairLayer):
+            assert got[f"{module_name}.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_put_together_from_stair_modules_is_the_same(name):
+    """Activations and layers of softstair.nn in the place of the float ones, module by module."""
+    if name.startswith("functional"):
+        pytest.skip("its activations are not modules")
+    model, net, x = converted(name, weights=INT4, features=UINT4, noise="normal")
+    hand, done = copy.deepcopy(model), {}
+    kinds = {nn.Linear: ss.nn.StairLinear, nn.Conv1d: ss.nn.StairConv1d}
+    kinds[nn.Conv2d] = ss.nn.StairConv2d
+    for parent in list(hand.modules()):
+        for key, child in list(parent.named_children()):
+            if type(child) in kinds:
+                weight = ss.nn.StairWeight(INT4, "normal")
+                new = kinds[type(child)].from_float(child, weight)
+                setattr(parent, key, done.setdefault(id(child), new))
+            elif isinstance(child, nn.ReLU | nn.ReLU6 | nn.GELU | nn.Tanh | nn.Hardtanh):
+                new = ss.nn.StairActivation(UINT4, "normal")
+                setattr(parent, key, done.setdefault(id(child), new))
+    hand.load_state_dict(net.state_dict(), strict=True)
+    for training in (True, False):
+        torch.manual_seed(0)
+        got = net.train(training)(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(got, hand.train(training)(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_and_pickles_are_networks_of_their_own(name, clone):
+    _, net, x = converted(name)
+    twin = clone(net)
+    assert str(ss.report(twin)) == str(ss.report(net))
+    for key, gradient in gradients(net, net, x).items():
+        assert torch.equal(gradient, gradients(twin, twin, x)[key])
+    with torch.no_grad():
+        for _, stair in ss.nn.stair_modules(twin):
+            stair.std.fill_(0.5)
+    assert all(float(stair.std) != 0.5 for _, stair in ss.nn.stair_modules(net))
+    assert torch.equal(clone(twin).eval()(x), twin.eval()(x))
+
+
+@pytest.mark.nightly
+def test_a_pickled_network_runs_in_another_process(tmp_path):
+    _, net, x = converted("functional resnet")
+    torch.save((net.eval(), x, net(x)), tmp_path / "net.pt")
+    code = "import sys, torch; net, x, y = torch.load(sys.argv[1], weights_only=False); "
+    code += "sys.exit(not torch.equal(net(x), y))"
+    roots = [str(Path(networks.__file__).parent), str(Path(ss.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
+    command = [sys.executable, "-c", code, str(tmp_path / "net.pt")]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+
+
+@pytest.mark.nightly(keep=12)
+@pytest.mark.parametrize("settings", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoints_load_strictly(name, settings, tmp_path):
+    """The network's own, quanta included, and that of the float network."""
+    model, net, x = converted(name, **settings)
+    safetensors.torch.save_file(net.state_dict(), tmp_path / "net.safetensors")
+    other = converted(name, seed=9, **settings)[1]
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "net.safetensors"), strict=True)
+    assert torch.equal(other.eval()(x), net.eval()(x))
+    for key, gradient in gradients(net.train(), net, x).items():
+        assert torch.equal(gradient, gradients(other.train(), other, x)[key])
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert all(torch.equal(other.state_dict()[key], v) for key, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_is_untouched(name):
+    model, x = networks.make(name)
+    model.eval()
+    state = copy.deepcopy(model.state_dict())
+    modules = {key: (type(m), m.training) for key, m in model.named_modules()}
+    before = model(x)
+    net = ss.quantise(model, TERNARY, TERNARY, example_inputs=x)
+    assert {key: (type(m), m.training) for key, m in model.named_modules()} == modules
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert torch.equal(model(x), before)
+    mine = {p.data_ptr() for p in model.parameters()}
+    assert not mine & {p.data_ptr() for p in net.parameters()}
+    assert not net.training
+
+
+FAST = ("mlp",)
+COMPILED = [
+    n if n in FAST else pytest.param(n, marks=pytest.mark.nightly)
+    for n in NAMES
+    if n != "branching"
+]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_equals_eager(name):
+    """Whole graph, values and gradients. Dropout is left out of it."""
+    torch._dynamo.reset()
+    _, net, x = converted(name)
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    got, wanted = gradients(twin, compiled, x), gradients(net, net, x)
+    assert got.keys() == wanted.keys()
+    for key, gradient in got.items():
+        torch.testing.assert_close(gradient, wanted[key], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
+    if name in FAST:
+        twin.eval(), net.eval()
+        torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
+
+
+def integer_sums(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the layer's sums must be: INT4 weights and multiples of 0.07, in float64 integers."""
+    whole = (x.double() / 0.07).round()
+    assert (whole * 0.07 - x.double()).abs().max() < 1e-5
+    weight = (layer.weight.detach().double() / 0.07 + 0.5).floor().clamp(-8, 7)
+    if isinstance(layer, nn.Linear):
+        return F.linear(whole, weight)
+    return layer._conv_forward(whole, weight, None)
+
+
+class ViewBySize(nn.Module):
+    """Flattens as most scripts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.r, self.b = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Linear(8 * 36, 3, bias=False)
+
+    def forward(self, x):
+        h = self.r(self.a(x))
+        return self.b(h.view(h.size(0), -1))
+
+
+class ViewByShape(ViewBySize):
+    def forward(self, x):
+        h = self.r(self.a(x))
+        return self.b(h.reshape(h.shape[0], -1))
+
+
+def exact_networks():
+    yield "resnet", lambda: networks.ResNet(16), {"conv1", "fc"}
+    yield "functional resnet", lambda: networks.FunctionalResNet(16), {"conv1", "linear"}
+    yield "mobilenet", networks.MobileNet, {"features.0.0", "classifier.1"}
+    yield "view(size)", ViewBySize, {"a"}
+    yield "reshape(shape)", ViewByShape, {"a"}
+
+
+@pytest.mark.parametrize(
+    ("build", "floats"),
+    [(b, f) for _, b, f in exact_networks()],
+    ids=[n for n, *_ in exact_networks()],
+)
+def test_sums_in_eval_are_exact_integers(build, floats):
+    """INT4 and UINT4 at ε = 0.07, residual additions included: one integer gives one float.
+
+    ``floats`` names the layers whose inputs are no multiples of a quantum: images and averages.
+    """
+    torch.manual_seed(0)
+    net = ss.quantise(build(), INT4, UINT4).eval()
+    seen = []
+
+    def watch(name):
+        return lambda module, inputs, output: seen.append((name, module, inputs[0], output))
+
+    for name, module in net.named_modules():
+        if isinstance(module, ss.nn.StairLayer) and name not in floats:
+            module.register_forward_hook(watch(name))
+    with torch.no_grad():
+        net(torch.randn(16, 3, 8, 8))
+    assert seen
+    for name, module, x, output in seen:
+        sums = integer_sums(module, x)
+        assert sums.abs().max() > 5, name
+        torch.testing.assert_close(output.double(), sums * 0.07 * 0.07, rtol=1e-5, atol=1e-5)
+        pairs = {}
+        for n, y in zip(sums.flatten().tolist(), output.flatten().tolist(), strict=True):
+            assert pairs.setdefault(n, y) == y, f"{name}: {n} is {y} and {pairs[n]}"
+
+
+class Offset(nn.Module):
+    """Arithmetic with constants between features and the next sum."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.a, self.r, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+        self.between = between
+
+    def forward(self, x):
+        return self.b(self.between(self.r(self.a(x))))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h + 0.5,
+        lambda h: 1.0 - h,
+        lambda h: h - 0.033,
+        lambda h: torch.add(h, h, alpha=0.3),
+        lambda h: h.add(h, alpha=0.3),
+        lambda h: F.pad(h, (1, -1), value=0.31),
+        lambda h: h * 0.5,
+        lambda h: h + torch.ones(8) * 0.3,
+        lambda h: torch.cat([h[:, :4], torch.full((4, 4), 0.3)], 1),
+        lambda h: h.masked_fill(h > 0.3, 0.5),
+        lambda h: F.max_pool1d(h[:, None], 3, 1, 1)[:, 0] + h,
+        lambda h: torch.stack([h, h + 0.01], 1)[:, 1],
+    ],
+)
+def test_evaluation_rounds_nothing_that_is_no_multiple_of_the_quantum(between):
+    """Constants added on the way are no whole quanta: the sum must still be the network's."""
+    torch.manual_seed(0)
+    net = ss.quantise(Offset(between), INT4, UINT4).eval()
+    x = torch.randn(4, 6)
+    a, b = net.a, net.b
+    hidden = UINT4(F.linear(x, INT4(a.weight), a.bias))
+    wanted = F.linear(between(hidden), INT4(b.weight), b.bias)
+    torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_other_dtypes(dtype):
+    model, x = networks.make("resnet")
+    net = ss.quantise(model.to(dtype), TERNARY, TERNARY)
+    assert net(x.to(dtype)).dtype == dtype
+    assert {p.dtype for p in net.parameters()} == {dtype}
+    assert {s.std.dtype for _, s in ss.nn.stair_modules(net)} == {torch.float32}
+
+
+def test_hooks_attributes_modes_and_frozen_parameters_survive():
+    model = networks.mlp(6, 8, 3)
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(True))
+    model[0].weight.requires_grad_(False)
+    model[1].eval()
+    model.classes = 3
+    net = ss.quantise(model, TERNARY, TERNARY)
+    net(torch.randn(4, 6))
+    assert calls
+    assert net.classes == 3
+    assert not net[0].weight.requires_grad
+    assert (net.training, net[0].training, net[1].training) == (True, True, False)
+
+
+def test_the_noise_is_where_the_network_is():
+    """A model on another device, be it one without data, gets its stairs there."""
+    net = ss.quantise(networks.mlp(6, 8, 3).to("meta"), TERNARY, TERNARY)
+    assert {buffer.device.type for buffer in net.buffers()} == {"meta"}
