@@ -71,26 +71,18 @@ def test_the_noise_follows_the_schedule(interval, power, update):
     assert annealer.annealed == (0, 1, 2)
 
 
-def test_a_function_is_a_schedule():
-    net = network()
-    annealer = ss.Annealer(net, lambda layer, t: (0.1 * layer, max(0.0, 1 - t - layer)), 2)
-    annealer.step()
-    annealer.step()
-    assert [n[1] for n in annealer.noise] == [0.5, 0.0, 0.0]
-    assert float(net[5].mean) == pytest.approx(0.1)
-    assert annealer.annealed == (1, 2)
-
-
 def test_noise_may_come_back():
     """A function that heats a layer up again gives it its gradient again."""
     net = network()
-    annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.3 if t != 1 else 0.0))
+    annealer = ss.Annealer(net, lambda layer, t: (0.1 * layer, 0.3 if t != 1 else 0.0))
     x = torch.randn(16, 6)
     for step in range(3):
         annealer.step()
         net.zero_grad()
         net(x).square().sum().backward()
         assert (net[0].weight.grad.abs().sum() > 0) == (step != 1)
+        assert annealer.annealed == ((0, 1, 2) if step == 1 else ())
+        assert float(net[5].mean) == pytest.approx(0.1)
 
 
 # Checkpoints
@@ -161,26 +153,6 @@ def test_the_state_is_plain_data():
     other.load_state_dict(state)
     assert other.t == annealer.t
     assert other.noise == annealer.noise
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_going_back_to_an_earlier_state(steps):
-    """What was annealed later has its gradient again."""
-    net = network()
-    annealer = ss.Annealer(net, ss.Schedule.for_network(net, period=2))
-    for _ in range(steps):
-        annealer.step()
-    early = annealer.state_dict()
-    for _ in range(8):
-        annealer.step()
-    assert annealer.annealed == (0, 1, 2)
-    annealer.load_state_dict(early)
-    annealer.step()
-    wanted = [stair.layer in annealer.annealed for _, stair in ss.nn.stair_modules(net)]
-    assert flags(net) == wanted
-    net(data()[0]).square().sum().backward()
-    assert net[6].weight.grad.abs().sum() > 0
-    assert net[3].weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("truncate", [True, False])
@@ -290,19 +262,6 @@ def test_a_tied_parameter_is_shifted_once():
 # Wrapped, compiled, in other dtypes
 
 
-def test_bfloat16_keeps_the_noise_in_float32():
-    net = network().to(torch.bfloat16)
-    schedule = ss.Schedule.for_network(net, period=7)
-    annealer = ss.Annealer(net, schedule, steps_per_unit=10)
-    for _ in range(24):
-        annealer.step()
-    for _, stair in ss.nn.stair_modules(net):
-        assert stair.std.dtype == torch.float32
-        assert float(stair.std) == pytest.approx(schedule(stair.layer, 2.3)[1], rel=1e-6)
-    net(data()[0].bfloat16()).float().square().sum().backward()
-    assert net[3].weight.grad.dtype == torch.bfloat16
-
-
 class Counter:
     """A backend that counts compilations."""
 
@@ -348,39 +307,6 @@ def test_moving_noise_never_recompiles():
     assert counter.count <= 1 + 3
 
 
-def deep(layers: int) -> nn.Module:
-    """A chain of as many layers, each a Linear and a ReLU."""
-    torch.manual_seed(0)
-    parts = [part for _ in range(layers) for part in (nn.Linear(6, 6), nn.ReLU())]
-    return ss.quantise(
-        nn.Sequential(*parts, nn.Linear(6, 3)), TERNARY, TERNARY, skip=f"{2 * layers}"
-    )
-
-
-@pytest.mark.nightly
-def test_many_layers_do_not_run_into_dynamos_limit():
-    """Twelve layers annealed one by one, an evaluation after each, all in one graph."""
-    torch._dynamo.reset()
-    limit = torch._dynamo.config.recompile_limit
-    try:
-        net, counter, x = deep(12), Counter(), data()[0]
-        twin = copy.deepcopy(net)
-        compiled = torch.compile(net, backend=counter, fullgraph=True)
-        schedule = ss.Schedule.for_network(net, period=1)
-        mine, other = ss.Annealer(compiled, schedule), ss.Annealer(twin, schedule)
-        for step in range(13):
-            mine.step(), other.step()
-            assert len(mine.annealed) == step
-            compare(net, compiled, twin, x)
-            net.eval(), twin.eval()
-            with torch.no_grad():
-                torch.testing.assert_close(compiled(x), twin(x), rtol=0, atol=1e-5)
-            net.train(), twin.train()
-        assert counter.count <= 2 * 13
-    finally:
-        torch._dynamo.config.recompile_limit = limit
-
-
 def test_evaluation_is_compiled_once():
     """Nothing of the noise is left in eval(): annealing must not recompile it."""
     torch._dynamo.reset()
@@ -394,50 +320,58 @@ def test_evaluation_is_compiled_once():
     assert counter.count == 1
 
 
-# Bad input
+def deep(layers: int) -> nn.Module:
+    """A chain of as many layers, each a Linear and a ReLU."""
+    parts = [part for _ in range(layers) for part in (nn.Linear(6, 6), nn.ReLU())]
+    model = nn.Sequential(*parts, nn.Linear(6, 3))
+    return ss.quantise(model, TERNARY, TERNARY, skip=f"{2 * layers}")
 
 
-def schedule_of(layers):
-    return ss.Schedule(layers, 2)
+@pytest.mark.nightly
+def test_many_layers_do_not_reach_the_limit_of_dynamo():
+    """Twelve layers annealed one by one, with an evaluation after each, in one graph."""
+    torch._dynamo.reset()
+    limit = torch._dynamo.config.recompile_limit
+    try:
+        net, counter, x = deep(12), Counter(), data()[0]
+        compiled = torch.compile(net, backend=counter, fullgraph=True)
+        annealer = ss.Annealer(compiled, ss.Schedule.for_network(net, period=1))
+        for step in range(13):
+            annealer.step()
+            assert len(annealer.annealed) == step
+            for mode in (True, False):
+                torch.testing.assert_close(net.train(mode)(x), compiled(x), rtol=0, atol=1e-5)
+        assert counter.count <= 2 * 13
+    finally:
+        torch._dynamo.config.recompile_limit = limit
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
+    ("settings", "field"),
     [
-        ({"schedule": schedule_of(2)}, "schedule"),
-        ({"schedule": schedule_of(4)}, "schedule"),
-        ({"schedule": 3}, "schedule"),
+        ({"schedule": ss.Schedule(2, 2)}, "schedule"),
         ({"schedule": None}, "schedule"),
         ({"net": nn.Linear(2, 2)}, "net"),
         ({"net": "resnet"}, "net"),
         ({"steps_per_unit": 0}, "steps_per_unit"),
-        ({"steps_per_unit": -1}, "steps_per_unit"),
-        ({"steps_per_unit": 2.5}, "steps_per_unit"),
-        ({"steps_per_unit": True}, "steps_per_unit"),
         ({"update": "step"}, "update"),
-        ({"update": None}, "update"),
         ({"freeze": True, "truncate": False}, "freeze"),
         ({"truncate": "no"}, "truncate"),
         ({"freeze": "no"}, "freeze"),
         ({"shift": "no"}, "shift"),
     ],
 )
-def test_bad_input(settings, name):
-    """One sentence that names the parameter; the network stays as it was."""
+def test_a_wrong_argument_is_named_and_the_network_stays_as_it_was(settings, field):
     net = network()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    settings = {"net": net, "schedule": schedule_of(3), **settings}
-    with pytest.raises(ValueError, match=name) as caught:
-        ss.Annealer(**settings)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith(".")
+    with pytest.raises(ss._errors.SoftstairError) as caught:
+        ss.Annealer(**{"net": net, "schedule": ss.Schedule(3, 2), **settings})
+    assert caught.value.field == field
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert not net._forward_hooks
 
 
-@pytest.mark.parametrize(
-    "noise", [(0.0, -0.1), (0.0, math.nan), (math.inf, 0.1), (0.0, math.inf), 0.3, None, "ab", (1,)]
-)
+@pytest.mark.parametrize("noise", [(0.0, -0.1), (0.0, math.nan), (math.inf, 0.1), None, "ab", (1,)])
 def test_a_schedule_that_gives_nonsense(noise):
     """Found out before anything is moved: no layer follows it, none is shifted."""
     net = network()
@@ -452,32 +386,21 @@ def test_a_schedule_that_gives_nonsense(noise):
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
-def good_state():
-    net = network()
-    return ss.Annealer(net, schedule_of(3), steps_per_unit=2).state_dict()
-
-
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "field"),
     [
-        (lambda s: {}, "state"),
-        (lambda s: 3, "state"),
-        (lambda s: None, "state"),
-        (lambda s: {**s, "more": 1}, "state"),
-        (lambda s: {**s, "steps": -1}, "steps"),
-        (lambda s: {**s, "steps": 1.5}, "steps"),
-        (lambda s: {**s, "steps": "7"}, "steps"),
-        (lambda s: {**s, "steps_per_unit": 3}, "steps_per_unit"),
-        (lambda s: {**s, "update": "epoch"}, "update"),
-        (lambda s: {**s, "schedule": schedule_of(5).to_json()}, "schedule"),
+        ({"more": 1}, "state"),
+        ({"steps": -1}, "steps"),
+        ({"steps_per_unit": 3}, "steps_per_unit"),
+        ({"update": "epoch"}, "update"),
+        ({"schedule": ss.Schedule(5, 2).to_json()}, "schedule"),
     ],
 )
-def test_a_state_that_does_not_fit(change, name):
-    annealer = ss.Annealer(network(), schedule_of(3), steps_per_unit=2)
+def test_a_state_that_does_not_fit(change, field):
+    annealer = ss.Annealer(network(), ss.Schedule(3, 2), steps_per_unit=2)
     annealer.step()
-    with pytest.raises(ValueError, match=name) as caught:
-        annealer.load_state_dict(change(good_state()))
-    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=field):
+        annealer.load_state_dict({**annealer.state_dict(), **change})
     assert annealer.steps == 1
 
 

@@ -116,6 +116,7 @@ BUILDS = {
     "hand-made": hand_made,
     "inside": inside,
 }
+ZOO = ("resnet", "functional resnet", "mobilenet", "transformer")
 
 
 def schedule(layer: int, t: float) -> tuple[float, float]:
@@ -157,24 +158,6 @@ def test_truncated_is_untruncated(build, optimiser):
     assert {k: d for k, d in worst.items() if d != 0.0} == {}
 
 
-@pytest.mark.nightly(keep=2)
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-@pytest.mark.parametrize("name", ["resnet", "functional resnet", "mobilenet"])
-def test_truncated_is_untruncated_in_convolutional_networks(name, optimiser):
-    def build():
-        model, _ = networks.make(name)
-        return ss.quantise(model, TERNARY, TERNARY)
-
-    def path(layer, t):
-        return 0.0, 0.3 * min(max(1 + layer - t / 3, 0.0), 1.0)
-
-    options = {"steps": 18, "shape": (6, 3, 8, 8), "path": path}
-    truncated = run(build, OPTIMISERS[optimiser], True, **options)
-    whole = run(build, OPTIMISERS[optimiser], False, **options)
-    for key, value in whole.items():
-        assert (truncated[key].double() - value.double()).abs().max() == 0.0, key
-
-
 def annealed_at(build, layers: set[int], **settings) -> nn.Module:
     """A network in which these layers are annealed."""
     torch.manual_seed(0)
@@ -206,15 +189,14 @@ def test_never_too_much_is_cut(build, layers):
         assert torch.equal(truncated[name], gradient), name
 
 
-@pytest.mark.parametrize("name", ["resnet", "functional resnet", "mobilenet", "transformer"])
-@pytest.mark.parametrize("layers", [{0}, {1}, {2}, {0, 1}], ids=str)
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("layers", [{0}, {2}, {0, 1}], ids=str)
 def test_never_too_much_is_cut_in_the_zoo(name, layers):
     model, x = networks.make(name)
     model.eval()
     build = lambda: ss.quantise(model, TERNARY, TERNARY).train()
     truncated = gradients(annealed_at(build, layers), x)
-    whole = gradients(annealed_at(build, layers, truncate=False), x)
-    for key, gradient in whole.items():
+    for key, gradient in gradients(annealed_at(build, layers, truncate=False), x).items():
         assert torch.equal(truncated[key], gradient), key
 
 
@@ -306,13 +288,6 @@ def watch(modules) -> dict[str, bool]:
     return seen
 
 
-def test_upstream_runs_without_gradient():
-    net = annealed_at(BUILDS["chain"], {0, 1})
-    seen = watch(net.named_children())
-    net(torch.randn(8, 6))
-    assert seen == {str(n): n >= 6 for n in range(10)}
-
-
 def test_residual_paths_stay_alive():
     """In a ResNet the second stair of a block closes it; the downsample goes with it."""
     model, x = networks.make("resnet")
@@ -325,23 +300,14 @@ def test_residual_paths_stay_alive():
     assert seen["layer2.0.conv1"]
 
 
-def test_batch_norm_statistics_go_on():
-    net, twin = (annealed_at(BUILDS["chain"], {0, 1}, truncate=t) for t in (True, False))
-    x = torch.randn(32, 6) + 1
-    before = net[1].running_mean.clone()
-    net(x), twin(x)
-    assert not torch.equal(net[1].running_mean, before)
-    assert torch.equal(net[1].running_mean, twin[1].running_mean)
-    assert net[1].num_batches_tracked == 1
-
-
-@pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-@pytest.mark.parametrize("build", ["chain", "position", "hand-made"])
+@pytest.mark.parametrize(
+    ("build", "optimiser"), [("chain", "sgd"), ("position", "adam"), ("hand-made", "adamw")]
+)
 def test_frozen_parameters_stand_still(build, optimiser):
     """freeze=True: no gradient, no momentum, no decay behind annealed features."""
     torch.manual_seed(0)
     net = BUILDS[build]()
-    optimiser = optimiser(net.parameters())
+    optimiser = OPTIMISERS[optimiser](net.parameters())
     annealer = ss.Annealer(net, schedule, freeze=True)
     still = None
     for _ in range(24):
@@ -360,18 +326,6 @@ def test_frozen_parameters_stand_still(build, optimiser):
             still = {k: now[k].detach().clone() for k in behind}
         optimiser.step()
     assert still
-
-
-def test_zero_grad_that_keeps_tensors():
-    """Frozen parameters have no gradient even where zero_grad() only zeroes."""
-    net = annealed_at(BUILDS["chain"], set())
-    net(torch.randn(8, 6)).sum().backward()
-    net.zero_grad(set_to_none=False)
-    ss.Annealer(net, lambda layer, t: (0.0, 0.3 if layer else 0.0), freeze=True).step()
-    net(torch.randn(8, 6)).sum().backward()
-    assert net[0].weight.grad is None
-    assert net[1].weight.grad is None
-    assert net[3].weight.grad is not None
 
 
 def test_no_grad_in_training_mode_stays_no_grad():
@@ -453,15 +407,6 @@ def test_outputs_of_any_shape(shape):
     assert torch.equal(net.a.weight.grad, torch.zeros_like(net.a.weight))
     assert torch.equal(net.a.bias.grad, torch.zeros_like(net.a.bias))
     assert net.b.weight.grad.abs().sum() > 0
-
-
-def test_values_are_not_changed():
-    net = annealed_at(BUILDS["chain"], {0, 1})
-    twin = annealed_at(BUILDS["chain"], {0, 1}, truncate=False)
-    x = torch.randn(12, 6)
-    assert torch.equal(net(x), twin(x))
-    net[0].weight.data[0, 0] = twin[0].weight.data[0, 0] = float("inf")
-    assert torch.equal(net(x), twin(x))
 
 
 # Two processes
