@@ -27,7 +27,7 @@ from softstair.train.metrics import evaluate, refresh_statistics, stair_health
 from softstair.train.network import make_network, table
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, check_same_recipe
+from softstair.train.records import RunError, check_same_recipe, recipe_of, summary_of
 from softstair.train.run import Run, check_finite
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
@@ -124,8 +124,8 @@ def _open(
     run: Run, recipe: Recipe, resume: bool
 ) -> tuple[Recipe, int | None, dict[str, Any] | None]:
     """Return the recipe, and the threads and the summary of the run that is there."""
-    begun, processes = run.recipe, run.team.size
-    summary = None if begun is None else run.summary
+    begun, processes = recipe_of(run.path), run.team.size
+    summary = None if begun is None else summary_of(run.path)
     if begun is not None:
         if not resume:
             raise RunError(

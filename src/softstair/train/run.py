@@ -25,16 +25,7 @@ from softstair._files import refuse_link, write
 from softstair.train import checkpoint
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.parallel import SINGLE_PROCESS, Team
-from softstair.train.recipe import Recipe
-from softstair.train.records import (
-    AGAIN,
-    MAX_THREADS,
-    RunError,
-    load_checkpoint,
-    read_json,
-    recipe_of,
-    summary_of,
-)
+from softstair.train.records import AGAIN, MAX_THREADS, RunError, load_checkpoint, read_json
 from softstair.train.snapshot import load_state_dict, state_dict
 from softstair.train.state import State
 
@@ -80,20 +71,10 @@ class Run:
         return read_json(self.path, "config.json")
 
     @property
-    def recipe(self) -> Recipe | None:
-        """The recipe of the run; None for a new run."""
-        return recipe_of(self.path)
-
-    @property
     def threads(self) -> int | None:
         """The CPU threads of the run; None for a new run."""
         threads = (self.config or {}).get("threads")
         return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
-
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The result; None if the run is not complete."""
-        return summary_of(self.path)
 
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Write config.json and network.txt, or check that they are those of this run.
