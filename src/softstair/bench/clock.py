@@ -28,10 +28,8 @@ __all__ = ["Effort", "Record", "Times", "about", "peak_memory", "race", "tensor_
 
 REPEATS = (1, 1000)
 """Smallest and largest number of samples."""
-MAX_CALLS = 1000
-"""Largest number of calls per sample on a CPU."""
-GRAPH_CALLS = 10
-"""Calls in one CUDA graph, so that gaps between launches are not measured."""
+MAX_CALLS = 1000  # per sample on a CPU
+GRAPH_CALLS = 10  # per CUDA graph, so that gaps between launches are not measured
 
 
 class Record:
@@ -213,10 +211,6 @@ def peak_memory(
 
     On CUDA the allocator is asked; on a CPU every result of every operation is counted, those of
     backward passes included.
-
-    >>> x = torch.zeros(1000)
-    >>> peak_memory(lambda: x + 1 + 1, torch.device("cpu"), known=[x])
-    8000
     """
     if device.type == "cuda":
         gc.collect()  # memory freed during the call would hide allocations
@@ -232,12 +226,7 @@ def peak_memory(
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of some tensors, counting each storage once.
-
-    >>> x = torch.zeros(10)
-    >>> tensor_bytes([x, x[2:], torch.zeros(3)])
-    52
-    """
+    """Return the bytes of some tensors, counting each storage once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
@@ -289,6 +278,10 @@ def about(device: torch.device) -> dict[str, Any]:
     """
     cuda = device.type == "cuda"
     cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    packages: dict[str, str | None] = {"triton": None, "brevitas": None}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[package] = version(package)
     return {
         "device": torch.cuda.get_device_name(device) if cuda else cores,
         "threads": torch.get_num_threads(),
@@ -297,13 +290,5 @@ def about(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "triton": _version("triton"),
-        "brevitas": _version("brevitas"),
+        **packages,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

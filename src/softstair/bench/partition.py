@@ -95,7 +95,6 @@ class PartitionReport(Record):
 
     @property
     def speed_up(self) -> float:
-        """Images per second relative to static noise."""
         return self.static_seconds / self.seconds
 
 

@@ -262,13 +262,7 @@ class _Rounding(nn.Module):
 
 
 def naive_network(network: nn.Module, weights: Stair, features: Stair) -> nn.Module:
-    """Round every ReLU's input and all weights but the last layer's, in place.
-
-    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> net = naive_network(net, Stair.ternary(), Stair.ternary())
-    >>> net[0].weight.detach().abs().unique().tolist(), net[1](torch.tensor([0.6, -9.0])).tolist()
-    ([0.0], [1.0, -1.0])
-    """
+    """Round every ReLU's input and all weights but the last layer's, in place."""
     last = last_layer(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.ReLU):

@@ -67,11 +67,7 @@ WORKLOADS = {
 
 
 def workload(model: str) -> Workload:
-    """Return the workload of a model.
-
-    >>> workload("vgg8").images
-    40000
-    """
+    """Return the workload of a model."""
     return WORKLOADS[_check.choice("model", model, WORKLOADS)]
 
 
@@ -83,13 +79,6 @@ class StepRunner:
 
     Attributes:
         seconds: Duration of the first step, with compiling and capturing.
-
-    >>> digits, cpu = workload("digits"), torch.device("cpu")
-    >>> recipe = digits.recipe(8, weights="float", features="float")
-    >>> run_step = StepRunner(recipe, digits.network(), digits.examples(8, 1, cpu), cpu)
-    >>> run_step()
-    >>> run_step.treatment
-    'eager'
     """
 
     def __init__(
