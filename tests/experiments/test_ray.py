@@ -22,7 +22,7 @@ import torch
 import softstair
 from softstair.experiments import _ray_cluster, _ray_task, ray_engine
 from softstair.experiments.design import Unit
-from softstair.experiments.ray_engine import Share
+from softstair.experiments.ray_engine import TaskResources
 from softstair.train import Recipe, train
 from softstair.train.interrupt import Interrupted
 from softstair.train.records import RunError
@@ -406,7 +406,7 @@ def test_shares(
     machines: list[dict[str, float]], settings: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
     nothing = {"device": "auto", "threads": None, "jobs": "auto", "cpus": None, "gpus": None}
-    share = Share(**(nothing | settings))
+    share = TaskResources(**(nothing | settings))
     share.settle(machines)
     assert (share.device, share.cpus, share.gpus, share.at_once(machines)) == wanted
 

@@ -110,12 +110,12 @@ def _check_machine(task: dict[str, Any]) -> None:
             f"{error.name} is not installed on {here} for {sys.executable}: install "
             "softstair[cli,ray] on every machine of the cluster."
         ) from None
-    found = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
+    installed = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
     for name, wanted in task["versions"].items():
-        if found[name].partition("+")[0] != wanted.partition("+")[0]:
+        if installed[name].partition("+")[0] != wanted.partition("+")[0]:
             raise ValueError(
-                f"{here} has {name} {found[name]}, and the machine of the command has {wanted}: "
-                "install one version on every machine."
+                f"{here} has {name} {installed[name]}, and the machine of the command has "
+                f"{wanted}: install one version on every machine."
             )
     if not os.path.exists(task["token"]):
         raise ValueError(

@@ -83,7 +83,9 @@ class Claim:
     def of(self, parts: Iterable[Study]) -> "Finding":
         """The claim with the verdicts of these studies."""
         mine = [decisive(study) for study in parts if study.data == self.data]
-        verdicts = (judge(self.contrast, one, FULL[self.data]) for one in mine if one.trainings)
+        verdicts = (
+            judge(self.contrast, study, FULL[self.data]) for study in mine if study.trainings
+        )
         return Finding(self.name, self.data, self.title, self.says, tuple(verdicts))
 
 
@@ -185,9 +187,11 @@ def _intervals(gaps: tuple[Gap, ...], field: str, values: Iterable[str], **facts
 
 def _in_order(field: str, values: Iterable[str]) -> Contrast:
     """Partition and same start are above the other decay intervals, and same end is below."""
-    pairs = [(one, "overlapped") for one in BEST] + [(one, WORST) for one in ORDER[:-1]]
-    gaps = (Gap(f"{one} above {other}, {{}}".replace("_", " "), one, other, above)
-            for one, other in pairs)  # fmt: skip
+    pairs = [(interval, "overlapped") for interval in BEST] + [
+        (interval, WORST) for interval in ORDER[:-1]
+    ]
+    gaps = (Gap(f"{interval} above {other}, {{}}".replace("_", " "), interval, other, above)
+            for interval, other in pairs)  # fmt: skip
     groups = _intervals(tuple(gaps), field, values, needs=((WORST,), BEST))
     return Contrast((groups,), "same end, and partition or same start")
 
@@ -227,7 +231,7 @@ NOISE_MATTERS_LITTLE = Contrast(
     "static noise of several types, with mode or random",
 )  # fmt: skip
 SAME_END_IS_WORST = Contrast(
-    (_intervals((*(Gap(None, one, WORST, above) for one in ORDER[:-1]),
+    (_intervals((*(Gap(None, interval, WORST, above) for interval in ORDER[:-1]),
                  Gap("next above same end, {}", Pick("lowest", but=WORST), WORST)),
                 "forward", FORWARDS, needs=((WORST,),)),),
     "same end and other decay intervals",
@@ -366,8 +370,9 @@ CLAIMS: tuple[Claim, ...] = (
         "random-same-end", "cifar10", "Random sampling with same end",
         "Random sampling mitigates the degradation that same end brings.",
         Contrast(
-            ((Group({f"{interval} / {one}": {**UNIFORM, "interval": interval, "forward": one}
-                     for one in ("expectation", "random") for interval in ("partition", WORST)},
+            ((Group({f"{interval} / {forward}":
+                     {**UNIFORM, "interval": interval, "forward": forward}
+                     for forward in ("expectation", "random") for interval in ("partition", WORST)},
                     (Gap("partition above same end, expectation",
                          "partition / expectation", "same_end / expectation"),
                      Gap("partition above same end, random",
@@ -429,7 +434,7 @@ CLAIMS: tuple[Claim, ...] = (
                          Pick("highest", "partition"), Pick("highest", "static"),
                          partial(same, tolerance=inf, below=LEVEL)),),
                     optional=True, over=("power",),
-                    needs=(tuple(f"partition / {one}" for one in FORWARDS),
+                    needs=(tuple(f"partition / {forward}" for forward in FORWARDS),
                            ("static / mode", "static / random"))),),),
             "partition and static noise, on the same folds",
             all_cells=False,

@@ -116,7 +116,7 @@ class Design:
         left = self.configurations
         for name, values in wanted.items():
             check_field(name)
-            there = list(dict.fromkeys(one.recipe.cell(name) for one in self.configurations))
+            there = list(dict.fromkeys(entry.recipe.cell(name) for entry in self.configurations))
             allowed = [_same_number(value, there) for value in values]
             for value in allowed:
                 if value not in there:
@@ -125,7 +125,7 @@ class Design:
                         f"was given{_hint(value, there)}",
                         field="where",
                     )
-            left = tuple(one for one in left if one.recipe.cell(name) in allowed)
+            left = tuple(entry for entry in left if entry.recipe.cell(name) in allowed)
         if not left:
             asked = " ".join(f"{name}={','.join(values)}" for name, values in wanted.items())
             raise SoftstairError(
@@ -140,7 +140,7 @@ class Design:
 
     def each(self, change: Callable[[Recipe], Recipe]) -> "Design":
         """The same with another recipe for each configuration."""
-        recipes = [replace(one, recipe=change(one.recipe)) for one in self.configurations]
+        recipes = [replace(entry, recipe=change(entry.recipe)) for entry in self.configurations]
         return replace(self, configurations=tuple(recipes))
 
     def varied(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class Design:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for :func:`json.dumps`."""
-        recipes = [{"name": one.name, **one.recipe.to_json()} for one in self.configurations]
+        recipes = [{"name": entry.name, **entry.recipe.to_json()} for entry in self.configurations]
         return {"name": self.name, "folds": list(self.folds), "configurations": recipes}
 
 

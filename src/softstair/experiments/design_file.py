@@ -138,10 +138,10 @@ def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[s
         check_field(field)
         # The value of skip is a list itself.
         is_list = isinstance(value, list)
-        several = is_list and (field != "skip" or any(isinstance(one, list) for one in value))
-        values = [_from_toml(field, one) for one in (value if several else [value])]
+        several = is_list and (field != "skip" or any(isinstance(entry, list) for entry in value))
+        values = [_from_toml(field, entry) for entry in (value if several else [value])]
         there = [getattr(recipe, field) for recipe in recipes]
-        absent = [one for one in values if one not in there]
+        absent = [entry for entry in values if entry not in there]
         if absent or not values:
             raise SoftstairError(
                 f"{field} in without must be a value that a configuration has, or a list of such, "

@@ -61,7 +61,7 @@ def estimate(
         torch.set_num_threads(threads or choose_threads(network, recipe.batch))
         parts = split(dataset, recipe.fold, recipe.folds)
         numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
-        training, valid = (Examples(dataset.x[one], dataset.y[one], *numbers) for one in parts)
+        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
         # Compiling takes longer than what is measured, and pays in a whole unit alone.
         state = State(replace(recipe, compile="never"), network, len(training), place)
         step = _step(state, training)

@@ -31,7 +31,7 @@ from softstair.train.pool import MAX_RUNS_PER_GPU, Pool, Task, cores
 from softstair.train.progress import Event
 from softstair.train.records import RunError
 
-__all__ = ["Share", "run"]
+__all__ = ["TaskResources", "run"]
 
 RETRIES = 3
 """How often a unit is started again whose process, or machine, was lost."""
@@ -82,27 +82,27 @@ def run(
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
-    share = Share(device, threads, jobs, cpus, gpus)
+    resources = TaskResources(device, threads, jobs, cpus, gpus)
     here = cores() if jobs == "auto" else max(cores(), jobs)
     with StopRequest() as stop, joined(address, here) as ray, _token(folder) as token:
-        share.settle(_machines(ray))
+        resources.settle(_machines(ray))
         settings: dict[str, Any] = {"data_dir": os.path.abspath(data_dir), "threads": threads}
-        settings |= {"device": share.device}
+        settings |= {"device": resources.device}
         surroundings = {**_surroundings(), "token": token, "settings": settings}
-        with RayPool(ray, left, folder.absolute(), on_event, share, surroundings) as pool:
+        with RayPool(ray, left, folder.absolute(), on_event, resources, surroundings) as pool:
             return pool.run(stop)
 
 
-class Share:
+class TaskResources:
     """The resources of a task, and so how many tasks run at a time.
 
     What was not asked for is chosen: the device and the share of a GPU by :meth:`settle`, when the
     machines are known; the CPUs by :meth:`learn`, when the first unit reports its threads.
 
-    >>> share = Share("auto", threads=None, jobs="auto", cpus=None, gpus=None)
+    >>> resources = TaskResources("auto", threads=None, jobs="auto", cpus=None, gpus=None)
     >>> machines = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0}]
-    >>> share.settle(machines)
-    >>> share.device, share.cpus, share.gpus, share.at_once(machines)
+    >>> resources.settle(machines)
+    >>> resources.device, resources.cpus, resources.gpus, resources.at_once(machines)
     ('cuda', 1, 0.25, 16)
     """
 
@@ -188,19 +188,19 @@ class RayPool(Pool):
         units: Sequence[Unit],
         folder: Path,
         on_event: OnEvent,
-        share: Share,
+        resources: TaskResources,
         surroundings: dict[str, Any],
     ) -> None:
         super().__init__(
             (Task(unit.name, unit.recipe, unit.path(folder), key=unit) for unit in units), on_event
         )
-        self._ray, self._share, self._surroundings = ray, share, surroundings
+        self._ray, self._task_resources, self._surroundings = ray, resources, surroundings
         self._refs: dict[Any, Task] = {}
         self._has_learnt = False
         # By value, so that a machine without softstair, or with another version, can report it.
         ray.cloudpickle.register_pickle_by_value(_ray_task)
         # A process that has used one GPU would use it again, whichever Ray gives it next.
-        once = {"max_calls": 1} if share.gpus else {}
+        once = {"max_calls": 1} if resources.gpus else {}
         self._train = ray.remote(max_retries=RETRIES, **once)(_ray_task.train_unit)
         mailbox = ray.remote(_ray_task.Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
@@ -221,14 +221,14 @@ class RayPool(Pool):
 
     @property
     def _resources(self) -> dict[str, float]:
-        return {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus}
+        return {"num_cpus": self._task_resources.cpus, "num_gpus": self._task_resources.gpus}
 
     def capacity(self) -> int:
         machines = _machines(self._ray)
         if self.threads is not None and not self._has_learnt:
             self._has_learnt = True
-            self._share.learn(self.threads, machines)
-        return self._share.at_once(machines)
+            self._task_resources.learn(self.threads, machines)
+        return self._task_resources.at_once(machines)
 
     def start(self, task: Task) -> None:
         message = {"name": task.name, "recipe": task.recipe.to_json(), "out": str(task.out)}

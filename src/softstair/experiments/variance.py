@@ -114,7 +114,7 @@ class Variance:
 
     def __getitem__(self, name: str) -> Share:
         """The share of that name, such as forward × interval."""
-        return next(one for one in self.shares if one.name == name)
+        return next(share for share in self.shares if share.name == name)
 
     @property
     def std(self) -> float:
@@ -155,12 +155,12 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
     Levels are those of which a unit is done; each combination of them must be there, on a fold that
     it shares with all others. Factors of one level explain nothing, and are left out.
     """
-    done = [one for one in select(trainings, block.fixed) if one.is_done]
+    done = [training for training in select(trainings, block.fixed) if training.is_done]
     there = {name: _levels(block, name, done) for name in block.factors}
     cells: dict[tuple[str, ...], dict[int, float]] = {key: {} for key in product(*there.values())}
-    for one in done:
-        if (key := tuple(one.settings[name] for name in there)) in cells:
-            cells[key][one.fold] = one.valid_accuracy
+    for training in done:
+        if (key := tuple(training.settings[name] for name in there)) in cells:
+            cells[key][training.fold] = training.valid_accuracy
     absent = [key for key, folds in cells.items() if not folds]
     varied = {name: levels for name, levels in there.items() if len(levels) > 1}
     what = f"{' × '.join(block.factors)} ({block.about})"
@@ -171,7 +171,7 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
     if absent:
         of = f"{len(absent)} of {len(cells)} combinations are not done"
         return None, f"{what}: {of}, such as {', '.join(absent[0])}."
-    folds = sorted(set.intersection(*(set(one) for one in cells.values())))
+    folds = sorted(set.intersection(*map(set, cells.values())))
     if not folds:
         return None, f"{what}: no fold is done in each of the {len(cells)} combinations."
     shape = [len(levels) for levels in varied.values()]
@@ -182,18 +182,18 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
         if len(levels) < len(block.factors[name])
     ]
     count = f"{len(folds)} fold{'s' if len(folds) > 1 else ''}"
-    said = f"{what}: {len(cells)} combinations on {count}{''.join(fewer)}."
-    return Table(varied, tuple(folds), values.reshape(*shape, len(folds))), said
+    sentence = f"{what}: {len(cells)} combinations on {count}{''.join(fewer)}."
+    return Table(varied, tuple(folds), values.reshape(*shape, len(folds))), sentence
 
 
 def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | None, str]:
     """The shares of a block, and a sentence as :func:`tabled` has it."""
-    table, said = tabled(block, trainings)
+    table, sentence = tabled(block, trainings)
     if table is None:
-        return None, said
+        return None, sentence
     if np.ptp(table.values) == 0:
-        return None, f"{said[:-1]}, which all have the same accuracy."
-    return Variance(block, table, tuple(shares(table.values, list(table.factors)))), said
+        return None, f"{sentence[:-1]}, which all have the same accuracy."
+    return Variance(block, table, tuple(shares(table.values, list(table.factors)))), sentence
 
 
 def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
@@ -210,17 +210,17 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
     names = [*factors, FOLDS]
     error = rest / left if left else None
     spans = _intervals(squares, freedoms, rest, left, values)
-    found = []
+    results = []
     for term, square in squares.items():
         freedom = freedoms[term]
         name = tuple(names[axis] for axis in term)
         if error is None:
-            found.append(Share(name, freedom, square / total))
+            results.append(Share(name, freedom, square / total))
             continue
         # Nothing is left: what there is, is there for certain; and what is rounding, is not.
         sure = inf if square > NEGLIGIBLE * total else 0.0
         f = square / freedom / error if error else sure
-        found.append(
+        results.append(
             Share(
                 term=name,
                 freedom=freedom,
@@ -232,12 +232,12 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
                 high=spans[term][1],
             )
         )
-    return [*found, Share((REST,), left, rest / total)]
+    return [*results, Share((REST,), left, rest / total)]
 
 
 def _levels(block: Block, name: str, done: Sequence[Training]) -> tuple[str, ...]:
-    found = {one.settings[name] for one in done}
-    return tuple(level for level in block.factors[name] if level in found)
+    levels = {training.settings[name] for training in done}
+    return tuple(level for level in block.factors[name] if level in levels)
 
 
 def _squares(values: Numbers) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], int]]:
@@ -250,7 +250,9 @@ def _squares(values: Numbers) -> tuple[dict[tuple[int, ...], float], dict[tuple[
     for term in sorted(terms, key=len):
         others = tuple(axis for axis in range(values.ndim) if axis not in term)
         within = [smaller for n in range(len(term)) for smaller in combinations(term, n)]
-        effects[term] = values.mean(others, keepdims=True) - sum(effects[one] for one in within)
+        effects[term] = values.mean(others, keepdims=True) - sum(
+            effects[smaller] for smaller in within
+        )
     squares = {t: float((effects[t] ** 2).sum() * values.size / effects[t].size) for t in terms}
     return squares, {term: prod(values.shape[axis] - 1 for axis in term) for term in terms}
 
@@ -277,10 +279,10 @@ def _intervals(
         else:
             chance = random.uniform(size=DRAWS)
             parts[term] = error * _centrality(square / error, freedoms[term], chance) / values.size
-    whole = error + sum(parts.values())
+    total_draws = error + sum(parts.values())
     ends = [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)]
-    found = {term: np.percentile(part / whole, ends) for term, part in parts.items()}
-    return {term: (float(low), float(high)) for term, (low, high) in found.items()}
+    spans = {term: np.percentile(part / total_draws, ends) for term, part in parts.items()}
+    return {term: (float(low), float(high)) for term, (low, high) in spans.items()}
 
 
 def _centrality(square: Numbers, freedom: int, chance: Numbers) -> Numbers:
