@@ -112,14 +112,17 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
 
 
 @needs_compiler
-def test_random_networks_are_refused_or_equal_everywhere(tmp_path: Path) -> None:
-    results = [examine(seed) for seed in range(NETWORKS)]
+@pytest.mark.parametrize("count", [30, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
+def test_random_networks_are_refused_or_equal_everywhere(count: int, tmp_path: Path) -> None:
+    results = [examine(seed) for seed in range(count)]
     written = [result for result in results if result.written]
     for first in range(0, len(written), PER_PROGRAM):
         _examine_in_c(written[first : first + PER_PROGRAM], tmp_path / str(first))
     wrong = [f"seed {r.seed} ({', '.join(r.constructs)}): {r.wrong}" for r in results if r.wrong]
     assert not wrong, "\n".join(wrong)
-    _assert_accepted(results)
+    assert len(written) > count / 4
+    if count == NETWORKS:
+        _assert_accepted(results)
 
 
 def _examine_in_c(results: list[Result], folder: Path) -> None:
