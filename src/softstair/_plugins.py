@@ -1,4 +1,4 @@
-"""A user's own function, named on the command line as ``package.module:function``."""
+"""A user's own function, named as ``package.module:function``."""
 
 import contextlib
 import importlib
@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
 
+from softstair._errors import SoftstairError, first_line
+
 __all__ = ["call"]
 
 ResultT = TypeVar("ResultT")
 
 
 def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> ResultT:
-    """Calls the function (or class) of that name with those of the keywords that it takes.
+    """Call a function or class with those of the offered keywords that it takes.
 
-    ``role`` is what it is for, model or data, and ``returns`` what it must return. Its module may
-    lie in the current directory, as under ``python -m``.
+    ``role`` is the parameter that names it, model or data; ``returns`` is the type of its result.
+    Its module may be in the current directory, as under ``python -m``.
 
     >>> call("fractions:Fraction", "data", object, numerator=3)
     Fraction(3, 1)
@@ -27,12 +29,12 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
     kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
     path, _, attribute = name.partition(":")
     if path.endswith(".py"):
-        raise ValueError(
+        raise SoftstairError(
             f"{role} must be package.module:function, but {name!r} was given: write "
             f"{path[:-3].replace('/', '.')}:{attribute}."
         )
     if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        raise ValueError(
+        raise SoftstairError(
             f"{role} must be package.module:function, names with dots between them and one colon, "
             f"but {name!r} was given."
         )
@@ -41,44 +43,42 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
         try:
             make = getattr(module, attribute)
         except AttributeError:
-            # Which file it is tells a user whose module has the name of somebody else's.
-            place = getattr(module, "__file__", None) or "built into Python"
-            raise ValueError(
-                f"module {path!r} ({place}) must have {attribute!r}, which {role}={name!r} asks "
+            # The file tells a user whose module has the name of another one.
+            file = getattr(module, "__file__", None) or "built into Python"
+            raise SoftstairError(
+                f"module {path!r} ({file}) must have {attribute!r}, which {role}={name!r} asks "
                 "for, but it has not."
             ) from None
         if (isinstance(make, returns) and not isinstance(make, type)) or not callable(make):
-            raise ValueError(
+            raise SoftstairError(
                 f"{role} {name!r} must be a function that returns a {kind}, but it is an object "
                 f"of type {type(make).__name__}."
             )
         try:
-            made = make(**_taken(make, offered))
+            result = make(**_accepted(make, offered))
         except (Exception, SystemExit) as error:
-            raise ValueError(
-                f"{role} {name!r} must return a {kind}, but it raised {_named(error)}."
+            raise SoftstairError(
+                f"{role} {name!r} must return a {kind}, but it raised {_described(error)}."
             ) from error
-    if not isinstance(made, returns):
-        raise ValueError(
+    if not isinstance(result, returns):
+        raise SoftstairError(
             f"{role} {name!r} must return a {kind}, but it returned an object of type "
-            f"{type(made).__name__}."
+            f"{type(result).__name__}."
         )
-    return made
+    return result
 
 
 @contextlib.contextmanager
 def _current_directory_importable() -> Iterator[None]:
-    """As under ``python -m``, but only while a user's module is imported and called: a file there
-    that has the name of somebody else's module must not be found in its stead later on."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    """Put the current directory first on the path, only while a user's module is used."""
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        # Only our own entry: what the user's module did to the path is the user's affair.
-        with contextlib.suppress(ValueError):
-            sys.path.remove(here)
+        with contextlib.suppress(ValueError):  # the user's module may have changed the path
+            sys.path.remove(directory)
 
 
 def _import(path: str, role: str) -> ModuleType:
@@ -87,17 +87,21 @@ def _import(path: str, role: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if path != missing and not path.startswith(missing + "."):
-            raise ValueError(f"module {path!r} could not be imported: {_named(error)}.") from error
-        raise ValueError(
+            raise SoftstairError(
+                f"module {path!r} could not be imported: {_described(error)}."
+            ) from error
+        raise SoftstairError(
             f"{role} must be in a module that can be imported, but there is no {missing!r} in the "
             f"current directory or among what is installed, for {path!r}."
         ) from None
     except (Exception, SystemExit) as error:
-        raise ValueError(f"module {path!r} could not be imported: {_named(error)}.") from error
+        raise SoftstairError(
+            f"module {path!r} could not be imported: {_described(error)}."
+        ) from error
 
 
-def _taken(make: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """What of the offer a function takes by keyword."""
+def _accepted(make: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Return the offered keywords that a function takes."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -109,13 +113,16 @@ def _taken(make: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in named}
 
 
-def _named(error: BaseException) -> str:
-    """An exception in one line: its kind, the first line of what it says, and where it arose."""
-    text = str(error).strip().split("\n")[0].rstrip(".")
-    said = f"{type(error).__name__} ({text})" if text else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    # The last line of the user's own that it passed, not that of a library behind it.
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    own = [frame for frame in own if os.path.abspath(frame.filename) != os.path.abspath(__file__)]
-    own = [frame for frame in own if not frame.filename.startswith("<")]
-    return f"{said} at {own[-1].filename}:{own[-1].lineno}" if own else said
+def _described(error: BaseException) -> str:
+    """Return an exception's type, first line, and the last line of the user's code it passed."""
+    described = type(error).__name__
+    if str(error).strip():
+        described += f" ({first_line(error)})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename
+        and not frame.filename.startswith("<")
+        and os.path.abspath(frame.filename) != os.path.abspath(__file__)
+    ]
+    return f"{described} at {frames[-1].filename}:{frames[-1].lineno}" if frames else described

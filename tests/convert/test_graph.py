@@ -9,7 +9,7 @@ from torch import nn
 
 import networks
 from softstair.convert.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
-from softstair.convert.ops import operator_named
+from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
 from softstair.convert.sites import Site, number_layers
 
 pytestmark = pytest.mark.quick
@@ -283,3 +283,15 @@ def test_the_output_of_the_network_may_share_what_was_written():
     graph = record(Net(), (torch.ones(2, 3),))
     (writer,) = (n for n, step in enumerate(graph.steps) if step.written)
     assert writer in graph.outputs
+
+
+def test_operators_are_found_by_module_subclass_and_name():
+    names = [name for row in OPERATORS for name in (row.name, *row.aliases)]
+    modules = [module for row in OPERATORS for module in row.modules]
+    assert len(names) == len(set(names))
+    assert len(modules) == len(set(modules))
+    assert operator_of(nn.MaxPool2d(2)) is operator_named("max_pool2d")
+    assert operator_of(type("Own", (nn.Linear,), {})(2, 2)) is operator_named("linear")
+    assert operator_of(nn.ReLU6()) is not operator_of(nn.Hardtanh())
+    assert operator_named("relu").in_float is Effect.MOVE
+    assert operator_named("pad") is operator_named(None) is UNKNOWN
