@@ -14,7 +14,7 @@ from softstair.data.digits import load
 from softstair.train.network import make_network
 from softstair.train.snapshot import state_dict
 from softstair.train.state import State
-from softstair.train.step import Step, undone
+from softstair.train.step import Step, preserve
 
 
 def begun(**changes: Any) -> tuple[State, Step]:
@@ -45,7 +45,7 @@ def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> No
     (state, step), (_, other) = states
     kept = tensors(state)
     clock = state.step, copy.copy(state.annealer.steps)
-    with undone(state):
+    with preserve(state):
         for _ in range(2):
             step()
         assert not all(map(torch.equal, kept, tensors(state)))
@@ -66,7 +66,7 @@ def test_steps_are_undone_when_one_fails() -> None:
     kept = tensors(state)
 
     def fail() -> None:
-        with undone(state):
+        with preserve(state):
             step()
             raise RuntimeError("out of memory")
 

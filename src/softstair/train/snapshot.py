@@ -82,7 +82,7 @@ def _check_position(state: State, saved: dict[str, Any]) -> None:
     if (order is None) != (step == 0):
         raise ValueError("its order does not belong to its position")
     if order is not None:
-        indices = torch.arange(state.examples)
+        indices = torch.arange(state.example_count)
         if order.dtype != torch.int64 or not torch.equal(order.sort().values, indices):
             raise ValueError("its order is of other examples")
     if not is_history(saved["history"]) or len(saved["history"]) != epoch:

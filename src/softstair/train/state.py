@@ -43,7 +43,7 @@ class State:
         recipe: What to train.
         network: The network in its first state, as :func:`~softstair.train.network.make_network`
             builds it; it is trained in place.
-        examples: Number of training examples.
+        example_count: Number of training examples.
         device: Where to train.
         own: Whether the model is the user's own code.
         team: The processes that train it.
@@ -60,16 +60,17 @@ class State:
         self,
         recipe: Recipe,
         network: nn.Module,
-        examples: int,
+        example_count: int,
         device: torch.device,
         own: bool = False,
         team: Team = SINGLE_PROCESS,
     ) -> None:
-        self.recipe, self.device, self.examples, self.team = recipe, device, examples, team
-        self.steps = examples // recipe.batch
+        self.recipe, self.device, self.team = recipe, device, team
+        self.example_count = example_count
+        self.steps = example_count // recipe.batch
         if not self.steps:
             raise SoftstairError(
-                f"batch must be at most the number of training examples, {examples}, but "
+                f"batch must be at most the number of training examples, {example_count}, but "
                 f"{recipe.batch} was given.",
                 field="batch",
             )
@@ -116,7 +117,7 @@ class State:
     def begin_epoch(self) -> None:
         """Draw the order of the examples, unless a checkpoint had one."""
         if self.order is None:
-            order = torch.randperm(self.examples, generator=self.generator)
+            order = torch.randperm(self.example_count, generator=self.generator)
             self.order = order.to(self.device)
             self.loss.zero_()
             self.correct.zero_()

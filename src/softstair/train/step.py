@@ -1,4 +1,9 @@
-"""A training step: draw a batch, forward, backward, optimiser; eagerly, or as a CUDA graph."""
+"""One training step: noise, learning rate, batch, forward, backward, optimiser.
+
+:class:`Step` runs it operation by operation, on any device. :class:`CapturedStep` replays it as a
+CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
+:class:`~softstair.train.state.State`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,32 +17,36 @@ from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.train.state import State
 
-__all__ = ["CapturedStep", "Step", "compute", "undone"]
+__all__ = ["CapturedStep", "Step", "preserve", "train_on"]
 
-WARM_UP = 2
-"""Steps to run, and undo, before a capture: kernels are compiled and chosen in them."""
+WARM_UP_STEPS = 2
+"""Steps that run before a capture and are undone: kernels are compiled and chosen in them."""
 
 
 class Step:
-    """A training step, one operation after the other, on any device."""
+    """A training step that runs operation by operation, on any device."""
 
     def __init__(self, state: State, examples: Examples) -> None:
         self.state, self.examples = state, examples
 
     def __call__(self) -> None:
         """Train on the next batch of the epoch."""
-        state, size = self.state, self.state.recipe.batch
+        state, batch_size = self.state, self.state.recipe.batch
         assert state.order is not None
         if state.annealer is not None:
             state.annealer.step()
         state.set_learning_rate()
-        batch = state.order[state.step * size : (state.step + 1) * size]
-        compute(state, self.examples, state.team.part(batch))
+        indices = state.order[state.step * batch_size : (state.step + 1) * batch_size]
+        train_on(state, self.examples, state.team.part(indices))
         state.end_step()
 
 
-def compute(state: State, examples: Examples, indices: Tensor) -> None:
-    """Train on the examples at ``indices``; no value is read back from the device."""
+def train_on(state: State, examples: Examples, indices: Tensor) -> None:
+    """Train on the examples at ``indices``.
+
+    No value is read back from the device: the host does not wait for it, and the operations can be
+    captured in a CUDA graph.
+    """
     x, y = examples.batch(indices, state.recipe.augment)
     with state.autocast():
         scores = state.forward(x)
@@ -45,7 +54,7 @@ def compute(state: State, examples: Examples, indices: Tensor) -> None:
     state.optimiser.zero_grad()
     with state.team.connected():
         loss.backward()
-    state.fill_gradients()
+    state.fill_gradients()  # of parameters that the backward pass did not reach
     with torch.no_grad():
         correct = (scores.argmax(1) == y).sum()
         if state.team.size > 1:
@@ -57,23 +66,28 @@ def compute(state: State, examples: Examples, indices: Tensor) -> None:
 
 
 class CapturedStep:
-    """A :class:`Step` as one CUDA graph.
+    """A :class:`Step` that replays one CUDA graph; for a single process.
 
-    The host takes longer to launch the hundred kernels of a step than the device to run them; a
-    graph is one launch. What changes from step to step is on the device: the position in the
-    epoch's order, the noise, the random state. When the learning rate or the set of annealed layers
-    changes, which is a few times per run, the step is captured again.
+    A step has about a hundred kernels. The host needs more time to launch them than the device to
+    run them; a graph needs one launch. What changes in every step is in tensors on the device: the
+    position in the epoch, the noise, the state of the random numbers. The learning rate and the
+    layers at which the backward pass ends are constants of the graph. When one of them changes,
+    which happens a few times per run, the step is captured again.
+
+    Attributes:
+        captures: Number of captures so far.
     """
 
     def __init__(self, state: State, examples: Examples) -> None:
         self.state, self.examples = state, examples
         device = state.device
-        self._order = torch.zeros(state.examples, dtype=torch.int64, device=device)
-        self._position = torch.zeros((), dtype=torch.int64, device=device)
-        self._batch = torch.arange(state.recipe.batch, device=device)
+        # The graph reads these three tensors: their addresses never change.
+        self._order = torch.zeros(state.example_count, dtype=torch.int64, device=device)
+        self._step = torch.zeros((), dtype=torch.int64, device=device)  # of the epoch
+        self._offsets = torch.arange(state.recipe.batch, device=device)
         self._copied_order: Tensor | None = None
-        self._key: tuple[Any, ...] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph_constants: tuple[Any, ...] | None = None
         self.captures = 0
 
     def __call__(self) -> None:
@@ -82,43 +96,46 @@ class CapturedStep:
         if state.annealer is not None:
             state.annealer.step()
         state.set_learning_rate()
-        if self._copied_order is not state.order:
+        if self._copied_order is not state.order:  # a new epoch
             assert state.order is not None
             self._order.copy_(state.order)
-            self._position.fill_(state.step)
+            self._step.fill_(state.step)
             self._copied_order = state.order
-        key = (state.learning_rate, state.truncated_layers)
-        if self._graph is None or key != self._key:
+        constants = (state.learning_rate, state.truncated_layers)
+        if self._graph is None or constants != self._graph_constants:
             self._capture()
-            self._key = key
+            self._graph_constants = constants
         assert self._graph is not None
         self._graph.replay()
         state.end_step()
 
     def _run(self) -> None:
-        size = self.state.recipe.batch
-        indices = self._order.index_select(0, self._position * size + self._batch)
-        self._position += 1
-        compute(self.state, self.examples, indices)
+        """Train on the batch of ``_step``, and count it: what the graph does."""
+        batch_size = self.state.recipe.batch
+        indices = self._order.index_select(0, self._step * batch_size + self._offsets)
+        self._step += 1
+        train_on(self.state, self.examples, indices)
 
     def _capture(self) -> None:
-        # Free the old graph's memory first: two graphs would double the peak.
+        # Free the old graph first, with its gradients: two graphs would double the peak memory.
         self._graph = None
         self.state.optimiser.zero_grad()
-        with undone(self.state, self._position):
+        with preserve(self.state, self._step):
+            # On a side stream, as torch requires before a capture.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
+                for _ in range(WARM_UP_STEPS):
                     self._run()
             torch.cuda.current_stream().wait_stream(stream)
+        # The backward pass then allocates the gradients in the graph's own memory.
         self.state.optimiser.zero_grad()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
                 self._run()
         except RuntimeError as error:
-            if "captur" not in str(error):
+            if "captur" not in str(error):  # CUDA says "capture" or "capturing" if that failed
                 raise
             raise SoftstairError(
                 "a training step of this model cannot be captured as a CUDA graph "
@@ -130,24 +147,30 @@ class CapturedStep:
 
 
 @contextmanager
-def undone(state: State, *others: Tensor) -> Iterator[None]:
-    """Undo what steps inside change, in place: graphs keep the addresses of tensors."""
-    network = (*state.network.parameters(), *state.network.buffers(), state.loss, state.correct)
-    tensors = [*(x.detach() for x in (*network, *others)), *_optimiser_tensors(state)]
-    before = [tensor.clone() for tensor in tensors]
+def preserve(state: State, *others: Tensor) -> Iterator[None]:
+    """Undo on exit what calls of :func:`train_on` inside have changed.
+
+    Parameters, buffers, sums, the optimiser's state, random numbers and the tensors ``others`` get
+    their old values. Tensors are written in place, because a CUDA graph keeps their addresses.
+    """
+    network_tensors = (*state.network.parameters(), *state.network.buffers())
+    tensors = [x.detach() for x in (*network_tensors, state.loss, state.correct, *others)]
+    tensors += _optimiser_tensors(state)
+    old_values = [tensor.clone() for tensor in tensors]
     random_state = state.random_state()
     try:
         yield
     finally:
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
+        for tensor, old_value in zip(tensors, old_values, strict=True):
+            tensor.copy_(old_value)
         known = {id(tensor) for tensor in tensors}
         for tensor in _optimiser_tensors(state):
-            if id(tensor) not in known:  # created by these steps; it starts at zero
+            if id(tensor) not in known:  # created by the first step; its initial value is 0
                 tensor.zero_()
         state.set_random_state(random_state)
 
 
 def _optimiser_tensors(state: State) -> list[Tensor]:
-    values = [x for parameter in state.optimiser.state.values() for x in parameter.values()]
-    return [x for x in values if isinstance(x, Tensor)]
+    states = state.optimiser.state.values()  # a dictionary for each parameter
+    values = [value for parameter_state in states for value in parameter_state.values()]
+    return [value for value in values if isinstance(value, Tensor)]
