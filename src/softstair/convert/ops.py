@@ -1,30 +1,27 @@
 """The operator table: what modules and functions do to quantised features.
 
-Features are quantised if they are integer multiples of a quantum. Each row of :data:`OPERATORS` is
-one operation, called as a module or as a function. Its :class:`Effect` says what
-:func:`softstair.quantise` does with the operation and what becomes of quantised features in it:
+Quantised features are integer multiples of a quantum. Each row of :data:`OPERATORS` is one
+operation, which a network may call as a module or as a function. Its :class:`Effect` says what
+:func:`softstair.quantise` does with the operation, and what its result is for quantised inputs:
 
-========== ===================================== ===============================================
-effect     quantise                              quantised features
-========== ===================================== ===============================================
-WEIGHTS    replaces the module: ``replacement``  are multiplied by weights and summed
-ACTIVATION replaces the call: StairActivation    not replaced: see ``in_float``
-PASS       leaves it                             are returned as they are
-DROPOUT    leaves it                             are returned as they are, in evaluation
-MOVE       leaves it                             are selected or rearranged, perhaps with zeros
-JOIN       leaves it                             of several inputs are put side by side
-ADD        leaves it                             of several inputs are added or subtracted
-AVERAGE    leaves it                             become float (deployment keeps their sums)
-NORMALISE  leaves it, reports ``why``            become float
-FLOAT      leaves it, reports ``why``            become float
-========== ===================================== ===============================================
+========== ========================================= ===========================================
+effect     quantise                                  result for quantised inputs
+========== ========================================= ===========================================
+WEIGHTS    replaces the module by ``replacement``    float: sums of features times weights
+ACTIVATION replaces the call by a StairActivation    quantised; if kept, see ``effect_if_kept``
+PASS       keeps it                                  the input itself
+DROPOUT    keeps it                                  in evaluation, the input itself
+MOVE       keeps it                                  some of the input's elements, and zeros
+JOIN       keeps it                                  the elements of all inputs
+ADD        keeps it                                  sums or differences of the inputs
+FLOAT      keeps it; ``report`` shows ``why``        float
+========== ========================================= ===========================================
 
-An operation without a row is left as it is, and its results are float. Conversion, deployment and
-fusing all read this table.
+An operation that has no row is kept, and its result is float.
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
-``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. If deployment has to do more than return
-its input, add a handler for that name there.
+``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment knows what PASS and DROPOUT
+do; any other operation that it shall accept needs a case in :mod:`softstair.deploy.integer`.
 
 >>> operator_of(nn.MaxPool2d(2)).effect.name
 'MOVE'
@@ -43,7 +40,7 @@ __all__ = ["OPERATORS", "UNKNOWN", "Effect", "Operator", "operator_named", "oper
 
 
 class Effect(Enum):
-    """What becomes of quantised features in an operation; see the table above."""
+    """What an operation does to quantised features; the table above explains each."""
 
     WEIGHTS = auto()
     ACTIVATION = auto()
@@ -52,8 +49,6 @@ class Effect(Enum):
     MOVE = auto()
     JOIN = auto()
     ADD = auto()
-    AVERAGE = auto()
-    NORMALISE = auto()
     FLOAT = auto()
 
 
@@ -62,102 +57,104 @@ class Operator:
     """A row of the table."""
 
     name: str
-    """Bare name of the function; a capitalised name if only modules compute it."""
+    """Bare name of the function. If only modules compute it, a capitalised name of ours."""
     effect: Effect
     modules: tuple[type[nn.Module], ...] = ()
-    """Module types that compute it. Subclasses have the same effect, but are never replaced."""
+    """Module types that compute it. Subclasses have the same effect, but are never replaced, since
+    their code may differ."""
     aliases: tuple[str, ...] = ()
-    """Other names of the function."""
+    """Other bare names of the function."""
     replacement: type[StairLayer] | None = None
     """For WEIGHTS: the quantised layer. Without one the module stays in float."""
-    in_float: Effect = Effect.FLOAT
-    """For ACTIVATION: the effect where the activation is not replaced."""
+    effect_if_kept: Effect = Effect.FLOAT
+    """For ACTIVATION: the effect of one that is not replaced."""
     why: str = ""
-    """For NORMALISE and FLOAT: why it stays in float."""
+    """For FLOAT: the reason that the report gives."""
 
 
-WEIGHTS, ACTIVATION, DROPOUT, MOVE = Effect.WEIGHTS, Effect.ACTIVATION, Effect.DROPOUT, Effect.MOVE
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 GATES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softmax, nn.LogSigmoid)
 
 OPERATORS = (
-    Operator("linear", WEIGHTS, (nn.Linear,), replacement=StairLinear),
-    Operator("conv1d", WEIGHTS, (nn.Conv1d,), replacement=StairConv1d),
-    Operator("conv2d", WEIGHTS, (nn.Conv2d,), replacement=StairConv2d),
-    Operator("bilinear", WEIGHTS, (nn.Bilinear,)),
-    Operator("relu", ACTIVATION, (nn.ReLU,), in_float=MOVE),  # selects x or 0
-    Operator("relu6", ACTIVATION, (nn.ReLU6,)),
-    Operator("leaky_relu", ACTIVATION, (nn.LeakyReLU,)),
-    Operator("rrelu", ACTIVATION, (nn.RReLU,)),
-    Operator("elu", ACTIVATION, (nn.ELU,)),
-    Operator("celu", ACTIVATION, (nn.CELU,)),
-    Operator("selu", ACTIVATION, (nn.SELU,)),
-    Operator("gelu", ACTIVATION, (nn.GELU,)),
-    Operator("silu", ACTIVATION, (nn.SiLU,)),
-    Operator("mish", ACTIVATION, (nn.Mish,)),
-    Operator("softplus", ACTIVATION, (nn.Softplus,)),
-    Operator("hardswish", ACTIVATION, (nn.Hardswish,)),
-    Operator("hardtanh", ACTIVATION, (nn.Hardtanh,)),
-    Operator("tanh", ACTIVATION, (nn.Tanh,)),
+    Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear),
+    Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d),
+    Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d),
+    Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
+    Operator("relu", Effect.ACTIVATION, (nn.ReLU,), effect_if_kept=Effect.MOVE),  # x or 0
+    Operator("relu6", Effect.ACTIVATION, (nn.ReLU6,)),
+    Operator("leaky_relu", Effect.ACTIVATION, (nn.LeakyReLU,)),
+    Operator("rrelu", Effect.ACTIVATION, (nn.RReLU,)),
+    Operator("elu", Effect.ACTIVATION, (nn.ELU,)),
+    Operator("celu", Effect.ACTIVATION, (nn.CELU,)),
+    Operator("selu", Effect.ACTIVATION, (nn.SELU,)),
+    Operator("gelu", Effect.ACTIVATION, (nn.GELU,)),
+    Operator("silu", Effect.ACTIVATION, (nn.SiLU,)),
+    Operator("mish", Effect.ACTIVATION, (nn.Mish,)),
+    Operator("softplus", Effect.ACTIVATION, (nn.Softplus,)),
+    Operator("hardswish", Effect.ACTIVATION, (nn.Hardswish,)),
+    Operator("hardtanh", Effect.ACTIVATION, (nn.Hardtanh,)),
+    Operator("tanh", Effect.ACTIVATION, (nn.Tanh,)),
     Operator("Identity", Effect.PASS, (nn.Identity,)),
-    Operator("dropout", DROPOUT, (nn.Dropout,)),
-    Operator("dropout1d", DROPOUT, (nn.Dropout1d,)),
-    Operator("dropout2d", DROPOUT, (nn.Dropout2d,)),
-    Operator("dropout3d", DROPOUT, (nn.Dropout3d,)),
-    Operator("alpha_dropout", DROPOUT, (nn.AlphaDropout,)),
-    Operator("feature_alpha_dropout", DROPOUT, (nn.FeatureAlphaDropout,)),
-    Operator("contiguous", MOVE),
-    Operator("clone", MOVE),
-    Operator("flatten", MOVE, (nn.Flatten,)),
-    Operator("unflatten", MOVE, (nn.Unflatten,)),
-    Operator("reshape", MOVE),
-    Operator("view", MOVE),
-    Operator("squeeze", MOVE),
-    Operator("unsqueeze", MOVE),
-    Operator("permute", MOVE),
-    Operator("transpose", MOVE),
-    Operator("getitem", MOVE),
-    Operator("narrow", MOVE),
-    Operator("chunk", MOVE),
-    Operator("split", MOVE),
-    Operator("expand", MOVE),
-    Operator("repeat", MOVE),
-    Operator("roll", MOVE),
-    Operator("flip", MOVE),
-    Operator("pixel_shuffle", MOVE, (nn.PixelShuffle,)),
-    Operator("channel_shuffle", MOVE, (nn.ChannelShuffle,)),
-    # Not F.pad, which may pad with any number.
-    Operator("ZeroPad", MOVE, (nn.ZeroPad1d, nn.ZeroPad2d)),
-    Operator("CopyingPad", MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
-    Operator("max_pool1d", MOVE, (nn.MaxPool1d,)),
-    Operator("max_pool2d", MOVE, (nn.MaxPool2d,)),
-    Operator("adaptive_max_pool1d", MOVE, (nn.AdaptiveMaxPool1d,)),
-    Operator("adaptive_max_pool2d", MOVE, (nn.AdaptiveMaxPool2d,)),
+    Operator("dropout", Effect.DROPOUT, (nn.Dropout,)),
+    Operator("dropout1d", Effect.DROPOUT, (nn.Dropout1d,)),
+    Operator("dropout2d", Effect.DROPOUT, (nn.Dropout2d,)),
+    Operator("dropout3d", Effect.DROPOUT, (nn.Dropout3d,)),
+    Operator("alpha_dropout", Effect.DROPOUT, (nn.AlphaDropout,)),
+    Operator("feature_alpha_dropout", Effect.DROPOUT, (nn.FeatureAlphaDropout,)),
+    Operator("contiguous", Effect.MOVE),
+    Operator("clone", Effect.MOVE),
+    Operator("flatten", Effect.MOVE, (nn.Flatten,)),
+    Operator("unflatten", Effect.MOVE, (nn.Unflatten,)),
+    Operator("reshape", Effect.MOVE),
+    Operator("view", Effect.MOVE),
+    Operator("squeeze", Effect.MOVE),
+    Operator("unsqueeze", Effect.MOVE),
+    Operator("permute", Effect.MOVE),
+    Operator("transpose", Effect.MOVE),
+    Operator("getitem", Effect.MOVE),
+    Operator("narrow", Effect.MOVE),
+    Operator("chunk", Effect.MOVE),
+    Operator("split", Effect.MOVE),
+    Operator("expand", Effect.MOVE),
+    Operator("repeat", Effect.MOVE),
+    Operator("roll", Effect.MOVE),
+    Operator("flip", Effect.MOVE),
+    Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
+    Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
+    # Padding as a module only: F.pad may pad with any number.
+    Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d)),
+    Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
+    Operator("max_pool1d", Effect.MOVE, (nn.MaxPool1d,)),
+    Operator("max_pool2d", Effect.MOVE, (nn.MaxPool2d,)),
+    Operator("adaptive_max_pool1d", Effect.MOVE, (nn.AdaptiveMaxPool1d,)),
+    Operator("adaptive_max_pool2d", Effect.MOVE, (nn.AdaptiveMaxPool2d,)),
     Operator("cat", Effect.JOIN, aliases=("concat",)),
     Operator("stack", Effect.JOIN),
     Operator("add", Effect.ADD, aliases=("iadd",)),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
-    Operator("avg_pool2d", Effect.AVERAGE, (nn.AvgPool2d,)),
-    Operator("adaptive_avg_pool2d", Effect.AVERAGE, (nn.AdaptiveAvgPool2d,)),
-    Operator("BatchNorm", Effect.NORMALISE, NORMS, why="a normalisation"),
+    # Deployment sums the integers, and divides by the area through a smaller quantum.
+    Operator("avg_pool2d", Effect.FLOAT, (nn.AvgPool2d,)),
+    Operator("adaptive_avg_pool2d", Effect.FLOAT, (nn.AdaptiveAvgPool2d,)),
+    # A row apart from the other normalisations: deployment folds it into thresholds.
+    Operator("BatchNorm", Effect.FLOAT, BATCH_NORMS, why="a normalisation"),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why="a normalisation"),
     Operator("Gate", Effect.FLOAT, GATES, why="a gate or a probability, not a feature"),
 )
 UNKNOWN = Operator("", Effect.FLOAT)
-"""What modules and functions without a row have."""
+"""The row of every operation that is not in the table."""
 
 _BY_MODULE = {module: operator for operator in OPERATORS for module in operator.modules}
 _BY_NAME = {name: operator for operator in OPERATORS for name in (operator.name, *operator.aliases)}
 
 
 def operator_of(module: nn.Module) -> Operator:
-    """Return the row of a module's type, or of its nearest base class that has one."""
-    rows = (_BY_MODULE[kind] for kind in type(module).__mro__ if kind in _BY_MODULE)
+    """Return the row of a module's type or of its nearest base class; else :data:`UNKNOWN`."""
+    rows = (_BY_MODULE[base] for base in type(module).__mro__ if base in _BY_MODULE)
     return next(rows, UNKNOWN)
 
 
 def operator_named(function: str | None) -> Operator:
-    """Return the row of a function, by its bare name."""
+    """Return the row of a function by its bare name; else :data:`UNKNOWN`."""
     return _BY_NAME.get(function or "", UNKNOWN)

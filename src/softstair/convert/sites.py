@@ -250,7 +250,7 @@ def _result_unit(net: nn.Module, step: Step, incoming: list[Unit | None]) -> Uni
         operator = operator_named(step.function)
     if not incoming:
         return None
-    effect = operator.in_float if operator.effect is Effect.ACTIVATION else operator.effect
+    effect = operator.effect_if_kept if operator.effect is Effect.ACTIVATION else operator.effect
     if effect in (Effect.PASS, Effect.MOVE) or (effect is Effect.DROPOUT and step.module):
         return incoming[0]  # other inputs are sizes
     if effect is Effect.JOIN:
