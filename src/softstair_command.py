@@ -1,6 +1,6 @@
-"""Where the command ``softstair`` begins: beside the package, whose import takes seconds.
+"""Entry point of the command, outside the package: importing the package takes seconds.
 
-Whoever interrupts it in that time gets a sentence, as at any other.
+Ctrl-C during the import ends with a message and exit code 130.
 """
 
 import sys
@@ -9,12 +9,10 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     try:
         from softstair.cli import main as run
     except KeyboardInterrupt:
-        print(
-            "softstair: interrupted before it began: give the same command again.", file=sys.stderr
-        )
+        print("softstair: interrupted before it began.", file=sys.stderr)
         return 130
     return run()

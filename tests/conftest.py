@@ -9,7 +9,7 @@ TRITON_INTERPRET; of them only those that say ``without_the_interpreter`` run in
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +51,17 @@ def run_interpreted(request: pytest.FixtureRequest) -> Callable[[str], None]:
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
     return run
+
+
+@pytest.fixture
+def plain_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An empty current directory, an environment without colours, one thread."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "SOFTSTAIR_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

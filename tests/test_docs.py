@@ -263,7 +263,8 @@ def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def parse_command(line: str) -> None:
-    from softstair.cli import VERBS, _arguments
+    from softstair.cli import VERBS
+    from softstair.cli._args import parse
 
     _, verb, *words = shlex.split(line)
     assert verb in VERBS, line
@@ -272,10 +273,7 @@ def parse_command(line: str) -> None:
     if named or (verb == "data" and words in (["fetch"], ["status"])):
         return  # a mention of it
     try:
-        if hasattr(module, "parse"):
-            module.parse(words, f"softstair {verb}")
-        else:
-            _arguments.parse(module.Command, words, f"softstair {verb}")
+        parse(module.Command, words, f"softstair {verb}")
     except SystemExit as stop:
         if stop.code or (words and "--help" not in words):
             pytest.fail(f"{line} stops with {stop.code}.")
@@ -289,6 +287,7 @@ def test_a_command_with_a_wrong_flag_is_noticed() -> None:
 
 
 def test_every_flag_has_its_row_and_default() -> None:
+    from softstair.cli._args import spelling
     from softstair.cli.train import Command
 
     command = Command()
@@ -296,9 +295,8 @@ def test_every_flag_has_its_row_and_default() -> None:
     wanted |= {one.name: getattr(command, one.name) for one in fields(command)}
     del wanted["recipe"]
     wanted["skip"] = "none"
-    rows = re.findall(r"^\| `--([\w-]+)` \| `?([^`|]+?)`? \|", text_of(DOCS / "runs.md"), re.M)
-    found = {flag.replace("-", "_"): default for flag, default in rows}
-    assert found == {name: str(value) for name, value in wanted.items()}
+    rows = re.findall(r"^\| `(--[\w-]+)` \| `?([^`|]+?)`? \|", text_of(DOCS / "runs.md"), re.M)
+    assert dict(rows) == {spelling(name): str(value) for name, value in wanted.items()}
 
 
 def test_every_flag_of_grid_has_its_row_and_default() -> None:

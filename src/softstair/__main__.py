@@ -1,4 +1,4 @@
-"""`python -m softstair`: the same as the command, once the package is imported."""
+"""``python -m softstair``: the command ``softstair``."""
 
 import sys
 

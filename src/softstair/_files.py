@@ -7,12 +7,13 @@ file; :func:`refuse_link` is for folders and locks, which are used as they are.
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from softstair._errors import SoftstairError
 
-__all__ = ["LinkError", "refuse_link", "replacing", "write"]
+__all__ = ["LinkError", "output_file", "refuse_link", "replacing", "write"]
 
 
 class LinkError(SoftstairError):
@@ -57,6 +58,57 @@ def write(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def output_file(
+    path: Path, field: str, endings: tuple[str, ...] = (), follow: bool = True
+) -> Iterator[Path]:
+    """Check that a file can be written; yield a temporary path that replaces it atomically.
+
+    Enter it before the work that makes the content. If the block raises, ``path`` is unchanged.
+
+    Args:
+        path: The file to write.
+        field: Name of the parameter that ``path`` was given as, for the message of an error.
+        endings: Endings that are allowed; none: any.
+        follow: Whether a symbolic link at ``path`` is followed or replaced. Follow only a link that
+            the user has named.
+
+    Raises:
+        SoftstairError: If the file cannot be written, or has another ending.
+    """
+    target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
+    # Short, since the name of the file may be as long as the system allows.
+    partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")
+    problem = _problem_with(target, endings)
+    if not problem:
+        try:
+            partial.touch(exist_ok=False)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+    if problem:
+        raise SoftstairError(
+            f"{field} must be a file that can be written, but {str(path)!r} {problem}.", field=field
+        )
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _problem_with(target: Path, endings: tuple[str, ...]) -> str:
+    if endings and target.suffix.lower() not in endings:
+        return f"does not end in {', '.join(endings)}"
+    if target.is_symlink():  # it is replaced, whatever it points to
+        return ""
+    if target.is_dir():
+        return "is a folder"
+    if not target.parent.is_dir():
+        return "is in a folder that does not exist"
+    writable = not target.exists() or (target.is_file() and os.access(target, os.W_OK))
+    return "" if writable else "cannot be overwritten"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,11 +1,21 @@
-"""Where the command begins, before the package is there."""
+"""The command before its verbs: help, exit codes, errors, and what it needs."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
 
 import softstair
+from helpers.commands import rejected, run
+from softstair import cli
+from softstair.cli import check
 
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+SOURCE = str(Path(softstair.__file__).parents[1])
 INTERRUPTED = """
 import builtins, sys
 real = builtins.__import__
@@ -21,17 +31,86 @@ sys.exit(softstair_command.main())
 """
 
 
-def test_an_interrupt_while_it_is_imported_is_a_sentence() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
-    assert done.returncode == 130
-    assert done.stderr == ("softstair: interrupted before it began: give the same command again.\n")
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": SOURCE, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
 
 
-def test_it_is_the_command() -> None:
-    """Installed by its name, with the exit codes of the verbs."""
+def test_interrupt_during_the_import_is_one_line() -> None:
+    done = python(INTERRUPTED)
+    assert (done.returncode, done.stderr) == (130, "softstair: interrupted before it began.\n")
+
+
+def test_installed_command_has_the_exit_codes_of_the_verbs() -> None:
     (installed,) = entry_points(group="console_scripts", name="softstair")
     assert installed.value == "softstair_command:main"
-    command = [sys.executable, "-c", "import softstair_command as c, sys; sys.exit(c.main())"]
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"softstair {softstair.__version__}\n")
-    assert subprocess.run([*command, "fly"], capture_output=True).returncode == 2
+    call = "import softstair_command as c, sys; sys.exit(c.main())"
+    done = subprocess.run([sys.executable, "-c", call, "fly"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'fly'" in done.stderr
+
+
+@pytest.mark.quick
+def test_help_lists_the_verbs_and_each_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        code, out, err = run(capsys, *words)
+        assert (code, err) == (0, "")
+        assert all(verb in out for verb in cli.VERBS)
+    for verb in cli.VERBS:
+        code, out, err = run(capsys, verb, "--help")
+        assert (code, err) == (0, "")
+        assert out.startswith(f"usage: softstair {verb}")
+        assert "Exit code 0" in out
+    assert run(capsys, "--version") == (0, f"softstair {softstair.__version__}\n", "")
+    assert run(capsys, "chek")[0] == 2
+
+
+def test_closed_pipe_is_not_exit_code_1() -> None:
+    program = "import sys; from softstair.cli import main; sys.exit(main(['check']))"
+    command = f'{sys.executable} -c "{program}" | head -1; exit ${{PIPESTATUS[0]}}'
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
+    assert done.stdout.startswith("uniform noise")
+
+
+def test_internal_error_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: check.Command) -> int:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(check.Command, "run", broken)
+    code, out, err = run(capsys, "check")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "internal error: KeyError: 'gone'" in err
+    monkeypatch.setenv("SOFTSTAIR_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        cli.main(["check"])
+
+
+def test_system_errors_name_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    error = rejected(capsys, "report", "x" * 5000)
+    assert "…': File name too long." in error
+    assert len(error) < 400
+
+
+def test_missing_package_names_the_extra() -> None:
+    done = python(
+        "import sys\n"
+        "for name in ('rich', 'matplotlib', 'scipy'): sys.modules[name] = None\n"
+        "import softstair, softstair.theory\n"
+        "from softstair.cli import main; sys.exit(main(['check']))"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rich, which is not installed: run pip install 'softstair[cli]'." in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_terminal_without_unicode_gets_the_tables() -> None:
+    done = python(
+        "import sys; from softstair.cli import main; sys.exit(main(['check', '--layers', '2']))",
+        PYTHONIOENCODING="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Theorem 2" in done.stdout

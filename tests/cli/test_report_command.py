@@ -1,7 +1,6 @@
-"""``softstair report``: a page of run directories or of a table, and errors of one sentence."""
+"""``softstair report``: a page of run directories or of a table, and errors of one line."""
 
 import json
-import os
 import re
 import stat
 from dataclasses import replace
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 
 from experiments.browser import made_up
-from softstair import cli
+from helpers.commands import rejected, run
 from softstair.experiments import results
 from softstair.train.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 
 @pytest.fixture
@@ -23,54 +24,38 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = cli.main(["report", *map(str, words)])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """The sentence on stderr: one line, exit code 2, nothing on stdout, no traceback."""
-    code, out, err = run(capsys, *words)
-    assert (code, out) == (2, "")
-    assert err.startswith("softstair report: ")
-    assert err.count("\n") == 1
-    assert err.endswith(".\n")
-    assert "Traceback" not in err
-    return err
-
-
 def data_of(page: Path) -> dict[str, Any]:
-    text = page.read_text(encoding="utf-8")
-    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    match = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
-def test_a_page_of_a_table(capsys, tmp_path: Path, table: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, table)
+def test_page_of_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path) -> None:
+    code, out, err = run(capsys, "report", table)
     assert (code, err) == (0, "")
     assert re.fullmatch(r"report\.html: 4 units, \d\.\d\d MB; open it in a browser\.\n", out)
-    assert [line["epochs"] for line in data_of(tmp_path / "report.html")["lines"]] == [10, 10]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "report.html"]
-
-
-def test_the_default_page_replaces_a_link(capsys, tmp_path: Path, table: Path, monkeypatch) -> None:
-    """The current folder may be a grid from anybody."""
-    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "report.html"
+    assert [line["epochs"] for line in data_of(page)["lines"]] == [10, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.csv", "report.html"]
+    assert stat.S_IMODE(page.stat().st_mode) & 0o400
+    # A link at the default path is replaced: the current folder may be a grid from anybody.
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    (tmp_path / "report.html").symlink_to(mine)
-    assert run(capsys, table)[0] == 0
-    assert mine.read_text() == "mine"
-    assert not (tmp_path / "report.html").is_symlink()
+    page.unlink()
+    page.symlink_to(mine)
+    assert run(capsys, "report", table, "--title", "Mine & <yours>")[0] == 0
+    assert (mine.read_text(), page.is_symlink()) == ("mine", False)
+    assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
+    # A name as long as the system allows.
+    assert run(capsys, "report", table, "-o", "x" * 250 + ".html")[0] == 0
 
 
-def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
-    path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
+def test_page_of_run_directories(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = run_directory(tmp_path / "runs" / "a" / "fold-1")
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
     page.write_text("an older one")
-    assert run(capsys, tmp_path / "runs", "-o", page)[0] == 0
+    assert run(capsys, "report", tmp_path / "runs", "-o", page)[0] == 0
     data = data_of(page)
     unit = data["units"][0]
     assert unit["path"] == "../runs/a/fold-1/config.json"
@@ -78,15 +63,17 @@ def test_a_page_of_run_directories(capsys, tmp_path: Path) -> None:
     recorded = "\n".join(data["texts"][at] for at in unit["lines"])
     assert json.loads(recorded) == json.loads((path / "config.json").read_text())
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
-    assert [one.name for one in page.parent.iterdir()] == ["mine.html"]
+    assert [path.name for path in page.parent.iterdir()] == ["mine.html"]
 
 
 @pytest.mark.nightly
-def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
+def test_several_grids_on_one_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
+) -> None:
     other = tmp_path / "speech.csv"
     results.write(made_up("paper-speech", folds=2, most=2, epochs=12), other)
     page = tmp_path / "both.html"
-    assert run(capsys, table, other, "--out", page)[0] == 0
+    assert run(capsys, "report", table, other, "--out", page)[0] == 0
     data = data_of(page)
     assert [line["epochs"] for line in data["lines"]] == [10, 10, 12, 12]
     assert data["fields"][0]["values"] == ["svhn", "speech"]
@@ -95,131 +82,92 @@ def test_several_grids_on_one_page(capsys, tmp_path: Path, table: Path) -> None:
     folder.mkdir()
     (folder / "a.csv").write_bytes(table.read_bytes())
     (folder / "b.csv").write_bytes(other.read_bytes())
-    assert run(capsys, folder, "--out", page)[0] == 0
+    assert run(capsys, "report", folder, "--out", page)[0] == 0
     assert data_of(page) == data
 
 
-def test_what_cannot_be_read_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
-    page = tmp_path / "page.html"
-    assert "DIR must be a folder" in refused(capsys, "-o", page)
-    assert "'nowhere' must hold run directories" in refused(capsys, "nowhere", "-o", page)
-    assert "it does not exist" in refused(capsys, "nowhere", "-o", page)
-    assert "--figures must be a folder" in refused(capsys, table, "-o", page, "--figures", table)
-    assert not page.exists()
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert "must hold run directories" in refused(capsys, empty, "-o", page)
-    bad = tmp_path / "bad.csv"
-    bad.write_text("configuration,epoch\na,0\n")
-    assert "is no table of trainings" in refused(capsys, bad, "-o", page)
-    run_directory = empty / "a" / "fold-0"
-    run_directory.mkdir(parents=True)
-    (run_directory / "config.json").write_text('{"recipe": {"data": "digits"}}')
-    assert "the recipe in" in refused(capsys, empty, "-o", page)
-    assert "was given twice" in refused(capsys, table, table, "-o", page)
-    assert not page.exists()
+def test_units_in_training_are_shown(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    done, begun = made_up(folds=2, most=1, epochs=10)
+    begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
+    results.write([done, begun], table)
+    assert run(capsys, "report", table)[0] == 0
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "1 of 2 done" in text
+    assert "3 of 10" in text
 
 
-def test_a_unit_in_two_places_names_both(capsys, tmp_path: Path, table: Path) -> None:
+def test_errors_leave_the_older_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
+) -> None:
     page = tmp_path / "page.html"
+    page.write_text("before")
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.csv").write_text("configuration,epoch\na,0\n")
+    config = tmp_path / "damaged" / "a" / "fold-0" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"recipe": {"data": "digits"}}')
+    for words, message in (
+        ("-o page.html", "DIR is missing"),
+        ("nowhere -o page.html", "does not exist"),
+        ("empty -o page.html", "must hold run directories"),
+        ("damaged -o page.html", "recipe"),
+        ("bad.csv -o page.html", "bad.csv"),
+        ("grid.csv grid.csv -o page.html", "twice"),
+        ("grid.csv -o page.html --figures grid.csv", "--figures must be a folder"),
+        ("grid.csv -o page.html --figures grid.csv/x", "--figures must be a folder"),
+        ("grid.csv -o page.txt", "does not end in .html"),
+        ("grid.csv -o folder.html", "is a folder"),
+        ("grid.csv -o no/page.html", "does not exist"),
+        ("grid.csv -o", "--out: expected one argument"),
+        ("grid.csv --json", "unknown flag '--json'"),
+    ):
+        assert message in rejected(capsys, "report", *words.split())
+    assert page.read_text() == "before"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_unit_in_two_places_is_an_error_that_names_both(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
+) -> None:
     copy = tmp_path / "tables" / "copy.csv"
     copy.parent.mkdir()
     copy.write_bytes(table.read_bytes())
-    said = refused(capsys, table, copy.parent, "-o", page)
-    assert f"was given twice, by {str(table)!r} and by {str(copy)!r}: leave one" in said
-    path = _run_directory(tmp_path / "runs" / "a" / "fold-1")
+    error = rejected(capsys, "report", table, copy.parent)
+    assert repr(str(table)) in error
+    assert repr(str(copy)) in error
+    path = run_directory(tmp_path / "runs" / "a" / "fold-1")
     results.write(results.load(tmp_path / "runs"), copy)
-    said = refused(capsys, tmp_path / "runs", copy, "-o", page)
-    assert f"fold 1 of 'a' was given twice, by {str(path)!r} and by {str(copy)!r}" in said
-    assert not page.exists()
+    error = rejected(capsys, "report", tmp_path / "runs", copy)
+    assert repr(str(path)) in error
+    assert repr(str(copy)) in error
 
 
-def test_tables_of_other_things_are_passed_over(capsys, tmp_path: Path, table: Path) -> None:
-    page, folder = tmp_path / "page.html", tmp_path / "tables"
+def test_other_tables_in_a_folder_are_skipped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
+) -> None:
+    folder = tmp_path / "tables"
     folder.mkdir()
-    foreign = folder / "foreign.csv"
+    foreign, good = folder / "foreign.csv", folder / "deeper" / "grid.csv"
     foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
-    said = refused(capsys, folder, "-o", page)
-    assert f"{str(foreign)!r} is no table of trainings" in said
-    good = folder / "deeper" / "grid.csv"
+    assert repr(str(foreign)) in rejected(capsys, "report", folder)
     good.parent.mkdir()
     good.write_bytes(table.read_bytes())
-    code, out, err = run(capsys, folder, "-o", page)
+    code, out, err = run(capsys, "report", folder)
     assert (code, err) == (0, "")
     notice, last = out.splitlines()
-    assert notice == f"{str(foreign)!r} is no table of trainings: it was passed over."
+    assert notice == f"{str(foreign)!r} is not a table of trainings; skipped."
     assert "4 units" in last
-    good.rename(folder / "grid.csv")
-    (folder / "same.csv").symlink_to("grid.csv")
-    code, again, _ = run(capsys, folder, "-o", page)
-    assert (code, again) == (0, out)
+    # The same table by a link counts once; a damaged table of a grid is an error.
+    (folder / "same.csv").symlink_to("deeper/grid.csv")
+    assert run(capsys, "report", folder) == (0, out, "")
+    good.write_text(table.read_text().replace(",seconds", ",minutes"))
     (folder / "same.csv").unlink()
-    assert "is no table of trainings" in refused(capsys, foreign, "-o", page)
-    (folder / "grid.csv").write_text(table.read_text().replace(",seconds", ",minutes"))
-    assert "grid.csv' is no table of trainings" in refused(capsys, folder, "-o", page)
+    assert "grid.csv" in rejected(capsys, "report", folder)
 
 
-def test_a_title_of_ones_own(capsys, tmp_path: Path, table: Path) -> None:
-    page = tmp_path / "page.html"
-    assert run(capsys, table, "-o", page, "--title", "Mine & <yours>")[0] == 0
-    assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
-
-
-def test_where_it_cannot_be_written_is_a_sentence(capsys, tmp_path: Path, table: Path) -> None:
-    assert "does not end in .html" in refused(capsys, table, "-o", tmp_path / "page.txt")
-    assert "is a folder" in refused(capsys, table, "-o", _folder(tmp_path / "page.html"))
-    assert "does not exist" in refused(capsys, table, "-o", tmp_path / "no" / "page.html")
-    assert "--out needs a value" in refused(capsys, table, "-o")
-    assert "after DIR, the flags are --out, --figures, --title, but '--json'" in refused(
-        capsys, table, "--json"
-    )
-    inside = table / "figures"
-    said = refused(capsys, table, "-o", tmp_path / "new.html", "--figures", inside)
-    assert "--figures must be a folder that can be written" in said
-    said = refused(capsys, "x" * 5000, "-o", tmp_path / "new.html")
-    assert "…' cannot be used (File name too long): mend that, or give another path." in said
-    assert len(said) < 400
-    assert not (tmp_path / "new.html").exists()
-
-
-def test_a_name_as_long_as_names_may_be(capsys, tmp_path: Path, table: Path) -> None:
-    page = tmp_path / ("x" * 250 + ".html")
-    assert run(capsys, table, "-o", page)[0] == 0
-    assert page.stat().st_size > 0
-
-
-def test_an_error_leaves_the_older_page(capsys, tmp_path: Path, table: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("before")
-    refused(capsys, tmp_path / "nowhere", "-o", page)
-    assert page.read_text() == "before"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["grid.csv", "page.html"]
-
-
-def test_units_still_in_training_are_shown(capsys, tmp_path: Path) -> None:
-    done, begun = made_up(folds=2, most=1, epochs=10)
-    begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
-    table = tmp_path / "grid.csv"
-    results.write([done, begun], table)
-    page = tmp_path / "page.html"
-    assert run(capsys, table, "-o", page)[0] == 0
-    assert "1 of 2 done" in page.read_text(encoding="utf-8")
-    assert "3 of 10" in page.read_text(encoding="utf-8")
-
-
-def test_everybody_may_read_it_whom_the_system_lets(capsys, tmp_path: Path, table: Path) -> None:
-    page = tmp_path / "page.html"
-    before = os.umask(0o022)
-    try:
-        assert run(capsys, table, "-o", page)[0] == 0
-    finally:
-        os.umask(before)
-    if os.name == "posix":
-        assert stat.S_IMODE(page.stat().st_mode) == 0o644
-
-
-def _run_directory(path: Path) -> Path:
-    """Such as softstair train leaves, as far as it is read."""
+def run_directory(path: Path) -> Path:
+    """Make what softstair train writes, as far as it is read."""
     recipe = Recipe(fold=1, epochs=2)
     config = {"recipe": recipe.to_json(), "data": {"name": "digits"}, "device": "cpu"}
     lines = [vars(epoch) for epoch in made_up(most=1, epochs=2)[0].curve]
@@ -233,9 +181,4 @@ def _run_directory(path: Path) -> Path:
     (path / "config.json").write_text(json.dumps(config, indent=2))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (path / "summary.json").write_text(json.dumps(summary))
-    return path
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
     return path

@@ -89,7 +89,7 @@ class Stages:
 
 def interrupt(folder: Path) -> int:
     """Send SIGINT to every process of the group, as Ctrl-C does, once two units have epochs."""
-    words = ["grid", "mine.toml", "--device", "cpu", "--together", "2", "--out", str(folder)]
+    words = ["grid", "mine.toml", "--device", "cpu", "--jobs", "2", "--out", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-m", "softstair", *words],
         start_new_session=True,

@@ -40,7 +40,7 @@ def is_sentence(text: str, longest: int = 900) -> bool:
     False
     """
     text = text.removesuffix("\n")
-    plain = text.isprintable() and "Traceback" not in text and "mistake of its own" not in text
+    plain = text.isprintable() and "Traceback" not in text and "internal error" not in text
     return plain and 10 < len(text) < longest and not re.search(r"(?<!\.)\.[)\s]", text)
 
 

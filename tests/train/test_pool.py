@@ -17,8 +17,9 @@ import torch
 from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted
 
 from softstair import cli
-from softstair.cli._train_progress import Progress
-from softstair.cli.train import parse
+from softstair.cli._args import parse
+from softstair.cli._progress import Progress
+from softstair.cli.train import Command
 from softstair.train import RunError, train
 from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.pool import Pool, Task, worker_count
@@ -91,19 +92,19 @@ def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
     events: list[tuple[str, Event]] = []
 
     class Killer(Progress):
-        def told(self, label: str, news: Event) -> None:
+        def show(self, label: str, news: Event) -> None:
             events.append((label, news))
             if (label, news["kind"], news.get("epoch")) == ("fold 2", "epoch", 2):
                 os.kill(processes()[label], signal.SIGKILL)
-            super().told(label, news)
+            super().show(label, news)
 
     def processes() -> dict[str, int]:
         return {name: event["process"] for name, event in events if event["kind"] == "begin"}
 
-    monkeypatch.setattr("softstair.cli._train_progress.Progress", Killer)
+    monkeypatch.setattr("softstair.cli.train.Progress", Killer)
     words = ["train", *FLAGS, "--data", "own:marked", "--model", "own:trapped", "--epochs", "12"]
     words += ["--weights", "float", "--features", "float", "--folds", "3"]
-    assert cli.main([*words, "--together", "3", "--out", "x"]) == 2
+    assert cli.main([*words, "--jobs", "3", "--out", "x"]) == 2
     stdout, stderr = capfd.readouterr()
     assert stdout == ""
     messages = {label: event["why"] for label, event in events if event["kind"] == "failed"}
@@ -142,7 +143,7 @@ def test_a_signal_stops_all_folds_and_they_resume(
 ) -> None:
     out = tmp_path / "my folds"  # a name that must be quoted
     words = ["train", *FLAGS, "--folds", "3", "--epochs", "10"]
-    assert cli.main([*words, "--together", "1", "--out", "complete"]) == 0
+    assert cli.main([*words, "--jobs", "1", "--out", "complete"]) == 0
     capsys.readouterr()
 
     def strike() -> None:
@@ -151,7 +152,7 @@ def test_a_signal_stops_all_folds_and_they_resume(
 
     striking = threading.Thread(target=strike)
     striking.start()
-    code = cli.main([*words, "--together", "2", "--out", str(out)])
+    code = cli.main([*words, "--jobs", "2", "--out", str(out)])
     striking.join()
     stdout, stderr = capsys.readouterr()
     assert (code, stdout) == (143, ""), stderr
@@ -161,7 +162,7 @@ def test_a_signal_stops_all_folds_and_they_resume(
     assert {0, 1} <= set(begun)
     assert all(any((out / f"fold-{fold}" / "checkpoint").iterdir()) for fold in begun)
     command = shlex.split(stderr[stderr.index("softstair train --resume") :])
-    assert cli.main([*command[1:], "--together", "1"]) == 0
+    assert cli.main([*command[1:], "--jobs", "1"]) == 0
     for fold in range(3):
         assert result(out / f"fold-{fold}") == result(tmp_path / "complete" / f"fold-{fold}")
 
@@ -177,7 +178,7 @@ time.sleep(600)
 
 @pytest.mark.nightly
 def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
-    begun = parse([*FLAGS, "--epochs", "14"], "softstair train").recipe
+    begun = parse(Command, [*FLAGS, "--epochs", "14"], "softstair train").recipe
     out = tmp_path / "x"
     message = {"recipe": begun.to_json(), "out": str(out), "device": "cpu", "resume": True}
     words = [json.dumps(message), sys.executable, "-P", "-c", START, json.dumps(sys.path), "1"]
@@ -200,7 +201,7 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
 def test_an_error_of_all_folds_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", *FLAGS, "--together", "2", "--limit", "12"]) == 2
+    assert cli.main(["train", *FLAGS, "--jobs", "2", "--limit", "12"]) == 2
     stdout, stderr = capfd.readouterr()
     messages = [line for line in stderr.splitlines() if "output of the model" not in line]
     assert (stdout, len(messages)) == ("", 1)

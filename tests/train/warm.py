@@ -74,13 +74,12 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     import filelock  # noqa: F401
+    import matplotlib.figure  # noqa: F401
     import PIL.PngImagePlugin  # noqa: F401
     import safetensors.torch  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch._dynamo  # which an optimiser imports, in three seconds
 
-    import softstair.cli._train_picture
-    import softstair.cli._train_progress
     import softstair.cli.train
     import softstair.train.loop  # noqa: F401
 

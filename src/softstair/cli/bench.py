@@ -1,172 +1,170 @@
-"""``softstair bench``: how fast it is here, each figure beside a twin measured in the same run."""
+"""``softstair bench``: how fast softstair is on this machine."""
 
 import contextlib
 import json
+import math
 import shlex
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from rich.table import Table
+
+from softstair import bench
+from softstair._check import integer
 from softstair._errors import SoftstairError
+from softstair._files import output_file
+from softstair.bench import Times
 from softstair.bench.clock import REPEATS, Effort, is_out_of_memory
-from softstair.bench.workload import BATCH
-from softstair.cli._files import reserved
+from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
+from softstair.bench.partition import PartitionReport
+from softstair.bench.training_step import StepReport
+from softstair.bench.workload import BATCH, workload
+from softstair.cli._args import flag, spelling
+from softstair.cli._table import Console, print_line, print_table, table
 from softstair.regularise import Forward
+from softstair.train.execution import choose_device
 
 __all__ = ["PARTS", "Command"]
 
 PARTS = ("operator", "step", "partition", "exact")
-ELEMENTS = (1, 1 << 31)
-SMALL_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
-"""On a CPU, where a batch of the paper's takes seconds."""
+RANGES = {"batch": BATCH, "repeats": REPEATS, "elements": (1, 1 << 31)}
+CPU_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
+"""On a CPU a batch of the paper's size takes seconds."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Measures how fast softstair is on this machine, each figure beside a twin in the same run.
+    """Measure the speed of softstair on this machine, next to references in the same run.
 
-    The operator: bandwidth as a share of a copy's, time as a multiple of ReLU's. The training step:
-    images a second and peak memory of every forward, beside those of the float network, which is
-    made as fast as can be, and of other ways to train a quantised one. Partition: what ending the
-    backward pass at annealed layers saves over a whole schedule. Exact: convolutions of whole
-    numbers from int8 beside bfloat16 ones, on a GPU.
+    operator:  bandwidth compared with a copy, time compared with ReLU
+    step:      images per second and peak memory of a training step, compared with the float
+               network and with other libraries for quantised training
+    partition: time that truncating the backward pass at annealed layers saves over a schedule
+    exact:     integer convolutions from int8, compared with bfloat16 (on a GPU)
+
     Exit code 0: measured; 2: an error.
     """
 
-    what: str = "operator,step,partition,exact"
-    """Which parts, separated by commas: operator, step, partition, exact."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
-    model: Literal["auto", "vgg8", "dscnn", "digits"] = "auto"
-    """Network of step and partition; auto: vgg8 on a GPU, digits on a CPU."""
-    batch: int | None = None
-    """Examples in a batch; None: 256 on a GPU, fewer on a CPU."""
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    """Of the steps, the twin's too; auto: bfloat16 on a GPU that has it, else float32."""
-    augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
-    """Augmentation in the steps, the twin's too."""
-    forward: Forward = "mode"
-    """Forward of partition; step measures them all."""
-    stairs: str | None = None
-    """Stairs of operator, separated by commas, int4@0.07 with a quantum of their own; None:
-    heaviside,ternary,int4,int4@0.07 (--quick: ternary)."""
-    elements: int | None = None
-    """Of operator's tensor; None: 33,554,432 on a GPU, 1,048,576 on a CPU (--quick: fewer)."""
-    tune: bool = False
-    """Let the compiler also try out kernels for the float twin: takes minutes."""
-    repeats: int | None = None
-    """Samples of each; None: 7 on a GPU, 5 on a CPU (--quick: fewer)."""
-    quick: bool = False
-    """Little of everything: to see that it works, not to quote."""
-    json: Path | None = None
-    """Write every figure there, as JSON."""
+    only: str = flag(",".join(PARTS), "Parts to measure, separated by commas.")
+    device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
+    model: Literal["auto", "vgg8", "dscnn", "digits"] = flag(
+        "auto", "Network of step and partition (auto: vgg8 on a GPU, digits on a CPU)."
+    )
+    batch: int | None = flag(None, "Batch size (default: 256 on a GPU, less on a CPU).")
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = flag(
+        "auto", "Precision of the steps (auto: bfloat16 on a GPU that has it, otherwise float32)."
+    )
+    augment: Literal["none", "crop", "crop-flip", "shift"] = flag(
+        "none", "Augmentation in the steps."
+    )
+    forward: Forward = flag("mode", "Forward mode of partition; step measures all of them.")
+    stairs: str | None = flag(
+        None,
+        "Stairs of operator, separated by commas; int4@0.07 has a quantum of 0.07 (default: "
+        "heaviside,ternary,int4,int4@0.07, or ternary with --quick).",
+    )
+    elements: int | None = flag(
+        None,
+        "Elements of operator's tensor (default: 33,554,432 on a GPU, 1,048,576 on a CPU, fewer "
+        "with --quick).",
+    )
+    tune: bool = flag(False, "Also autotune the compiled float network, which takes minutes.")
+    repeats: int | None = flag(
+        None, "Samples of each time (default: 7 on a GPU, 5 on a CPU, fewer with --quick)."
+    )
+    quick: bool = flag(False, "Measure briefly, to see that it works.")
+    json: Path | None = flag(None, "Write all figures to this file, as JSON.")
 
     def __post_init__(self) -> None:
         parts = self.parts()
-        unknown = [part for part in parts if part not in PARTS]
-        if unknown or not parts:
-            raise ValueError(
-                f"--what must be one or more of {', '.join(PARTS)}, separated by commas, but "
-                f"{self.what!r} was given."
+        if not parts or not set(parts) <= set(PARTS):
+            raise SoftstairError(
+                f"only must be one or more of {', '.join(PARTS)}, separated by commas, but "
+                f"{self.only!r} was given.",
+                field="only",
             )
-        if self.stairs is not None and not _words(self.stairs):
-            raise ValueError(
-                "--stairs must be one or more stairs such as ternary or int4@0.07, separated by "
-                f"commas, but {self.stairs!r} was given."
+        if self.stairs is not None and not _split(self.stairs):
+            raise SoftstairError(
+                "stairs must be one or more stairs such as ternary or int4@0.07, separated by "
+                f"commas, but {self.stairs!r} was given.",
+                field="stairs",
             )
-        ranges = {"batch": BATCH, "repeats": REPEATS, "elements": ELEMENTS}
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f"--{name} must be from {low} to {high}, but {value} was given.")
+        for name, (low, high) in RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                integer(name, value, low, high)
 
     def parts(self) -> list[str]:
-        """The parts that are asked for."""
-        return _words(self.what)
+        """Return the parts to measure."""
+        return _split(self.only)
 
     def run(self) -> int:
-        from softstair.bench import about
-        from softstair.cli import _bench_tables
-        from softstair.train.execution import choose_device
-
         device = choose_device(self.device)
-        batch, model = self._subject(device.type)
+        on_gpu = device.type == "cuda"
+        model = self.model if self.model != "auto" else "vgg8" if on_gpu else "digits"
+        batch = self.batch or (256 if on_gpu else CPU_BATCHES[model])
         effort = Effort.on(device, self.quick, self.repeats)
         if self.elements is not None:
             effort = replace(effort, elements=self.elements)
         self._check(device, model, batch)
-        with reserved(self.json, "--json") as text:
-            found: dict[str, Any] = {"command": self.line(), **about(device)}
-            show = _bench_tables.Tables(found)
-            for part in PARTS:
-                if part in self.parts():
-                    with _enough_memory(device, batch), show.waiting() as progress:
-                        measured = self._measure(part, device, model, batch, effort, progress)
-                    getattr(show, part)(measured)
-                    found[part] = _plain(measured)
-            if text is not None:
-                text.write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-        show.farewell(self.json)
+        with contextlib.ExitStack() as files:
+            file = self.json and files.enter_context(output_file(self.json, "json"))
+            figures: dict[str, Any] = {"command": self.line(), **bench.about(device)}
+            _show_machine(figures)
+            for part in (part for part in PARTS if part in self.parts()):
+                with _memory_errors(device, batch), _status() as progress:
+                    measured = self._measure(part, device, model, batch, effort, progress)
+                SHOW[part](measured)
+                is_list = isinstance(measured, list)
+                figures[part] = (
+                    [row.to_json() for row in measured] if is_list else measured.to_json()
+                )
+            if file is not None:
+                file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
+        print_line(f"all figures: {self.json or 'not saved; --json FILE saves them'}")
         return 0
 
-    def _subject(self, device: str) -> tuple[int, str]:
-        model = self.model
-        if model == "auto":
-            model = "vgg8" if device == "cuda" else "digits"
-        usual = 256 if device == "cuda" else SMALL_BATCHES[model]
-        return self.batch or usual, model
-
-    def _check(self, device: Any, model: str, batch: int) -> None:
-        """Refuses before anything is measured what would be refused after the first part."""
-        from softstair.bench.operators import bench_stair
-        from softstair.bench.workload import workload
-
+    def _check(self, device: torch.device, model: str, batch: int) -> None:
+        """Raise errors about any part before the first is measured."""
         recipe = workload(model).recipe(batch, precision=self.precision, augment=self.augment)
         recipe.precision_on(device)
-        for name in _words(self.stairs or ""):
+        for name in _split(self.stairs or ""):
             bench_stair(name)
 
     def _measure(
         self,
         part: str,
-        device: Any,
+        device: torch.device,
         model: str,
         batch: int,
         effort: Effort,
         progress: Callable[[str], None],
     ) -> Any:
-        from softstair.bench import (
-            measure_exact,
-            measure_operator,
-            measure_partition,
-            measure_step,
-        )
-
         if part == "operator":
-            stairs = None if self.stairs is None else _words(self.stairs)
-            return measure_operator(device, effort, stairs, progress=progress)
+            stairs = None if self.stairs is None else _split(self.stairs)
+            return bench.measure_operator(device, effort, stairs, progress=progress)
         if part == "exact":
-            return measure_exact(device, batch, effort, progress)
+            return bench.measure_exact(device, batch, effort, progress)
         common = (device, model, batch, self.precision, self.augment)
+        more: dict[str, Any] = {"effort": effort, "progress": progress}
         if part == "step":
-            return measure_step(*common, tune=self.tune, effort=effort, progress=progress)
-        return measure_partition(*common, forward=self.forward, effort=effort, progress=progress)
+            return bench.measure_step(*common, tune=self.tune, **more)
+        return bench.measure_partition(*common, forward=self.forward, **more)
 
     def line(self) -> str:
-        """The command line, without flags that have their defaults."""
+        """Return the command line, without flags that have their defaults."""
         words = ["softstair", "bench"]
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value is True:
-                words.append(f"--{field.name}")
-            elif value != field.default:
-                words += [f"--{field.name}", str(value)]
+            if (value := getattr(self, field.name)) != field.default:
+                words += [spelling(field.name), *([] if value is True else [str(value)])]
         return shlex.join(words)
 
 
 @contextlib.contextmanager
-def _enough_memory(device: Any, batch: int) -> Iterator[None]:
+def _memory_errors(device: torch.device, batch: int) -> Iterator[None]:
     """Turn the error of an allocator into one that names the flags to change."""
     try:
         yield
@@ -174,16 +172,171 @@ def _enough_memory(device: Any, batch: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise SoftstairError(
-            f"not enough memory on {device} for the measurement: give a --batch below {batch}, or "
-            "--quick."
+            f"not enough memory on {device}: give a `batch` below {batch}, or `quick`."
         ) from None
 
 
-def _words(text: str) -> list[str]:
+@contextlib.contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Show what is being measured on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda line: None
+        return
+    with console.status("…") as status:
+        yield status.update
+
+
+def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _plain(measured: Any) -> Any:
-    if isinstance(measured, list):
-        return [row.to_json() for row in measured]
-    return measured.to_json()
+def _show_machine(machine: dict[str, Any]) -> None:
+    names = ("softstair", "torch", "triton", "cuda")
+    versions = ", ".join(f"{name} {machine[name]}" for name in names if machine[name])
+    print_line(f"{machine['device']}; {versions}")
+
+
+def _show_operator(rows: list[OperatorRow]) -> None:
+    """Print bandwidth, time and memory of the operator: a table for each stair and precision."""
+    for dtype, stair in dict.fromkeys((row.dtype, row.stair) for row in rows):
+        chosen = [row for row in rows if (row.dtype, row.stair) == (dtype, stair)]
+        copy = statistics.median(row.copy_bandwidth for row in chosen)
+        is_slow = statistics.median(row.forward.median for row in chosen) > 1e-3
+        unit, name = (1e3, "ms") if is_slow else (1e6, "µs")
+        forward = (f"forward {name}", "of copy")
+        backward = (f"backward {name}", "of copy", "×ReLU", "kept", "peak")
+        shown = _compact_table(
+            f"{stair} on {chosen[0].elements:,} elements of {dtype}; "
+            f"a copy moves {_number(copy / 1e9)} GB/s",
+            ("noise", "how"),
+            (*forward, *backward),
+        )
+        for row in chosen:
+            shown.add_row(
+                row.noise,
+                row.how,
+                _median_and_spread(row.forward, unit),
+                f"{row.forward_share:.1%}",
+                _median_and_spread(row.backward, unit),
+                f"{row.backward_share:.1%}",
+                f"{row.times_relu:.2f}",
+                f"{row.kept:g} B",
+                f"{row.memory:.2f}×",
+            )
+        print_table(shown)
+
+
+def _show_step(report: StepReport) -> None:
+    """Print the training step of every network, compared with the float network."""
+    augment = "no" if report.augment == "none" else report.augment
+    shown = _compact_table(
+        f"a training step of {report.model}, batches of {report.batch}, {report.precision}, "
+        f"{augment} augmentation",
+        ("network", "how"),
+        ("ms", "images/s", "of the twin's", "peak", "of the twin's"),
+    )
+    for index, row in enumerate(report.rows):
+        shown.add_row(
+            row.name if index else f"{row.name} (the twin)",
+            row.treatment,
+            _median_and_range(row.times, 1e3),
+            _number(row.images_per_second),
+            f"{row.ratio:.3f}",
+            f"{_number(row.memory / 1e6)} MB",
+            f"{row.memory_ratio:.2f}",
+        )
+    print_table(shown)
+    for name, reason in report.skipped.items():
+        print_line(f"{name}: not measured ({reason})")
+
+
+def _show_partition(report: PartitionReport) -> None:
+    """Print the phases of a schedule and their total."""
+    shown = _compact_table(
+        f"partition over {report.epochs} epochs of {report.preset}: {report.model}, "
+        f"{report.forward}, batches of {report.batch}, {report.precision}, {report.treatment}",
+        ("layers annealed",),
+        ("epochs", "ms", "static ms", "speed-up", "capture s"),
+    )
+    for phase in report.phases:
+        shown.add_row(
+            str(len(phase.annealed)),
+            str(phase.epochs),
+            _median_and_range(phase.times, 1e3),
+            _median_and_range(phase.static_times, 1e3),
+            f"{phase.speed_up:.2f}",
+            f"{phase.capture:.2f}",
+        )
+    print_table(shown)
+    print_line(
+        f"{report.images:,} images in {report.seconds:,.1f} s, captures included: "
+        f"{_number(report.images_per_second)} images/s, {report.speed_up:.2f} times the static "
+        f"run's {_number(report.static_images_per_second)}"
+    )
+
+
+def _show_exact(rows: list[ConvolutionRow]) -> None:
+    """Print convolutions from int8, compared with bfloat16."""
+    if not rows:
+        print_line("exact: not measured (int8 convolutions need CUDA and triton)")
+        return
+    shown = _compact_table(
+        "convolutions of integers, 3×3, moments included",
+        ("channels", "pixels"),
+        ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums"),
+    )
+    for row in rows:
+        shown.add_row(
+            f"{row.inputs} → {row.outputs}",
+            f"{row.side}×{row.side}",
+            _median_and_range(row.int8, 1e6),
+            _median_and_range(row.bfloat16, 1e6),
+            f"{row.ratio:.2f}",
+            f"{row.wrong} of {row.sums:,}",
+        )
+    print_table(shown)
+
+
+SHOW: dict[str, Callable[[Any], None]] = {
+    "operator": _show_operator,
+    "step": _show_step,
+    "partition": _show_partition,
+    "exact": _show_exact,
+}
+
+
+def _compact_table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    shown = table(title, left, right, boxed=False)
+    shown.pad_edge, shown.collapse_padding = False, True
+    return shown
+
+
+def _median_and_range(times: Times, unit: float) -> str:
+    """Return the median, the least and the greatest time.
+
+    >>> _median_and_range(Times((0.00012345, 0.0001, 0.0002)), 1e6)
+    '123 (100–200)'
+    """
+    median = unit * times.median
+    digits = _digits(median)
+    return f"{median:.{digits}f} ({unit * times.least:.{digits}f}–{unit * times.most:.{digits}f})"
+
+
+def _median_and_spread(times: Times, unit: float) -> str:
+    """Return the median and half of the range, in per cent of the median."""
+    half = (times.most - times.least) / (2 * times.median)
+    return f"{_number(unit * times.median)} ±{half:.0%}"
+
+
+def _number(value: float) -> str:
+    """Return a number with three significant digits, or more before the point.
+
+    >>> _number(118_800.0), _number(4.126)
+    ('118,800', '4.13')
+    """
+    return f"{value:,.{_digits(value)}f}"
+
+
+def _digits(value: float) -> int:
+    return max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0

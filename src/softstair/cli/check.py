@@ -1,156 +1,269 @@
-"""``softstair check``: the theorem, the order of the layers, and what happens, for one schedule."""
+"""``softstair check``: what the theory says about one schedule."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Any, Literal
 
 from softstair import __version__, noise
-from softstair.cli._arguments import given
-from softstair.cli._arguments import parse as parse_flags
-from softstair.cli._check_run import measure, trained_recipe
-from softstair.cli._files import reserved
+from softstair._check import integer
+from softstair._errors import SoftstairError
+from softstair._files import output_file
+from softstair.cli._args import flag
+from softstair.cli._table import Console, table
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
-from softstair.theory import Distances, Examination, examine
+from softstair.theory import HYPOTHESES, Distances, Examination, Verdict, examine
 from softstair.train.groups import StairName, stair_named
 from softstair.train.recipe import fields_with
 
-__all__ = ["Command", "parse"]
+__all__ = ["Command"]
+
+MARKS = {
+    "holds": "[green]✓[/]",
+    "fails": "[red]✗[/]",
+    "exact": "[cyan]=[/]",
+    "open": "[yellow]?[/]",
+}
+REPAIRED = "[yellow](✗)[/]"
 
 
 @dataclass(frozen=True)
 class Command:
-    """Does a schedule anneal its layers in order, and what does the theorem say of it?
+    """Check whether a schedule anneals its layers in order, and what Theorem 2 says about it.
 
-    Reports Theorem 2 hypothesis by hypothesis, the order of the layers along the way,
-    Proposition 1, and the distance between the soft and the hard features of random networks.
-    Exit code 0: every layer is always at least as annealed as those after it; 1: it is not;
-    2: an error. The defaults are the paper's CIFAR-10 settings.
+    Reports each hypothesis of Theorem 2, the order in which the layers anneal, Proposition 1, and
+    the distance between soft and hard features of random networks. The defaults are the paper's
+    settings for CIFAR-10.
+
+    Exit code 0: every layer is always at least as annealed as the layers after it; 1: it is not;
+    2: an error.
     """
 
-    noise: Literal["uniform", "triangular", "normal", "logistic"] = "uniform"
-    """Family of noise."""
-    interval: Interval = "partition"
-    """When each layer anneals."""
-    power: Power = "homogeneous"
-    """How fast it does, within its interval."""
-    layers: int = 7
-    """Number of quantised layers, 1 to 200."""
-    period: float = 50.0
-    """Epochs a layer."""
-    static_mean: bool = True
-    """Keep the mean where it starts, or let it decay to 0."""
-    static_std: bool = False
-    """Keep the std where it starts, or let it decay to 0."""
-    mean0: float | None = None
-    """First mean in quanta; None: 0 if static, else -0.5."""
-    std0: float | None = None
-    """First std in quanta; None: 95% of the noise (all, if bounded) within half a quantum."""
-    stair: StairName = "ternary"
-    """Stair for Proposition 1; intN and uintN have thresholds half-way between levels."""
-    quantum: float = 1.0
-    """The stair's quantum."""
-    seed: int = 0
-    """Seed of the random networks."""
-    out: Path | None = None
-    """Draw a picture there (.png, .pdf or .svg)."""
-    json: Path | None = None
-    """Write the whole report there, as JSON."""
-    run_directory: Annotated[Path | None, tyro.conf.arg(name="run")] = None
-    """Run directory of softstair train: its recipe stands for the flags that are not given, and
-    the distances are measured on its trained network as well."""
-    own_code: bool = False
-    """Call the model and data functions of the user's own that --run names, if it does."""
-    data_dir: Path = Path("data")
-    """Folder with the data sets, for --run."""
+    noise: Literal["uniform", "triangular", "normal", "logistic"] = flag("uniform", "Noise family.")
+    interval: Interval = flag("partition", "When each layer anneals.")
+    power: Power = flag("homogeneous", "How fast each layer anneals within its interval.")
+    layers: int = flag(7, "Number of quantised layers, from 1 to 200.")
+    period: float = flag(50.0, "Epochs per layer.")
+    static_mean: bool = flag(True, "Keep the mean constant instead of decaying it to 0.")
+    static_std: bool = flag(False, "Keep the std constant instead of decaying it to 0.")
+    mean0: float | None = flag(
+        None, "Initial mean in quanta (default: 0 with a static mean, otherwise -0.5)."
+    )
+    std0: float | None = flag(
+        None,
+        "Initial std in quanta (default: 95% of the noise, or all of it if it is bounded, lies "
+        "within half a quantum).",
+    )
+    stair: StairName = flag(
+        "ternary", "Stair of Proposition 1; the thresholds of intN and uintN are midpoints."
+    )
+    quantum: float = flag(1.0, "Quantum of the stair.")
+    seed: int = flag(0, "Seed of the random networks.")
+    out: Path | None = flag(None, "Draw a picture to this file (.png, .pdf or .svg).")
+    json: Path | None = flag(None, "Write the report to this file, as JSON.")
+    run_directory: Path | None = flag(
+        None,
+        "Run directory of softstair train: take the schedule from its recipe unless flags are "
+        "given, and measure the distances on its trained network too.",
+        name="run",
+    )
+    trust_code: bool = flag(False, "Allow the run in --run to call your own model and data code.")
+    data_dir: Path = flag(Path("data"), "Folder with the data sets, for --run.")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.layers <= 200:
-            raise ValueError(f"--layers must lie between 1 and 200, but {self.layers} was given.")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed must lie between 0 and 2^63 - 1, but {self.seed} was given.")
+        integer("layers", self.layers, 1, 200)
+        integer("seed", self.seed, 0, 2**63 - 1)
         self.schedule()
         self.target()
 
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> "Command":
+        """Return the settings of the run that is named, if there is one."""
+        if (run := given.get("run_directory")) is None:
+            return cls()
+        from softstair.train.trained import trained_recipe
+
+        recipe, layers = trained_recipe(run)
+        names = ("noise", *fields_with("schedule"))
+        base = cls(layers=layers, **{name: getattr(recipe, name) for name in names})
+        if recipe.features == "float":
+            return base
+        return replace(base, stair=recipe.features, quantum=recipe.feature_quantum)
+
     def schedule(self) -> Schedule:
-        """The schedule that the flags describe."""
-        family = noise.get(self.noise)
-        return Schedule(
-            layers=self.layers,
-            period=self.period,
-            interval=self.interval,
-            power=self.power,
-            static_mean=self.static_mean,
-            static_std=self.static_std,
-            mean0=self.mean0,
-            std0=family.std_within(0.5) if self.std0 is None else self.std0,
-        )
+        """Return the schedule that the flags describe."""
+        std0 = noise.get(self.noise).std_within(0.5) if self.std0 is None else self.std0
+        names = ("layers", "period", "interval", "power", "static_mean", "static_std", "mean0")
+        return Schedule(std0=std0, **{name: getattr(self, name) for name in names})
 
     def target(self) -> Stair:
-        """The stair that the flags describe."""
+        """Return the stair that the flags describe."""
         return stair_named(self.stair, self.quantum)
 
     def run(self) -> int:
-        from softstair.cli import _check_tables
-
-        if self.out is not None and self.json is not None and self.out == self.json:
-            raise ValueError(f"--out and --json must differ, but both name {str(self.out)!r}.")
+        if self.out is not None and self.out == self.json:
+            raise SoftstairError(f"`out` and `json` must differ, but both are {str(self.out)!r}.")
         with ExitStack() as files:
-            picture = files.enter_context(reserved(self.out, "--out", (".png", ".pdf", ".svg")))
-            text = files.enter_context(reserved(self.json, "--json"))
+            reserve = lambda path, *rest: path and files.enter_context(output_file(path, *rest))
+            picture = reserve(self.out, "out", (".png", ".pdf", ".svg"))
+            text = reserve(self.json, "json")
             report = examine(self.schedule(), self.noise, self.target(), self.seed)
             on_run = None
             if self.run_directory is not None:
-                on_run = measure(self.run_directory, self.data_dir, self.schedule(), self.own_code)
-            _check_tables.show(report, on_run)
-            if picture is not None:
-                from softstair.cli import _check_picture
+                from softstair.train.trained import distances_on_run
 
-                _check_picture.draw(report, picture)
-            if text is not None:
-                text.write_text(
-                    json.dumps(self._data(report, on_run), indent=2, allow_nan=False) + "\n"
+                on_run = distances_on_run(
+                    self.run_directory, self.schedule(), self.data_dir, self.trust_code
                 )
+            show(report, on_run)
+            if picture is not None:
+                from softstair.theory.picture import draw
+
+                draw(report, picture)
+            if text is not None:
+                data = {"softstair": __version__, "seed": self.seed, **report.to_json()}
+                data["distances_on_run"] = on_run and asdict(on_run)
+                text.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
         return 0 if report.synchronisation.holds else 1
 
-    def _data(self, report: Examination, on_run: Distances | None) -> dict[str, object]:
-        first = report.synchronisation.first
-        propositions = []
-        for part in report.propositions:
-            figures = asdict(part)
-            moments = {name: figures.pop(name) for name in ("mean", "std")}
-            propositions.append({**moments, "found": figures})
-        return {
-            "softstair": __version__,
-            "seed": self.seed,
-            "schedule": report.schedule.to_json(),
-            "noise": report.noise.name,
-            "stair": report.stair.to_json(),
-            "verdicts": [asdict(verdict) for verdict in report.verdicts],
-            "conclusion": asdict(report.conclusion),
-            "synchronised": report.synchronisation.holds,
-            "first_break": asdict(first) if first else None,
-            "synchronisation": asdict(report.synchronisation),
-            "propositions": propositions,
-            "distances": asdict(report.distances),
-            "distances_at_ties": asdict(report.distances_at_ties),
-            "distances_on_run": on_run and asdict(on_run),
-        }
+
+def show(report: Examination, on_run: Distances | None = None) -> None:
+    """Print the report, and the distances on the network of a run if there are some."""
+    console = Console(markup=True)
+    for part in (_heading, _theorem, _reasons, _synchronisation, _proposition, _distances):
+        part(report, console)
+    if on_run is not None:
+        _on_run(on_run, console)
 
 
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe, on top of the recipe of the run that they name."""
-    directory = given("--run", words)
-    if not directory:
-        return parse_flags(Command, words, prog)
-    recipe, layers = trained_recipe(Path(directory))
-    names = ("noise", *fields_with("schedule"))
-    base = Command(layers=layers, **{name: getattr(recipe, name) for name in names})
-    if recipe.features != "float":
-        base = replace(base, stair=recipe.features, quantum=recipe.feature_quantum)
-    return parse_flags(Command, words, prog, default=base)
+def _heading(report: Examination, console: Console) -> None:
+    schedule = report.schedule
+    mean = "static" if schedule.static_mean else "dynamic"
+    std = "static" if schedule.static_std else "dynamic"
+    console.print(
+        f"[bold]{report.noise.name}[/] noise, [bold]{schedule.interval}[/], "
+        f"[bold]{schedule.power}[/], {schedule.layers} layers, period {schedule.period:g}\n"
+        f"{mean} mean from {schedule.first_mean:.4g}, {std} std from {schedule.std0:.4g} (quanta)\n"
+    )
+
+
+def _theorem(report: Examination, console: Console) -> None:
+    title = "Theorem 2: the eight hypotheses, layer by layer"
+    columns = [
+        name.replace("regparam ", "reg-\nparam\n").replace("convergence ", "conv.\n")
+        for name in HYPOTHESES
+    ]
+    shown = table(title, ["layer", *columns, "rate\nr_ℓ"], boxed=False)
+    for column in shown.columns[1:-1]:
+        column.justify = "center"
+    for layer, group in groupby(report.verdicts, key=lambda verdict: verdict.layer):
+        verdicts = {verdict.name: verdict for verdict in group}
+        marks = [_mark(verdicts[name]) if name in verdicts else "–" for name in HYPOTHESES]
+        shown.add_row(str(layer), *marks, _rate(verdicts.values()))
+    console.print(shown)
+    console.print(
+        " ✓ holds   ✗ fails, for every rate   (✗) fails as printed, harmlessly   – does not apply\n"
+        " = not needed: the layer, or its input, equals its target   λ = (T − t)/T → 0",
+        style="dim",
+    )
+    console.print(f"\n[bold]{report.conclusion.text}[/]\n")
+
+
+def _mark(verdict: Verdict) -> str:
+    return REPAIRED if verdict.holds == "fails" and verdict.repair else MARKS[verdict.holds]
+
+
+def _rate(verdicts: Iterable[Verdict]) -> str:
+    """Return the layer's rate if it satisfies each hypothesis about convergence."""
+    convergence = [verdict for verdict in verdicts if verdict.name.startswith("convergence")]
+    if not all(verdict.serves for verdict in convergence):
+        return "none"
+    return next((verdict.rate for verdict in convergence if verdict.rate != "any"), "any")
+
+
+def _reasons(report: Examination, console: Console) -> None:
+    shown = table("Why", ["hypothesis", "layers", "", "rate", "reason"], boxed=False)
+    shown.columns[0].no_wrap = True
+    for name in HYPOTHESES:
+        layers: dict[tuple[str, str, str], list[int]] = {}
+        for verdict in report.verdicts:
+            if verdict.name == name:
+                reason = verdict.reason + (f"; {verdict.repair}" if verdict.repair else "")
+                layers.setdefault((_mark(verdict), verdict.rate, reason), []).append(verdict.layer)
+        for index, ((mark, rate, reason), numbers) in enumerate(layers.items()):
+            shown.add_row("" if index else name, _span(numbers), mark, rate, reason)
+    console.print(shown)
+
+
+def _span(layers: Sequence[int]) -> str:
+    first, last = layers[0], layers[-1]
+    if last - first + 1 != len(layers):
+        return ", ".join(map(str, layers))
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _synchronisation(report: Examination, console: Console) -> None:
+    order = report.synchronisation
+    colour = "green" if order.holds else "red"
+    verdict = {"strictly": "yes, strictly", "weakly": "yes, but only weakly", "broken": "no"}
+    console.print("[bold]Synchronisation[/]: is every layer always as annealed as those after it?")
+    console.print(f" [bold {colour}]{verdict[order.order]}[/]: {order.reason}.")
+    for pair in sorted(order.breaks, key=lambda pair: pair.start):
+        if pair != order.first:
+            console.print(
+                f" Layer {pair.later} is ahead of layer {pair.earlier} "
+                f"from t = {pair.start:g} to t = {pair.end:g}."
+            )
+    console.print()
+
+
+def _proposition(report: Examination, console: Console) -> None:
+    if not report.propositions:
+        console.print("[bold]Proposition 1[/]: the noise has no density, its std being 0.\n")
+        return
+    title = f"Proposition 1: E[σ_ν] against μ ∗ σ, and its derivative ({len(report.stair)} levels)"
+    names = ("mean", "std", "max error", "max derivative", "‖σ‖_∞·|Dμ|(ℝ)", "tight bound")
+    shown = table(title, (), names, boxed=False)
+    for part in report.propositions:
+        bounds = (part.largest_derivative, part.bound, part.tight_bound)
+        cells = [f"{number:.5g}" for number in bounds]
+        shown.add_row(f"{part.mean:.4g}", f"{part.std:.4g}", f"{part.error:.1e}", *cells)
+    console.print(shown)
+    console.print(" tight bound: ½(q_{K−1} − q₀)·|Dμ|(ℝ), in absolute units\n", style="dim")
+
+
+def _distances(report: Examination, console: Console) -> None:
+    real, ties = report.distances, report.distances_at_ties
+    last = len(real.times) - 1
+    # The first times are evenly spaced; the last two are just before the end and the end.
+    chosen = [0, (last - 1) // 4, (last - 1) // 2, 3 * (last - 1) // 4, last - 1]
+    times = [f"t = {real.times[index]:g}" for index in chosen[:-1]]
+    title = f"Distance ‖x_λ̂,ℓ − x_ℓ‖ on random Heaviside networks (at most {real.largest[0]:.3g})"
+    shown = table(title, (), ["layer", *times, "t ↑ T", "t ↑ T, at ties"], boxed=False)
+    for layer, values in enumerate(real.values):
+        cells = [values[index] for index in chosen] + [ties.values[layer][last - 1]]
+        shown.add_row(str(layer), *map(_number, cells))
+    console.print(shown)
+    console.print(
+        " t ↑ T: just before the end, λ = 10⁻⁶; at ties: integer weights, which put\n"
+        " pre-activations on the threshold exactly, where convergence iii and iv matter",
+        style="dim",
+    )
+
+
+def _on_run(distances: Distances, console: Console) -> None:
+    title = "Distance ‖x_λ̂,ℓ − x_ℓ‖ on the trained network, in % of the largest possible distance"
+    times = [f"t = {time:g}" for time in distances.times]
+    shown = table(title, (), ["layer", *times], boxed=False)
+    rows = zip(distances.values, distances.largest, strict=True)
+    for layer, (values, largest) in enumerate(rows):
+        shown.add_row(str(layer), *(f"{100 * value / (largest or 1.0):.3g}" for value in values))
+    console.print(shown)
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"

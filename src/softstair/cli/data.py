@@ -1,123 +1,127 @@
-"""``softstair data fetch`` and ``softstair data status``: get data sets, and see what is there."""
+"""``softstair data``: download data sets, and show which are there."""
 
+import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import tyro
+from rich.table import Table
+from rich.text import Text
 
-from softstair.cli import _arguments
+from softstair._errors import SoftstairError
+from softstair.cli._args import argument, flag, parse
+from softstair.cli._progress import Progress
+from softstair.cli._table import Console, table
 from softstair.data.fetch import fetch
 from softstair.data.sources import SOURCES
+from softstair.data.survey import DataStatus, survey
 
-__all__ = ["ACTIONS", "Fetch", "Status", "parse"]
+__all__ = ["Command"]
+
+COLOURS = {
+    "built in": "green",
+    "complete": "green",
+    "no test set": "yellow",
+    "partial": "yellow",
+    "incomplete": "red",
+    "no": "dim",
+}
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Downloads data sets from their official addresses, verifies and unpacks them.
+class Command:
+    """Download data sets from their official addresses, or show which are there.
 
-    A download that breaks off goes on where it was when the same command is given again. Nothing
-    appears in the folder before it is whole and verified, and nothing that is there already is
-    touched. Exit code 0: all of it is there; 2: an error; 130: interrupted.
+    softstair data fetch NAME...  Download, verify and unpack. Give the same command again to
+                                  continue an interrupted download. Files that are there already
+                                  are verified and kept. Exit code 0: all are there; 2: an error;
+                                  130: interrupted.
+    softstair data status         Show which data sets are there, how to get the others, and their
+                                  licences. Checks names and sizes of files. Exit code 0, whatever
+                                  is there; 2: an error.
 
-    cifar10 has 170 MB, svhn 246 MB, speech (v0.02, that of the paper) 2.5 GB and speech-v0.01
-    1.6 GB to download; digits needs none. `softstair data status` tells on which terms.
+    cifar10 is a download of 170 MB, svhn 246 MB, speech (v0.02, the paper's) 2.5 GB and
+    speech-v0.01 1.6 GB. digits is part of scikit-learn.
     """
 
-    names: Annotated[
-        tyro.conf.Positional[tuple[str, ...]],
-        tyro.conf.arg(metavar="NAME...", help_behavior_hint="(one or more)"),
-    ] = ()
-    """Which data sets: digits, cifar10, svhn, speech, speech-v0.01."""
-    data_dir: Path = Path("data")
-    """Folder to put them in."""
+    action: Literal["fetch", "status"] | None = argument("ACTION", "fetch or status.", default=None)
+    names: tuple[str, ...] = argument(
+        "NAME", f"Data sets to fetch: {', '.join(SOURCES)}.", default=()
+    )
+    data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def __post_init__(self) -> None:
-        known = ", ".join(SOURCES)
-        if not self.names:
-            raise ValueError(f"NAME must be one or more of {known}, but none was given")
-        for name in self.names:
-            if name not in SOURCES:
-                raise ValueError(f"NAME must be one or more of {known}, but {name!r} was given")
+        if self.action == "status" and self.names:
+            raise SoftstairError(f"status takes no NAME, but {self.names[0]!r} was given.")
+        unknown = [name for name in self.names if name not in SOURCES]
+        if unknown or (self.action == "fetch" and not self.names):
+            given = repr(unknown[0]) if unknown else "none"
+            raise SoftstairError(
+                f"NAME must be one or more of {', '.join(SOURCES)}, but {given} was given."
+            )
 
     def run(self) -> int:
-        from softstair.cli._data_progress import bar
-
+        if self.action is None:
+            parse(Command, ["--help"], "softstair data")
+        if self.action == "status":
+            show(survey(self.data_dir), self.data_dir)
+            return 0
         try:
-            with bar() as progress:
+            with Progress("data") as progress:
                 for name in dict.fromkeys(self.names):
-                    fetch(name, self.data_dir, log=_say, progress=progress)
+                    fetch(name, self.data_dir, log=_log, progress=progress.count)
         except KeyboardInterrupt:
-            kept = str(self.data_dir / ".fetch")
             print(
-                f"softstair data: interrupted, and what has come is kept in {kept!r}: run the same "
-                "command again to go on from there.",
+                "softstair data: interrupted; give the same command again to continue the download "
+                f"in {str(self.data_dir / '.fetch')!r}.",
                 file=sys.stderr,
             )
             return 130
         return 0
 
 
-@dataclass(frozen=True)
-class Status:
-    """Shows which data sets are there, whole or not, how to get the others, and on which terms.
-
-    Looks at names, sizes and numbers of files, and reads none of them; `softstair data fetch`
-    verifies the official files by their digests, also where they are there already.
-    Exit code 0, whatever is there; 2: an error.
-    """
-
-    data_dir: Path = Path("data")
-    """Folder that holds them."""
-
-    def run(self) -> int:
-        from softstair.cli import _data_status, _data_table
-
-        _data_table.show(_data_status.survey(self.data_dir), self.data_dir)
-        return 0
+def _log(line: str) -> None:
+    print(line, flush=True)  # at once, also to a file
 
 
-ACTIONS: dict[str, type[Fetch] | type[Status]] = {"fetch": Fetch, "status": Status}
-
-
-def parse(words: Sequence[str], prog: str) -> Fetch | Status:
-    """What the words after ``softstair data`` ask for."""
-    if not words or words[0] in ("-h", "--help"):
-        print(_help(prog))
-        raise SystemExit(0)
-    if words[0] not in ACTIONS:
-        raise ValueError(
-            f"the action must be one of {', '.join(ACTIONS)}, but {words[0]!r} was given: see "
-            f"{prog} --help."
-        )
-    return _arguments.parse(ACTIONS[words[0]], words[1:], prog=f"{prog} {words[0]}")
-
-
-def _say(line: str) -> None:
-    # At once, also where stdout is a file that somebody watches.
-    print(line, flush=True)
-
-
-def _help(prog: str) -> str:
-    width = max(map(len, SOURCES))
-    sets = [f"  {name:<{width}}  {source.title}" for name, source in SOURCES.items()]
-    return "\n".join(
-        [
-            f"usage: {prog} fetch NAME... [--data-dir DIR]",
-            f"       {prog} status [--data-dir DIR]",
-            "",
-            "Gets data sets from their official addresses, and shows which are there.",
-            "",
-            "  fetch   downloads, verifies and unpacks; goes on where it broke off",
-            "  status  what is there, whole or not, how to get it, and on which terms",
-            "",
-            "The names:",
-            "",
-            *sets,
-            "",
-            f"DIR is data unless it is given. {prog} fetch --help tells more.",
-        ]
+def show(rows: list[DataStatus], root: Path) -> None:
+    """Print what is there, and how to get each data set and on which terms."""
+    console = Console()
+    shown = table(
+        f"data sets in {str(root)!r}", ("name", "state", "where"), ("files", "size"), boxed=False
     )
+    previous = ""
+    for row in rows:
+        shown.add_row(
+            "" if row.name == previous else row.name,
+            Text(row.state, COLOURS[row.state]),
+            ": ".join(filter(None, (row.where, row.problem))),
+            f"{row.files:,}" if row.files else "",
+            readable(row.size) if row.size else "",
+        )
+        previous = row.name
+    console.print(shown)
+    terms = Table.grid(padding=(0, 2))
+    terms.add_column(style="bold", no_wrap=True)
+    terms.add_column(overflow="fold")
+    folder = "" if root == Path("data") else f" --data-dir {shlex.quote(str(root))}"
+    for name, source in SOURCES.items():
+        terms.add_row(f" {name}", source.title)
+        if size := sum(download.size for download in source.downloads):
+            command = f"softstair data fetch {name}{folder}   ({readable(size)})"
+            terms.add_row("", Text(command, "cyan"))
+        terms.add_row("", Text(f"{source.terms}\n", "dim"))
+    console.print(terms)
+
+
+def readable(size: int) -> str:
+    """Return a number of bytes in a suitable unit.
+
+    >>> readable(999), readable(170_052_171), readable(2_428_923_189)
+    ('999 bytes', '170.1 MB', '2.4 GB')
+    """
+    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size} bytes"

@@ -1,102 +1,96 @@
 """``softstair export``: a trained network as ONNX, as QONNX, or as C."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
+from softstair._errors import SoftstairError
+from softstair._files import output_file, refuse_link
+from softstair.cli._args import argument, flag
+from softstair.cli._deployed import Deployed, deployed
+from softstair.cli._table import print_line, print_table, table
+from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
 
-__all__ = ["Command", "parse"]
+__all__ = ["Command"]
 
 
 @dataclass(frozen=True)
 class Command:
-    """Writes a trained network as one that computes with whole numbers alone.
+    """Write a trained network as a network that computes in integers.
 
-    onnx: a file of standard operators, exact under ONNX Runtime. qonnx: a file for FPGA tools. c: a
-    folder of C99 that needs no library, with a Makefile and a program that classifies what it
-    reads. The features of every layer and the class are those of the trained network, or of that
-    with its last layer in int8; `softstair verify` counts. Exit code 0: written; 2: an error.
+    onnx:  a file of standard operators, exact with ONNX Runtime
+    qonnx: a file for FPGA tools
+    c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
+           its input
+
+    The features of every layer and the class are those of the trained network, or of the trained
+    network with its last layer in INT8. `softstair verify` compares them.
+
+    Exit code 0: written; 2: an error.
     """
 
-    trained: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
-    """A run directory, a packed network, or its name."""
-    to: Literal["onnx", "qonnx", "c"] = "onnx"
-    """What it becomes."""
-    out: Path | None = None
-    """File, or folder of c; None: beside the run, network.onnx, network.qonnx or c/."""
-    last_layer: Literal["float", "int8"] = "float"
-    """The last layer, if it was trained in float, as it is or with weights of 8 bits."""
-    data_dir: Path = Path("data")
-    """Folder of the data sets; a run's names its classes and shapes."""
-
-    def __post_init__(self) -> None:
-        if self.trained is None:
-            raise ValueError("RUN must be a run directory or a packed network, but none was given.")
+    trained: Path = argument("RUN", "Run directory, or a packed network by its path or name.")
+    to: Literal["onnx", "qonnx", "c"] = flag("onnx", "Format.")
+    out: Path | None = flag(
+        None,
+        "File, or folder for c, to write (default: network.onnx, network.qonnx or c/ in the run "
+        "directory).",
+    )
+    last_layer: Literal["float", "int8"] = flag(
+        "float", "Export a last layer that was trained in float as it is, or with INT8 weights."
+    )
+    data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
     def run(self) -> int:
-        from softstair._files import refuse_link
-        from softstair.cli import _deploy_tables
-        from softstair.cli._deployed import deployed
-
-        assert self.trained is not None
-        found = deployed(self.trained, self.data_dir, self.last_layer)
-        out = self.out or _beside(self.trained, "c" if self.to == "c" else f"network.{self.to}")
-        _deploy_tables.costs(found.integer)
+        source = deployed(self.trained, self.data_dir, self.last_layer)
+        name = "c" if self.to == "c" else f"network.{self.to}"
+        inside = self.trained.is_dir()
+        default = self.trained / name if inside else Path(f"{self.trained.stem}-{name}")
+        out = self.out or default
+        _show_costs(source.integer)
         if self.to == "c":
-            if self.out is None:
-                refuse_link(out)
-            _refuse_other_files(out)
-            from softstair.deploy import c
-
-            try:
-                plan = c.write(found.integer, out)
-            except OSError as error:
-                raise ValueError(
-                    f"--out must be a folder that can be written, but {str(out)!r} cannot be "
-                    f"({error.strerror}): give another."
-                ) from None
-            _deploy_tables.say(str(plan))
+            self._write_folder(source, out)
         else:
-            _write_file(self.to, found, out, follow=self.out is not None)
-        _deploy_tables.say(f"written: {out}")
+            module = onnx if self.to == "onnx" else qonnx
+            with output_file(out, "out", follow=self.out is not None) as partial:
+                module.write(source.integer, partial, classes=source.classes)
+        print_line(f"written: {out}")
         return 0
 
-
-def _write_file(kind: str, found: object, out: Path, follow: bool) -> None:
-    from softstair.cli._deployed import Deployed
-    from softstair.cli._files import reserved
-
-    assert isinstance(found, Deployed)
-    with reserved(out, "--out", follow=follow) as partial:
-        assert partial is not None
+    def _write_folder(self, source: Deployed, out: Path) -> None:
+        """Write C to a new or empty folder, or over an earlier export."""
+        if self.out is None:
+            refuse_link(out)
+        is_used = out.is_dir() and any(out.iterdir()) and not (out / "softstair.h").exists()
+        if out.is_file() or is_used:
+            raise SoftstairError(
+                "`out` must be a new or empty folder, or an earlier export to C, but "
+                f"{str(out)!r} holds something else.",
+                field="out",
+            )
         try:
-            from softstair.deploy import onnx, qonnx
-
-            module = onnx if kind == "onnx" else qonnx
-            module.write(found.integer, partial, classes=found.classes)
-        except ModuleNotFoundError as error:
-            raise ValueError(str(error)) from None
-
-
-def _beside(trained: Path, name: str) -> Path:
-    return trained / name if trained.is_dir() else Path(f"{trained.stem}-{name}")
+            print_line(str(c.write(source.integer, out)))
+        except OSError as error:
+            raise SoftstairError(
+                f"`out` must be a folder that can be written, but {str(out)!r} cannot be "
+                f"({error.strerror}).",
+                field="out",
+            ) from None
 
 
-def _refuse_other_files(folder: Path) -> None:
-    """A folder that holds something else than an export is left alone."""
-    if folder.is_file() or (
-        folder.is_dir() and any(folder.iterdir()) and not (folder / "softstair.h").exists()
-    ):
-        raise ValueError(
-            f"--out must be a new or empty folder, or one of softstair export --to c, but "
-            f"{str(folder)!r} holds something else: give another."
+def _show_costs(network: IntegerNetwork) -> None:
+    """Print weights, products and the range of the sums of every layer."""
+    numbers = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
+    shown = table("weights, products, and the range of the sums", ("layer",), numbers)
+    layers = costs(network)
+    for layer in layers:
+        exact = [f"{layer.low:,}", f"{layer.high:,}", str(layer.sum_bits)]
+        sums = exact if layer.sum_bits > 0 else ["float", "", ""]
+        bits = str(layer.weight_bits)
+        shown.add_row(
+            layer.name, f"{layer.weights:,}", bits, f"{layer.bytes:,}", f"{layer.products:,}", *sums
         )
-
-
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe."""
-    from softstair.cli._arguments import parse as parse_flags
-
-    return parse_flags(Command, words, prog)
+    shown.add_section()
+    total = lambda name: f"{sum(getattr(layer, name) for layer in layers):,}"
+    shown.add_row("all", total("weights"), "", total("bytes"), total("products"), "", "", "")
+    print_table(shown)

@@ -1,317 +1,405 @@
-"""``softstair grid``: train a design, resumable, on this machine or on a cluster."""
+"""``softstair grid``: train a design of many runs, on this machine or on a cluster."""
 
 import contextlib
 import json
 import re
 import shlex
 import signal
+import statistics
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from time import sleep
+from typing import Any, Literal
 
-import tyro
+from rich.live import Live
+from rich.table import Table
 
-from softstair.cli._arguments import given
-from softstair.cli._arguments import parse as parse_flags
-from softstair.cli._files import reserved
-from softstair.cli.train import refuse_no_number, refuse_threads
+from softstair._errors import SoftstairError, import_extra
+from softstair._files import output_file
+from softstair.cli._args import argument, flag
+from softstair.cli._progress import Progress
+from softstair.cli._table import Console, print_line, print_table, table
+from softstair.cli.train import check_workers
+from softstair.experiments import results
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.design_file import changed, read
+from softstair.experiments.estimate import Estimate
+from softstair.experiments.grid import (
+    STATES,
+    UnitStatus,
+    by_configuration,
+    data_versions,
+    status_json,
+    statuses,
+    summarise,
+)
+from softstair.experiments.grid import run as run_units
+from softstair.experiments.results import UNKNOWN, Training
 from softstair.train.interrupt import Interrupted
+from softstair.train.parallel import torchrun_ranks
+from softstair.train.records import summary_of
 
-__all__ = ["Command", "parse"]
+__all__ = ["Command"]
 
 PYTHON = {"None": None, "True": True, "False": False}
-MOST_FOLDS = 10_000
-Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE...")]
+MAX_FOLDS = 10_000
+MAX_LISTED = 40
+"""Configurations that a dry run lists one by one."""
+PAUSE = 2.0
+"""Seconds between two looks at a grid that is training."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Trains every unit of a design: each of its configurations on each of its folds.
+    """Train every unit of a design: each of its configurations on each of its folds.
 
-    A unit is a run directory, DIR/<configuration>/fold-<k>, as `softstair train` makes it. The same
-    command given again goes on: units that are done are not trained again, others go on from their
-    checkpoint. Exit code 0: all units are done; 2: an error, or some failed; 130, 143: stopped, and
-    kept.
+    A unit is a run directory, DIR/<configuration>/fold-<k>, as softstair train writes it. Give the
+    same command again to continue: finished units are not trained again, others continue from
+    their checkpoint.
+
+    Exit code 0: all units are done; 2: an error, or some units failed; 130 or 143: stopped by a
+    signal, and saved.
     """
 
-    design: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DESIGN")] = ""
-    """paper-cifar10, paper-svhn, paper-speech, or a TOML file with a design of your own."""
-    out: Path | None = None
-    """Folder of the run directories; None: runs/ and the design's name."""
-    where: Words = ()
-    """Only configurations with one of these values, as in interval=partition,same_end."""
-    set: Words = ()
-    """Another value for a field of every recipe, as in precision=float32."""
-    epochs: int | None = None
-    """Over so many epochs; period and drop of the recipes follow in proportion."""
-    folds: str | None = None
-    """Which folds, counting from 0, as in 0,3 or 0-2; None: those of the design."""
-    engine: Literal["local", "ray"] = "local"
-    """This machine alone, or a Ray cluster."""
-    address: str | None = None
-    """Of the Ray cluster, host:port, or auto for the one that this machine is in; None: one is
-    started here for the time being."""
-    together: int | Literal["auto"] = "auto"
-    """Units that share a GPU, or this machine's cores; auto: as many as measure fastest."""
-    data_dir: Path = Path("data")
-    """Folder of the data sets."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
-    threads: int | None = None
-    """Threads of each unit on a CPU; None: as many as suit its network."""
-    dry_run: bool = False
-    """Train nothing: show the design, the number of units, how many of them are done, and an
-    estimate of the time that is left."""
-    json: bool = False
-    """With --dry-run or --status: print every configuration as JSON, and nothing else."""
-    status: bool = False
-    """Train nothing: show how far each configuration is; on a terminal, until all are done."""
-    table: Path | None = None
-    """Write a table of every epoch of the units asked for there, as CSV or Parquet by its ending;
-    None: table.csv in the folder of the run directories, of all units that the folder holds."""
+    design: str = argument("DESIGN", f"{', '.join(DESIGNS)}, or a TOML file with your own design.")
+    out: Path | None = flag(None, "Folder of the run directories (default: runs/DESIGN).")
+    where: tuple[str, ...] = flag(
+        (),
+        "Train only configurations with these FIELD=VALUE, as in interval=partition,same_end.",
+    )
+    set: tuple[str, ...] = flag((), "Change FIELD=VALUE of every recipe, as in precision=float32.")
+    epochs: int | None = flag(None, "Number of epochs; period and drop scale in proportion.")
+    folds: str | None = flag(
+        None, "Folds, counted from 0, as in 0,3 or 0-2 (default: those of the design)."
+    )
+    engine: Literal["local", "ray"] = flag("local", "Train on this machine or on a Ray cluster.")
+    address: str | None = flag(
+        None,
+        "Address of the Ray cluster, host:port, or auto for the one of this machine (default: "
+        "start one here).",
+    )
+    jobs: int | Literal["auto"] = flag(
+        "auto", "Units to train in parallel on a GPU or on this machine (auto: measured)."
+    )
+    data_dir: Path = flag(Path("data"), "Folder of the data sets.")
+    device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
+    threads: int | None = flag(None, "CPU threads of each unit (default: chosen by its network).")
+    dry_run: bool = flag(
+        False, "Train nothing; show the design, its progress, and an estimate of the time left."
+    )
+    json: bool = flag(False, "With --dry-run or --status: print JSON.")
+    status: bool = flag(
+        False, "Train nothing; show the progress of each configuration, on a terminal until done."
+    )
+    table: Path | None = flag(
+        None,
+        "Write a table of every epoch of these units (.csv or .parquet; default: table.csv in the "
+        "folder, of all units there).",
+    )
 
     def __post_init__(self) -> None:
-        if not self.design:
-            raise ValueError(
-                f"DESIGN must be one of {', '.join(DESIGNS)}, or a TOML file, but none was given."
-            )
         if self.json and not (self.dry_run or self.status):
-            raise ValueError(
-                "--json goes with --dry-run or --status, but neither of them was given."
-            )
+            raise SoftstairError("--json needs --dry-run or --status.")
         if self.dry_run and self.status:
-            raise ValueError("--dry-run and --status exclude each other, but both were given.")
+            raise SoftstairError("--dry-run and --status exclude each other.")
         if self.address is not None and self.engine != "ray":
-            raise ValueError(
-                f"--address goes with --engine ray, but {self.address!r} was given without it."
-            )
-        refuse_threads(self.threads)
+            raise SoftstairError(f"--address {self.address!r} needs --engine ray.")
+        check_workers(self.jobs, self.threads)
         if self.table is not None and self.table.suffix not in (".csv", ".parquet"):
-            raise ValueError(
-                f"--table must end in .csv or .parquet, but {str(self.table)!r} was given."
+            raise SoftstairError(
+                f"table must end in .csv or .parquet, but {str(self.table)!r} was given.",
+                field="table",
             )
 
     def run(self) -> int:
-        from softstair.train.parallel import torchrun_ranks
-
         if (processes := torchrun_ranks()[1]) > 1:
-            raise ValueError(
-                f"a grid is run by one process, which starts others, but torchrun has started "
-                f"{processes}: start it without torchrun."
+            raise SoftstairError(
+                f"a grid runs in one process, but torchrun started {processes}: leave out torchrun."
             )
-        asked = self.asked()
-        folder = self.out or Path("runs") / asked.name
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(
-                f"--out must be a folder for run directories, but {str(folder)!r} is a file: give "
-                "another --out."
+        design = self.chosen()
+        folder = self.out or Path("runs") / design.name
+        is_run = (folder / "config.json").exists() and not (self.dry_run or self.status)
+        if folder.is_file() or is_run:
+            raise SoftstairError(
+                f"--out must be a folder for run directories, but {str(folder)!r} is a "
+                f"{'run directory' if is_run else 'file'}: give another --out."
             )
         if self.dry_run:
-            return self._show(asked, folder)
+            return self._dry_run(design, folder)
         if self.status:
-            from softstair.cli import _grid_status
+            return _show_status(design, folder, self.json)
+        if self.table is None:
+            return self._train(design, folder, None)
+        if self.table.suffix == ".parquet":
+            import_extra("pyarrow.parquet", "tables")
+        with output_file(self.table, "table") as partial:
+            return self._train(design, folder, partial)
 
-            return _grid_status.show(asked, folder, self.json)
-        return self._train(asked, folder)
-
-    def asked(self) -> Design:
-        """The design that the flags describe."""
-        file = self.design.endswith(".toml") or "/" in self.design
-        found = read(Path(self.design)) if file else named(self.design)
-        found = found.where(conditions(self.where, "where"))
+    def chosen(self) -> Design:
+        """Return the part of the design that the flags choose, with their changes."""
+        is_file = self.design.endswith(".toml") or "/" in self.design
+        design = read(Path(self.design)) if is_file else named(self.design)
+        design = design.where(conditions(self.where, "where"))
         if self.epochs is not None:
-            found = found.rescaled(self.epochs)
-        values = {name: _value(words) for name, words in _settings(self.set).items()}
+            design = design.rescaled(self.epochs)
+        settings = conditions(self.set, "set")
+        values = {name: _value(",".join(words)) for name, words in settings.items()}
         if self.epochs is not None and "epochs" in values:
-            raise ValueError(
-                "--epochs and --set epochs exclude each other, but both were given: --epochs takes "
-                "period and drop along."
+            raise SoftstairError(
+                "--epochs and --set epochs exclude each other; --epochs scales period and drop too."
             )
-        for name in values:
-            if name in found.varied():
-                raise ValueError(
-                    f"--set must name a field that is the same in all of {found.name}, but {name} "
-                    "differs: choose some of them with --where."
-                )
-        made = [replace(one, recipe=changed(one.recipe, values)) for one in found.configurations]
-        count = made[0].recipe.folds
-        folds = found.folds
+        if varied := [name for name in values if name in design.varied()]:
+            raise SoftstairError(
+                f"--set {varied[0]} needs a field with one value in all of {design.name}: choose "
+                "configurations with --where."
+            )
+        configurations = tuple(
+            replace(one, recipe=changed(one.recipe, values)) for one in design.configurations
+        )
+        folds = self._folds(design, configurations[0].recipe.folds)
+        return replace(design, configurations=configurations, folds=folds)
+
+    def _folds(self, design: Design, count: int) -> tuple[int, ...]:
+        """Return the folds to train, of ``count``."""
         if self.folds is not None:
-            folds = _folds(self.folds, count)
-        elif not found.names_folds:
-            if count > MOST_FOLDS:
-                raise ValueError(
-                    f"--set folds must be at most {MOST_FOLDS:,} where all are trained, but "
-                    f"{count} was given: choose some with --folds."
-                )
-            folds = tuple(range(count))
-        elif max(folds) >= count:
-            raise ValueError(
-                f"--set folds must be more than {max(folds)}, which is a fold of {found.name}, but "
+            return _numbers(self.folds, count)
+        if not design.names_folds and count > MAX_FOLDS:
+            raise SoftstairError(
+                f"--set folds must be at most {MAX_FOLDS:,} to train all, but {count} was given: "
+                "choose some with --folds."
+            )
+        if not design.names_folds:
+            return tuple(range(count))
+        if max(design.folds) >= count:
+            raise SoftstairError(
+                f"--set folds must be more than {max(design.folds)}, a fold of {design.name}, but "
                 f"{count} was given: choose others with --folds."
             )
-        return replace(found, configurations=tuple(made), folds=folds)
+        return design.folds
 
-    def _show(self, asked: Design, folder: Path) -> int:
+    def _dry_run(self, design: Design, folder: Path) -> int:
         if self.json:
-            print(json.dumps(asked.to_json(), indent=1))
+            print(json.dumps(design.to_json(), indent=1))
             return 0
-        from softstair.cli import _grid_tables
         from softstair.experiments.estimate import estimate
-        from softstair.experiments.grid import statuses
 
-        # What was begun with another recipe is refused here as it would be there.
-        found = statuses(asked, folder)
-        _grid_tables.design(asked)
-        _grid_tables.progress(found, folder)
-        if all(place.is_done for place in found):
+        units = statuses(design, folder)  # an error if a unit was begun with another recipe
+        _show_design(design)
+        counts = {state: sum(unit.state == state for unit in units) for state in STATES}
+        words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
+        if words:
+            waiting = counts["waiting"] or "none"
+            print_line(f"of these {', '.join(words)} in {folder}, {waiting} waiting")
+        if all(unit.is_done for unit in units):
             return 0
-        first = asked.configurations[0].recipe
+        first = design.configurations[0].recipe
         try:
             measured = estimate(first, str(self.data_dir), self.device, self.threads)
         except ValueError as error:
-            _grid_tables.say(f"no estimate of the time: {error}")
-            return 0
-        _grid_tables.estimate(asked, measured, found)
+            print_line(f"no estimate of the time: {error}")
+        else:
+            _show_estimate(design, measured, units)
         return 0
 
-    def _train(self, asked: Design, folder: Path) -> int:
-        if (folder / "config.json").exists():
-            raise ValueError(
-                f"--out must be a folder for run directories, but {str(folder)!r} is one itself: "
-                "give another --out."
-            )
-        if self.table is not None and self.table.suffix == ".parquet":
-            _refuse_no_parquet()
-        with reserved(self.table, "--table") as table:
-            return self._train_all(asked, folder, table)
-
-    def _train_all(self, asked: Design, folder: Path, table: Path | None) -> int:
-        from softstair.cli import _grid_progress, _grid_tables
-        from softstair.experiments import results
-
-        units = list(asked.units())
+    def _train(self, design: Design, folder: Path, table: Path | None) -> int:
+        units = list(design.units())
+        finished = sum(summary_of(unit.path(folder)) is not None for unit in units)
         try:
-            with _grid_progress.Progress(units, folder) as progress:
-                failed = self._engine(units, folder, progress.told)
+            with Progress("grid", finished=finished, total=len(units)) as progress:
+                failed = self._run_engine(units, folder, progress)
         except (Interrupted, KeyboardInterrupt) as stop:
-            number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+            number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
             if table is None:
-                # Nobody has come to the end of an epoch, or the disk is full: the runs are kept.
+                # There may be no epoch yet, or the disk is full: the runs are saved in any case.
                 with contextlib.suppress(ValueError, OSError):
                     results.write(results.readable(folder), folder / "table.csv")
-            raise SystemExit(self._farewell(number)) from None
+            again = shlex.join(["softstair", *sys.argv[1:]]) if sys.argv[1:2] == ["grid"] else ""
+            how = f"with {again}" if again else "with the same command"
+            name = signal.Signals(number).name
+            print(f"softstair grid: stopped by {name}; continue {how}", file=sys.stderr)
+            raise SystemExit(128 + number) from None
         if failed:
-            raise ValueError(
-                f"{failed} of {len(units)} units failed, as told above: once that is mended, give "
-                "the same command again."
+            raise SoftstairError(
+                f"{failed} of {len(units)} units failed; when that is corrected, give the same "
+                "command again."
             )
-        found = results.collect(folder, [unit.path(folder) for unit in units])
+        trainings = results.collect(folder, [unit.path(folder) for unit in units])
         if table is None:
-            # Other commands may have trained other parts of a design there.
+            # Units of other commands in the same folder are part of its table.
             results.write(results.readable(folder), folder / "table.csv")
         else:
-            results.write(found, table)
-        _grid_tables.outcome(found)
-        _grid_tables.say(f"table: {self.table or folder / 'table.csv'}\nruns: {folder}")
+            results.write(trainings, table)
+        _show_outcome(trainings)
+        print_line(f"table: {self.table or folder / 'table.csv'}\nruns: {folder}")
         return 0
 
-    def _engine(self, units: list[Unit], folder: Path, tell: Any) -> int:
+    def _run_engine(self, units: list[Unit], folder: Path, progress: Progress) -> int:
+        """Train the units; return how many failed."""
+        on_event = lambda unit, event: progress.show(unit.name, event)
         settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
-        settings |= {"threads": self.threads, "jobs": self.together}
+        settings |= {"threads": self.threads, "jobs": self.jobs}
         if self.engine == "ray":
             from softstair.experiments import ray_engine
 
-            try:
-                return ray_engine.run(units, folder, tell, address=self.address, **settings)
-            except ModuleNotFoundError as error:
-                raise ValueError(str(error)) from None
-        from softstair.experiments import grid
-
-        return grid.run(units, folder, tell, **settings)
-
-    def _farewell(self, number: int) -> int:
-        stop = signal.Signals(number).name
-        again = shlex.join(["softstair", *sys.argv[1:]]) if sys.argv[1:2] == ["grid"] else ""
-        how = f"go on with {again}" if again else "give the same command again to go on"
-        print(f"softstair grid: stopped by {stop}, and kept: {how}", file=sys.stderr)
-        return 128 + number
+            return ray_engine.run(units, folder, on_event, address=self.address, **settings)
+        return run_units(units, folder, on_event, **settings)
 
 
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe."""
-    refuse_no_number(given("--together", words))
-    for flag in ("--where", "--set"):
-        words = _once(flag, words)
-        if words[-1:] == [flag]:
-            raise ValueError(f"{flag} needs one FIELD=VALUE or more, but none was given.")
-    return parse_flags(Command, words, prog)
-
-
-def _once(flag: str, words: Sequence[str]) -> list[str]:
-    """The words with all that follows the flag behind its first: given twice, it means both.
-
-    >>> _once("--set", ["x", "--set", "a=1", "--json", "--set", "b=2", "c=3"])
-    ['x', '--json', '--set', 'a=1', 'b=2', 'c=3']
-    """
-    others: list[str] = []
-    mine: list[str] = []
-    taking = others
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == flag:
-            taking = mine
-            mine += [value] if equals else []
-        elif word.startswith("--"):
-            taking = others
-            others.append(word)
-        else:
-            taking.append(word)
-    return [*others, flag, *mine] if flag in {word.partition("=")[0] for word in words} else others
-
-
-def _refuse_no_parquet() -> None:
-    from softstair._errors import import_extra
-
+def _value(text: str) -> Any:
+    """Return a value as Python or TOML writes it, and otherwise the text."""
+    if text in PYTHON:
+        return PYTHON[text]
     try:
-        import_extra("pyarrow.parquet", "tables")
-    except ModuleNotFoundError as error:
-        raise ValueError(str(error)) from None
-
-
-def _settings(words: Sequence[str]) -> dict[str, str]:
-    return {name: ",".join(values) for name, values in conditions(words, "set").items()}
-
-
-def _value(words: str) -> Any:
-    """A value as Python or TOML has it, and otherwise a word."""
-    if words in PYTHON:
-        return PYTHON[words]
-    try:
-        return tomllib.loads(f"value = {words}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return words
+        return text
 
 
-def _folds(words: str, count: int) -> tuple[int, ...]:
-    """The folds that are named, one by one or from one to another.
+def _numbers(text: str, count: int) -> tuple[int, ...]:
+    """Return the folds that a text names.
 
-    >>> _folds("4,0-2", count=5)
+    >>> _numbers("4,0-2", count=5)
     (4, 0, 1, 2)
     """
     folds: list[int] = []
-    for part in words.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if first > last or (found and found[2] and last >= count):
-            raise ValueError(
-                f"--folds must be whole numbers from 0 to {count - 1}, as in 0,1 or 0-1, but "
-                f"{words!r} was given."
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or (match and match[2] and last >= count):
+            raise SoftstairError(
+                f"folds must be integers from 0 to {count - 1}, as in 0,1 or 0-1, but {text!r} was "
+                "given.",
+                field="folds",
             )
         folds += range(first, last + 1)
     return tuple(folds)
+
+
+def _show_design(design: Design) -> None:
+    """Print what varies, over which values, and the number of units."""
+    recipes = [configuration.recipe for configuration in design.configurations]
+    shown = table(design.name, ("degree of freedom", "values"))
+    for name in design.varied():
+        shown.add_row(name, ", ".join(dict.fromkeys(recipe.cell(name) for recipe in recipes)))
+    if design.varied():
+        print_table(shown, unlimited=True)
+    if len(recipes) <= MAX_LISTED:
+        print_line("\n".join(configuration.name for configuration in design.configurations))
+    if design.left_out:
+        print_line(f"[[without]] leaves out {design.left_out} of the combinations of {design.name}")
+    epochs = ", ".join(str(epochs) for epochs in sorted({recipe.epochs for recipe in recipes}))
+    print_line(
+        f"{_plural(len(recipes), 'configuration')} × {_plural(len(design.folds), 'fold')} = "
+        f"{len(design)} units of {epochs} epochs"
+    )
+
+
+def _show_estimate(design: Design, measured: Estimate, units: Sequence[UnitStatus]) -> None:
+    """Print how long the units that are left would take here, one after another."""
+    first = design.configurations[0]
+    left = [unit for unit in units if not unit.is_done]
+    epochs = sum(max(0, unit.of_epochs - unit.epochs) for unit in left)
+    is_begun = epochs < sum(unit.of_epochs for unit in units)
+    subject = f"what is left of {_plural(len(left), 'unit')}" if is_begun else "all"
+    print_line(
+        f"a step of {first.name} takes {1000 * measured.step:.3g} ms on {measured.device}, and an "
+        f"evaluation {measured.evaluation:.2g} s: about {duration(measured.unit)} a unit, and "
+        f"{duration(measured.unit * epochs / first.recipe.epochs)} for {subject}, one after "
+        "another; truncation and parallel units take less"
+    )
+
+
+def _show_outcome(trainings: Iterable[Training]) -> None:
+    """Print the accuracy of every configuration over its folds, each data version by itself."""
+    trainings = list(trainings)
+    versions = list(dict.fromkeys(training.data_version for training in trainings))
+    groups: dict[str, list[Training]] = {}
+    for training in trainings:
+        version = f" ({training.data_version})" if len(versions) > 1 else ""
+        groups.setdefault(f"{training.configuration}{version}", []).append(training)
+    title = "accuracy of the network without noise"
+    if any(len(folds) > 1 for folds in groups.values()):
+        title += ", mean ± standard deviation over folds"
+    shown = table(title, ("configuration",), ("folds", "validation", "test", "seconds a unit"))
+    for name, folds in groups.items():
+        tests = [fold.test_accuracy for fold in folds if fold.test_accuracy is not None]
+        seconds = statistics.mean(fold.seconds or 0.0 for fold in folds)
+        valid = _mean_and_std([fold.valid_accuracy for fold in folds])
+        test = _mean_and_std(tests) if tests else "none"
+        shown.add_row(name, str(len(folds)), valid, test, f"{seconds:.1f}")
+    print_table(shown, unlimited=True)
+    if len(groups) > 1:
+        scores = {name: [fold.valid_accuracy for fold in folds] for name, folds in groups.items()}
+        best = max(scores, key=lambda name: statistics.mean(scores[name]))
+        print_line(f"best: {best}, validation {_mean_and_std(scores[best])}")
+    if versions != [UNKNOWN]:
+        print_line(f"data: {'; '.join(versions)}")
+
+
+def _show_status(design: Design, folder: Path, as_json: bool) -> int:
+    """Print a row for every configuration; on a terminal, until all units are done."""
+    units = statuses(design, folder)
+    if as_json:
+        print(json.dumps(status_json(design, folder, units), indent=1))
+        return 0
+    console = Console(unlimited=True)
+    is_done = lambda: all(unit.is_done for unit in units)
+    if not console.is_terminal or is_done():
+        console.print(_status_table(design, folder, units))
+        return 0
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_status_table(design, folder, units), console=console, auto_refresh=False) as live,
+    ):
+        while not is_done():
+            sleep(PAUSE)
+            units = statuses(design, folder)
+            live.update(_status_table(design, folder, units), refresh=True)
+    return 0
+
+
+def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
+    shown = table(
+        f"{design.name} in {folder}", ("configuration",), (*STATES, "epochs", "validation")
+    )
+    if len(names := data_versions(units)) > 1:
+        shown.caption = f"several data versions, no mean over them: {'; '.join(names)}"
+    for name, group in by_configuration(units).items():
+        shown.add_row(name, *_cells(summarise(group)))
+    shown.add_section()
+    shown.add_row("all", *_cells(summarise(units)))
+    return shown
+
+
+def _cells(sums: dict[str, Any]) -> list[str]:
+    accuracy = sums["valid_accuracy"]
+    return [
+        *(str(sums[state] or "") for state in STATES),
+        f"{sums['epochs']}/{sums['of_epochs']}",
+        "" if accuracy is None else f"{accuracy:.2%}",
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a suitable unit.
+
+    >>> duration(40.0), duration(5400.0), duration(400000.0)
+    ('40 s', '1.5 hours', '4.6 days')
+    """
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size or (unit == "hours" and seconds >= size):
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _mean_and_std(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.2%}"
+    return f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

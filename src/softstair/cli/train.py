@@ -1,113 +1,132 @@
-"""``softstair train``: a recipe becomes a run."""
+"""``softstair train``: train one network, or one per fold, in run directories."""
 
 import contextlib
 import shlex
 import signal
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Any, Literal
 
-import tyro
-
-from softstair.cli._arguments import given
-from softstair.cli._arguments import parse as parse_flags
+from softstair._check import integer
+from softstair._errors import SoftstairError
+from softstair._files import output_file
+from softstair.cli._args import flag, spelling
+from softstair.cli._progress import Progress
+from softstair.cli._table import print_line, print_table, table
 from softstair.train import parallel
-from softstair.train.interrupt import Interrupted
+from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.loop import train
+from softstair.train.pool import ProcessPool, Task, worker_count
+from softstair.train.progress import EventSender, TensorBoardEvents
 from softstair.train.recipe import PresetName, Recipe, preset
-from softstair.train.records import MAX_THREADS, recipe_of, refuse_other_data, summary_of
+from softstair.train.records import (
+    MAX_THREADS,
+    check_same_recipe,
+    metrics_of,
+    recipe_of,
+    refuse_other_data,
+    summary_of,
+)
 
-if TYPE_CHECKING:
-    from softstair.cli._train_progress import Progress
+__all__ = ["Command", "check_workers"]
 
-__all__ = ["Command", "parse"]
+parsing = parallel.rank_zero_output
+"""Of the processes that torchrun starts, only the first prints help and errors."""
+CURVE = 40
+"""Characters of a curve: with its name and range it fits into 80 columns."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Trains a quantised network by additive noise annealing.
+    """Train a quantised network by additive noise annealing.
 
     Without flags: a ternary network on the embedded digits. A preset sets every flag that is not
-    given, and --epochs stretches its schedule and its learning-rate drop in proportion; --help
-    after a --preset shows that preset's values. Leaves a run directory with config.json,
-    metrics.jsonl (a line an epoch), checkpoint/, picture.png and summary.json.
-    Exit code 0: done; 2: an error; 130 or 143: stopped by a signal, and kept for --resume.
-    Under torchrun, its processes train one run together, each its part of --batch.
+    given; --preset NAME --help shows its values. --epochs scales the schedule and the epoch of the
+    learning-rate drop in proportion. Writes a run directory with config.json, metrics.jsonl (one
+    line per epoch), checkpoint/, picture.png and summary.json. Started by torchrun, the processes
+    train one run together and share each batch.
+
+    Exit code 0: done; 2: an error; 130 or 143: stopped by a signal, continue with --resume.
     """
 
-    preset: PresetName = "digits"
-    """Recipe whose values stand where no flag is given."""
-    out: Path | None = None
-    """Run directory; None: the next free one below runs/."""
-    resume: bool = False
-    """Go on with the run in --out, as it was begun; if there is none, begin it."""
-    every_fold: bool = False
-    """Train every fold, in --out/fold-0, --out/fold-1, …, and give mean and spread."""
-    together: Literal["auto"] | int = "auto"
-    """Folds of --every-fold that train at a time, in processes of their own; 1: one after another
-    in this one; auto: on a CPU as many as it has cores for, on a GPU up to five."""
-    data_dir: Path = Path("data")
-    """Folder with the data sets; softstair data status says what is there."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto: a GPU if there is one."""
-    threads: int | None = None
-    """Threads of the CPU; None: one for a small network, else as many as torch takes."""
-    tensorboard: bool = False
-    """Write TensorBoard events to --out/events as well."""
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    preset: PresetName = flag("digits", "Preset to start from; other flags override it.")
+    out: Path | None = flag(None, "Run directory (default: the next free one in runs/).")
+    resume: bool = flag(False, "Continue the run in --out, or start it if there is none.")
+    every_fold: bool = flag(False, "Train every fold, in --out/fold-0, --out/fold-1, ….")
+    jobs: Literal["auto"] | int = flag(
+        "auto", "Folds to train in parallel (auto: one per core, or up to 5 on a GPU)."
+    )
+    data_dir: Path = flag(Path("data"), "Folder of the data sets; see softstair data status.")
+    device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
+    threads: int | None = flag(
+        None, "CPU threads (default: 1 for a small network, otherwise torch's choice)."
+    )
+    tensorboard: bool = flag(False, "Write TensorBoard events to --out/events.")
+    recipe: Recipe = field(default_factory=Recipe)
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> "Command":
+        """Return the values of the preset, or of the run to continue, that the flags name.
+
+        A flag that differs from the run to continue is an error when the run is opened.
+        """
+        base = cls()
+        if "preset" in given:
+            base = replace(base, recipe=preset(given["preset"]))
+        elif (recipe := _begun(given)) is not None:
+            _check_trusted(recipe, given)
+            return replace(base, recipe=recipe)
+        if "epochs" in given:
+            return replace(base, recipe=base.recipe.rescaled(given["epochs"]))
+        return base
 
     def run(self) -> int:
         with parallel.rank_zero_output():
-            self._refuse()
+            self._check()
         with parallel.joined(self.device) as team:
             if not team.is_rank_zero:
                 return self._follow(team)
             out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
             self._lead(out, team)
-        from softstair.cli import _train_picture, _train_tables
-
-        runs = [path for _, path in self._runs(out)]
-        summaries = [summary for path in runs if (summary := summary_of(path)) is not None]
-        title = _train_tables.conclusion(summaries)
-        picture = _train_picture.draw(runs, title, out / "picture.png")
-        _train_tables.show(runs, summaries, picture)
+        _show([path for _, path in self._runs(out)], out / "picture.png")
         return 0
 
-    def _refuse(self) -> None:
-        """Flags that do not go together, or not with what is there."""
-        refuse_threads(self.threads)
+    def _check(self) -> None:
+        """Raise an error if flags exclude each other, or do not fit what is in --out."""
+        check_workers(self.jobs, self.threads)
         if self.resume and self.out is None:
-            raise ValueError("--resume goes on with a run, but --out does not say which: name it.")
-        if self.every_fold and self.recipe.fold:
-            raise ValueError(
-                f"--every-fold trains them all, but --fold {self.recipe.fold} was given: leave out "
-                "one of the two."
+            raise SoftstairError("--resume needs --out, the run to continue.")
+        if not self.every_fold:
+            if self.jobs != "auto":
+                raise SoftstairError(f"--jobs {self.jobs} needs --every-fold.")
+            return
+        if self.recipe.fold:
+            raise SoftstairError(f"--every-fold and --fold {self.recipe.fold} exclude each other.")
+        if (processes := parallel.torchrun_ranks()[1]) > 1:
+            raise SoftstairError(
+                f"--every-fold trains each fold in one process, but torchrun started {processes}: "
+                "leave out torchrun, or give one --fold."
             )
-        if self.every_fold and (processes := parallel.torchrun_ranks()[1]) > 1:
-            raise ValueError(
-                f"--every-fold trains each fold in one process, but torchrun started {processes}, "
-                "which train one run together: leave out torchrun, or name one --fold."
+        if self.out and (self.out / "config.json").exists():
+            raise SoftstairError(
+                f"{str(self.out)!r} holds one run and no folds: leave out --every-fold to continue "
+                "it, or give another --out."
             )
-        if self.every_fold and not self.resume and self.out and _is_taken(self.out):
-            raise ValueError(
-                f"--out must be new or empty, but {str(self.out)!r} is not: go on with what is "
-                "there by --resume, or give another --out."
-            )
-        if self.every_fold and self.out and (self.out / "config.json").exists():
-            raise ValueError(
-                f"{str(self.out)!r} holds one run and no folds: leave out --every-fold to go on "
-                "with it, or give another --out."
-            )
-        if self.together != "auto" and not self.every_fold:
-            raise ValueError(
-                f"--together is for the folds of --every-fold, but {self.together} was given "
-                "without it: leave it out, or give both."
+        is_used = self.out and (
+            self.out.is_file() or (self.out.is_dir() and any(self.out.iterdir()))
+        )
+        if is_used and not self.resume:
+            raise SoftstairError(
+                f"--out must be new or empty, but {str(self.out)!r} is not: continue what is there "
+                "with --resume, or give another --out."
             )
 
     def _lead(self, out: Path, team: parallel.Team) -> None:
-        """Trains, and says how to go on if that is not all."""
+        """Train, as the only process or as the first of a team; say how to continue if it stops."""
         try:
             failed = self._train_all(out, team)
         except ValueError:
@@ -116,15 +135,22 @@ class Command:
                     out.rmdir()  # if it is empty: nobody asked for it
             raise
         except (Interrupted, KeyboardInterrupt) as stop:
-            # The latter at once: while it got ready, or by a second signal.
-            number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-            raise SystemExit(self._farewell(number, out)) from None
+            # A KeyboardInterrupt comes before the training begins, or from a second signal.
+            number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
+            if any(recipe_of(path) for _, path in self._runs(out)):
+                text = f"stopped by {signal.Signals(number).name}; continue with {self._again(out)}"
+            else:
+                text = "interrupted before anything was saved."
+            print(f"softstair train: {text}", file=sys.stderr)
+            raise SystemExit(128 + number) from None
         if failed:
-            which = f"{failed} of {self.recipe.folds} folds failed, as told above"
-            raise ValueError(f"{which}: once that is mended, go on with {self._again(out)}")
+            raise SoftstairError(
+                f"{failed} of {self.recipe.folds} folds failed; when that is corrected, continue "
+                f"with {self._again(out)}"
+            )
 
     def _follow(self, team: parallel.Team) -> int:
-        """Trains along with the first process of the team, which says all that there is to say."""
+        """Train with the first process of the team, which prints everything."""
         try:
             runs: list[tuple[Recipe, Path]] = team.broadcast(list)
             for recipe, path in runs:
@@ -143,18 +169,14 @@ class Command:
             yield replace(self.recipe, fold=fold), out / f"fold-{fold}"
 
     def _train_all(self, out: Path, team: parallel.Team) -> int:
-        """Trains what is not done yet; returns how many folds failed, each of which was told of."""
-        from softstair.cli._train_progress import Progress
-        from softstair.train.pool import worker_count
-
-        number = worker_count(self.together, self.device, self.recipe.folds, self.threads or 1)
+        """Train what is not finished; return how many folds failed."""
+        number = worker_count(self.jobs, self.device, self.recipe.folds, self.threads)
         left = self._unfinished(out)
         first = team.broadcast(lambda: list(islice(left, number if self.every_fold else 1)))
         if first and self.every_fold:
-            refuse_other_data(
-                (path for _, path in self._runs(out)), {self.recipe.data}, self.data_dir
-            )
-        with Progress(self.resume) as progress:
+            paths = (path for _, path in self._runs(out))
+            refuse_other_data(paths, {self.recipe.data}, self.data_dir)
+        with Progress("train", self.resume) as progress:
             if len(first) > 1:
                 return self._train_together(chain(first, left), len(first), progress)
             for recipe, path in chain(first, left):
@@ -162,9 +184,7 @@ class Command:
         return 0
 
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
-        """The runs that are not done yet; those that are must be of this recipe."""
-        from softstair.train.records import check_same_recipe
-
+        """Yield the runs that are not finished; finished ones must have this recipe."""
         for recipe, path in self._runs(out):
             begun = recipe_of(path) if self.resume else None
             if begun is None or summary_of(path) is None:
@@ -173,45 +193,30 @@ class Command:
                 check_same_recipe(recipe, begun, path)
 
     def _train_together(
-        self, runs: Iterator[tuple[Recipe, Path]], number: int, progress: "Progress"
+        self, runs: Iterator[tuple[Recipe, Path]], number: int, progress: Progress
     ) -> int:
-        from softstair.train.interrupt import StopRequest
-        from softstair.train.pool import ProcessPool, Task, worker_count
-
-        settings = {
-            "data_dir": str(self.data_dir),
-            "device": self.device,
-            "resume": self.resume,
-            "threads": self.threads,
-            "tensorboard": self.tensorboard,
-        }
+        names = ("device", "resume", "threads", "tensorboard")
+        settings = {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
         tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in runs)
         count = lambda threads: worker_count(
-            self.together, self.device, number, threads or self.threads
+            self.jobs, self.device, number, threads or self.threads
         )
-        again = "use `resume`"
-        with (
-            StopRequest() as stop,
-            ProcessPool(tasks, progress.told, count, settings, alike=True, again=again) as pool,
-        ):
+        pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again="use `resume`")
+        with StopRequest() as stop, pool:
             return pool.run(stop)
 
-    def _watch(self, recipe: Recipe, out: Path, progress: "Progress", team: parallel.Team) -> None:
-        from softstair.train.progress import EventSender, TensorBoardEvents
-
+    def _watch(self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
-        progress.told(label, {"kind": "start"})
-        sender = EventSender(lambda news: progress.told(label, news))
-        with contextlib.ExitStack() as watching:
+        progress.show(label, {"kind": "start"})
+        sender = EventSender(lambda event: progress.show(label, event))
+        with contextlib.ExitStack() as stack:
             watchers: list[Any] = [sender]
             if self.tensorboard:
-                watchers.append(watching.enter_context(TensorBoardEvents(out / "events")))
+                watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
             self._train(recipe, out, team, watchers=watchers, loading=sender.loading)
-        progress.told(label, {"kind": "done"})
+        progress.show(label, {"kind": "done"})
 
     def _train(self, recipe: Recipe, out: Path, team: parallel.Team, **watching: Any) -> None:
-        from softstair.train.loop import train
-
         train(
             recipe,
             out,
@@ -223,120 +228,34 @@ class Command:
             **watching,
         )
 
-    def _farewell(self, number: int, out: Path) -> int:
-        """Says how to go on after a signal; returns the exit code."""
-        if not any(recipe_of(path) for _, path in self._runs(out)):
-            again = "interrupted before anything was kept: give the same command again."
-            print(f"softstair train: {again}", file=sys.stderr)
-            return 128 + number
-        stop = signal.Signals(number).name
-        said = f"softstair train: stopped by {stop}, and kept: go on with {self._again(out)}"
-        print(said, file=sys.stderr)
-        return 128 + number
-
     def _again(self, out: Path) -> str:
-        """The command that goes on with what is there."""
-        words = [*parallel.launch_command(), "softstair", "train", "--resume", "--out"]
-        words += [str(out), "--every-fold"] if self.every_fold else [str(out)]
-        # A run directory does not decide which code runs: the user says it again.
-        own = (("--model", self.recipe.model), ("--data", self.recipe.data))
-        words += [word for pair in own if ":" in pair[1] for word in pair]
-        names = ["data_dir", "device", "together"]
-        names += ["threads"] if self.every_fold else []  # those that have not begun need it
-        for name in names:
+        """Return the command that continues what is in a directory."""
+        words = [*parallel.launch_command(), "softstair", "train", "--resume", "--out", str(out)]
+        words += ["--every-fold"] if self.every_fold else []
+        # A run directory may come from anybody: the user names own code again.
+        for name in ("model", "data"):
+            function = getattr(self.recipe, name)
+            words += [f"--{name}", function] if ":" in function else []
+        # A run keeps its threads; folds that are not begun need the flag.
+        for name in ("data_dir", "device", "jobs", *(["threads"] if self.every_fold else [])):
             if (value := getattr(self, name)) != getattr(Command, name):
-                words += [f"--{name.replace('_', '-')}", str(value)]
+                words += [spelling(name), str(value)]
         words += ["--tensorboard"] if self.tensorboard else []
         return shlex.join(words)
 
 
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe, on top of the preset, or else the run, that they name.
-
-    A run that goes on is told apart from one that was asked for anew when it is opened: a recipe
-    that differs is refused there.
-    """
-    with parallel.rank_zero_output():
-        return _parse(words, prog)
-
-
-def _parse(words: Sequence[str], prog: str) -> Command:
-    base = Command()
-    refuse_no_number(given("--together", words))
-    if (name := given("--preset", words)) is not None:
-        base = replace(base, preset=cast(PresetName, name), recipe=preset(name))
-    elif (begun := _begun(words)) is not None:
-        if not is_done(words):
-            for flag, function in (("--model", begun.model), ("--data", begun.data)):
-                refuse_strange_code(function, flag, given(flag, words))
-        return parse_flags(Command, words, prog, default=replace(base, recipe=begun))
-    with contextlib.suppress(ValueError):  # what is no number is refused as a flag below
-        if (epochs := given("--epochs", words)) is not None:
-            base = replace(base, recipe=base.recipe.rescaled(int(epochs)))
-    return parse_flags(Command, words, prog, default=base)
-
-
-def refuse_strange_code(function: str, flag: str, repeated: str | None) -> None:
-    """A run directory may come from anybody: code that it names runs only if the user names it."""
-    if ":" in function and repeated != function:
-        raise ValueError(
-            f"the run was begun with {flag} {function}, which is code of its own, and is not "
-            f"called because a file says so: give {flag} {function} again if you trust it."
+def check_workers(jobs: Literal["auto"] | int, threads: int | None) -> None:
+    """Raise SoftstairError unless both numbers are possible."""
+    if jobs != "auto" and not 1 <= jobs <= 1024:
+        raise SoftstairError(
+            f"jobs must be auto or an integer from 1 to 1024, but {jobs} was given.", field="jobs"
         )
-
-
-def refuse_threads(threads: int | None) -> None:
-    """Refuses a number of threads that cannot be."""
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise ValueError(f"--threads must be from 1 to {MAX_THREADS}, but {threads} was given.")
-
-
-def refuse_no_number(together: str | None) -> None:
-    """``--together`` is a number or a word: tyro's complaint would name one of them alone."""
-    if together in (None, "auto"):
-        return
-    if not (together.isdecimal() and 1 <= int(together[:9]) <= 1024):
-        raise ValueError(f"--together must be auto or from 1 to 1024, but {together!r} was given.")
-
-
-def _begun(words: Sequence[str]) -> Recipe | None:
-    """The recipe of the run that is to go on, if there is one; of folds, the first that began."""
-    found = (recipe_of(directory) for directory in _directories(words))
-    begun = next((recipe for recipe in found if recipe is not None), None)
-    return replace(begun, fold=0) if begun and _are_folds(words) else begun
-
-
-def is_done(words: Sequence[str]) -> bool:
-    """Whether the run that is to go on, or every fold of it, has nothing left to do."""
-    begun = _begun(words)
-    if begun is None:
-        return False
-    out = Path(given("--out", words) or "")
-    names = (f"fold-{fold}" for fold in range(begun.folds)) if _are_folds(words) else iter([""])
-    return all(summary_of(out / name) is not None for name in names)
-
-
-def _directories(words: Sequence[str]) -> list[Path]:
-    """Where there may be a run that is to go on."""
-    out = given("--out", words)
-    if "--resume" not in words or not out:
-        return []
-    if not _are_folds(words):
-        return [Path(out)]
-    folds = [path for path in Path(out).glob("fold-*") if path.name[5:].isdecimal()]
-    return sorted(folds, key=lambda path: int(path.name[5:]))
-
-
-def _are_folds(words: Sequence[str]) -> bool:
-    return not {"--every-fold", "--every_fold"}.isdisjoint(words)
-
-
-def _is_taken(out: Path) -> bool:
-    return out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if threads is not None:
+        integer("threads", threads, 1, MAX_THREADS)
 
 
 def next_free(folder: Path, name: str) -> Path:
-    """A new directory, for this process alone: folder/name-1, or with the next number."""
+    """Make and return folder/name-1, or the next number that is free."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = folder / f"{name}-{number}"
@@ -344,3 +263,132 @@ def next_free(folder: Path, name: str) -> Path:
             path.mkdir()
             return path
     raise AssertionError
+
+
+def _begun(given: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe of the run to continue, if there is one; of folds, the first begun."""
+    out = given.get("out")
+    if not given.get("resume") or out is None:
+        return None
+    if not given.get("every_fold"):
+        return recipe_of(out)
+    folds = [path for path in out.glob("fold-*") if path.name[5:].isdecimal()]
+    ordered = sorted(folds, key=lambda path: int(path.name[5:]))
+    recipes = (recipe_of(path) for path in ordered)
+    recipe = next((recipe for recipe in recipes if recipe is not None), None)
+    return recipe and replace(recipe, fold=0)
+
+
+def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
+    """Raise SoftstairError if an unfinished run names code that the flags do not name again.
+
+    A run directory may come from anybody.
+    """
+    every = given.get("every_fold")
+    names = [f"fold-{fold}" for fold in range(recipe.folds)] if every else [""]
+    if all(summary_of(given["out"] / name) is not None for name in names):
+        return
+    for name in ("model", "data"):
+        function = getattr(recipe, name)
+        if ":" in function and given.get(name) != function:
+            raise SoftstairError(
+                f"the run calls code of its own, {function}: give --{name} {function} again if you "
+                "trust it."
+            )
+
+
+def _show(runs: list[Path], picture: Path) -> None:
+    """Print the accuracy of every fold, the course of the last, and where everything is."""
+    summaries = [summary for run in runs if (summary := summary_of(run)) is not None]
+    names = ("fold", "validation", "best epoch's", "test", "examples/s", "seconds")
+    shown = table("accuracy of the network without noise", (), names)
+    for summary in summaries:
+        test = summary["test_accuracy"]
+        shown.add_row(
+            str(summary["config"]["recipe"]["fold"]),
+            f"{summary['valid_accuracy']:.2%}",
+            f"{summary['best_valid_accuracy']:.2%}",
+            "none" if test is None else f"{test:.2%}",
+            f"{summary['images_per_second']:,.0f}",
+            f"{summary['seconds']:.1f}",
+        )
+    print_table(shown)
+    metrics = [metrics_of(run) for run in runs]
+    print_line("\n".join(_courses(metrics[-1])))
+    result = _result(summaries)
+    print_line(result)
+    _draw(metrics, result, picture)
+    print_line(f"picture: {picture}")
+    several = f"s: {runs[0]} to {runs[-1].name}"
+    print_line(f"run{several if len(runs) > 1 else f': {runs[0]}'}")
+
+
+def _result(summaries: list[dict[str, Any]]) -> str:
+    """Return the result in one line."""
+    recipe = summaries[0]["config"]["recipe"]
+    weights, features = recipe["weights"], recipe["features"]
+    network = f"{weights} network"
+    if (weights == "float") != (features == "float"):
+        network = f"network of {weights} weights and {features} features"
+    epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
+    subject = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
+    scores = [summary["valid_accuracy"] for summary in summaries]
+    if len(scores) == 1:
+        return f"{subject}: {scores[0]:.2%} validation accuracy"
+    mean, std = statistics.mean(scores), statistics.stdev(scores)
+    folds = f"mean and std of {len(scores)} folds"
+    return f"{subject}: {mean:.2%} ± {std:.2%} validation accuracy ({folds})"
+
+
+def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the accuracy and the noise of each layer over the epochs, as small curves."""
+    scores = [line["valid_accuracy"] for line in metrics]
+    span = f"{min(scores):.1%} to {max(scores):.1%}"
+    yield f"validation accuracy  {_curve(scores, min(scores))}  {span}"
+    for layer in range(len(metrics[0].get("noise", ()))):
+        std = [line["noise"][layer][1] for line in metrics]
+        yield f"noise of layer {layer:<5} {_curve(std)}  {max(std):.2g} to {min(std):.2g}"
+
+
+def _curve(values: list[float], bottom: float = 0.0) -> str:
+    """Return a curve from the bottom to its highest value; · is 0."""
+    width = min(len(values), CURVE)
+    chosen = [values[index * len(values) // width] for index in range(width)]
+    height = max(values) - bottom or 1.0
+    levels = [min(7, int(8 * (value - bottom) / height)) for value in chosen]
+    return "".join("▁▂▃▄▅▆▇█"[n] if v > 0 else "·" for n, v in zip(levels, chosen, strict=True))
+
+
+def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:
+    """Draw accuracy and noise over the epochs, folds of one recipe in one picture."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure  # not by pyplot, which would ask for a window system
+
+    epochs = np.arange(1, len(metrics[0]) + 1)
+    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    above.set_title(title, fontsize="medium")
+    for name, label, colour in (
+        ("train_accuracy", "training, with noise", "tab:orange"),
+        ("valid_accuracy", "validation, without noise", "tab:blue"),
+    ):
+        values = np.array([[100 * line[name] for line in lines] for lines in metrics])
+        above.plot(epochs, values.mean(0), color=colour, label=label)
+        above.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
+    folds = f", mean and range of {len(metrics)} folds" if len(metrics) > 1 else ""
+    above.set_ylabel(f"accuracy in %{folds}")
+    above.legend(loc="lower right")
+    layers = len(metrics[0][0].get("noise", ()))
+    shades = colormaps["viridis"](np.linspace(0.0, 0.85, max(layers, 1)))
+    for layer in range(layers):
+        std = [line["noise"][layer][1] for line in metrics[0]]
+        below.plot(epochs, std, color=shades[layer], label=f"layer {layer}")
+    below.set_ylabel("noise, std in quanta")
+    below.set_xlabel("epoch")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    if layers:
+        below.legend(loc="upper right", ncols=2 if layers > 5 else 1, fontsize="small")
+    with output_file(out, "out", (".png",), follow=False) as partial:
+        figure.savefig(partial, dpi=120)

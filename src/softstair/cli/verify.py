@@ -1,97 +1,100 @@
-"""``softstair verify``: is what is deployed what was trained? Counted, layer by layer."""
+"""``softstair verify``: compare what is deployed with what was trained, number by number."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-import tyro
+from softstair._check import integer
+from softstair._errors import MissingExtraError, SoftstairError, first_line
+from softstair.cli._args import argument, flag
+from softstair.cli._deployed import deployed, examples
+from softstair.cli._progress import Progress
+from softstair.cli._table import print_line, print_table, table
+from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, verify
+from softstair.deploy.comparison import CLASS, Runner, trained_runner
 
-__all__ = ["WAYS", "Command", "parse"]
+__all__ = ["Command"]
 
-WAYS = ("onnx", "c")
+BACKENDS = ("onnx", "c")
 TRAINED = "trained"
 
 
 @dataclass(frozen=True)
 class Command:
-    """Runs a trained network, its integer network, its ONNX file and its C program on real
-    examples, and counts the numbers that differ: every feature of every layer, and the class.
+    """Run a trained network, its integer network, its ONNX file and its C program on real examples,
+    and count the numbers that differ: every feature of every layer, and the class.
 
-    The examples are the test set's, or those of the run's validation fold where there is none. What
-    cannot be run here, for want of ONNX Runtime or a compiler, is an error unless --ways leaves it
-    out. With --last-layer int8 the reference is the trained network with its last layer in int8,
-    and how many of its classes are not those of the trained network is told, but is no mismatch.
+    The examples are the test set, or the validation fold of the run if there is no test set. A
+    backend that cannot run here, because ONNX Runtime or a compiler is missing, is an error: leave
+    it out with --backends. With --last-layer int8 the reference is the trained network with its
+    last layer in INT8; how many classes differ from the trained network's is shown, but these are
+    no mismatches.
+
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
-    trained: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
-    """A run directory, a packed network, or its name."""
-    ways: str = "onnx,c"
-    """What is compared besides the integer network: onnx, c, both separated by a comma, or none."""
-    last_layer: Literal["float", "int8"] = "float"
-    """The last layer, if it was trained in float, as it is or with weights of 8 bits."""
-    limit: int | None = None
-    """Take so many examples alone; None: all."""
-    data_dir: Path = Path("data")
-    """Folder of the data sets."""
+    trained: Path = argument("RUN", "Run directory, or a packed network by its path or name.")
+    backends: str = flag("onnx,c", "Backends to compare besides the integer network, or none.")
+    last_layer: Literal["float", "int8"] = flag(
+        "float", "Run a last layer that was trained in float as it is, or with INT8 weights."
+    )
+    limit: int | None = flag(None, "Use only the first N examples.")
+    data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def __post_init__(self) -> None:
-        if self.trained is None:
-            raise ValueError("RUN must be a run directory or a packed network, but none was given.")
-        unknown = [way for way in self._ways() if way not in WAYS]
-        if unknown:
-            raise ValueError(
-                f"--ways must be onnx, c, onnx,c or none, but {self.ways!r} was given."
+        if not set(self._backends()) <= set(BACKENDS):
+            raise SoftstairError(
+                f"backends must be onnx, c, onnx,c or none, but {self.backends!r} was given.",
+                field="backends",
             )
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"--limit must be 1 or more, but {self.limit} was given.")
+        if self.limit is not None:
+            integer("limit", self.limit, 1)
 
     def run(self) -> int:
-        from softstair.cli import _deploy_tables
-        from softstair.cli._deployed import deployed, examples
-        from softstair.deploy import verify
-        from softstair.deploy.comparison import CLASS, trained_runner
-
-        assert self.trained is not None
-        found = deployed(self.trained, self.data_dir, self.last_layer)
-        name, x = examples(self.trained, found.recipe, self.data_dir, self.limit)
-        with tempfile.TemporaryDirectory() as folder, _deploy_tables.counting(len(x)) as tell:
-            others = {way: _runner(way)(found.integer, Path(folder)) for way in self._ways()}
-            if found.network is not found.trained:
-                others[TRAINED] = trained_runner(found.trained, found.integer)
-            compared = verify(found.network, found.integer, x, others, on_progress=tell)
+        source = deployed(self.trained, self.data_dir, self.last_layer)
+        name, x = examples(self.trained, source.recipe, self.data_dir, self.limit)
+        with tempfile.TemporaryDirectory() as folder, Progress("verify") as progress:
+            others = {
+                name: _runner(name, source.integer, Path(folder)) for name in self._backends()
+            }
+            if source.network is not source.trained:
+                others[TRAINED] = trained_runner(source.trained, source.integer)
+            on_progress = lambda done: progress.count("comparing", done, len(x))
+            compared = verify(source.network, source.integer, x, others, on_progress=on_progress)
         changed = compared.pop(TRAINED, None)
-        _deploy_tables.comparisons(compared, len(x), name, self.last_layer)
+        caption = None if self.last_layer == "float" else f"the last layer in {self.last_layer}"
+        _show(compared, f"mismatches on {len(x):,} examples, {name}", caption)
         if changed is not None:
-            _deploy_tables.say(
+            print_line(
                 f"{changed.wrong[CLASS]:,} of {len(x):,} classes differ from the trained "
                 "network's, whose last layer is float"
             )
-        return int(any(one.mismatches for one in compared.values()))
+        return int(any(comparison.mismatches for comparison in compared.values()))
 
-    def _ways(self) -> list[str]:
-        words = [word.strip() for word in self.ways.split(",")]
-        return [] if words == ["none"] else words
-
-
-def _runner(way: str) -> Callable[..., Any]:
-    from softstair.deploy import c_runner, onnx_runner
-
-    make = {"onnx": onnx_runner, "c": c_runner}[way]
-
-    def made(*arguments: Any) -> Any:
-        try:
-            return make(*arguments)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{str(error).rstrip('.')}, or leave {way} out of --ways.") from None
-
-    return made
+    def _backends(self) -> list[str]:
+        names = [name.strip() for name in self.backends.split(",")]
+        return [] if names == ["none"] else names
 
 
-def parse(words: Sequence[str], prog: str) -> Command:
-    """The command that the words describe."""
-    from softstair.cli._arguments import parse as parse_flags
+def _runner(backend: str, network: IntegerNetwork, folder: Path) -> Runner:
+    try:
+        return (onnx_runner if backend == "onnx" else c_runner)(network, folder)
+    except MissingExtraError as error:
+        raise SoftstairError(
+            f"{first_line(error)}, or leave {backend} out of `backends`."
+        ) from None
 
-    return parse_flags(Command, words, prog)
+
+def _show(compared: Mapping[str, Comparison], title: str, caption: str | None) -> None:
+    """Print how many numbers of each layer differ, a column for each backend."""
+    shown = table(title, ("layer",), ("numbers", *compared))
+    shown.caption = caption
+    for layer, count in next(iter(compared.values())).compared.items():
+        wrong = [comparison.wrong.get(layer) for comparison in compared.values()]
+        cells = ["" if number is None else f"{number:,}" for number in wrong]
+        shown.add_row(layer, f"{count:,}", *cells)
+    print_table(shown)
+    for name, comparison in compared.items():
+        print_line(f"{name}: {comparison}")

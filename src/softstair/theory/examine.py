@@ -7,7 +7,8 @@ that an error in either shows.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,6 +124,28 @@ class Examination:
     propositions: tuple[Proposition, ...]
     distances: Distances
     distances_at_ties: Distances
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`."""
+        first = self.synchronisation.first
+        propositions = []
+        for part in self.propositions:
+            figures = asdict(part)
+            moments = {name: figures.pop(name) for name in ("mean", "std")}
+            propositions.append({**moments, "found": figures})
+        return {
+            "schedule": self.schedule.to_json(),
+            "noise": self.noise.name,
+            "stair": self.stair.to_json(),
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "conclusion": asdict(self.conclusion),
+            "synchronised": self.synchronisation.holds,
+            "first_break": asdict(first) if first else None,
+            "synchronisation": asdict(self.synchronisation),
+            "propositions": propositions,
+            "distances": asdict(self.distances),
+            "distances_at_ties": asdict(self.distances_at_ties),
+        }
 
 
 def examine(

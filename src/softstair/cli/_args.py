@@ -1,0 +1,281 @@
+"""Command-line flags from the fields of a frozen dataclass, read by argparse.
+
+A field of a dataclass within the command is a flag of its own, so that ``train`` has one for each
+field of a recipe. :func:`parse` reads the words first and asks for the defaults afterwards: those
+of ``train`` depend on what was given (``--preset``, ``--resume``).
+"""
+
+import argparse
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from softstair._errors import SoftstairError, deprecated
+
+__all__ = ["argument", "flag", "flags_in", "parse", "spelling"]
+
+CommandT = TypeVar("CommandT")
+
+RENAMED = {
+    "together": "jobs",
+    "ways": "backends",
+    "what": "only",
+    "drop": "lr-drop-epoch",
+    "own-code": "trust-code",
+}
+"""Flags by their spelling in version 0.1, which is accepted until version 0.3."""
+PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\s]+))?`")
+"""A parameter in a message of the library: `name` or `name=value`."""
+TYPES = {int: "an integer", float: "a number", Path: "a path", str: "a name"}
+
+
+def flag(default: Any, help: str, *, name: str | None = None, short: str | None = None) -> Any:
+    """Declare a field of a command that is a flag.
+
+    Args:
+        default: Value if the flag is not given. The annotation says what is accepted.
+        help: Text for ``--help``.
+        name: The flag without its dashes, if it is not the name of the field.
+        short: A second spelling, such as ``-o``.
+    """
+    return field(default=default, metadata={"help": help, "name": name, "short": short})
+
+
+def argument(metavar: str, help: str, default: Any = MISSING) -> Any:
+    """Declare a field of a command that is a word; a tuple takes several. Required by default."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+def spelling(name: str) -> str:
+    """Return the flag of a field.
+
+    >>> spelling("learning_rate"), spelling("drop")
+    ('--learning-rate', '--lr-drop-epoch')
+    """
+    dashed = name.replace("_", "-")
+    return f"--{RENAMED.get(dashed, dashed)}"
+
+
+def flags_in(message: str) -> str:
+    """Return a message of the library with its parameters, in backquotes, as flags.
+
+    >>> flags_in("choose another `data_dir`, or pass `device=cpu`")
+    'choose another --data-dir, or pass --device cpu'
+    """
+    return PARAMETER.sub(
+        lambda match: spelling(match[1]) + (f" {match[2]}" if match[2] else ""), message
+    )
+
+
+def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
+    """Return the command that the words describe.
+
+    Flags that are not given have the values in ``command.defaults(given)``, if there is such a
+    function, and otherwise the defaults of the fields. ``--help`` prints them and raises
+    SystemExit(0).
+
+    Raises:
+        SoftstairError: If a flag is unknown, a word is missing or a value is not allowed.
+    """
+    options = list(_options(command))
+    parser = _parser(options, prog)
+    namespace, unknown = parser.parse_known_intermixed_args(_renamed(options, words))
+    texts = vars(namespace)
+    wants_help = texts.pop("help", False)
+    if not wants_help:
+        _check_words(options, texts, unknown, prog)
+    given = {option.path: option.value_of(texts[key]) for key, option in _by_key(options, texts)}
+    defaults: Any = getattr(command, "defaults", lambda given: None)
+    base = defaults({path[-1]: value for path, value in given.items()})
+    if wants_help:
+        print(_parser(options, prog, inspect.getdoc(command), base).format_help(), end="")
+        raise SystemExit(0)
+    if base is None:
+        return command(**{path[0]: value for path, value in given.items()})
+    return _replaced(base, given)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A flag of a command, or a word if it has a metavar; ``path`` leads to its field."""
+
+    path: tuple[str, ...]
+    kind: Any
+    default: Any
+    metadata: Mapping[str, Any]
+
+    @property
+    def metavar(self) -> str | None:
+        return self.metadata.get("metavar")
+
+    @property
+    def help(self) -> str:
+        source = self.metadata.get("option")  # of a field of a recipe
+        return str(self.metadata["help"] if source is None else source.help)
+
+    @property
+    def spelling(self) -> str:
+        name = self.metadata.get("name")
+        return self.metavar or (f"--{name}" if name else spelling(self.path[-1]))
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The alternatives of the annotation, each word of a Literal by itself."""
+        return tuple(_alternatives(self.kind))
+
+    @property
+    def choices(self) -> list[str]:
+        return [kind for kind in self.kinds if isinstance(kind, str)]
+
+    def value_of(self, text: Any) -> Any:
+        """Return the value that a text, a list of texts or a Boolean flag stands for."""
+        if isinstance(text, bool):
+            return text
+        if isinstance(text, list):
+            return tuple(map(get_args(self.kind)[0], text))
+        if text in self.choices:
+            return text
+        if text == "None" and NoneType in self.kinds:
+            return None
+        for kind in TYPES:
+            if kind in self.kinds:
+                try:
+                    return kind(text)
+                except ValueError:
+                    break
+        names = self.choices + [TYPES[kind] for kind in self.kinds if kind in TYPES]
+        allowed = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
+        raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given.")
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    if get_origin(kind) in (Union, UnionType, Literal):
+        for inner in get_args(kind):
+            yield from _alternatives(inner)
+    else:
+        yield kind
+
+
+def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option]:
+    kinds = get_type_hints(command)
+    for each in fields(command):
+        kind, inner = kinds[each.name], (*path, each.name)
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _options(kind, inner)
+        else:
+            yield _Option(inner, kind, each.default, each.metadata)
+
+
+def _by_key(options: Sequence[_Option], texts: Mapping[str, Any]) -> Iterator[tuple[str, _Option]]:
+    """The options that were given, and their keys in argparse's namespace."""
+    keys = ((".".join(option.path), option) for option in options)
+    return ((key, option) for key, option in keys if key in texts)
+
+
+def _renamed(options: Sequence[_Option], words: Sequence[str]) -> list[str]:
+    """Return the words with the current spelling of each flag: no underscores, no old names."""
+    known = {option.spelling for option in options}
+    renamed = {f"--{old}": f"--{new}" for old, new in RENAMED.items() if f"--{new}" in known}
+    renamed |= {f"--no{old[1:]}": f"--no{new[1:]}" for old, new in renamed.items()}
+    current = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name in renamed:
+            deprecated(name, renamed[name], removed_in="0.3")
+        current.append(f"{renamed.get(name, name)}{equals}{value}")
+    return current
+
+
+def _check_words(
+    options: Sequence[_Option], texts: Mapping[str, Any], unknown: list[str], prog: str
+) -> None:
+    """Raise an error if a word is not a flag, or if a required word is missing."""
+    if unknown:
+        word = next((word for word in unknown if word.startswith("-")), unknown[0])
+        if not word.startswith("-"):
+            raise SoftstairError(f"unexpected argument {word!r}; see {prog} --help.")
+        word = word.partition("=")[0]
+        flags = [option.spelling for option in options if not option.metavar]
+        initials = lambda flag: "--" + "".join(part[0] for part in flag[2:].split("-"))
+        meant = [flag for flag in flags if initials(flag) == word]
+        meant = meant or difflib.get_close_matches(word, flags, n=1)
+        hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else f"see {prog} --help."
+        raise SoftstairError(f"unknown flag {word!r}; {hint}")
+    for option in options:
+        required = option.metavar and option.default is MISSING
+        if required and option.path[0] not in texts:
+            raise SoftstairError(f"{option.metavar} is missing; see {prog} --help.")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        """Raise instead of printing the usage and exiting."""
+        raise SoftstairError(f"{message.removeprefix('argument ')}; see {self.prog} --help.")
+
+
+def _parser(
+    options: Sequence[_Option], prog: str, description: str | None = None, base: Any = None
+) -> _Parser:
+    """Return a parser that takes every value as text; its help shows the defaults in ``base``."""
+    words = [option.metavar + "..." * option.is_list for option in options if option.metavar]
+    parser = _Parser(
+        prog=prog,
+        usage=" ".join([prog, *words, "[FLAGS]"]),
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="Show this help.")
+    for option in options:
+        key = ".".join(option.path)
+        text = option.help.replace("%", "%%")
+        if option.metavar:
+            nargs = "*" if option.is_list else "?"
+            parser.add_argument(key, metavar=option.metavar, nargs=nargs, help=text)
+            continue
+        default = option.default if base is None else _value_in(base, option.path)
+        text += "" if default in (None, ()) else f" (default: {default})"
+        names = filter(None, (option.metadata.get("short"), option.spelling))
+        parser.add_argument(*names, dest=key, help=text, **_shape(option))
+    return parser
+
+
+def _shape(option: _Option) -> dict[str, Any]:
+    """Return how argparse reads and shows the value of a flag."""
+    if option.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if option.is_list:
+        return {"nargs": "+", "action": "extend", "metavar": "VALUE"}
+    types = [kind.__name__.upper() for kind in option.kinds if kind in TYPES]
+    choices = [f"{{{','.join(option.choices)}}}"] if option.choices else []
+    return {"metavar": "|".join(choices + types)}
+
+
+def _value_in(record: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        record = getattr(record, name)
+    return record
+
+
+def _replaced(record: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
+    """Return a dataclass with the fields at some paths replaced."""
+    changes = {path[0]: value for path, value in given.items() if len(path) == 1}
+    inner: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, value in given.items():
+        if len(path) > 1:
+            inner.setdefault(path[0], {})[path[1:]] = value
+    for name, values in inner.items():
+        changes[name] = _replaced(getattr(record, name), values)
+    return replace(record, **changes)

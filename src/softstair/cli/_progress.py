@@ -1,0 +1,171 @@
+"""What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
+
+import math
+import sys
+from typing import Any
+
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from softstair.cli._args import flags_in
+from softstair.cli._table import Console
+from softstair.train.progress import Event
+
+__all__ = ["Progress"]
+
+WIDE = 110
+"""Columns of a terminal from which texts are not abbreviated."""
+
+
+class Progress:
+    """A bar for every run, download or other piece of work; warnings and results as lines.
+
+    Args:
+        verb: The verb of the command, for lines on stderr.
+        resuming: Whether to say so if a run had nothing to resume.
+        finished: Number of runs of a grid that were finished before.
+        total: Number of all runs of a grid; 0 if runs are not counted.
+        console: Where bars are drawn; stderr by default.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        resuming: bool = False,
+        finished: int = 0,
+        total: int = 0,
+        console: Console | None = None,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._verb, self._resuming = verb, resuming
+        self._started = self._finished = finished
+        self._total = total
+        self._is_wide = self._console.width >= WIDE
+        self._bars = Bars(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None if self._is_wide else 6),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[noise]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            expand=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._done_bars: list[TaskID] = []
+        self._titles: dict[str, str] = {}
+        self._accuracies: dict[str, str] = {}
+        self._warned: set[str] = set()
+
+    def __enter__(self) -> "Progress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def count(self, action: str, done: int, total: int) -> None:
+        """Show how many examples or megabytes of an action are done."""
+        if action not in self._tasks:
+            for task in self._tasks.values():
+                self._bars.remove_task(task)
+            self._tasks = {}
+            self._add(action, action)
+        self._update(action, total=total, completed=done, speed=f"{done:,} of {total:,}")
+
+    def show(self, label: str, event: Event) -> None:
+        """Show an event of the run with that label, which is empty if there is only one run."""
+        kind = event["kind"]
+        if kind == "start":
+            self._print_done_bars()
+            self._started += 1
+            number = f"{self._started}/{self._total} " if self._total else ""
+            self._titles[label] = f"{number}{label}"
+            self._add(label, self._title(label, "getting ready"))
+        elif kind == "loading":
+            done, total = event["done"], event["total"]
+            title, speed = self._title(label, "features"), f"{done:,} of {total:,}"
+            self._update(label, description=title, total=total, completed=done, speed=speed)
+        elif kind == "begin":
+            self._begin(label, event)
+        elif kind in ("step", "epoch"):
+            self._advance(label, event)
+        elif kind == "done":
+            self._done_bars.append(self._tasks.pop(label))
+            self._finished += 1
+            if label and self._bars.disable:
+                number = f"{self._finished}/{self._total} " if self._total else ""
+                self._print(f"{number}{label} is done{self._accuracies.pop(label, '')}")
+        elif kind == "failed":
+            self._bars.remove_task(self._tasks.pop(label))
+            self._print(f"{label}: {flags_in(event['why'])}")
+
+    def _begin(self, label: str, event: Event) -> None:
+        self._bars.remove_task(self._tasks.pop(label))  # its time left was that of loading
+        self._add(label, self._epoch(label, event), total=event["total"], completed=event["done"])
+        if self._resuming and not event["done"]:
+            self._print(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
+        for advice in event["advice"]:
+            self._warn(advice, f"{advice}.")
+
+    def _advance(self, label: str, event: Event) -> None:
+        more: dict[str, Any] = {}
+        if "speed" in event:
+            more["speed"] = f"{event['speed']:,.0f}{' examples' if self._is_wide else ''}/s"
+        if "valid_accuracy" in event:
+            name = "validation" if self._is_wide else "acc."
+            accuracy = event["valid_accuracy"]
+            self._accuracies[label] = f", validation {accuracy:.2%}"
+            more["accuracy"] = f"loss {event['train_loss']:.3f}, {name} {accuracy:.1%}"
+            more["refresh"] = True  # an epoch may be shorter than the time between two refreshes
+        for warning in event.get("warnings", ()):
+            # It begins with a share that changes from epoch to epoch; the rest is its subject.
+            epoch = f"epoch {event['epoch']}" + (f" of {label}" if label else "")
+            self._warn(warning.partition(" ")[2], f"{warning} in {epoch}.")
+        title, noise = self._epoch(label, event), self._noise(event["noise"])
+        self._update(label, completed=event["done"], description=title, noise=noise, **more)
+
+    def _title(self, label: str, state: str) -> str:
+        return f"{self._titles[label]} {state}".strip()
+
+    def _epoch(self, label: str, event: Event) -> str:
+        epoch = min(event["epoch"] + 1, event["epochs"])
+        return self._title(label, f"epoch {epoch}/{event['epochs']}")
+
+    def _noise(self, noise: Event | None) -> str:
+        """Return a character per layer, as high as its remaining noise; · if it is annealed."""
+        if noise is None:
+            return "float"
+        shares = noise["shares"]
+        if noise["static"]:
+            return f"{len(shares)} noisy layers"
+        annealed = f"{noise['annealed']}/{len(shares)}"
+        bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
+        return f"noise {bars} {annealed} annealed" if self._is_wide else f"{bars} {annealed}"
+
+    def _add(self, label: str, title: str, **settings: Any) -> None:
+        settings = {"total": None, "speed": "", "accuracy": "", "noise": "", **settings}
+        self._tasks[label] = self._bars.add_task(title, **settings)
+
+    def _update(self, label: str, **settings: Any) -> None:
+        self._bars.update(self._tasks[label], **settings)
+
+    def _print_done_bars(self) -> None:
+        """Print the bars of runs that are done above the others, which then have more room."""
+        for done in self._done_bars:
+            if not self._bars.disable:
+                tasks = [task for task in self._bars.tasks if task.id == done]
+                self._console.print(self._bars.make_tasks_table(tasks))
+            self._bars.remove_task(done)
+        self._done_bars.clear()
+
+    def _warn(self, subject: str, sentence: str) -> None:
+        """Print a warning once for each subject."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            self._print(f"warning: {sentence}")
+
+    def _print(self, sentence: str) -> None:
+        print(f"softstair {self._verb}: {sentence}", file=sys.stderr)

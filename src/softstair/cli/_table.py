@@ -1,0 +1,65 @@
+"""Tables and lines of text, as every verb prints them."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box, console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Console", "print_line", "print_table", "table"]
+
+PIPE_WIDTH = 100
+"""Columns of a pipe or a file, unless COLUMNS is set."""
+UNLIMITED = 10_000
+"""Columns where each row of a table has to be one line."""
+
+
+class Console(console.Console):
+    """rich's console, without highlighting; a closed pipe raises BrokenPipeError.
+
+    Args:
+        unlimited: Whether a pipe or a file has room for any row, so that ``grep`` finds it.
+        settings: Those of ``rich.console.Console``.
+    """
+
+    def __init__(self, unlimited: bool = False, **settings: Any) -> None:
+        super().__init__(**{"highlight": False, "emoji": False, "markup": False, **settings})
+        if not self.is_terminal and unlimited:
+            self.width = UNLIMITED
+        elif not self.is_terminal and not {"COLUMNS", "width"} & {*os.environ, *settings}:
+            self.width = PIPE_WIDTH
+
+    def on_broken_pipe(self) -> None:
+        # rich would exit with code 1, which means here that the answer is no.
+        raise BrokenPipeError
+
+
+def table(
+    title: str | None, left: Sequence[str], right: Sequence[str] = (), boxed: bool = True
+) -> Table:
+    """Return an empty table with columns of text, aligned left, and of numbers, aligned right."""
+    plain: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    shown = Table(title=title and Text(title), **({} if boxed else plain))
+    for name in left:
+        shown.add_column(name, overflow="fold")
+    for name in right:
+        shown.add_column(name, overflow="fold", justify="right")
+    return shown
+
+
+def print_table(shown: Table, unlimited: bool = False, **settings: Any) -> None:
+    """Print a table to stdout."""
+    Console(unlimited, **settings).print(shown)
+
+
+def print_line(text: str) -> None:
+    """Print a text as it is to stdout, without wrapping it."""
+    Console().print(text, soft_wrap=True)
+
+
+def warn(verb: str, text: str) -> None:
+    """Print a line to stderr."""
+    print(f"softstair {verb}: {text}", file=sys.stderr)
