@@ -29,7 +29,7 @@ from softstair.kernels.triton.distributions import (
     scaled_pdf,
 )
 from softstair.kernels.triton.general import EDGE
-from softstair.kernels.triton.prepare import EDGE_ALONG
+from softstair.kernels.triton.prepare import LINE_EDGE
 
 INTEGER = tl.constexpr(12582912.0)
 """1.5·2²³, where float32 holds integers only: adding it rounds."""
@@ -194,7 +194,7 @@ def _uniform_window(
     if FAST:
         number, position = 0.0, x * per_unit - (first + mean * per_unit)
         # A little to the left, as with EDGE, but by more than rounding errors.
-        middle = (0.5 + EDGE_ALONG * COUNT) - (first + mean * per_unit)
+        middle = (0.5 + LINE_EDGE * COUNT) - (first + mean * per_unit)
         low = _steps(x, per_unit, middle - half, COUNT)
         high = _steps(x, per_unit, middle + half, COUNT)
     else:
@@ -211,9 +211,9 @@ def _uniform_window(
 def _window_start(x, stair, mean, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
     """(number of the window's first threshold, x minus that threshold)."""
     first = stair[0][0]
-    _, per_unit, shift, span, sharp, step, _ = stair[2]
-    along = tl.minimum(tl.maximum(x * per_unit + shift, 0.0), 1.0)
-    start = (along * span + INTEGER) - INTEGER
+    _, scale, shift, last_start, sharp, step, _ = stair[2]
+    along = tl.minimum(tl.maximum(x * scale + shift, 0.0), 1.0)
+    start = (along * last_start + INTEGER) - INTEGER
     if FAST:
         z = (x * sharp - (first * step + mean * sharp)) - start * step
     else:

@@ -33,14 +33,17 @@ from softstair.kernels.triton.general import EDGE, FEW, inverse, is_dirac
 __all__ = ["PreparedStair", "prepare", "prepare_rows"]
 
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
-"""Probabilities closer than this are equal."""
+"""Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
 POINTS = tl.constexpr(128)
+"""Distances that a round of the search in :func:`_margin` compares at once."""
 HALVINGS = tl.constexpr(26)
-EDGE_ALONG = tl.constexpr(2.0**-21)
-"""With FAST, how far the support of x is moved to the left, as a fraction of the line's length."""
-ROUNDING = tl.constexpr(1 / 2)
-"""As a fraction of the std: how far rounding may move a threshold for a line to be FAST. Narrower
-noise reaches one threshold at a time, if rounding moves it by less than 1/24 of their distance."""
+LINE_EDGE = tl.constexpr(2.0**-21)
+"""What EDGE is elsewhere, for a FAST line: how far the edges of uniform supports are moved to the
+left, as a fraction of the line's length."""
+MAX_ROUNDING = tl.constexpr(1 / 2)
+"""A line is FAST if rounding to 16 bits moves no threshold by more than this, in standard
+deviations of the noise. Under narrower noise a window has one threshold only (if rounding moves it
+by less than 1/24 of the spacing), and the first threshold of a window is always the rounded one."""
 
 
 class PreparedStair(NamedTuple):
@@ -78,7 +81,7 @@ def prepare(
 
 @triton.jit
 def _prepare_few(table, COUNT: tl.constexpr):
-    """(thresholds, levels, rises)."""
+    """Load (thresholds, levels, rises), each a tuple of scalars."""
     thresholds, levels = _scalars(table, COUNT), _scalars(table + COUNT, COUNT + 1)
     return thresholds, levels, _scalars(table + 2 * COUNT + 1, COUNT)
 
@@ -93,27 +96,29 @@ def _scalars(pointer, COUNT: tl.constexpr):
 
 @triton.jit
 def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
-    """How far inside its threshold an end of the stair is still the mode; at most to the middle.
+    """Return the margin of the mode, at most half of the distance between first and last threshold.
 
-    All lanes of a program search together: each round finds seven bits, 21 or 28 in all.
+    Inside the first threshold by less than the margin, the lowest level is likelier than that of
+    the bin that holds x; so is, by symmetry, the highest level at the other end. A closed form is
+    known for uniform noise. For the others, every round of a search adds seven bits to the margin.
     """
-    half = 0.5 * (last - first)
-    dirac = is_dirac(std)
+    half_length = 0.5 * (last - first)
     if FAMILY == "uniform":
         margin = tl.maximum(std * (SQRT3 * (1 - 2 * TIE)) - spacing, 0.0)
     else:
         scale = inverse(std)
         point = tl.arange(1, POINTS + 1).to(tl.float32)
-        margin, step = half * 0.0, half * (1 / POINTS)
+        margin, step = half_length * 0.0, half_length * (1 / POINTS)
         for _ in tl.static_range(3 if HALF else 4):
             distance = margin + point * step
-            own = distance - tl.floor(distance / spacing) * spacing
-            end = tail(distance * scale, FAMILY)
-            inside = 1.0 - tail(own * scale, FAMILY)
-            inside -= tail((spacing - own) * scale, FAMILY)
-            margin += tl.sum((end > inside + TIE).to(tl.float32)) * step
+            within_bin = distance - tl.floor(distance / spacing) * spacing
+            end_probability = tail(distance * scale, FAMILY)
+            own_probability = 1.0 - tail(within_bin * scale, FAMILY)
+            own_probability -= tail((spacing - within_bin) * scale, FAMILY)
+            end_wins = end_probability > own_probability + TIE
+            margin += tl.sum(end_wins.to(tl.float32)) * step
             step *= 1 / POINTS
-    return tl.where(dirac, 0.0, tl.minimum(margin, half))
+    return tl.where(is_dirac(std), 0.0, tl.minimum(margin, half_length))
 
 
 @triton.jit
@@ -121,55 +126,67 @@ def _prepare_line(
     table, mean, std,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
-    """(thresholds, levels, window, whether 16 bits may use the thresholds as they were given)."""
+    """Return (thresholds, levels, window, fast), as :mod:`line` reads them.
+
+    - thresholds: (first, unit, 1/unit, rounding error of unit); threshold n is (n + first)·unit.
+    - levels: (first, rise, lowest level, highest level, rounding error of rise); level n is
+      (n + first)·rise.
+    - window: (terms, scale, shift, last_start, sharp, step, terms/2). A window of ``terms``
+      thresholds starts at threshold round(last_start·(x·scale + shift)), between 0 and last_start.
+      Distances from x times ``sharp`` are in the units of :mod:`distributions`; ``step`` is one
+      unit of the line in them.
+    - fast: whether tensors of 16 bits may use the thresholds without their rounding errors.
+    """
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
     rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
     lowest, highest = tl.load(table + COUNT), tl.load(table + 2 * COUNT)
-    first = _first(tl.load(table), unit)
+    first = _in_units(tl.load(table), unit)
     thresholds = (first, unit, 1.0 / unit, unit_rest)
-    levels = (_first(lowest, rise), rise, lowest, highest, rise_rest)
+    levels = (_in_units(lowest, rise), rise, lowest, highest, rise_rest)
     # Any finite number will do for a Dirac: its terms are not used, or multiplied by 0.
     sharp = tl.where(is_dirac(std), 1.0, inverse(std)) * units_per_std(FAMILY, SLOPE)
-    terms = _reach(std, unit, COUNT, FAMILY, HALF, SLOPE)
-    span = COUNT - terms
-    per_span = 1.0 / tl.maximum(span, 1.0)
-    per_unit = per_span / unit
-    shift = -(first + 0.5 * (terms - 1.0)) * per_span - mean * per_unit
-    window = (terms.to(tl.int32), per_unit, shift, span, sharp, unit * sharp, 0.5 * terms)
-    fast = terms < 0
+    terms = _window_size(std, unit, COUNT, FAMILY, HALF, SLOPE)
+    last_start = COUNT - terms
+    per_start = 1.0 / tl.maximum(last_start, 1.0)
+    scale = per_start / unit
+    shift = -(first + 0.5 * (terms - 1.0)) * per_start - mean * scale
+    window = (terms.to(tl.int32), scale, shift, last_start, sharp, unit * sharp, 0.5 * terms)
+    fast = terms < 0  # False, as a value of Triton
     if HALF:
         number = tl.arange(0, triton.next_power_of_2(COUNT))
         rounded = tl.load(table + number, mask=number < COUNT, other=0.0)
         error = tl.where(number < COUNT, tl.abs(rounded - (number + first) * unit), 0.0)
-        narrow = 1000 * EDGE_ALONG if FAMILY == "uniform" else 6e-5
-        fast = (tl.max(error, 0) < ROUNDING * std) & (std > narrow * COUNT * unit)
+        # A fraction of the line's length, on which FAST computes positions.
+        smallest_std = 1000 * LINE_EDGE if FAMILY == "uniform" else 6e-5
+        fast = (tl.max(error, 0) < MAX_ROUNDING * std) & (std > smallest_std * COUNT * unit)
     return thresholds, levels, window, fast
 
 
 @triton.jit
-def _first(value, unit):
-    """The integer or half-integer number of units at which a line begins."""
+def _in_units(value, unit):
+    """value/unit to the nearest ½: a line begins at an integer or half-integer number of units."""
     return tl.floor(2.0 * (value / unit) + 0.5) * 0.5
 
 
 @triton.jit
-def _reach(
+def _window_size(
     std, unit, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr
 ):
-    """How many neighbouring thresholds the noise reaches, at most.
+    """Return how many neighbouring thresholds the noise reaches from any x, from 1 to COUNT.
 
-    Unbounded noise ends where 2·10⁻⁸ of a rise, or of the largest slope, is left; for 16 bits,
-    10⁻⁴. A number that exceeds an integer by less than 10⁻⁴ is rounded down.
+    ``reach``, in standard deviations, is the end of the support. Unbounded noise is cut off where
+    2·10⁻⁸ of a rise is left (for SLOPE, of the largest slope); for 16 bits, 10⁻⁴. A size that
+    exceeds an integer by less than 10⁻⁴ is rounded down.
     """
     if FAMILY == "uniform":
-        far = SQRT3
+        reach = SQRT3
     elif FAMILY == "triangular":
-        far = SQRT6
+        reach = SQRT6
     elif FAMILY == "normal":
-        far = (4.3 if SLOPE else 3.72) if HALF else (5.9 if SLOPE else 5.5)
+        reach = (4.3 if SLOPE else 3.72) if HALF else (5.9 if SLOPE else 5.5)
     else:
-        far = (5.85 if SLOPE else 5.1) if HALF else (10.5 if SLOPE else 9.8)
-    terms = tl.ceil(std * (2.0 * far) / unit - 1e-4)
+        reach = (5.85 if SLOPE else 5.1) if HALF else (10.5 if SLOPE else 9.8)
+    terms = tl.ceil(std * (2.0 * reach) / unit - 1e-4)
     return tl.minimum(tl.maximum(terms, 1.0), COUNT * 1.0)
 
 
