@@ -24,7 +24,7 @@ from softstair.experiments.results import find
 from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train import checkpoint
-from softstair.train.groups import stair_named
+from softstair.train.options import stair_named
 from softstair.train.packed import about, packed_network
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, recipe_of

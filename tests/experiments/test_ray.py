@@ -24,7 +24,7 @@ from softstair.experiments import _ray_cluster, _ray_task, ray_engine
 from softstair.experiments.design import Unit
 from softstair.experiments.ray_engine import TaskResources
 from softstair.train import Recipe, train
-from softstair.train.interrupt import Interrupted
+from softstair.train.parallel import Interrupted
 from softstair.train.records import RunError
 from softstair.train.run import Run
 

@@ -11,7 +11,7 @@ from torch import nn
 from softstair.data import Dataset
 from softstair.train import Recipe, train
 from softstair.train.execution import matmul_precision, training_settings
-from softstair.train.interrupt import Interrupted
+from softstair.train.parallel import Interrupted
 from softstair.train.state import State
 
 

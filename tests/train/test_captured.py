@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from softstair.data.batches import Examples
 from softstair.data.digits import load
+from softstair.train.checkpoint import state_dict
 from softstair.train.network import make_network
-from softstair.train.snapshot import state_dict
 from softstair.train.state import State
 from softstair.train.step import Step, preserve
 

@@ -18,8 +18,8 @@ from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules
 from softstair.train import train, trained_network
-from softstair.train.interrupt import Interrupted
 from softstair.train.metrics import Health, evaluate, refresh_statistics, stair_health
+from softstair.train.parallel import Interrupted
 
 WIDTHS = {"uniform": 3**0.5, "triangular": 6**0.5}
 

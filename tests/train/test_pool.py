@@ -21,11 +21,10 @@ from softstair.cli._args import parse
 from softstair.cli._progress import Progress
 from softstair.cli.train import Command
 from softstair.train import RunError, train
-from softstair.train.interrupt import Interrupted, StopRequest
-from softstair.train.pool import Pool, Task, worker_count
+from softstair.train.parallel import Interrupted, StopRequest
+from softstair.train.pool import START, Pool, Task, worker_count
 from softstair.train.progress import Event
 from softstair.train.records import read_json, recipe_of
-from softstair.train.worker import START
 
 OWN = """
 import torch

@@ -272,7 +272,6 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),
     "threads": lambda s: s.update(threads=-3),
     "sums": lambda s: s.update(sums={"loss": 3.0}),
-    "seconds": lambda s: s.update(seconds="long"),
     "origin a word": lambda s: s.update(origin="here"),
     "origin without data": lambda s: s["origin"].pop("data"),
 }

@@ -19,7 +19,7 @@ from warm import Warm
 
 from softstair.cli import main
 from softstair.train import Recipe, checkpoint, train
-from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.records import read_json
 from softstair.train.state import State
 

@@ -32,7 +32,7 @@ from softstair.bench.clock import (
 )
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
-from softstair.train.groups import stair_named
+from softstair.train.options import stair_named
 
 __all__ = [
     "STAIRS",

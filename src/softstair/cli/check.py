@@ -17,7 +17,7 @@ from softstair.cli._table import Console, table
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.theory import HYPOTHESES, Distances, Examination, Verdict, examine
-from softstair.train.groups import StairName, stair_named
+from softstair.train.options import StairName, stair_named
 from softstair.train.recipe import fields_with
 
 __all__ = ["Command"]

@@ -38,8 +38,7 @@ from softstair.experiments.grid import (
 )
 from softstair.experiments.grid import run as run_units
 from softstair.experiments.results import UNKNOWN, Training
-from softstair.train.interrupt import Interrupted
-from softstair.train.parallel import torchrun_ranks
+from softstair.train.parallel import Interrupted, torchrun_ranks
 from softstair.train.records import summary_of
 
 __all__ = ["Command"]

@@ -18,8 +18,8 @@ from softstair.cli._args import flag, spelling
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table, table
 from softstair.train import parallel
-from softstair.train.interrupt import Interrupted, StopRequest
 from softstair.train.loop import train
+from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
 from softstair.train.recipe import PresetName, Recipe, preset

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import torch
 
 from softstair._errors import SoftstairError, import_extra
-from softstair.train.interrupt import Interrupted
+from softstair.train.parallel import Interrupted
 
 __all__ = ["check_reachable", "joined"]
 

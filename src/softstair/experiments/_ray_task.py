@@ -127,8 +127,8 @@ def _check_machine(task: dict[str, Any]) -> None:
 def _train(task: dict[str, Any], send: Any) -> None:
     import torch
 
-    from softstair.train.interrupt import Interrupted
     from softstair.train.loop import train
+    from softstair.train.parallel import Interrupted
     from softstair.train.progress import EventSender
     from softstair.train.recipe import Recipe
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from softstair.experiments.design import Design, Unit
 from softstair.experiments.results import UNKNOWN, find
 from softstair.train.execution import choose_device
-from softstair.train.interrupt import StopRequest
+from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, cores, worker_count
 from softstair.train.progress import Event
 from softstair.train.records import (

@@ -26,7 +26,7 @@ from softstair.experiments import _ray_task
 from softstair.experiments._ray_cluster import joined
 from softstair.experiments.design import Unit
 from softstair.experiments.grid import OnEvent, refuse_mixed_data, unfinished
-from softstair.train.interrupt import StopRequest
+from softstair.train.parallel import StopRequest
 from softstair.train.pool import MAX_RUNS_PER_GPU, Pool, Task, cores
 from softstair.train.progress import Event
 from softstair.train.records import RunError

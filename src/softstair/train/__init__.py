@@ -1,8 +1,8 @@
 """Training: recipes, presets, one loop, and runs that survive."""
 
-from softstair.train.interrupt import Interrupted
 from softstair.train.loop import train
 from softstair.train.network import trained_network
+from softstair.train.parallel import Interrupted
 from softstair.train.recipe import PRESETS, Recipe, preset
 from softstair.train.records import RunError
 from softstair.train.run import Run

@@ -3,21 +3,26 @@
 A checkpoint is ``<number>.safetensors`` and ``<number>.json``. The second is written last and has
 the checksum of the first, so a checkpoint is complete or absent. Reading one runs no code: it has
 no pickle. The last two are kept, in case the newest is damaged.
+
+:func:`state_dict` and :func:`load_state_dict` say what of a training is saved.
 """
 
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from softstair._errors import SoftstairError, import_extra
+from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
-
-__all__ = ["CheckpointError", "is_like", "load", "save"]
+from softstair.train.recipe import Recipe
+from softstair.train.records import is_history
+from softstair.train.state import State
 
 FORMAT = 1
 KEPT = 2
@@ -32,12 +37,7 @@ class CheckpointError(SoftstairError):
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Write the newest checkpoint, remove all but the one before, and return its JSON file.
-
-    Args:
-        folder: Where the checkpoints are.
-        state: Nested dictionaries, lists and tuples of tensors and plain values.
-    """
+    """Write the newest checkpoint, remove all but the one before, and return its JSON file."""
     refuse_link(folder).mkdir(exist_ok=True)
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, "", tensors)
@@ -58,11 +58,7 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """Return the newest checkpoint, its tensors on the CPU; None if there is none.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Return the newest checkpoint, its tensors on the CPU; None if there is none."""
     safetensors = import_extra("safetensors")
     load_tensors = import_extra("safetensors.torch").load
     numbers = sorted(_numbers(folder))
@@ -80,15 +76,13 @@ def load(folder: Path) -> dict[str, Any] | None:
         data = manifest.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != body["tensors"]:
             raise ValueError("checksum mismatch of its .safetensors file")
-        state = _decode(body["state"], load_tensors(data))
-        if not isinstance(state, dict):
-            raise ValueError("it has no state")
+        state: dict[str, Any] = _decode(body["state"], load_tensors(data))
     except (
         ValueError, LookupError, TypeError, OSError, RecursionError, safetensors.SafetensorError,
     ) as error:  # fmt: skip
         reason = str(error) if isinstance(error, ValueError | OSError) else type(error).__name__
-        remedy = "delete it to go back to the checkpoint before"
-        remedy = remedy if len(numbers) > 1 else "start again"
+        several = len(numbers) > 1
+        remedy = "delete it to go back to the checkpoint before" if several else "start again"
         raise CheckpointError(
             f"the checkpoint {str(manifest)!r} is damaged or was edited ({reason}): {remedy}."
         ) from None
@@ -123,8 +117,6 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"@tensor": name}
     if isinstance(value, Mapping):
-        if not all(isinstance(key, str | int) for key in value):
-            raise TypeError(f"keys of a checkpoint are text or integers, but {path} has others.")
         items = [(key, _encode(entry, f"{path}/{key}", tensors)) for key, entry in value.items()]
         is_plain = all(isinstance(key, str) and not key.startswith("@") for key in value)
         return dict(items) if is_plain else {"@items": items}
@@ -155,3 +147,130 @@ def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
         return False
     kind = lambda value: (getattr(value, "shape", None), getattr(value, "dtype", None))
     return all(kind(loaded[name]) == kind(value) for name, value in own.items())
+
+
+def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest checkpoint of a run directory, or None if there is none.
+
+    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``. A
+    checkpoint of an older version, which records neither, gives a warning.
+    """
+    state = load(path / "checkpoint")
+    if state is None:
+        return None
+    origin = state.pop("origin", None)
+    folder = str(path / "checkpoint")
+    if origin is None:
+        warnings.warn(
+            f"the checkpoint in {folder!r} was saved by an older version of softstair and does not "
+            "say with which recipe and data it was trained; this was not checked.",
+            stacklevel=2,
+        )
+        return state
+    try:
+        saved, given = (Recipe.from_json(each["recipe"]) for each in (origin, config))
+        names = given.training_differences(saved)
+        different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
+        if origin["data"] != config["data"]:
+            different["data set"] = (origin["data"], config["data"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
+            f"({first_line(error)}): restore it, or train in a new run directory."
+        ) from None
+    if different:
+        values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
+        raise CheckpointError(
+            f"the checkpoint in {folder!r} belongs to another training "
+            f"({', '.join(values)[:400]}): restore the checkpoint of this run, or train in a new "
+            "run directory."
+        )
+    return state
+
+
+def state_dict(state: State) -> dict[str, Any]:
+    """Return everything that the rest of the training depends on."""
+    first, *others = state.team.gather(state.random_state())
+    return {
+        "network": state.network.state_dict(),
+        "optimiser": state.optimiser.state_dict(),
+        "annealer": None if state.annealer is None else state.annealer.state_dict(),
+        "generators": first,
+        **({"others": others} if others else {}),
+        "threads": torch.get_num_threads(),
+        "epoch": state.epoch,
+        "step": state.step,
+        "order": state.order,
+        "sums": {"loss": state.loss, "right": state.correct},
+        "seconds": state.seconds,
+        "history": state.history,
+    }
+
+
+def load_state_dict(state: State, saved: dict[str, Any]) -> None:
+    """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit."""
+    try:
+        _load(state, saved)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this network and recipe ({first_line(error)}): resume "
+            "with the model and data that the run was begun with."
+        ) from None
+
+
+def _load(state: State, saved: dict[str, Any]) -> None:
+    if not is_like(saved["network"], state.network.state_dict()):
+        raise ValueError("its parameters have other names, shapes or types")
+    _check_position(state, saved)
+    random_states = [saved["generators"], *saved.get("others", [])]
+    if len(random_states) != state.team.size:
+        raise ValueError(f"it was saved by {len(random_states)} processes")
+    state.network.load_state_dict(saved["network"])
+    _load_optimiser(state, saved["optimiser"])
+    if state.annealer is not None:
+        state.annealer.load_state_dict(saved["annealer"])
+    order = saved["order"]
+    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], saved["seconds"]
+    state.order = None if order is None else order.to(state.device)
+    state.loss.copy_(saved["sums"]["loss"])
+    state.correct.copy_(saved["sums"]["right"])
+    state.history = list(saved["history"])
+    torch.set_num_threads(saved["threads"])
+    state.set_random_state(random_states[state.team.rank])
+
+
+def _check_position(state: State, saved: dict[str, Any]) -> None:
+    epoch, step, order = saved["epoch"], saved["step"], saved["order"]
+    integers = type(epoch) is int and type(step) is int
+    if not (integers and 0 <= epoch <= state.recipe.epochs and 0 <= step <= state.steps):
+        raise ValueError("its position is outside the run")
+    if (order is None) != (step == 0):
+        raise ValueError("its order does not belong to its position")
+    if order is not None:
+        indices = torch.arange(state.example_count)
+        if order.dtype != torch.int64 or not torch.equal(order.sort().values, indices):
+            raise ValueError("its order is of other examples")
+    if not is_history(saved["history"]) or len(saved["history"]) != epoch:
+        raise ValueError("its history has other epochs")
+
+
+def _load_optimiser(state: State, saved: dict[str, Any]) -> None:
+    optimiser = state.optimiser
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for number, values in saved["state"].items():
+        for value in values.values():
+            has_shape = isinstance(value, Tensor) and value.dim() > 0
+            if has_shape and value.shape != parameters[number].shape:
+                raise ValueError("its optimiser is of other parameters")
+    optimiser.load_state_dict(saved)
+    # Whether it is fused depends on this device, not on the one that saved it.
+    for group in optimiser.param_groups:
+        for name in {"fused", "capturable"} & set(optimiser.defaults):
+            group[name] = optimiser.defaults[name]
+    for parameter, values in optimiser.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                # A fused optimiser needs the memory layout of the parameter.
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        if state.device.type == "cuda" and isinstance(values.get("step"), Tensor):
+            values["step"] = values["step"].to(state.device)

@@ -14,18 +14,6 @@ from softstair.anneal import Annealer
 from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 
-__all__ = [
-    "Compiled",
-    "Execution",
-    "check_kernels",
-    "choose_device",
-    "choose_execution",
-    "choose_threads",
-    "matmul_precision",
-    "memory_errors",
-    "training_settings",
-]
-
 WORTH_COMPILING = 1500
 """Steps that save as much time as one compilation takes."""
 SMALL_NETWORK = 1 << 25

@@ -32,8 +32,6 @@ from softstair.train.run import Run, check_finite
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 
-__all__ = ["Watcher", "train"]
-
 EXAMINED = 64
 """Validation examples that show how the levels of the stairs are occupied."""
 
@@ -177,7 +175,7 @@ def _train(
             state.network, test, team=team, forward=state.execution.eval_forward
         )
     accuracies = [line["valid_accuracy"] for line in state.history]
-    seconds = state.clock.seconds
+    seconds = state.seconds
     summary = {
         "valid_accuracy": accuracies[-1],
         "best_valid_accuracy": max(accuracies),
@@ -207,7 +205,7 @@ def run_epochs(
                     watcher.step(state)
                 run.keep(state, stop)
             check_finite(state)
-            state.clock.lap()
+            state.lap()
             metrics = measure(state, training, valid, lambda: run.keep(state, stop))
             check_finite(state, metrics["valid_loss"])
             run.log(metrics)

@@ -17,8 +17,6 @@ from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
 from softstair.train.parallel import SINGLE_PROCESS, Team
 
-__all__ = ["Health", "evaluate", "refresh_statistics", "stair_health"]
-
 CHUNK, CHUNK_ON_GPU = 500, 1000
 """Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
 ENOUGH_EXAMPLES = 4096

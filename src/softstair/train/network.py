@@ -14,10 +14,8 @@ from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, load_checkpoint, read_json, recipe_of
+from softstair.train.records import RunError, read_json, recipe_of
 from softstair.train.state import State
-
-__all__ = ["advice", "make_network", "stair_network", "table", "trained_network"]
 
 FEW_LEVELS = 3
 """Stairs with so few levels train well although the noise leaves gaps between thresholds."""
@@ -93,7 +91,7 @@ def trained_network(
             field="model",
         )
     config = read_json(path, "config.json")
-    state = None if config is None else load_checkpoint(path, config)
+    state = None if config is None else checkpoint.load_checkpoint(path, config)
     if recipe is None or state is None:
         hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""
         raise RunError(f"{str(path)!r} holds no trained network{hint}.")

@@ -1,15 +1,18 @@
-"""Fields of dataclasses that declare their help text, range and role, and check themselves."""
+"""The groups of options that make up a recipe. Each field declares its help, range and role."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from types import NoneType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
 
 from softstair import _check
-from softstair._errors import SoftstairError
-
-__all__ = ["Fact", "Option", "Options", "describe", "names_with", "option"]
+from softstair import noise as noises
+from softstair.schedule import Interval, Power, Schedule
+from softstair.stair import Stair
 
 ValueT = TypeVar("ValueT")
 
@@ -25,24 +28,15 @@ Fact = Literal[
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a field.
-
-    Attributes:
-        help: What the field does.
-        facts: What is true of it, see `Fact`.
-        low, high: Range of a number.
-        older_value: Its value in files written before it existed; ``...`` if all files have it.
-        name, kind, choices, is_optional: From the field itself: ``kind`` is bool, int, float, str
-            or tuple; ``choices`` are those of a Literal; an optional field may be None.
-    """
+    """What is known of a field: its declaration, and from ``name`` on what its annotation says."""
 
     help: str
     facts: frozenset[str]
     low: Any = None
     high: Any = None
-    older_value: Any = ...
+    older_value: Any = ...  # of files written before the field existed; ...: all files have it
     name: str = ""
-    kind: type = str
+    kind: type = str  # bool, int, float, str or tuple
     choices: tuple[str, ...] = ()
     is_optional: bool = False
 
@@ -63,10 +57,8 @@ class Option:
         texts, allowed = (value, "names of modules") if self.kind is tuple else ((value,), "a name")
         if isinstance(texts, tuple) and all(isinstance(text, str) and text for text in texts):
             return value
-        raise SoftstairError(
-            f"{self.name} must be {allowed}, but {_check.shortened(value)} was given.",
-            field=self.name,
-        )
+        given = _check.shortened(value)
+        raise _check.invalid(self.name, f"must be {allowed}, but {given} was given")
 
     def to_text(self, value: Any) -> str:
         """Return the value as a cell of a table: true, 9.0, None, ``fc1,fc2`` or none."""
@@ -96,11 +88,8 @@ def option(
     default: ValueT, help: str, *facts: Fact, changes_result: bool = True, **limits: Any
 ) -> ValueT:
     """Declare a field of a group: its default, help text, facts, and attributes of `Option`."""
-    known = frozenset(facts) | ({"changes_result"} if changes_result else set())
-    field: Any = dataclasses.field(
-        default=default, metadata={"option": Option(help, known, **limits)}
-    )
-    return cast(ValueT, field)
+    known = Option(help, frozenset((*facts, *["changes_result"] * changes_result)), **limits)
+    return dataclasses.field(default=default, metadata={"option": known})
 
 
 @dataclass(frozen=True)
@@ -126,19 +115,13 @@ _DESCRIPTIONS: dict[type[Options], dict[str, Option]] = {}
 def describe(options: type[Options]) -> Mapping[str, Option]:
     """Return the options of a group by name, in order."""
     if options not in _DESCRIPTIONS:
-        annotations = get_type_hints(options)
-        _DESCRIPTIONS[options] = {
-            field.name: _described(field, annotations[field.name]) for field in fields(options)
-        }
+        types = get_type_hints(options)
+        described = {field.name: _describe(field, types[field.name]) for field in fields(options)}
+        _DESCRIPTIONS[options] = described
     return _DESCRIPTIONS[options]
 
 
-def names_with(fact: Fact, options: type[Options]) -> tuple[str, ...]:
-    """Return the names of the options of a group of which a fact is true, in order."""
-    return tuple(name for name, known in describe(options).items() if fact in known.facts)
-
-
-def _described(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
+def _describe(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
     is_union = get_origin(annotation) not in (None, Literal, tuple)
     alternatives = get_args(annotation) if is_union else (annotation,)
     kinds = [get_origin(kind) or kind for kind in alternatives if kind is not NoneType]
@@ -150,3 +133,270 @@ def _described(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
         choices=tuple(choices),
         is_optional=NoneType in alternatives,
     )
+
+
+StairName = Literal[
+    "heaviside", "sign", "ternary",
+    "int2", "int3", "int4", "int5", "int6", "int7", "int8",
+    "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "uint8",
+]  # fmt: skip
+
+IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
+AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
+SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
+
+AUGMENTATIONS = {
+    **dict.fromkeys(("digits", "cifar10", "svhn"), ("none", "crop", "crop-flip")),
+    "speech": ("none", "shift"),
+}
+"""The augmentations of each data set; a data set of the user's own has all of them."""
+
+
+@lru_cache(maxsize=64)  # frozen data, and rounding it to every dtype takes milliseconds
+def stair_named(
+    name: str, quantum: float = 1.0, thresholds: Literal["floor", "midpoint"] = "midpoint"
+) -> Stair:
+    """Return the stair of that name; ``thresholds`` is for intN and uintN, see `Stair.linear`.
+
+    >>> stair_named("ternary", quantum=0.5).levels
+    (-0.5, 0.0, 0.5)
+    """
+    _check.choice("stair", name, get_args(StairName))
+    simple = {"heaviside": Stair.heaviside, "sign": Stair.sign, "ternary": Stair.ternary}
+    if name in simple:
+        return simple[name](quantum=quantum)
+    return Stair.linear(int(name[-1]), not name.startswith("u"), quantum, thresholds)
+
+
+@dataclass(frozen=True)
+class DataOptions(Options):
+    """Which data are trained on, with which network, and how the network sees them."""
+
+    data: str = option(
+        "digits", "Data set: digits, cifar10, svhn, speech, or package.module:load.", *IDENTITY
+    )
+    model: str = option(
+        "auto", "Network: auto, digits, vgg8, dscnn, or package.module:build.", *IDENTITY
+    )
+    limit: int | None = option(
+        None, "Use only N random examples of each set, for a quick trial.", low=1, high=10**12
+    )
+    augment: Literal["none", "crop", "crop-flip", "shift"] = option(
+        "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
+    )
+    integer_input: bool = option(
+        False,
+        "Normalise the input with an integer zero point and a power-of-two scale, so that the "
+        "first layer is exact in integers.",
+        older_value=False,
+    )
+    centre_input: bool = option(
+        True, "Centre the input of speech: (x - 128) / 16 instead of x.", older_value=False
+    )
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        allowed = AUGMENTATIONS.get(self.data, (self.augment,))
+        if self.augment not in allowed:
+            names = ", ".join(allowed)
+            problem = f"must be one of {names} for {self.data}, but {self.augment!r} was given"
+            raise _check.invalid("augment", problem)
+
+
+@dataclass(frozen=True)
+class NetworkOptions(Options):
+    """What of the network is quantised, and to which levels."""
+
+    weights: StairName | Literal["float"] = option(
+        "ternary", "Stair of the weights.", "architecture"
+    )
+    weight_quantum: float = option(
+        1.0, "Quantum of the weights' stair.", "architecture", low=1e-30, high=1e30
+    )
+    features: StairName | Literal["float"] = option(
+        "ternary", "Stair of the features (both in float: float twin).", "architecture"
+    )
+    feature_quantum: float = option(
+        1.0, "Quantum of the features' stair.", "architecture", low=1e-30, high=1e30
+    )
+    thresholds: Literal["midpoint", "floor"] = option(
+        "midpoint", "Thresholds of intN and uintN: between levels, or at them.", "architecture"
+    )
+    last_layer: Literal["float", "stair"] = option(
+        "float", "Keep the last layer in float, or quantise its weights too.", "architecture"
+    )
+    skip: tuple[str, ...] = option(
+        (), "Further modules to keep in float, by name or pattern.", "architecture"
+    )
+
+    @property
+    def is_float(self) -> bool:
+        """Whether nothing is quantised: the float twin."""
+        return self.weights == self.features == "float"
+
+    def stair(self, of: Literal["weights", "features"]) -> Stair | None:
+        """Return the stair of weights or features; None for float."""
+        name = getattr(self, of)
+        quantum = self.weight_quantum if of == "weights" else self.feature_quantum
+        return None if name == "float" else stair_named(name, quantum, self.thresholds)
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        self.stair("weights"), self.stair("features")
+
+
+@dataclass(frozen=True)
+class NoiseOptions(Options):
+    """The noise, and how it is annealed."""
+
+    noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
+        "uniform", "Noise family.", "architecture", *AXIS
+    )
+    forward: Literal["expectation", "mode", "random", "hard"] = option(
+        "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
+    )
+    static_mean: bool = option(
+        True, "Keep the mean of the noise instead of annealing it to 0.", *SCHEDULE_AXIS
+    )
+    static_std: bool = option(
+        False, "Keep the standard deviation instead of annealing it to 0.", *SCHEDULE_AXIS
+    )
+    mean0: float | None = option(
+        None, "Initial mean in quanta (None: 0 if static, else -0.5).", "schedule"
+    )
+    std0: float | None = option(
+        None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
+    )
+    interval: Interval = option(
+        "partition",
+        "Layers anneal one by one (partition), all at once, from one start, or to one end.",
+        *SCHEDULE_AXIS,
+    )
+    power: Power = option(
+        "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
+    )
+    period: float = option(
+        9.0, "Epochs to anneal one layer (all: times layers).", "schedule", "scales_with_epochs"
+    )
+    update: Literal["iteration", "epoch"] = option(
+        "iteration", "Update the noise at every iteration, or once per epoch."
+    )
+    truncate: bool = option(
+        True, "End the backward pass at layers that pass no gradient.", changes_result=False
+    )
+    freeze: bool = option(
+        False, "Freeze parameters before annealed layers, which momentum would still move."
+    )
+
+    def schedule(self, layers: int) -> Schedule:
+        """Return the noise schedule of a network with that many quantised layers."""
+        known = describe(NoiseOptions).items()
+        values = {name: getattr(self, name) for name, field in known if "schedule" in field.facts}
+        if self.std0 is None:
+            values["std0"] = noises.get(self.noise).std_within(0.5)
+        return Schedule(layers=layers, **values)
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.freeze and not self.truncate:
+            raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
+        self.schedule(1)
+
+
+@dataclass(frozen=True)
+class OptimiserOptions(Options):
+    """The optimiser, its learning rate, and how long it runs."""
+
+    optimiser: Literal["adam", "sgd"] = option(
+        "adam", "Adam, or stochastic gradient descent with momentum."
+    )
+    learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
+    momentum: float = option(0.9, "Momentum of sgd.", low=0.0, high=0.999999)
+    weight_decay: float = option(0.0, "Weight decay.", low=0.0, high=1e6)
+    drop: float | None = option(
+        32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
+    )
+    drop_factor: float = option(0.1, "Factor by which the learning rate drops.", low=0.0, high=1e6)
+    batch: int = option(
+        64, "Examples per batch; an incomplete last batch is left out.", low=2, high=10**9
+    )
+    epochs: int = option(
+        40,
+        "Passes over the data; as a flag, scales period and drop.",
+        "in_tables",
+        low=1,
+        high=10**7,
+    )
+
+    def learning_rate_at(self, t: float) -> float:
+        """Return the learning rate at time ``t`` in epochs, counting from 0."""
+        dropped = self.drop is not None and t >= self.drop
+        return self.learning_rate * self.drop_factor if dropped else self.learning_rate
+
+
+@dataclass(frozen=True)
+class SplitOptions(Options):
+    """What is trained on, what validates, and how it is evaluated."""
+
+    statistics: Literal["running", "fresh"] = option(
+        "running",
+        "Evaluate with running batch statistics, or with fresh ones of 4,096 training examples.",
+        older_value="running",
+    )
+    fold: int = option(0, "Fold that validates, counting from 0.", low=0, high=10**9)
+    folds: int = option(5, "Number of folds of the training set.", low=2, high=10**9)
+    seed: int = option(
+        0, "Seed of weights, order, augmentation and random forward passes.", low=0, high=2**63 - 1
+    )
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.fold >= self.folds:
+            problem = f"must be from 0 to {self.folds - 1}, but {self.fold} was given"
+            raise _check.invalid("fold", problem)
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(Options):
+    """How a training step is computed."""
+
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
+        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
+    )
+    compile: Literal["auto", "always", "never"] = option(
+        "auto",
+        "torch.compile the network (auto: in long runs on a GPU without fused kernels).",
+        changes_result=False,
+    )
+    kernels: Literal["auto", "triton", "reference"] = option(
+        "auto", "Kernels of the stairs: Triton on a GPU, or plain torch.", changes_result=False
+    )
+    capture: Literal["auto", "always", "never"] = option(
+        "auto",
+        "Run training steps on a GPU as a CUDA graph (auto: unless the model is your own).",
+        changes_result=False,
+    )
+
+    def precision_on(self, device: torch.device) -> str:
+        """Return the precision of training steps on a device: float32, tf32 or bfloat16.
+
+        >>> ExecutionOptions().precision_on(torch.device("cpu"))
+        'float32'
+        """
+        cuda = device.type == "cuda"
+        if self.precision == "auto":
+            return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
+        has_tf32 = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+        if self.precision == "tf32" and not has_tf32:
+            raise _check.invalid(
+                "precision",
+                f"must be auto, float32 or bfloat16 on {device}, which has no TF32, but 'tf32' "
+                "was given",
+            )
+        return self.precision
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.kernels == "triton" and self.compile == "always":
+            problem = "must be auto or reference with compile=always, but 'triton' was given"
+            raise _check.invalid("kernels", problem)

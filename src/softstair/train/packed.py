@@ -28,8 +28,6 @@ from softstair.train.network import stair_network, trained_network
 from softstair.train.recipe import Recipe, fields_with
 from softstair.train.records import recipe_of, summary_of
 
-__all__ = ["NETWORKS", "about", "pack", "packed_network"]
-
 FORMAT = 1
 NETWORKS = Path("results/networks")
 """Where networks are found by name, in a checkout of softstair."""

@@ -5,7 +5,7 @@ averages the gradients; running statistics and losses are averaged after each st
 then have the same network to the last bit; only their random numbers differ.
 
 The other modules ask a :class:`Team`. The team of a single process, :data:`SINGLE_PROCESS`, answers
-without communication.
+without communication. :class:`StopRequest` notes the signals that ask a training to stop.
 """
 
 import contextlib
@@ -14,8 +14,10 @@ import functools
 import hashlib
 import os
 import re
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -24,18 +26,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softstair._errors import SoftstairError, first_line
-from softstair.train.interrupt import StopRequest
-
-__all__ = [
-    "SINGLE_PROCESS",
-    "NotRankZero",
-    "Team",
-    "TeamError",
-    "joined",
-    "launch_command",
-    "rank_zero_output",
-    "torchrun_ranks",
-]
 
 TIMEOUT = datetime.timedelta(minutes=15)
 """For a process that hangs, or computes the features of recordings. One that died is noticed at
@@ -52,13 +42,49 @@ class NotRankZero(TeamError):
     """The same error in another process than rank 0, which reports it."""
 
 
+class Interrupted(Exception):
+    """A signal stopped the training, which has saved a checkpoint."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class StopRequest:
+    """A context in which SIGINT and SIGTERM set ``number``; a second one raises KeyboardInterrupt.
+
+    Outside the main thread, where Python handles no signals, it does nothing.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, raise_second: bool = True) -> None:
+        self.number: int | None = None
+        self._raise_second = raise_second
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        try:
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        except ValueError:
+            self._before.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None and self._raise_second:
+            raise KeyboardInterrupt
+        self.number = number
+
+
 class Team:
     """The processes that train a run; by default a team of one, which never communicates.
 
-    Attributes:
-        rank: Number of this process, from 0.
-        size: Number of processes.
-        local_rank: Number of this process on its machine; None for a single process.
+    This process has number ``rank`` of ``size``, and ``local_rank`` on its machine.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int | None = None) -> None:
@@ -181,11 +207,9 @@ class Team:
             x.detach().copy_(values.view(x.shape))
 
     def stop_request(self) -> StopRequest:
-        """Return the context that notes signals.
-
-        A scheduler and torchrun both send a signal to every process of a team, so that the second
-        one means nothing there.
-        """
+        """Return the context that notes signals."""
+        # A scheduler and torchrun both send a signal to every process of a team: there, the second
+        # one means nothing.
         return StopRequest(raise_second=self.size == 1)
 
     def _error(self, message: str) -> TeamError:
@@ -210,13 +234,9 @@ class _Forward(nn.Module):
 
 @contextlib.contextmanager
 def joined(device: str = "auto") -> Iterator[Team]:
-    """Connect the processes that ``torchrun`` started.
+    """Connect the processes that ``torchrun`` started, and yield the team of this process.
 
-    Args:
-        device: As for :func:`softstair.train.train`.
-
-    Yields:
-        The team of this process; :data:`SINGLE_PROCESS` without torchrun or with one process.
+    Without torchrun it is :data:`SINGLE_PROCESS`; ``device`` is as for :func:`train`.
 
     >>> with joined() as team:
     ...     team.size
@@ -250,11 +270,7 @@ def joined(device: str = "auto") -> Iterator[Team]:
 
 
 def torchrun_ranks() -> tuple[int, int, int]:
-    """Return (rank, number of processes, rank on this machine) from torchrun's environment.
-
-    Raises:
-        TeamError: If the environment variables are not integers.
-    """
+    """Return (rank, number of processes, rank on this machine) from torchrun's environment."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
         return 0, 1, 0

@@ -8,10 +8,14 @@ CPU, small networks train fastest on one thread. The result of a run does not de
 of runs: each has the threads, the seed and the directory that it would have alone.
 """
 
+import contextlib
+import json
 import os
 import queue
 import signal
+import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -21,18 +25,24 @@ from typing import Any, Literal
 
 import torch
 
-from softstair.train.interrupt import Interrupted, StopRequest
+from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError
-from softstair.train.worker import Worker
-
-__all__ = ["MAX_RUNS_PER_GPU", "Pool", "ProcessPool", "Task", "cores", "worker_count"]
 
 MAX_RUNS_PER_GPU = 5
 """Runs that share a GPU: each has a CUDA context and a copy of the data there."""
 TIMEOUT = 10.0
 """Seconds for a process to save its run when the pool ends because of an error."""
+
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from softstair.train.progress import main
+main(int(sys.argv[2]))
+"""
+"""A new interpreter, since CUDA and threads do not survive a fork. Unlike multiprocessing it does
+not run the user's script again; with -P, files in the current directory do not hide modules."""
 
 
 def worker_count(
@@ -186,6 +196,70 @@ class Pool(ABC):
         self._reasons.add(reason)
         self.failed += 1
         self._report(task, {"kind": "failed", "why": why})
+
+
+class Worker:
+    """The parent's end of a process that trains.
+
+    Args:
+        events: Queue of (worker, event); an event of None says that the process ended.
+
+    Attributes:
+        task: What it trains now; None if nothing.
+        is_free: Whether it can be given a run.
+    """
+
+    def __init__(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
+        self.task: Any = None
+        self.is_free = True
+        # Networks that are not small take as many threads as torch has here.
+        arguments = [json.dumps(sys.path), str(torch.get_num_threads())]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", START, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self._listener.start()
+
+    def _listen(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):  # an incomplete line: the process was killed
+                events.put((self, json.loads(line)))
+        events.put((self, None))
+
+    def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
+        """Let it train a run."""
+        assert self.process.stdin is not None
+        self.task, self.is_free = task, False
+        message = {"recipe": recipe.to_json(), "out": str(out), **settings}
+        with contextlib.suppress(OSError):  # it has ended, which the listener will tell
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Let it end if it is free."""
+        assert self.process.stdin is not None
+        if self.is_free:
+            self.is_free = False
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def end(self, timeout: float) -> None:
+        """Wait for its end; kill it after ``timeout`` seconds."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listener.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
 
 
 class ProcessPool(Pool):

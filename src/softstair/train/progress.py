@@ -1,7 +1,21 @@
-"""Progress of a training: events for another process or a terminal, and for TensorBoard."""
+"""Progress of a training: events for a terminal, TensorBoard, or the process that started it.
 
+:func:`main` is a process of a pool, which trains one run after the other. Parent and child send
+each other lines of JSON: the parent runs to train, the child events. When the child's input ends,
+the parent has closed it or was killed: the child saves its run and ends.
+"""
+
+import _thread
+import contextlib
+import gc
+import importlib
+import json
 import os
+import queue
+import signal
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +24,11 @@ import torch
 
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link
+from softstair.train.loop import train
 from softstair.train.network import advice
+from softstair.train.parallel import Interrupted
+from softstair.train.recipe import Recipe
 from softstair.train.state import State
-
-__all__ = ["Event", "EventSender", "TensorBoardEvents"]
 
 Event = dict[str, Any]
 """Plain data. Its ``kind`` is start, loading, begin, step, epoch, done, stopped or failed."""
@@ -127,3 +142,108 @@ class TensorBoardEvents:
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, metrics["epoch"])
         self._writer.flush()
+
+
+def main(threads: int) -> None:
+    """Train what the parent sends, with so many threads of torch, until there is no more."""
+    torch.set_num_threads(threads)
+    incoming, outgoing = os.dup(0), os.dup(1)
+    # A user's model may read and print: neither must reach the pipes to the parent.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    inbox = _Inbox()
+    with contextlib.suppress(KeyboardInterrupt):
+        # Until a training handles signals itself, SIGTERM unwinds the stack as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        threading.Thread(target=inbox.listen, args=(incoming,), daemon=True).start()
+        while (message := inbox.get()) is not None and _train(message, outgoing):
+            inbox.rest()
+        inbox.rest()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _Inbox:
+    """What the parent sent, and whether the parent is still there."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = self._ended = False
+
+    def listen(self, incoming: int) -> None:
+        """Receive messages; at the end of the input, stop the run that is training."""
+        with os.fdopen(incoming, "rb", 0) as file:
+            for line in file:
+                self._messages.put(json.loads(line))
+        with self._lock:
+            self._ended = True
+            if self._busy:
+                _thread.interrupt_main(signal.SIGTERM)
+        self._messages.put(None)
+
+    def get(self) -> dict[str, Any] | None:
+        """Return the next run to train; None at the end of the input."""
+        try:
+            message = self._messages.get(timeout=0.2)
+        except queue.Empty:
+            # Optimisers import it, which takes seconds: better while there is nothing to do.
+            importlib.import_module("torch._dynamo")
+            message = self._messages.get()
+        with self._lock:
+            self._busy = message is not None and not self._ended
+        return message if self._busy else None
+
+    def rest(self) -> None:
+        """Nothing trains now that the end of the input would have to stop."""
+        with self._lock:
+            self._busy = False
+
+
+def _train(message: dict[str, Any], outgoing: int) -> bool:
+    """Train a run and send its events; return whether the process can train another one."""
+
+    def send(event: Event) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        with contextlib.suppress(OSError):  # the parent has ended, and this run is being stopped
+            while line:
+                line = line[os.write(outgoing, line) :]
+
+    try:
+        with contextlib.ExitStack() as stack:
+            recipe, out = Recipe.from_json(message.pop("recipe")), Path(message.pop("out"))
+            sender = EventSender(send)
+            watchers: list[Any] = [sender]
+            if message.pop("tensorboard", False):
+                watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
+            train(recipe, out, watchers=watchers, loading=sender.loading, **message)
+    except (Interrupted, KeyboardInterrupt):
+        send({"kind": "stopped"})
+        return False
+    except Exception as error:
+        if os.environ.get("SOFTSTAIR_TRACEBACK"):
+            traceback.print_exception(error)
+        send({"kind": "failed", "why": error_message(error)})
+        return False
+    free_memory()
+    send({"kind": "done"})
+    return True
+
+
+def free_memory() -> None:
+    """Free what a run has left, the device's memory included, for the next run."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def error_message(error: Exception) -> str:
+    """Return an error as one line; for an internal error, with how to report it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError | OSError):
+        return text
+    return (
+        f"internal error ({type(error).__name__}: {text[:200]}): run it again with "
+        "SOFTSTAIR_TRACEBACK=1 and report what that prints."
+    )

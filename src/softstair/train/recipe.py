@@ -6,17 +6,16 @@ from typing import Any, Literal, cast, get_args
 
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair.train.groups import (
+from softstair.train.options import (
     DataOptions,
     ExecutionOptions,
+    Fact,
     NetworkOptions,
     NoiseOptions,
     OptimiserOptions,
     SplitOptions,
+    describe,
 )
-from softstair.train.options import Fact, describe, names_with
-
-__all__ = ["FIELDS", "OLDER_VALUES", "PRESETS", "PresetName", "Recipe", "fields_with", "preset"]
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,8 @@ class Recipe(
     def from_row(cls, row: Mapping[str, Any]) -> "Recipe":
         """Return the recipe of a row of a table, whose other columns are ignored.
 
-        A field that has no column, or an empty cell, has its default, or the value that files
+        A field without a column, or with an empty cell, has its default, or the value that files
         older than the field mean. Cells are text or have the type of their field.
-
-        Raises:
-            SoftstairError: If a cell is not a value of its field.
 
         >>> Recipe.from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
         'partition'
@@ -154,7 +150,7 @@ def fields_with(fact: Fact) -> tuple[str, ...]:
     >>> fields_with("paper_axis")
     ('noise', 'forward', 'static_mean', 'static_std', 'interval', 'power')
     """
-    return names_with(fact, Recipe)
+    return tuple(name for name, known in describe(Recipe).items() if fact in known.facts)
 
 
 PresetName = Literal["digits", "paper-cifar10", "paper-svhn", "paper-speech"]

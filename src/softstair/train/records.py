@@ -2,30 +2,13 @@
 
 import json
 import math
-import warnings
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from softstair._errors import SoftstairError, first_line
 from softstair.data import version
-from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
-
-__all__ = [
-    "AGAIN",
-    "MAX_THREADS",
-    "RunError",
-    "check_same_recipe",
-    "data_version_of",
-    "is_history",
-    "load_checkpoint",
-    "metrics_of",
-    "read_json",
-    "recipe_of",
-    "refuse_other_data",
-    "summary_of",
-]
 
 MAX_JSON_BYTES = 1 << 20
 MAX_VERSION_LENGTH = 200
@@ -95,51 +78,6 @@ def data_version_of(path: Path) -> str | None:
     if not isinstance(recorded, str) or not 0 < len(recorded) <= MAX_VERSION_LENGTH:
         return None
     return recorded if recorded.isprintable() else None
-
-
-def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the newest checkpoint of a run directory, or None if there is none.
-
-    Args:
-        path: The run directory.
-        config: The ``recipe`` and ``data`` that the checkpoint must have been trained with, as in
-            config.json.
-
-    Raises:
-        CheckpointError: If it was trained with another recipe or other data. A checkpoint of an
-            older version, which records neither, gives a warning.
-    """
-    state = checkpoint.load(path / "checkpoint")
-    if state is None:
-        return None
-    origin = state.pop("origin", None)
-    folder = str(path / "checkpoint")
-    if origin is None:
-        warnings.warn(
-            f"the checkpoint in {folder!r} was saved by an older version of softstair and does not "
-            "say with which recipe and data it was trained; this was not checked.",
-            stacklevel=2,
-        )
-        return state
-    try:
-        saved, given = (Recipe.from_json(each["recipe"]) for each in (origin, config))
-        names = given.training_differences(saved)
-        different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
-        if origin["data"] != config["data"]:
-            different["data set"] = (origin["data"], config["data"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise checkpoint.CheckpointError(
-            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
-            f"({first_line(error)}): restore it, or train in a new run directory."
-        ) from None
-    if different:
-        values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
-        raise checkpoint.CheckpointError(
-            f"the checkpoint in {folder!r} belongs to another training "
-            f"({', '.join(values)[:400]}): restore the checkpoint of this run, or train in a new "
-            "run directory."
-        )
-    return state
 
 
 def summary_of(path: Path) -> dict[str, Any] | None:

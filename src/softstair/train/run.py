@@ -23,13 +23,9 @@ from typing import Any
 from softstair._errors import import_extra
 from softstair._files import refuse_link, write
 from softstair.train import checkpoint
-from softstair.train.interrupt import Interrupted, StopRequest
-from softstair.train.parallel import SINGLE_PROCESS, Team
-from softstair.train.records import AGAIN, MAX_THREADS, RunError, load_checkpoint, read_json
-from softstair.train.snapshot import load_state_dict, state_dict
+from softstair.train.parallel import SINGLE_PROCESS, Interrupted, StopRequest, Team
+from softstair.train.records import AGAIN, MAX_THREADS, RunError, read_json
 from softstair.train.state import State
-
-__all__ = ["Run", "check_finite"]
 
 MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
@@ -122,10 +118,10 @@ class Run:
 
     def resume(self, state: State) -> None:
         """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it."""
-        saved = self.team.broadcast(lambda: load_checkpoint(self.path, self._config))
+        saved = self.team.broadcast(lambda: checkpoint.load_checkpoint(self.path, self._config))
         if saved is not None:
             with self.team.all_or_none():
-                load_state_dict(state, saved)
+                checkpoint.load_state_dict(state, saved)
             self._saved = (state.epoch, state.step)
         if self.team.is_rank_zero:
             write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
@@ -155,7 +151,7 @@ class Run:
             return
         start = time.monotonic()
         check_finite(state)
-        saved = state_dict(state)
+        saved = checkpoint.state_dict(state)
         if self.team.is_rank_zero:
             origin = {name: self._config.get(name) for name in ("recipe", "data")}
             checkpoint.save(self.path / "checkpoint", {**saved, "origin": origin})

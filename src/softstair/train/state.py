@@ -14,39 +14,11 @@ from softstair.train.execution import choose_execution
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 
-__all__ = ["Clock", "State", "make_optimiser"]
-
-
-class Clock:
-    """Counts the seconds of the training steps, without evaluation."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._since = 0.0
-
-    def start(self) -> None:
-        self._since = time.perf_counter()
-
-    def lap(self) -> None:
-        """Add the seconds since the last call."""
-        now = time.perf_counter()
-        self.seconds += now - self._since
-        self._since = now
-
 
 class State:
-    """Everything that a training step reads or changes.
+    """Everything that a training step reads or changes; ``network`` is trained in place.
 
     The processes of a team have equal states after each step, except for their random numbers.
-
-    Args:
-        recipe: What to train.
-        network: The network in its first state, as :func:`~softstair.train.network.make_network`
-            builds it; it is trained in place.
-        example_count: Number of training examples.
-        device: Where to train.
-        own: Whether the model is the user's own code.
-        team: The processes that train it.
 
     Attributes:
         epoch, step: Number of complete epochs, and of complete steps of this epoch.
@@ -95,7 +67,8 @@ class State:
         self.order: Tensor | None = None
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
-        self.clock = Clock()
+        self.seconds = 0.0
+        self._since = 0.0
         self.history: list[dict[str, Any]] = []
 
     def _make_annealer(self) -> Annealer | None:
@@ -122,7 +95,7 @@ class State:
             self.loss.zero_()
             self.correct.zero_()
         self.network.train()
-        self.clock.start()
+        self._since = time.perf_counter()
 
     def end_epoch(self, metrics: dict[str, Any]) -> None:
         """Append the metrics of the epoch, and go to the next."""
@@ -132,7 +105,13 @@ class State:
     def end_step(self) -> None:
         """Count a step. Its sums stay on the device, for which nobody waits."""
         self.step += 1
-        self.clock.lap()
+        self.lap()
+
+    def lap(self) -> None:
+        """Count the seconds since the last call: of training steps, without evaluation."""
+        now = time.perf_counter()
+        self.seconds += now - self._since
+        self._since = now
 
     @property
     def learning_rate(self) -> float:

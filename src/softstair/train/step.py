@@ -17,8 +17,6 @@ from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.train.state import State
 
-__all__ = ["CapturedStep", "Step", "preserve", "train_on"]
-
 WARM_UP_STEPS = 2
 """Steps that run before a capture and are undone: kernels are compiled and chosen in them."""
 

@@ -11,8 +11,6 @@ from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, metrics_of, recipe_of
 
-__all__ = ["distances_on_run", "trained_recipe"]
-
 INPUTS = 16
 TIMES = 7
 """Few inputs and times: the network runs in float64, once for each time."""
