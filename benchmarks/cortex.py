@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sentence import tell
-from softstair.cli._deployed import LastLayer, deployed, examples
 from softstair.deploy.c import build, write
+from softstair.train.trained import LastLayer, deployed
 
 TICK = 40
 """Instructions per tick: QEMU executes one per nanosecond, and the timer runs at 25 MHz."""
@@ -25,7 +25,7 @@ TICK = 40
 def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dict[str, Any]:
     """Return the figures of one network."""
     network = deployed(run, data_dir, last_layer)
-    _, x = examples(run, network.recipe, data_dir, count)
+    _, x = network.examples(data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = write(network.integer, folder)

@@ -1,18 +1,120 @@
-"""Entry point of the command, outside the package: importing the package takes seconds.
+"""The command ``softstair``: choose the verb, run it, and turn errors into one line on stderr.
 
-Ctrl-C during the import ends with a message and exit code 130.
+Exit codes: 0 for yes, 1 if the answer is no, 2 for an error. This module is outside the package,
+which imports torch: help and version are shown at once.
 """
 
+import contextlib
+import importlib
+import os
+import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["main"]
+__all__ = ["VERBS", "main"]
+
+VERBS: dict[str, str] = {
+    "train": "train a quantised network; without flags, a ternary one on the embedded digits",
+    "grid": "train a design of many runs, such as the paper's, here or on a cluster",
+    "report": "write one HTML page about a grid: claims, curves, tables",
+    "export": "write a trained network as ONNX, QONNX or C, in integers",
+    "verify": "compare the deployed network with the trained one, number by number",
+    "check": "check a schedule: does it anneal its layers in order? What does the theorem say?",
+    "bench": "measure the speed of the operator, the training step and truncation",
+    "data": "download data sets, and show which are there",
+}
+
+EXTRA = ("rich", "matplotlib", "sklearn", "scipy", "safetensors", "filelock")
+"""Packages of ``pip install 'softstair[cli]'``, which only the command needs."""
+HELP = """\
+usage: softstair VERB [FLAGS]
+
+Train quantised neural networks by additive noise annealing.
+
+{verbs}
+
+softstair VERB --help lists the flags of a verb; softstair --version, the version.
+"""
+LONGEST_NAME = 200
+"""Characters of a file name that an error shows."""
 
 
-def main() -> int:
-    """Run the command line and return the exit code."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, given without the program's name, and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without λ gets a question mark
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help"):
+        verbs = "\n".join(f"  {verb:<6}  {purpose}" for verb, purpose in VERBS.items())
+        print(HELP.format(verbs=verbs), end="")
+        return 0
+    if verb in ("-V", "--version"):
+        source = Path(__file__).parent / "softstair" / "__init__.py"
+        version = re.search(r'__version__ = "(.+)"', source.read_text(encoding="utf-8"))
+        print(f"softstair {version and version[1]}")
+        return 0
+    if verb not in VERBS:
+        return _fail(
+            f"softstair: the verb must be one of {', '.join(VERBS)}, but {verb!r} was given."
+        )
     try:
-        from softstair.cli import main as run
+        return _run(verb, words[1:])
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except KeyboardInterrupt:
-        print("softstair: interrupted before it began.", file=sys.stderr)
-        return 130
-    return run()
+        return _fail(f"softstair {verb}: interrupted before anything was saved.", code=130)
+    except BrokenPipeError:
+        # `softstair check | head`: nobody reads on, and Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        from softstair._errors import MissingExtraError
+
+        if isinstance(error, ValueError | OSError | MissingExtraError):
+            return _fail(f"softstair {verb}: {_message(error)}")
+        if os.environ.get("SOFTSTAIR_TRACEBACK"):
+            raise
+        return _fail(
+            f"softstair {verb}: internal error: {type(error).__name__}: {error}. Please report it "
+            "with the command you ran and what it prints with SOFTSTAIR_TRACEBACK=1."
+        )
+
+
+def _run(verb: str, words: list[str]) -> int:
+    try:
+        module = importlib.import_module(f"softstair.cli.{verb}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRA:
+            raise
+        return _fail(
+            f"softstair {verb}: the command needs the package {missing}, which is not installed: "
+            "run pip install 'softstair[cli]'."
+        )
+    from softstair.cli._args import parse
+
+    with getattr(module, "parsing", contextlib.nullcontext)():
+        command = parse(module.Command, words, f"softstair {verb}")
+    return int(command.run())
+
+
+def _fail(sentence: str, code: int = 2) -> int:
+    print(" ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+def _message(error: Exception) -> str:
+    """Return the message of an error, with flags instead of the library's parameters."""
+    from softstair.cli._args import flags_in, spelling
+
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        name = str(error.filename)
+        shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+        return f"cannot use {shown!r}: {error.strerror}."
+    text = flags_in(str(error))
+    if (field := getattr(error, "field", None)) and text.startswith(f"{field} "):
+        return f"{spelling(field)}{text.removeprefix(field)}"
+    return text

@@ -2,7 +2,7 @@
 
 import sys
 
-from softstair.cli import main
+from softstair_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,7 +27,7 @@ def interrupted(name, *rest, **more):
 
 import softstair_command
 builtins.__import__ = interrupted
-sys.exit(softstair_command.main())
+sys.exit(softstair_command.main(['check']))
 """
 
 
@@ -38,7 +38,14 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_interrupt_during_the_import_is_one_line() -> None:
     done = python(INTERRUPTED)
-    assert (done.returncode, done.stderr) == (130, "softstair: interrupted before it began.\n")
+    message = "softstair check: interrupted before anything was saved.\n"
+    assert (done.returncode, done.stderr) == (130, message)
+
+
+def test_help_and_version_do_not_import_torch() -> None:
+    call = "import softstair_command as c, sys; c.main(['{}']); sys.exit('torch' in sys.modules)"
+    for word in ("--help", "--version"):
+        assert python(call.format(word)).returncode == 0
 
 
 def test_installed_command_has_the_exit_codes_of_the_verbs() -> None:

@@ -7,9 +7,9 @@ from typing import Literal
 from softstair._errors import SoftstairError
 from softstair._files import output_file, refuse_link
 from softstair.cli._args import argument, flag
-from softstair.cli._deployed import Deployed, deployed
 from softstair.cli._table import print_line, print_table, table
 from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
+from softstair.train.trained import Deployed, LastLayer, deployed
 
 __all__ = ["Command"]
 
@@ -36,7 +36,7 @@ class Command:
         "File, or folder for c, to write (default: network.onnx, network.qonnx or c/ in the run "
         "directory).",
     )
-    last_layer: Literal["float", "int8"] = flag(
+    last_layer: LastLayer = flag(
         "float", "Export a last layer that was trained in float as it is, or with INT8 weights."
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")

@@ -4,16 +4,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from softstair._check import integer
 from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import argument, flag
-from softstair.cli._deployed import deployed, examples
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table, table
 from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, verify
 from softstair.deploy.comparison import CLASS, Runner, trained_runner
+from softstair.train.trained import LastLayer, deployed
 
 __all__ = ["Command"]
 
@@ -37,7 +36,7 @@ class Command:
 
     trained: Path = argument("RUN", "Run directory, or a packed network by its path or name.")
     backends: str = flag("onnx,c", "Backends to compare besides the integer network, or none.")
-    last_layer: Literal["float", "int8"] = flag(
+    last_layer: LastLayer = flag(
         "float", "Run a last layer that was trained in float as it is, or with INT8 weights."
     )
     limit: int | None = flag(None, "Use only the first N examples.")
@@ -54,7 +53,7 @@ class Command:
 
     def run(self) -> int:
         source = deployed(self.trained, self.data_dir, self.last_layer)
-        name, x = examples(self.trained, source.recipe, self.data_dir, self.limit)
+        name, x = source.examples(self.data_dir, self.limit)
         with tempfile.TemporaryDirectory() as folder, Progress("verify") as progress:
             others = {
                 name: _runner(name, source.integer, Path(folder)) for name in self._backends()
