@@ -43,18 +43,13 @@ def test_functions_run_in_turns_after_a_warm_up(monkeypatch: pytest.MonkeyPatch)
     assert times["b"].samples == (2.0, 2.0, 2.0)
 
 
-def test_a_sample_lasts_as_long_as_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_lasts_as_long_as_required_without_preparation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
-    times = race({"a": clock.worker("a", 0.25)}, CPU, effort(2, seconds=2.0), each=5)
-    assert clock.log == "a" * (2 + 2 * 8)
-    assert times["a"].samples == (0.05, 0.05)
-
-
-def test_preparation_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    prepare = clock.worker("-", 100.0)
-    times = race({"a": clock.worker("a", 1.0)}, CPU, effort(2), before=lambda name: prepare())
-    assert (clock.log, times["a"].samples) == ("-aa-a-a", (1.0, 1.0))
+    prepare, work = clock.worker("-", 100.0), clock.worker("a", 0.25)
+    times = race({"a": work}, CPU, effort(2, seconds=0.5), lambda name: prepare(), each=5)
+    assert (clock.log, times["a"].samples) == ("-aa-aa-aa", (0.05, 0.05))
 
 
 def test_times_in_json_have_median_and_range() -> None:
@@ -62,20 +57,14 @@ def test_times_in_json_have_median_and_range() -> None:
     assert Times((0.5, 0.1, 0.9, 0.2)).to_json() == expected
 
 
-def test_effort_needs_repeats() -> None:
+def test_quick_is_less_effort_and_repeats_are_checked() -> None:
+    for device in ("cpu", "cuda"):
+        full, quick = (Effort.on(torch.device(device), quick) for quick in (False, True))
+        assert (full.quick, quick.quick) == (False, True)
+        assert quick.repeats < full.repeats
+        assert quick.elements < full.elements
     with pytest.raises(ValueError, match="repeats must be an integer from 1 to 1000"):
         Effort.on(CPU, repeats=0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_is_less_effort(device: str) -> None:
-    full, quick = (Effort.on(torch.device(device), quick) for quick in (False, True))
-    assert (full.quick, quick.quick) == (False, True)
-    assert quick.repeats < full.repeats
-    assert quick.elements < full.elements
-
-
-# Memory
 
 
 def test_peak_counts_tensors_that_live_at_the_same_time() -> None:

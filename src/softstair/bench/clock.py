@@ -50,25 +50,13 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        repeats: Samples of each function; medians are over them.
-        calls: Calls per sample on CUDA.
-        seconds: Shortest duration of a sample on a CPU.
-        elements: Elements of the tensor of :func:`softstair.bench.measure_operator`.
-        quick: Whether to measure fewer stairs and dtypes.
-
-    Example:
-        >>> Effort.on(torch.device("cuda")).elements
-        33554432
-    """
-
-    repeats: int
-    calls: int
-    seconds: float
-    elements: int
-    quick: bool = False
+    repeats: int  # samples of each function
+    calls: int  # per sample on CUDA
+    seconds: float  # shortest duration of a sample on a CPU
+    elements: int  # of the tensor of measure_operator
+    quick: bool = False  # whether to measure fewer stairs and dtypes
 
     def __post_init__(self) -> None:
         _check.integer("repeats", self.repeats, *REPEATS)
@@ -85,12 +73,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Times(Record):
-    """Seconds per call, one number per sample.
-
-    Example:
-        >>> Times((0.3, 0.1, 0.2)).median
-        0.2
-    """
+    """Seconds per call, one number per sample."""
 
     samples: tuple[float, ...]
 
@@ -111,28 +94,14 @@ def race(
     functions: Mapping[str, Callable[[], object]],
     device: torch.device,
     effort: Effort,
-    before: Callable[[str], None] | None = None,
+    before: Callable[[str], None] = lambda name: None,
     each: int = 1,
 ) -> dict[str, Times]:
     """Time functions in turns, after a first call of each that is not counted.
 
-    Args:
-        functions: Functions without arguments, by name.
-        device: The device that they run on.
-        effort: How much to measure.
-        before: Called with a function's name before each of its samples; not timed.
-        each: Number of operations that one call runs; times are divided by it.
-
-    Returns:
-        The seconds per operation, by name.
-
-    Example:
-        >>> effort = Effort(repeats=3, calls=1, seconds=0.0, elements=1)
-        >>> times = race({"sum": lambda: sum(range(100))}, torch.device("cpu"), effort)
-        >>> len(times["sum"].samples)
-        3
+    ``before`` is called with a function's name before each of its samples, and is not timed. Times
+    are divided by ``each``, the number of operations that a call runs.
     """
-    before = before or (lambda name: None)
     calls = dict.fromkeys(functions, effort.calls)
     for name, function in functions.items():
         before(name)
@@ -156,7 +125,7 @@ def _seconds(function: Callable[[], object], calls: int, device: torch.device) -
         for _ in range(calls):
             function()
         return time.perf_counter() - start
-    synchronise(device)
+    torch.cuda.synchronize(device)
     start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start_event.record()
     for _ in range(calls):
@@ -236,27 +205,23 @@ class _AllocationCounter(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
-        self.sizes: dict[int, int] = {}
+        # Sizes by address; known storages have none.
+        self.sizes = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
         self.now, self.most = 0, 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for storage in [tensor.untyped_storage() for tensor in tensors]:
+            address = storage.data_ptr()
+            if address not in self.sizes:
+                self.sizes[address] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._remove, address)
         return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        address = storage.data_ptr()
-        if address in self.known or address in self.sizes:
-            return
-        self.sizes[address] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._remove, address)
 
     def _remove(self, address: int) -> None:
         self.now -= self.sizes.pop(address, 0)
@@ -270,12 +235,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """Return the machine and the versions as plain data.
-
-    Example:
-        >>> about(torch.device("cpu"))["torch"] == torch.__version__
-        True
-    """
+    """Return the machine and the versions as plain data."""
     cuda = device.type == "cuda"
     cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
     packages: dict[str, str | None] = {"triton": None, "brevitas": None}

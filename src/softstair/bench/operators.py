@@ -34,14 +34,7 @@ from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 from softstair.train.options import stair_named
 
-__all__ = [
-    "STAIRS",
-    "ConvolutionRow",
-    "OperatorRow",
-    "bench_stair",
-    "measure_exact",
-    "measure_operator",
-]
+__all__ = ["ConvolutionRow", "OperatorRow", "bench_stair", "measure_exact", "measure_operator"]
 
 STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")
 """Default stairs; the last is the paper's, with a quantum that 16-bit dtypes round."""
@@ -54,15 +47,7 @@ Passes = tuple[Callable[[], object], Callable[[], object]]
 
 @dataclass(frozen=True)
 class OperatorRow(Record):
-    """One operator on one tensor.
-
-    Attributes:
-        forward, backward, copy: Seconds of a pass, and of a copy.
-        relu: Seconds of torch.relu, forward and backward together.
-        forward_bytes, backward_bytes, copy_bytes: The fewest bytes that they must move.
-        kept: Bytes per element saved for the backward pass.
-        memory: Peak beyond x and the incoming gradient, as a multiple of the size of x.
-    """
+    """One operator on one tensor."""
 
     stair: str
     noise: str
@@ -72,12 +57,12 @@ class OperatorRow(Record):
     forward: Times
     backward: Times
     copy: Times
-    relu: float
-    forward_bytes: int
+    relu: float  # seconds of torch.relu, forward and backward together
+    forward_bytes: int  # the fewest that must move
     backward_bytes: int
     copy_bytes: int
-    kept: float
-    memory: float
+    kept: float  # bytes per element saved for the backward pass
+    memory: float  # peak beyond x and the incoming gradient, as a multiple of the size of x
 
     @property
     def forward_share(self) -> float:
@@ -107,25 +92,11 @@ def measure_operator(
     dtypes: Sequence[torch.dtype] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[OperatorRow]:
-    """Measure the operator with every noise family and forward.
+    """Measure the operator: a row for each dtype, stair, noise family and forward.
 
-    Args:
-        device: Device to measure on.
-        effort: How much to measure; None: ``Effort.on(device)``.
-        stairs: Names of stairs, "int4@0.07" with a quantum; None: ``STAIRS`` (quick: ternary).
-        dtypes: None: float32 on a CPU, bfloat16 and float32 on CUDA (quick: bfloat16).
-        progress: Called with a line before each measurement.
-
-    Returns:
-        One row per dtype, stair, family and forward.
-
-    Raises:
-        ValueError: If a stair is unknown.
-
-    Example:
-        >>> effort = Effort(repeats=1, calls=1, seconds=0.0, elements=64)
-        >>> len(measure_operator("cpu", effort, stairs=["heaviside"]))
-        16
+    ``stairs`` are names, "int4@0.07" with a quantum; None: ``STAIRS`` (quick: ternary). ``dtypes``
+    None: float32 on a CPU, bfloat16 and float32 on CUDA (quick: bfloat16). ``progress`` is called
+    with a line before each measurement.
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)
@@ -294,20 +265,10 @@ def measure_exact(
     effort: Effort | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[ConvolutionRow]:
-    """Measure the convolutions of VGG8 in int8 and in bfloat16.
+    """Measure the convolutions of VGG8 in int8 and in bfloat16; none without int8 kernels.
 
-    Args:
-        device: Device to measure on.
-        batch: Batch size.
-        effort: How much to measure; None: ``Effort.on(device)``.
-        progress: Called with a line before each measurement.
-
-    Returns:
-        One row per convolution; empty if the device has no int8 kernels.
-
-    Example:
-        >>> measure_exact("cpu")
-        []
+    >>> measure_exact("cpu")
+    []
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)
@@ -315,8 +276,12 @@ def measure_exact(
     with own_stream(device):
         for inputs, outputs, side in CONVOLUTIONS if kernels.can_fuse(device) else ():
             progress(f"exact: {inputs} to {outputs}")
-            x = _random_ternary((batch, inputs, side, side), device)
-            weight = _random_ternary((outputs, inputs, 3, 3), device)
+            shapes = (batch, inputs, side, side), (outputs, inputs, 3, 3)
+            integers = (torch.randint(-1, 2, shape, device=device) for shape in shapes)
+            x, weight = (
+                values.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+                for values in integers
+            )
             rows.append(_convolution_row(x, weight, effort))
     return rows
 
@@ -332,17 +297,5 @@ def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRo
     times = race(functions, x.device, effort, each=GRAPH_CALLS)
     expected = F.conv2d(x.double(), weight.double(), padding=1)
     wrong = int((int8()[0].double() != expected).sum())
-    return ConvolutionRow(
-        inputs=x.shape[1],
-        outputs=len(weight),
-        side=x.shape[2],
-        int8=times["int8"],
-        bfloat16=times["bfloat16"],
-        wrong=wrong,
-        sums=expected.numel(),
-    )
-
-
-def _random_ternary(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    values = torch.randint(-1, 2, shape, device=device).to(torch.bfloat16)
-    return values.contiguous(memory_format=torch.channels_last)
+    sizes = x.shape[1], len(weight), x.shape[2]
+    return ConvolutionRow(*sizes, times["int8"], times["bfloat16"], wrong, expected.numel())

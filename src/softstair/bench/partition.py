@@ -21,15 +21,12 @@ __all__ = ["PartitionReport", "Phase", "Span", "measure_partition", "spans"]
 
 
 class Span(NamedTuple):
-    """Epochs of a schedule in which the same layers are annealed.
-
-    ``rates`` is the number of different learning rates: a step is captured again for each.
-    """
+    """Epochs of a schedule in which the same layers are annealed."""
 
     annealed: tuple[int, ...]
     first: int
     epochs: int
-    rates: int
+    rates: int  # number of different learning rates: a step is captured again for each
 
 
 @dataclass(frozen=True)
@@ -99,13 +96,7 @@ class PartitionReport(Record):
 
 
 def spans(recipe: Recipe, layers: int) -> list[Span]:
-    """Return the spans of a recipe's schedule, in order.
-
-    >>> from softstair.train.recipe import preset
-    >>> parts = spans(replace(preset("paper-cifar10"), static_std=False), layers=7)
-    >>> [part.epochs for part in parts], parts[-1].rates
-    ([50, 50, 50, 50, 50, 50, 50, 150], 2)
-    """
+    """Return the spans of a recipe's schedule, in order."""
     schedule = recipe.schedule(layers)
     annealed = []
     for epoch in range(recipe.epochs):
@@ -131,22 +122,7 @@ def measure_partition(
 ) -> PartitionReport:
     """Measure the partition schedule of the model's preset, phase by phase, beside static noise.
 
-    Args:
-        forward: Forward of both networks.
-
-    The other arguments are those of :func:`softstair.bench.measure_step`.
-
-    Returns:
-        The phases and their sums.
-
-    Raises:
-        ValueError: If an argument is invalid.
-
-    Example:
-        >>> effort = Effort(repeats=1, calls=1, seconds=0.0, elements=1)
-        >>> report = measure_partition("cpu", "digits", batch=8, effort=effort)
-        >>> [phase.annealed for phase in report.phases]
-        [(), (0,), (0, 1), (0, 1, 2)]
+    ``forward`` is that of both networks; other arguments are those of ``measure_step``.
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)

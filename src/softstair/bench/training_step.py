@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from softstair._errors import SoftstairError, first_line
+from softstair._errors import first_line
 from softstair.bench.clock import Effort, Record, Times, is_out_of_memory, race
 from softstair.bench.workload import StepRunner, Workload, workload
 from softstair.data.batches import Examples
@@ -85,27 +85,8 @@ def measure_step(
 ) -> StepReport:
     """Measure the training step with every forward under static noise, beside the float twin's.
 
-    Args:
-        device: Device to measure on.
-        model: vgg8, dscnn or digits.
-        batch: Batch size.
-        precision: Precision of all networks, as in ``softstair train``.
-        augment: Augmentation, as in ``softstair train``.
-        tune: Whether the compiler also tries out kernels for the twin, which takes minutes.
-        effort: How much to measure; None: ``Effort.on(device)``.
-        progress: Called with a line before each measurement.
-
-    Returns:
-        One row per network.
-
-    Raises:
-        ValueError: If an argument is invalid.
-
-    Example:
-        >>> effort = Effort(repeats=1, calls=1, seconds=0.0, elements=1, quick=True)
-        >>> report = measure_step("cpu", "digits", batch=8, effort=effort)
-        >>> [row.name for row in report.rows][:3]
-        ['float', 'expectation', 'mode']
+    ``precision`` and ``augment`` are those of ``softstair train``. With ``tune``, the compiler also
+    tries out kernels for the twin, which takes minutes.
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)
@@ -250,12 +231,8 @@ class _RoundSTE(torch.autograd.Function):
 class _Rounding(nn.Module):
     def __init__(self, stair: Stair) -> None:
         super().__init__()
-        levels, quantum = stair.integers, stair.quantum
-        if levels is None or not isinstance(quantum, float):
-            raise SoftstairError(
-                f"stair must have multiples of a quantum as levels, not {stair!r}."
-            )
-        self.settings = quantum, min(levels), max(levels)
+        assert stair.integers is not None  # the stairs of presets have equal rises
+        self.settings = stair.quantum, min(stair.integers), max(stair.integers)
 
     def forward(self, x: Tensor) -> Tensor:
         return _RoundSTE.apply(x, *self.settings)

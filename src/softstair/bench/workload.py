@@ -24,17 +24,13 @@ BATCH = (2, 4096)
 
 @dataclass(frozen=True)
 class Workload:
-    """A network of the paper and its training.
-
-    ``preset`` names the recipe with its schedule and stairs, ``shape`` is (channels, height, width)
-    of an example, ``images`` the number of training examples of a fold.
-    """
+    """A network of the paper and its training."""
 
     model: str
-    preset: PresetName
-    shape: tuple[int, int, int]
+    preset: PresetName  # the recipe with its schedule and stairs
+    shape: tuple[int, int, int]  # (channels, height, width) of an example
     classes: int
-    images: int
+    images: int  # training examples of a fold
 
     def network(self) -> nn.Module:
         """Return the float network, with the same weights every time."""
@@ -74,11 +70,8 @@ def workload(model: str) -> Workload:
 class StepRunner:
     """Trains a network as ``softstair train`` does, one step per call, at a fixed epoch.
 
-    Args:
-        compiler: Mode of torch.compile for the network instead of what the recipe says, or None.
-
-    Attributes:
-        seconds: Duration of the first step, with compiling and capturing.
+    ``compiler`` is the mode of torch.compile for the network instead of what the recipe says;
+    ``seconds`` is the duration of the first step, with compiling and capturing.
     """
 
     def __init__(
@@ -136,11 +129,6 @@ class StepRunner:
         self.rewind()
         known = [*kept, self.examples.x, self.examples.y, state.loss, state.correct]
         return tensor_bytes(kept) + peak_memory(self, self.device, known)
-
-    @property
-    def annealed(self) -> tuple[int, ...]:
-        """The layers without noise."""
-        return () if self.state.annealer is None else self.state.annealer.annealed
 
     @property
     def treatment(self) -> str:

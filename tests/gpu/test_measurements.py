@@ -1,18 +1,7 @@
-"""The measurements where CUDA is: graphs are captured, a byte is kept, the clock stands still.
-
-Runs by itself where there is no pytest: ``PYTHONPATH=src python tests/bench/test_on_cuda.py``.
-"""
-
-import sys
+"""The measurements on CUDA: steps are captured, and a byte per element is saved."""
 
 import torch
-
-try:
-    import pytest
-
-    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-except ModuleNotFoundError:
-    pass
+from standalone import main
 
 from softstair.bench import Effort, measure_operator, measure_partition, measure_step
 
@@ -50,9 +39,4 @@ def test_partition() -> None:
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA here")
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
-            print(f"{name}: passed")
+    main(globals())
