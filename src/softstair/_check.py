@@ -1,12 +1,13 @@
 """Checks of arguments: each returns the value, or raises ValueError that names the parameter."""
 
-import math
-from collections.abc import Collection
+import json
+import sys
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 from softstair._errors import SoftstairError
 
-__all__ = ["boolean", "choice", "integer", "invalid", "number", "shortened"]
+__all__ = ["boolean", "choice", "integer", "invalid", "json_fields", "number", "shortened", "wrong"]
 
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -20,7 +21,7 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     """
     if isinstance(value, int) and not isinstance(value, bool) and _within(value, low, high):
         return value
-    raise _error(name, value, "an integer" + _range(low, high))
+    raise wrong(name, value, "an integer" + _range(low, high))
 
 
 def number(
@@ -31,10 +32,7 @@ def number(
     *,
     above: float | None = None,
 ) -> float:
-    """Return ``value`` as a float if it is a finite number from ``low`` to ``high``.
-
-    Args:
-        above: A bound that the value must exceed.
+    """Return ``value`` as a float if it is finite, from ``low`` to ``high`` and above ``above``.
 
     >>> number("std", 1, low=0)
     1.0
@@ -45,20 +43,20 @@ def number(
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) <= _LARGEST
+        and abs(value) <= sys.float_info.max
         and _within(value, low, high)
         and (above is None or value > above)
     ):
         return float(value)
     allowed = f" above {above:g}" if above is not None else _range(low, high)
-    raise _error(name, value, f"a number{allowed}" if allowed else "a finite number")
+    raise wrong(name, value, f"a number{allowed}" if allowed else "a finite number")
 
 
 def boolean(name: str, value: Any) -> bool:
     """Return ``value`` if it is True or False."""
     if isinstance(value, bool):
         return value
-    raise _error(name, value, "True or False")
+    raise wrong(name, value, "True or False")
 
 
 def choice(name: str, value: Any, options: Collection[str]) -> str:
@@ -72,7 +70,7 @@ def choice(name: str, value: Any, options: Collection[str]) -> str:
         return value
     names = list(options)
     allowed = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
-    raise _error(name, value, allowed)
+    raise wrong(name, value, allowed)
 
 
 def invalid(name: str, problem: str) -> SoftstairError:
@@ -84,13 +82,15 @@ def invalid(name: str, problem: str) -> SoftstairError:
     return SoftstairError(f"{name} {problem}.", field=name)
 
 
+def wrong(name: str, value: Any, allowed: str) -> SoftstairError:
+    """Return the error that a parameter must be something else."""
+    return invalid(name, f"must be {allowed}, but {shortened(value)} was given")
+
+
 def shortened(value: object, limit: int = 80) -> str:
     """Return ``repr(value)``, cut to ``limit`` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-_LARGEST = math.nextafter(math.inf, 0)
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:
@@ -105,5 +105,13 @@ def _range(low: float | None, high: float | None) -> str:
     return f" of at most {high:g}" if high is not None else ""
 
 
-def _error(name: str, value: Any, allowed: str) -> SoftstairError:
-    return invalid(name, f"must be {allowed}, but {shortened(value)} was given")
+def json_fields(data: Any, required: Set[str], known: Set[str]) -> Mapping[str, Any]:
+    """Return the fields of ``to_json``, from its data or its text."""
+    try:
+        fields = json.loads(data) if isinstance(data, str) else data
+    except json.JSONDecodeError as error:
+        raise invalid("data", f"must be JSON, but the text is not: {error}") from None
+    if isinstance(fields, Mapping) and required <= set(fields) <= known:
+        return fields
+    names = f"{' and '.join(sorted(required))} and nothing but {', '.join(sorted(known))}"
+    raise invalid("data", f"must hold {names}, but {shortened(fields)} was given")

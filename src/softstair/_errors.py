@@ -33,18 +33,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def import_extra(name: str, extra: str = "cli") -> ModuleType:
-    """Import an optional package.
-
-    Args:
-        name: Module to import.
-        extra: Extra of softstair that installs it.
-
-    Raises:
-        MissingExtraError: If the package is not installed.
-
-    >>> import_extra("json").loads("1")
-    1
-    """
+    """Import a module; if it is not installed, say which extra of softstair installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -73,17 +62,7 @@ def first_line(error: BaseException, limit: int = 200) -> str:
 def deprecated(old: str, new: str, removed_in: str) -> None:
     """Warn that a public name is deprecated, once per process.
 
-    Call it first in the deprecated function, or in a module's ``__getattr__``: the warning points
-    at the code that uses the old name.
-
-    Args:
-        old: The deprecated name.
-        new: What to use instead.
-        removed_in: The version that removes ``old``.
-
-    >>> def old_name(x):
-    ...     deprecated("old_name", "new_name", removed_in="0.3")
-    ...     return new_name(x)
+    Called first in the deprecated function, it points at the code that uses the old name.
     """
     if old in _WARNED:
         return

@@ -64,8 +64,7 @@ class Annealer:
         shift: bool | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
-            given = _check.shortened(net)
-            raise _check.invalid("net", f"must be a torch.nn.Module, but {given} was given")
+            raise _check.wrong("net", net, "a torch.nn.Module")
         self.net = _unwrapped(net)
         self.layers = layer_count(self.net)
         _check_schedule(schedule, self.layers)
@@ -213,8 +212,7 @@ class Annealer:
         """Set the clock to where :meth:`state_dict` was called, under the same schedule."""
         own = self.state_dict()
         if not isinstance(state, Mapping) or set(state) != set(own):
-            given = _check.shortened(state)
-            raise _check.invalid("state", f"must hold {', '.join(own)}, but {given} was given")
+            raise _check.wrong("state", state, f"a mapping with {', '.join(own)}")
         for name in ("schedule", "steps_per_unit", "update", "freeze"):
             if state[name] != own[name]:
                 raise _check.invalid(
@@ -247,10 +245,7 @@ def _unwrapped(net: nn.Module) -> nn.Module:
 
 def _check_schedule(schedule: NoisePath, layers: int) -> None:
     if not callable(schedule):
-        given = _check.shortened(schedule)
-        raise _check.invalid(
-            "schedule", f"must be a Schedule or a function (layer, t), but {given} was given"
-        )
+        raise _check.wrong("schedule", schedule, "a Schedule or a function (layer, t)")
     if isinstance(schedule, Schedule) and schedule.layers != layers:
         raise _check.invalid(
             "schedule", f"must have {layers} layers, as the network, but has {schedule.layers}"

@@ -73,7 +73,11 @@ class StairModule(nn.Module):
         _check.choice("forward", forward, FORWARDS)
         self.noise = noises.get(noise)
         std = self.noise.std_within(0.5) if std is None else std
-        _check_stair(stair, layer, mean, std)
+        if not isinstance(stair, Stair):
+            raise _check.wrong("stair", stair, "a softstair.Stair")
+        _check.integer("layer", layer, 0)
+        _check.number("mean", mean)
+        _check.number("std", std, 0)
         self.stair, self.strategy, self.layer = stair, forward, layer
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -351,12 +355,3 @@ def layer_count(net: nn.Module) -> int:
             "net", f"must be a quantised network, but {type(net).__name__} has no stairs"
         )
     return max(layers) + 1
-
-
-def _check_stair(stair: Any, layer: Any, mean: Any, std: Any) -> None:
-    if not isinstance(stair, Stair):
-        given = _check.shortened(stair)
-        raise _check.invalid("stair", f"must be a softstair.Stair, but {given} was given")
-    _check.integer("layer", layer, 0)
-    _check.number("mean", mean)
-    _check.number("std", std, 0)

@@ -20,7 +20,6 @@ tensor(0.5000)
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import ClassVar
 
@@ -97,14 +96,8 @@ class Noise:
         """
         _check.number("half", half, above=0)
         if not 0 < mass < 1:
-            raise _check.invalid("mass", f"must be between 0 and 1, but {mass!r} was given")
-        if math.isfinite(self.support):
-            return half / self.support
-        return half / _reach(self, mass)
-
-    def _mass_within(self, z: float) -> float:
-        ends = self.cdf(torch.tensor([-z, z], dtype=torch.float64))
-        return float(ends[1] - ends[0])
+            raise _check.wrong("mass", mass, "between 0 and 1")
+        return half / (self.support if math.isfinite(self.support) else _reach(self, mass))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -229,27 +222,22 @@ def get(noise: str | Noise) -> Noise:
         return noise
     if isinstance(noise, str) and noise in FAMILIES:
         return FAMILIES[noise]()
-    allowed = ", ".join(names())
-    given = _check.shortened(noise)
-    raise _check.invalid(
-        "noise", f"must be one of {allowed}, or a softstair.noise.Noise, but {given} was given"
-    )
+    raise _check.wrong("noise", noise, f"one of {', '.join(names())}, or a softstair.noise.Noise")
 
 
 @lru_cache(maxsize=256)
 def _reach(family: Noise, mass: float) -> float:
-    """Return how many standard deviations to either side hold a mass."""
-    return bisect(lambda z: family._mass_within(z) < mass)
+    """Return how many standard deviations to either side hold a mass, by bisection."""
 
+    def is_low(z: float) -> bool:
+        ends = family.cdf(torch.tensor([-z, z], dtype=torch.float64))
+        return float(ends[1] - ends[0]) < mass
 
-def bisect(is_low: Callable[[float], bool], low: float = 0.0, high: float | None = None) -> float:
-    """Return the point where ``is_low`` becomes false; without ``high`` it is bracketed first."""
-    if high is None:
-        high = max(1.0, 2 * low)
-        while is_low(high):
-            low, high = high, 2 * high
-            if not math.isfinite(high):
-                raise _check.invalid("mass", "is never reached by the cdf of the family")
+    low, high = 0.0, 1.0
+    while is_low(high):
+        low, high = high, 2 * high
+        if not math.isfinite(high):
+            raise _check.invalid("mass", "is never reached by the cdf of the family")
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return 0.5 * (low + high)

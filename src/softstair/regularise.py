@@ -154,8 +154,7 @@ def _is_nested() -> bool:
 def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None:
     check_tensor(x)
     if not isinstance(stair, Stair):
-        given = _check.shortened(stair)
-        raise _check.invalid("stair", f"must be a softstair.Stair, but {given} was given")
+        raise _check.wrong("stair", stair, "a softstair.Stair")
     _check.choice("forward", forward, FORWARDS)
     if not noise.proper and forward != "hard":
         raise _check.invalid(

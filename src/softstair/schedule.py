@@ -15,7 +15,6 @@ P is the period, n the number of quantised layers, ℓ and t count from 0. Means
 deviations are in quanta of each layer's stair; t is in the unit that P is in (epochs, usually).
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -150,15 +149,5 @@ class Schedule:
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Schedule":
         """Return the schedule of :meth:`to_json`, from its data or its text."""
-        try:
-            values = json.loads(data) if isinstance(data, str) else data
-        except json.JSONDecodeError as error:
-            raise _check.invalid("data", f"must be JSON, but the text is not: {error}") from None
         known = {field.name for field in fields(cls)}
-        if not isinstance(values, Mapping) or not {"layers", "period"} <= set(values) <= known:
-            raise _check.invalid(
-                "data",
-                f"must hold layers and period and nothing but {', '.join(sorted(known))}, but "
-                f"{_check.shortened(values)} was given",
-            )
-        return cls(**values)
+        return cls(**_check.json_fields(data, {"layers", "period"}, known))

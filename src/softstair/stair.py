@@ -4,7 +4,6 @@ A stair is plain, frozen data: levels q₀ < … < q_{K−1}, thresholds θ₁ <
 the unit in which noise is measured and of which the levels of a linear stair are integer multiples.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,17 +112,17 @@ class Stair:
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
         """Return the stair with the levels {0, 1}·ε and the threshold 0."""
-        return cls._in_quanta((0, 1), (0.0,), quantum, axis)
+        return cls((0, 1), (0,)).with_quantum(quantum, axis)
 
     @classmethod
     def sign(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
         """Return the stair with the levels {−1, 1}·ε and the threshold 0."""
-        return cls._in_quanta((-1, 1), (0.0,), quantum, axis)
+        return cls((-1, 1), (0,)).with_quantum(quantum, axis)
 
     @classmethod
     def ternary(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
         """Return the stair with the levels {−1, 0, 1}·ε and the thresholds ±ε/2."""
-        return cls._in_quanta((-1, 0, 1), (-0.5, 0.5), quantum, axis)
+        return cls((-1, 0, 1), (-0.5, 0.5)).with_quantum(quantum, axis)
 
     @classmethod
     def linear(
@@ -148,19 +147,9 @@ class Stair:
         _check.integer("bits", bits, 1, 16)
         _check.choice("thresholds", thresholds, ("floor", "midpoint"))
         lowest = -(2 ** (bits - 1)) if signed else 0
-        integers = range(lowest, lowest + 2**bits)
+        levels = tuple(range(lowest, lowest + 2**bits))
         back = 0.0 if thresholds == "floor" else 0.5
-        return cls._in_quanta(integers, [n - back for n in integers[1:]], quantum, axis)
-
-    @classmethod
-    def _in_quanta(
-        cls,
-        levels: Iterable[float],
-        thresholds: Iterable[float],
-        quantum: float | Sequence[float],
-        axis: int | None,
-    ) -> "Stair":
-        unit = cls(tuple(levels), tuple(thresholds))
+        unit = cls(levels, tuple(level - back for level in levels[1:]))
         return unit.with_quantum(quantum, axis)
 
     def with_quantum(self, quantum: float | Sequence[float], axis: int | None = None) -> "Stair":
@@ -244,15 +233,8 @@ class Stair:
     @classmethod
     def from_json(cls, data: str | Mapping[str, Any]) -> "Stair":
         """Return the stair of :meth:`to_json`, from its data or its text."""
-        values = _parsed(data)
-        required, known = {"levels", "thresholds"}, {"levels", "thresholds", "quantum", "axis"}
-        if not isinstance(values, Mapping) or not required <= set(values) <= known:
-            raise _check.invalid(
-                "data",
-                "must hold levels and thresholds, and nothing else but quantum and axis, but "
-                f"{_check.shortened(values)} was given",
-            )
-        return cls(**values)
+        required = {"levels", "thresholds"}
+        return cls(**_check.json_fields(data, required, required | {"quantum", "axis"}))
 
 
 def check_tensor(x: object) -> None:
@@ -272,13 +254,6 @@ def check_channels(x: Tensor, channels: int, axis: int) -> None:
         )
 
 
-def _parsed(data: object) -> Any:
-    try:
-        return json.loads(data) if isinstance(data, str) else data
-    except json.JSONDecodeError as error:
-        raise _check.invalid("data", f"must be JSON, but the text is not: {error}") from None
-
-
 def _number(name: str, value: object) -> float:
     # Scalars of NumPy and torch are numbers too; booleans and strings are not.
     try:
@@ -286,15 +261,13 @@ def _number(name: str, value: object) -> float:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
-        given = _check.shortened(value)
-        raise _check.invalid(name, f"must be finite numbers, but {given} was given")
+        raise _check.wrong(name, value, "finite numbers")
     return number
 
 
 def _increasing(name: str, values: object, at_least: int = 1) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        given = _check.shortened(values)
-        raise _check.invalid(name, f"must be a sequence of numbers, but {given} was given")
+        raise _check.wrong(name, values, "a sequence of numbers")
     numbers = tuple(_number(name, value) for value in values)
     if len(numbers) < at_least:
         raise _check.invalid(name, f"must be at least {at_least}, but {len(numbers)} were given")
@@ -307,14 +280,15 @@ def _increasing(name: str, values: object, at_least: int = 1) -> tuple[float, ..
 
 
 def _quantum(value: object) -> Quantum:
-    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
-    if isinstance(value, Iterable) and is_sequence and getattr(value, "ndim", 1) != 0:
-        quanta = tuple(_number("quantum", quantum) for quantum in value)
+    quantum: Quantum
+    if isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0:
+        quantum = tuple(_number("quantum", quantum) for quantum in value)
+        lowest = min(quantum, default=0.0)
     else:
-        is_sequence, quanta = False, (_number("quantum", value),)
-    if not quanta or not min(quanta) > 0:
-        raise _check.invalid("quantum", f"must be above 0, but {_check.shortened(value)} was given")
-    return quanta if is_sequence else quanta[0]
+        quantum = lowest = _number("quantum", value)
+    if lowest <= 0:
+        raise _check.wrong("quantum", value, "above 0")
+    return quantum
 
 
 def _integers(levels: tuple[float, ...], quantum: Quantum) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import networks
-from softstair.convert.graph import SHARING_FUNCTIONS, Graph, Step, record, trace
+from softstair.convert.graph import SHARING_FUNCTIONS, Graph, GraphStep, record, trace
 from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
 from softstair.convert.sites import Site, number_layers
 
@@ -140,11 +140,11 @@ def test_recording_loses_no_path_to_the_output(kind):
 def test_walls():
     """0 → 1 → 2(wall) → 4 ; 1 → 3 → 4: one path is open, so 0 and 1 are reached."""
     steps = [
-        Step("in", None, ()),
-        Step("a", None, (0,)),
-        Step("wall", None, (1,)),
-        Step("b", None, (1,)),
-        Step(None, "add", (2, 3)),
+        GraphStep("in", None, ()),
+        GraphStep("a", None, (0,)),
+        GraphStep("wall", None, (1,)),
+        GraphStep("b", None, (1,)),
+        GraphStep(None, "add", (2, 3)),
     ]
     graph = Graph(tuple(steps), frozenset({4}))
     assert graph.reaching_output({2}) == {0, 1, 2, 3, 4}
@@ -155,9 +155,9 @@ def test_walls():
 
 def test_layers_are_numbered_by_execution():
     """Weights 1 and 2 feed activation 4; 5 trails after it, 6 is another trailing layer."""
-    steps = [Step("x", None, ()), Step("w", None, (0,)), Step("v", None, (0,))]
-    steps += [Step(None, "add", (1, 2)), Step("act", None, (3,))]
-    steps += [Step("head", None, (4,)), Step("head2", None, (4,))]
+    steps = [GraphStep("x", None, ()), GraphStep("w", None, (0,)), GraphStep("v", None, (0,))]
+    steps += [GraphStep(None, "add", (1, 2)), GraphStep("act", None, (3,))]
+    steps += [GraphStep("head", None, (4,)), GraphStep("head2", None, (4,))]
     graph = Graph(tuple(steps), frozenset({5, 6}))
     kinds = {1: "linear", 2: "linear", 4: "relu", 5: "linear", 6: "linear"}
     sites = [Site(n, "", operator_named(kind), None, [n]) for n, kind in kinds.items()]

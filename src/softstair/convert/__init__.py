@@ -10,7 +10,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, fx, nn
 
 from softstair import _check
@@ -21,7 +20,7 @@ from softstair.convert.ops import operator_of
 from softstair.convert.report import ATTRIBUTE, Conversion, Row, report
 from softstair.convert.rewrite import call_names, rewrite
 from softstair.convert.sites import (
-    Options,
+    LayerOptions,
     PerLayer,
     Site,
     find_sites,
@@ -30,7 +29,7 @@ from softstair.convert.sites import (
     set_input_units,
     set_ranks,
 )
-from softstair.nn import StairActivation, StairLayer, StairModule, StairWeight
+from softstair.nn import StairActivation, StairLayer, StairWeight
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair, fit_quantum
@@ -89,18 +88,19 @@ def quantise(
         ValueError: If an option does not fit the network, or if nothing can be quantised.
     """
     _check_options(model, weights, features, init, fit)
-    options = Options(weights, features, noise, forward, _skip_patterns(skip))
+    options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
     net = copy.deepcopy(model)
     graph, traced = _graph(net, example_inputs)
     sites = find_sites(net, graph, options, None if traced is None else call_names(traced))
     _check_sites(net, graph, sites, options)
     settings = _assign_options(graph, sites, options)
     set_input_units(graph, net, list(settings))
+    device = next((parameter.device for parameter in net.parameters()), None)
     for site, keywords in settings.items():
         if site.is_weights:
             site.replacement = _layer(site, keywords, init, fit)
         else:
-            site.replacement = StairActivation(**keywords).to(_device(net))
+            site.replacement = StairActivation(**keywords).to(device)
     rows = _rows(net, sites)
     _swap(net, {site.module: site.replacement for site in settings if site.module})
     calls = {
@@ -118,8 +118,7 @@ def _check_options(
     model: object, weights: object, features: object, init: str, fit: str | None
 ) -> None:
     if not isinstance(model, nn.Module):
-        given = _check.shortened(model)
-        raise _check.invalid("model", f"must be a torch.nn.Module, but {given} was given")
+        raise _check.wrong("model", model, "a torch.nn.Module")
     for option, value in (("weights", weights), ("features", features)):
         if value is not None and not isinstance(value, Mapping | list | tuple):
             _check_stair(option, value)
@@ -132,26 +131,21 @@ def _check_options(
 
 def _check_stair(option: str, stair: object) -> None:
     if not isinstance(stair, Stair):
-        given = _check.shortened(stair)
-        raise _check.invalid(option, f"must be a softstair.Stair or None, but {given} was given")
+        raise _check.wrong(option, stair, "a softstair.Stair or None")
 
 
 def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (skip,) if isinstance(skip, str) else skip
     if not isinstance(patterns, Sequence) or not all(isinstance(name, str) for name in patterns):
-        given = _check.shortened(skip)
-        raise _check.invalid("skip", f"must be names of modules, but {given} was given")
+        raise _check.wrong("skip", skip, "names of modules")
     return tuple(patterns)
 
 
 def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
     if inputs is not None and not isinstance(inputs, list | tuple):
-        raise _check.invalid(
-            "example_inputs",
-            "must be a tensor or a tuple of the arguments of one forward pass, but "
-            f"{_check.shortened(inputs)} was given",
-        )
+        allowed = "a tensor or a tuple of the arguments of one forward pass"
+        raise _check.wrong("example_inputs", inputs, allowed)
     try:
         return trace(net)
     except Exception as error:  # whatever the model's code raises for torch.fx's proxies
@@ -171,7 +165,7 @@ def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | No
         ) from None
 
 
-def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Options) -> None:
+def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: LayerOptions) -> None:
     names = [site.name for site in sites]
     known = [*(name for name, _ in net.named_modules(remove_duplicate=False)), *names]
     for pattern in options.skip:
@@ -200,11 +194,11 @@ def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Optio
 
 
 def _assign_options(
-    graph: Graph, sites: list[Site], options: Options
+    graph: Graph, sites: list[Site], options: LayerOptions
 ) -> dict[Site, dict[str, Any]]:
     """Number the layers, and return the sites to quantise with the keywords of their stairs.
 
-    Options refer to the layers of the float network; those that stay in float have no number in the
+    Options refer to layers of the float network; those that stay in float have no number in the
     quantised one.
     """
     candidates = [site for site in sites if not site.why_float]
@@ -264,11 +258,6 @@ def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> 
     return layer
 
 
-def _device(net: nn.Module) -> torch.device:
-    """Return the device of the first parameter."""
-    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-
-
 def _swap(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
@@ -280,13 +269,10 @@ def _swap(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) ->
 def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
     rows = []
     for site in sites:
-        replacement = site.replacement
-        if replacement is None:
+        if site.replacement is None:
             rows.append(Row(site.name, site.kind, None, f"float: {site.why_float}"))
-        elif isinstance(replacement, StairLayer):
-            rows.append(_row(site, "stair weights", replacement.weight_stair))
         else:
-            rows.append(_row(site, "stair activation", replacement))
+            rows.append(_row(site, site.replacement))
     called = {site.module for site in sites}
     for name, module in net.named_modules():
         operator, kind = operator_of(module), type(module)
@@ -295,7 +281,9 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(site: Site, became: str, module: StairModule) -> Row:
+def _row(site: Site, replacement: StairLayer | StairActivation) -> Row:
+    became = "stair weights" if site.is_weights else "stair activation"
+    module = replacement.weight_stair if isinstance(replacement, StairLayer) else replacement
     quantum = module.stair.quantum
     quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
     shape = f"{len(module.stair)} levels, {quanta}"

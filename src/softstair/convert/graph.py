@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from softstair.nn import StairLayer, StairModule
 
-__all__ = ["Graph", "Step", "record", "steps_of", "trace", "training_mode"]
+__all__ = ["Graph", "GraphStep", "record", "steps_of", "trace", "training_mode"]
 
 IN_PLACE_OPERATORS = frozenset(
     "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
@@ -53,32 +53,27 @@ SIZE_FUNCTIONS = frozenset(
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """One operation: a call of a module or of a function."""
 
-    module: str | None
-    """The qualified name of the module, if the step calls one."""
-    function: str | None
-    """The bare name of the function or method, if the step calls one."""
-    inputs: tuple[int, ...]
-    """The steps whose results it takes."""
-    has_numbers: bool = False
-    """Whether it also takes Python numbers."""
+    module: str | None  # qualified name
+    function: str | None  # bare name of a function or method
+    inputs: tuple[int, ...]  # the steps whose results it takes
+    has_numbers: bool = False  # whether it also takes Python numbers
+    # Earlier steps whose results may share memory with a tensor that it writes into.
     written: frozenset[int] = frozenset()
-    """The earlier steps whose results may share memory with a tensor that it writes into."""
 
 
 @dataclass(frozen=True)
 class Graph:
     """The steps of a network in order of execution."""
 
-    steps: tuple[Step, ...]
-    outputs: frozenset[int]
-    """The steps whose results leave the network."""
+    steps: tuple[GraphStep, ...]
+    outputs: frozenset[int]  # the steps whose results leave the network
+    # Whether training computes nothing else; a recorded run may have taken one of two branches.
     complete: bool = True
-    """Whether training computes nothing else; a recorded run may have taken one of two branches."""
+    # Parameters and buffers that the code reads by name, not through a module.
     attributes: frozenset[str] = frozenset()
-    """Parameters and buffers that the code reads by name, not through a module."""
 
     def with_written_outputs(self) -> "Graph":
         """Return the graph with in-place writes as outputs if their target is read elsewhere."""
@@ -106,10 +101,8 @@ class Graph:
         return consumers
 
     def reaching_output(self, walls: Container[int], also: Iterable[int] = ()) -> set[int]:
-        """Return the steps with a path to an output, or to a step of ``also``, that no wall blocks.
-
-        Walls that such a path starts at are included.
-        """
+        """Return the steps, walls included, from which a path without a further wall leads to an
+        output or to a step of ``also``."""
         reached: set[int] = set()
         waiting = [*self.outputs, *also]
         while waiting:
@@ -231,7 +224,9 @@ def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph
         shared = inputs if _shares_memory(node, called) else targets
         allocators = frozenset[int]().union(*(allocated_by[source] for source in shared))
         allocated_by.append(allocators or frozenset({number}))
-        steps.append(Step(module, _name(node), inputs, has_numbers, frozenset(written)))
+        # The bare name: relu for F.relu, torch.relu, x.relu and x.relu_.
+        name = _raw_name(node).strip("_") or None
+        steps.append(GraphStep(module, name, inputs, has_numbers, frozenset(written)))
         if node.op == "output":
             outputs.add(number)
         if node.op == "get_attr":
@@ -248,11 +243,6 @@ def _raw_name(node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
     return getattr(node.target, "__name__", str(node.target))
-
-
-def _name(node: fx.Node) -> str | None:
-    """Return the bare name of a function: relu for F.relu, torch.relu, x.relu and x.relu_."""
-    return _raw_name(node).strip("_") or None
 
 
 def _targets(name: str, module: nn.Module | None, args: Any, named: Any) -> list[Any]:
@@ -302,7 +292,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[GraphStep] = []
         self.step_of: dict[int, int] = {}
         """The step that returned each tensor, by id."""
         self.memory: list[set[int]] = []
@@ -321,7 +311,7 @@ class _Recorder(TorchFunctionMode):
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in self.step_of:
                 # The network's input, a parameter or a constant.
-                self.add(Step(None, None, ()), [leaf])
+                self.add(GraphStep(None, None, ()), [leaf])
         targets = [target for target in targets if isinstance(target, Tensor)]
         for target in targets:  # the write may have given it other memory
             self.memory[self.step_of[id(target)]].add(_address(target))
@@ -330,10 +320,11 @@ class _Recorder(TorchFunctionMode):
         has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
         sources = tuple(self.sources(leaves))
         self.add(
-            Step(module, function, sources, has_numbers, frozenset(written)), tree_leaves(result)
+            GraphStep(module, function, sources, has_numbers, frozenset(written)),
+            tree_leaves(result),
         )
 
-    def add(self, step: Step, results: list[Any]) -> None:
+    def add(self, step: GraphStep, results: list[Any]) -> None:
         tensors = [result for result in results if isinstance(result, Tensor)]
         for tensor in tensors:
             self.alive.append(tensor)

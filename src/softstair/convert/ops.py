@@ -75,6 +75,10 @@ class Operator:
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 GATES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softmax, nn.LogSigmoid)
+MOVING_FUNCTIONS = (
+    "chunk clone contiguous expand flip getitem narrow permute repeat reshape roll split squeeze "
+    "transpose unsqueeze view"
+).split()
 
 OPERATORS = (
     Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear),
@@ -102,24 +106,9 @@ OPERATORS = (
     Operator("dropout3d", Effect.DROPOUT, (nn.Dropout3d,)),
     Operator("alpha_dropout", Effect.DROPOUT, (nn.AlphaDropout,)),
     Operator("feature_alpha_dropout", Effect.DROPOUT, (nn.FeatureAlphaDropout,)),
-    Operator("contiguous", Effect.MOVE),
-    Operator("clone", Effect.MOVE),
     Operator("flatten", Effect.MOVE, (nn.Flatten,)),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,)),
-    Operator("reshape", Effect.MOVE),
-    Operator("view", Effect.MOVE),
-    Operator("squeeze", Effect.MOVE),
-    Operator("unsqueeze", Effect.MOVE),
-    Operator("permute", Effect.MOVE),
-    Operator("transpose", Effect.MOVE),
-    Operator("getitem", Effect.MOVE),
-    Operator("narrow", Effect.MOVE),
-    Operator("chunk", Effect.MOVE),
-    Operator("split", Effect.MOVE),
-    Operator("expand", Effect.MOVE),
-    Operator("repeat", Effect.MOVE),
-    Operator("roll", Effect.MOVE),
-    Operator("flip", Effect.MOVE),
+    *(Operator(name, Effect.MOVE) for name in MOVING_FUNCTIONS),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
     # Padding as a module only: F.pad may pad with any number.

@@ -17,12 +17,9 @@ class Row:
     """A module or function call, and what became of it."""
 
     name: str
-    kind: str
-    """Its class, or the name of the function."""
-    layer: int | None
-    """The number of its quantised layer; None if it is left in float."""
-    became: str
-    """What it is now, or why it is left in float."""
+    kind: str  # its class, or the name of the function
+    layer: int | None  # None if it is left in float
+    became: str  # what it is now, or why it is left in float
     stair: str = ""
     noise: str = ""
     forward: str = ""
@@ -32,10 +29,8 @@ class Row:
 class Conversion:
     """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table."""
 
-    rows: tuple[Row, ...]
-    """What became of each layer, in order of execution."""
+    rows: tuple[Row, ...]  # in order of execution
     graph: Graph
-    """What the network computes."""
 
     @property
     def layers(self) -> int:

@@ -41,14 +41,9 @@ def call_names(traced: fx.Graph) -> list[str]:
 
 
 def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> Graph:
-    """Replace function calls of a network by modules.
+    """Replace function calls of a network by modules, and return its graph afterwards.
 
-    Args:
-        net: The network, which is changed.
-        replacements: The name and the module for the number of each call to replace.
-
-    Returns:
-        The graph of the network afterwards.
+    ``replacements`` has the name and the module for the number of each call to replace.
     """
     _, train_graph = trace(net, training=True)
     _, eval_graph = trace(net, training=False)

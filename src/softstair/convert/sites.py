@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from softstair import _check
-from softstair.convert.graph import Graph, Step
+from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.noise import Noise
@@ -22,7 +22,7 @@ from softstair.regularise import Forward
 from softstair.stair import Stair
 from softstair.ste import Estimator
 
-__all__ = ["Options", "PerLayer", "Site", "find_sites", "number_layers", "set_input_units"]
+__all__ = ["LayerOptions", "PerLayer", "Site", "find_sites", "number_layers", "set_input_units"]
 
 Value = TypeVar("Value")
 PerLayer: TypeAlias = (
@@ -33,7 +33,7 @@ patterns of module names."""
 
 
 @dataclass(frozen=True)
-class Options:
+class LayerOptions:
     """The options of ``quantise`` that may differ from layer to layer, and what it skips."""
 
     weights: PerLayer[Stair | None]
@@ -84,7 +84,7 @@ def matches(pattern: str, name: str) -> bool:
     return name == pattern or inside or fnmatch.fnmatchcase(name, pattern)
 
 
-class Unit(NamedTuple):
+class FeatureUnit(NamedTuple):
     """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0."""
 
     quantum: float
@@ -103,7 +103,7 @@ class Site:
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     stair: Stair | None = None
-    input_unit: Unit | None = None  # for weights: of the features that they take
+    input_unit: FeatureUnit | None = None  # for weights: of the features that they take
     replacement: StairLayer | StairActivation | None = None
 
     @property
@@ -126,7 +126,7 @@ class Site:
 
 
 def find_sites(
-    net: nn.Module, graph: Graph, options: Options, call_names: Sequence[str] | None
+    net: nn.Module, graph: Graph, options: LayerOptions, call_names: Sequence[str] | None
 ) -> list[Site]:
     """Return the sites of a float network in order of first use.
 
@@ -150,7 +150,7 @@ def find_sites(
     return reported
 
 
-def _why_float(site: Site, graph: Graph, options: Options) -> str | None:
+def _why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
     """Return "" for a site to quantise, why it stays in float, or None if nothing is reported."""
     operator, module = site.operator, site.module
     if isinstance(module, StairModule | StairLayer):
@@ -211,8 +211,8 @@ def _next_activation(
 def set_input_units(graph: Graph, net: nn.Module, sites: Sequence[Site]) -> None:
     """Set the ``input_unit`` of weights; all sites are quantised."""
     features = {use: site.stair for site in sites if site.is_activation for use in site.uses}
-    units: list[Unit | None] = []
-    inputs: list[Unit | None] = []
+    units: list[FeatureUnit | None] = []
+    inputs: list[FeatureUnit | None] = []
     for number, step in enumerate(graph.steps):
         # A layer that is called as a module takes its features first.
         inputs.append(units[step.inputs[0]] if step.inputs else None)
@@ -228,21 +228,23 @@ def set_input_units(graph: Graph, net: nn.Module, sites: Sequence[Site]) -> None
             site.input_unit = _common([inputs[use] for use in site.uses])
 
 
-def _unit(stair: Stair | None) -> Unit | None:
+def _unit(stair: Stair | None) -> FeatureUnit | None:
     if stair is None or stair.integers is None or isinstance(stair.quantum, tuple):
         return None
-    return Unit(stair.quantum, max(map(abs, stair.integers)))
+    return FeatureUnit(stair.quantum, max(map(abs, stair.integers)))
 
 
-def _common(units: Sequence[Unit | None], summed: bool = False) -> Unit | None:
+def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> FeatureUnit | None:
     known = [unit for unit in units if unit is not None]
     if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
         return None
     widths = [unit.widest for unit in known]
-    return Unit(known[0].quantum, sum(widths) if summed else max(widths))
+    return FeatureUnit(known[0].quantum, sum(widths) if summed else max(widths))
 
 
-def _result_unit(net: nn.Module, step: Step, incoming: list[Unit | None]) -> Unit | None:
+def _result_unit(
+    net: nn.Module, step: GraphStep, incoming: list[FeatureUnit | None]
+) -> FeatureUnit | None:
     """Return the unit of a step's result, given those of its inputs."""
     if step.module is not None:
         operator = operator_of(net.get_submodule(step.module))
