@@ -26,7 +26,7 @@ from softstair.cli._args import spelling
 from softstair.cli._progress import Progress
 from softstair.experiments import load
 from softstair.experiments.design_file import read
-from softstair.experiments.estimate import Estimate
+from softstair.experiments.grid import Estimate
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files
@@ -106,7 +106,7 @@ def test_dry_run_without_the_data_has_no_estimate(capsys: pytest.CaptureFixture[
 def test_dry_run_estimates_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softstair.experiments.estimate.MOST", 5)
+    monkeypatch.setattr("softstair.experiments.grid.MOST_STEPS", 5)
     without = 'seed = [0, 1, 2]\n[[without]]\nforward = "random"\nseed = [0, 2]\n'
     Path("mine.toml").write_text(DESIGN + without)
     words = ["mine.toml", "--dry-run", "--device", "cpu", "--where", "forward=mode", "seed=0"]
@@ -334,7 +334,7 @@ def test_dry_run_estimates_what_is_left(
         measured.append(recipe)
         return Estimate(step=0.001, evaluation=0.1, unit=20.0, device="cpu")
 
-    monkeypatch.setattr("softstair.experiments.estimate.estimate", estimate)
+    monkeypatch.setattr("softstair.experiments.grid.estimate", estimate)
     out = run(capsys, "mine.toml", "--dry-run")[1]
     assert f"of these 4 done in {done}, none waiting" in out
     assert not measured, "there is nothing to estimate"

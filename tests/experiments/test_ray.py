@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import softstair
-from softstair.experiments import _ray_cluster, _ray_task, ray_engine
+from softstair.experiments import _ray_cluster, ray_engine
 from softstair.experiments.design import Unit
 from softstair.experiments.ray_engine import TaskResources
 from softstair.train import Recipe, train
@@ -181,7 +181,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
     box = Box()
-    assert _ray_task.train_unit(task, box) == {"kind": "done", "threads": 1}
+    assert ray_engine.train_unit(task, box) == {"kind": "done", "threads": 1}
     said = [news["kind"] for _, news in box.news]
     assert said[:2] == ["start", "begin"]
     assert said.count("epoch") == 3
@@ -189,7 +189,7 @@ def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "x") == metrics_of(tmp_path / "alone")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").rglob("*.json*")}
     again = Box()
-    assert _ray_task.train_unit(task, again) == {"kind": "done", "threads": None}
+    assert ray_engine.train_unit(task, again) == {"kind": "done", "threads": None}
     assert [news["kind"] for _, news in again.news] == ["start"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -205,7 +205,7 @@ def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
 def test_a_task_reports_why_it_cannot_train(
     change: dict[str, Any], match: str, task: dict[str, Any], tmp_path: Path
 ) -> None:
-    outcome = _ray_task.train_unit(task | change, Box())
+    outcome = ray_engine.train_unit(task | change, Box())
     assert (outcome["kind"], outcome["threads"]) == ("failed", None)
     assert re.search(match, outcome["why"])
     assert not (tmp_path / "x").exists()
@@ -213,7 +213,7 @@ def test_a_task_reports_why_it_cannot_train(
 
 def test_a_machine_without_softstair(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "softstair", None)
-    assert "softstair is not installed" in _ray_task.train_unit(task, Box())["why"]
+    assert "softstair is not installed" in ray_engine.train_unit(task, Box())["why"]
 
 
 def test_a_directory_that_is_still_held_is_waited_for(
@@ -226,12 +226,12 @@ def test_a_directory_that_is_still_held_is_waited_for(
     lock.acquire()
     letting_go = threading.Timer(0.5, lock.release)
     letting_go.start()
-    assert _ray_task.train_unit(task, Box())["kind"] == "done"
+    assert ray_engine.train_unit(task, Box())["kind"] == "done"
     letting_go.join()
     # For some time, not for ever.
-    monkeypatch.setattr(_ray_task, "TIMEOUT", 0.2)
+    monkeypatch.setattr(ray_engine, "LOCK_TIMEOUT", 0.2)
     with lock:
-        outcome = _ray_task.train_unit(task, Box())
+        outcome = ray_engine.train_unit(task, Box())
     assert "in use by another process" in outcome["why"]
 
 
@@ -272,7 +272,7 @@ class HereRay:
         return [{"Alive": True, "Resources": machine} for machine in self.machines]
 
     def remote(self, what: Any = None, **settings: Any) -> Any:
-        if what is _ray_task.Mailbox:
+        if what is ray_engine.Mailbox:
             box = SimpleNamespace(take=SimpleNamespace(remote=lambda: "mail"))
             return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: box))
         if settings == {"max_retries": 0}:

@@ -26,9 +26,9 @@ from softstair.cli.train import check_workers
 from softstair.experiments import results
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.design_file import changed, read
-from softstair.experiments.estimate import Estimate
 from softstair.experiments.grid import (
     STATES,
+    Estimate,
     UnitStatus,
     by_configuration,
     data_versions,
@@ -183,7 +183,7 @@ class Command:
         if self.json:
             print(json.dumps(design.to_json(), indent=1))
             return 0
-        from softstair.experiments.estimate import estimate
+        from softstair.experiments.grid import estimate
 
         units = statuses(design, folder)  # an error if a unit was begun with another recipe
         _show_design(design)
@@ -300,8 +300,8 @@ def _show_estimate(design: Design, measured: Estimate, units: Sequence[UnitStatu
     """Print how long the units that are left would take here, one after another."""
     first = design.configurations[0]
     left = [unit for unit in units if not unit.is_done]
-    epochs = sum(max(0, unit.of_epochs - unit.epochs) for unit in left)
-    is_begun = epochs < sum(unit.of_epochs for unit in units)
+    epochs = sum(max(0, unit.unit.recipe.epochs - unit.epochs) for unit in left)
+    is_begun = epochs < sum(unit.unit.recipe.epochs for unit in units)
     subject = f"what is left of {_plural(len(left), 'unit')}" if is_begun else "all"
     print_line(
         f"a step of {first.name} takes {1000 * measured.step:.3g} ms on {measured.device}, and an "

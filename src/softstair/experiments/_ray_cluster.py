@@ -12,23 +12,22 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
-from softstair._errors import SoftstairError, import_extra
+from softstair._errors import SoftstairError, first_line, import_extra
 from softstair.train.parallel import Interrupted
+from softstair.train.records import RunError
 
-__all__ = ["check_reachable", "joined"]
+__all__ = ["check_reachable", "joined", "token_in"]
 
 TIMEOUT = 20.0
 """Seconds for a cluster to answer."""
 LONGEST_FOLDER = 30
 """Characters of a folder in which Ray has room for the names of its sockets."""
-OBJECT_STORE = 100_000_000
-"""Bytes of its object store: only text is sent."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 OWN_CLUSTER = {
     # Tasks have the priority of this process.
     "RAY_worker_niceness": "0",
@@ -45,13 +44,14 @@ ray.nodes()
 
 @contextlib.contextmanager
 def joined(address: str | None, cpus: int) -> Iterator[Any]:
-    """Yield the module ray, connected to a cluster; None starts one here with so many CPUs.
-
-    A cluster that was started here ends with the block. If the caller is connected already, that
-    connection is used, and left as it is.
-    """
+    """Yield the module ray, connected to a cluster; with no address, to one that is started here
+    and ends with the block. If the caller is connected already, that connection is used."""
     options: dict[str, Any] = {}
-    with _handlers_kept(), _environment(QUIET), contextlib.ExitStack() as ending:
+    with (
+        _handlers_kept(),
+        _environment({"RAY_USAGE_STATS_ENABLED": "0"}),
+        contextlib.ExitStack() as ending,
+    ):
         ray = import_extra("ray", "ray")
         if ray.is_initialized():
             yield ray
@@ -63,7 +63,8 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
             folder = tempfile.mkdtemp(prefix="ray-", dir=parent)
             ending.callback(shutil.rmtree, folder, ignore_errors=True)
             options |= {"_temp_dir": folder, "include_dashboard": False}
-            options |= {"object_store_memory": OBJECT_STORE, "num_cpus": cpus}
+            # Only text goes through the object store, which is given in bytes.
+            options |= {"object_store_memory": 100_000_000, "num_cpus": cpus}
             options |= {"num_gpus": torch.cuda.device_count()}
         else:
             check_reachable(address)
@@ -75,6 +76,24 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
         with _handlers_kept():  # Ray would handle SIGTERM itself
             _connect(ray, address, options)
         yield ray
+
+
+@contextlib.contextmanager
+def token_in(folder: Path) -> Iterator[str]:
+    """A file in the grid's folder, by which a machine knows that it sees the same folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, token = tempfile.mkstemp(prefix=".seen-", dir=folder.absolute())
+        os.close(handle)
+    except OSError as error:
+        raise RunError(
+            f"`out` must be a directory that can be written, but {str(folder)!r} cannot be "
+            f"({error.strerror}): give another `out`."
+        ) from None
+    try:
+        yield token
+    finally:
+        Path(token).unlink(missing_ok=True)
 
 
 def check_reachable(address: str) -> None:
@@ -102,17 +121,16 @@ def check_reachable(address: str) -> None:
         reason = f"no cluster answered within {TIMEOUT:.0f} seconds"
         if "InvalidAuthToken" in str(late.stderr):
             reason = "it asks for a token, for which Ray has the variable RAY_AUTH_MODE"
-        raise _unreachable(address, reason) from None
+        raise _error(address, reason) from None
     if trial.returncode:
         lines = [line for line in trial.stderr.splitlines() if line and not line.startswith(" ")]
         reason = lines[-1] if lines else f"it ended with code {trial.returncode}"
         if address == "auto" and "Could not find" in reason:
             reason = "none runs on this machine"
-        raise _unreachable(address, reason)
+        raise _error(address, reason)
 
 
 def _check_listens(address: str) -> None:
-    """Raise SoftstairError if nothing listens at an address."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
@@ -127,7 +145,7 @@ def _check_listens(address: str) -> None:
     try:
         socket.create_connection((host, port), timeout=TIMEOUT / 4).close()
     except OSError as error:
-        raise _unreachable(address, error.strerror or str(error)) from None
+        raise _error(address, error.strerror or str(error)) from None
 
 
 def _connect(ray: Any, address: str | None, options: dict[str, Any]) -> None:
@@ -138,32 +156,24 @@ def _connect(ray: Any, address: str | None, options: dict[str, Any]) -> None:
     except SystemExit as stop:
         if stop.code == signal.SIGTERM:  # what Ray makes of that signal
             raise Interrupted(signal.SIGTERM) from None
-        raise _not_started(f"it ended with code {stop.code}") from None
+        raise _error(address, f"it ended with code {stop.code}") from None
     except (RuntimeError, OSError, ValueError) as error:
-        reason = str(error).split("\n")[0]
-        if address is not None:
-            raise _unreachable(address, reason) from None
-        raise _not_started(reason) from None
+        raise _error(address, first_line(error)) from None
 
 
-def _unreachable(address: str, reason: str) -> SoftstairError:
+def _error(address: str | None, reason: str) -> SoftstairError:
+    reason = reason.rstrip(".").replace(". ", "; ")[:300]
+    if address is None:
+        return SoftstairError(
+            f"Ray could not be started on this machine ({reason}): free memory or disk space, or "
+            "train with the local engine.",
+            field="engine",
+        )
     return SoftstairError(
-        f"no Ray cluster can be joined at {address!r} ({_shown(reason)}): start one with Ray's own "
+        f"no Ray cluster can be joined at {address!r} ({reason}): start one with Ray's own "
         "command, ray start, or give no `address` to use this machine alone.",
         field="address",
     )
-
-
-def _not_started(reason: str) -> SoftstairError:
-    return SoftstairError(
-        f"Ray could not be started on this machine ({_shown(reason)}): free memory or disk space, "
-        "or train with the local engine.",
-        field="engine",
-    )
-
-
-def _shown(reason: str) -> str:
-    return " ".join(reason.split()).rstrip(".").replace(". ", "; ")[:300]
 
 
 @contextlib.contextmanager
@@ -182,8 +192,7 @@ def _handlers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set; remove them, and those that Ray sets, at the
-    end."""
+    """Set variables that are not set; at the end remove them and those that Ray has set."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in wanted.items() if name not in before})
     try:

@@ -1,4 +1,5 @@
-"""Grids: the units of a design in a folder, how far each is, and the engine of one machine.
+"""Grids: the units of a design in a folder, how far each is, how long it takes, and the engine of
+one machine.
 
 An engine is a function ``run(units, folder, on_event, …)`` that returns how many units failed. It
 trains each in its run directory, which is all that it leaves behind: a unit that is done there is
@@ -10,16 +11,24 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from softstair.data import load
+from softstair.data.batches import Examples
+from softstair.data.folds import split
 from softstair.experiments.design import Design, Unit
 from softstair.experiments.results import UNKNOWN, find
-from softstair.train.execution import choose_device
+from softstair.train.execution import choose_device, choose_threads, training_settings
+from softstair.train.metrics import evaluate, refresh_statistics
+from softstair.train.network import make_network
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, cores, worker_count
 from softstair.train.progress import Event
+from softstair.train.recipe import Recipe
 from softstair.train.records import (
     RunError,
     check_same_recipe,
@@ -28,10 +37,12 @@ from softstair.train.records import (
     refuse_other_data,
     summary_of,
 )
+from softstair.train.state import State
+from softstair.train.step import CapturedStep, Step
 
 __all__ = [
-    "STATES", "OnEvent", "Pace", "UnitStatus", "by_configuration", "data_versions", "has_begun",
-    "refuse_mixed_data", "run", "status_json", "statuses", "summarise", "unfinished",
+    "STATES", "Estimate", "OnEvent", "Pace", "UnitStatus", "by_configuration", "data_versions",
+    "estimate", "refuse_mixed_data", "run", "status_json", "statuses", "summarise", "unfinished",
 ]  # fmt: skip
 
 OnEvent = Callable[[Unit, Event], None]
@@ -42,17 +53,15 @@ WINDOW = 20.0
 """Seconds in which steps are counted, once as many units train as should."""
 GAIN = 1.03
 """One more at a time must raise the steps per second by this factor to be worth its memory."""
+PATIENCE, FEWEST_STEPS, MOST_STEPS = 3.0, 2, 200
+"""Seconds and numbers of steps from which the time of a unit is estimated."""
+EVALUATED = 500
+"""Examples whose evaluation is measured."""
 
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """How far a unit is.
-
-    state         done, training, begun or waiting
-    epochs        so far
-    accuracy      validation accuracy of the last of them
-    data_version  of the data set, if it is recorded
-    """
+    """How far a unit is: its epochs so far, and the validation accuracy of the last of them."""
 
     unit: Unit
     state: str
@@ -62,37 +71,25 @@ class UnitStatus:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to train."""
         return self.state == "done"
 
-    @property
-    def of_epochs(self) -> int:
-        """Its epochs in the end."""
-        return self.unit.recipe.epochs
-
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for :func:`json.dumps`."""
         return {
             "fold": self.unit.recipe.fold,
             "state": self.state,
             "epochs": self.epochs,
-            "of_epochs": self.of_epochs,
+            "of_epochs": self.unit.recipe.epochs,
             "valid_accuracy": self.accuracy,
             "data_version": self.data_version,
         }
 
 
 def statuses(design: Design, folder: Path) -> list[UnitStatus]:
-    """Return how far each unit of a design is, in order; nothing is written.
-
-    Raises:
-        RunError: If a unit was begun with another recipe, or its run directory is damaged.
-    """
+    """Return how far each unit of a design is; raise RunError if one has another recipe."""
     return [_status(unit, folder) for unit in design.units()]
 
 
 def by_configuration(units: Iterable[UnitStatus]) -> dict[str, list[UnitStatus]]:
-    """Return the units of each configuration."""
     groups: dict[str, list[UnitStatus]] = {}
     for status in units:
         groups.setdefault(status.unit.configuration, []).append(status)
@@ -108,13 +105,12 @@ def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:
     return {
         **{state: sum(status.state == state for status in units) for state in STATES},
         "epochs": sum(status.epochs for status in units),
-        "of_epochs": sum(status.of_epochs for status in units),
+        "of_epochs": sum(status.unit.recipe.epochs for status in units),
         "valid_accuracy": sum(scores) / len(scores) if scores else None,
     }
 
 
 def status_json(design: Design, folder: Path, units: Sequence[UnitStatus]) -> dict[str, Any]:
-    """Return how far a grid is as plain data, ready for :func:`json.dumps`."""
     configurations = [
         {"name": name, **summarise(group), "units": [status.to_json() for status in group]}
         for name, group in by_configuration(units).items()
@@ -129,12 +125,8 @@ def data_versions(units: Iterable[UnitStatus]) -> list[str]:
     return list(dict.fromkeys(status.data_version or UNKNOWN for status in scored))
 
 
-def has_begun(unit: Unit, folder: Path) -> bool:
-    """Whether a unit has a run directory.
-
-    Raises:
-        RunError: If another recipe was begun there.
-    """
+def _has_begun(unit: Unit, folder: Path) -> bool:
+    """Whether a unit has a run directory; raise RunError if it has another recipe."""
     path = unit.path(folder)
     if (begun := recipe_of(path)) is None:
         return False
@@ -145,7 +137,7 @@ def has_begun(unit: Unit, folder: Path) -> bool:
 def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
     """Yield the units that are not done."""
     for unit in units:
-        if not has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
+        if not _has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
             yield unit
 
 
@@ -198,10 +190,7 @@ def run(
 
 
 class Pace:
-    """The number of units to train at a time: the fastest, measured while they train.
-
-    It counts the steps of all units together, adds one unit after the other as long as that helps,
-    and keeps the best number.
+    """The number of units to train at a time: one more as long as all together become faster.
 
     >>> now = 0.0
     >>> pace = Pace(first=1, most=4, clock=lambda: now)
@@ -261,9 +250,74 @@ class Pace:
             self._number, self._settled = self._best[1], True
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, of an evaluation of the validation fold, and of a unit alone."""
+
+    step: float
+    evaluation: float
+    unit: float
+    device: str
+
+
+def estimate(
+    recipe: Recipe, data_dir: str = "data", device: str = "auto", threads: int | None = None
+) -> Estimate:
+    """Measure a few steps and an evaluation of a recipe, and multiply; nothing is kept.
+
+    >>> measured = estimate(Recipe(limit=200, epochs=10, batch=32), device="cpu")
+    >>> 0 < measured.step < measured.unit
+    True
+    """
+    place = choose_device(device)
+    dataset = load(recipe.data, data_dir)
+    dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+    with training_settings(recipe, place):
+        torch.manual_seed(recipe.seed)
+        network = make_network(recipe, dataset)
+        torch.set_num_threads(threads or choose_threads(network, recipe.batch))
+        parts = split(dataset, recipe.fold, recipe.folds)
+        numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
+        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+        # Compiling takes longer than what is measured, and pays in a whole unit alone.
+        state = State(replace(recipe, compile="never"), network, len(training), place)
+        step = _seconds_of_a_step(state, training)
+        few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], *numbers)
+        score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
+        score()  # what is slow but once
+        evaluation = _seconds(place, score) * len(valid) / len(few)
+        if recipe.statistics == "fresh":
+            refresh = lambda: refresh_statistics(state.network, training, recipe.batch, recipe.seed)
+            evaluation += _seconds(place, refresh)
+    unit = recipe.epochs * (state.steps * step + evaluation)
+    return Estimate(step, evaluation, unit, str(place))
+
+
+def _seconds_of_a_step(state: State, training: Examples) -> float:
+    step = (CapturedStep if state.execution.captured else Step)(state, training)
+    state.begin_epoch()
+    _seconds(state.device, step)  # what is slow but once
+    seconds, count = 0.0, 0
+    while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
+        if state.step >= state.steps:
+            state.step, state.order = 0, None
+            state.begin_epoch()
+        seconds += _seconds(state.device, step)
+        count += 1
+    return seconds / count
+
+
+def _seconds(device: torch.device, call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
+
+
 def _status(unit: Unit, folder: Path) -> UnitStatus:
     path = unit.path(folder)
-    if not has_begun(unit, folder):
+    if not _has_begun(unit, folder):
         return UnitStatus(unit, "waiting")
     reached = *_last_epoch(path / "metrics.jsonl"), data_version_of(path)
     if summary_of(path) is not None:

@@ -1,19 +1,21 @@
 """The engine of a cluster: each unit is a task of Ray, on one machine or on any number of them.
 
-Every machine trains in the same folder, which must be on a file system that all of them share: a
-run directory with its lock and its checkpoint is all that they have in common. So a unit whose
-process or machine is lost resumes elsewhere from its last checkpoint, and so does one that was
-training when this process was killed, once the same grid is run again.
-
-A unit has the threads and the seed that it would have on this machine alone: on CPUs of one kind
-its results are the same to the last bit.
+Every machine trains in the same folder, on a file system that all of them share. A unit whose
+process or machine is lost resumes elsewhere from its last checkpoint. It has the threads and the
+seed that it would have alone: on CPUs of one kind its results are the same to the last bit.
 """
 
 import contextlib
+import importlib
+import logging
 import os
+import platform
+import signal
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +24,12 @@ import torch
 import softstair
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair.experiments import _ray_task
-from softstair.experiments._ray_cluster import joined
+from softstair.experiments._ray_cluster import joined, token_in
 from softstair.experiments.design import Unit
 from softstair.experiments.grid import OnEvent, refuse_mixed_data, unfinished
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import MAX_RUNS_PER_GPU, Pool, Task, cores
 from softstair.train.progress import Event
-from softstair.train.records import RunError
 
 __all__ = ["TaskResources", "run"]
 
@@ -37,8 +37,12 @@ RETRIES = 3
 """How often a unit is started again whose process, or machine, was lost."""
 MOST_WARM = 32
 """Processes that import their modules before there is a unit for them."""
-TIMEOUT = 10.0
+SAVE_TIMEOUT = 10.0
 """Seconds for tasks to save their runs when this process ends because of an error."""
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for a run directory: the process that held it may have just been killed."""
+PAUSE = 1.0
+"""Seconds between two step events of a unit: there may be hundreds of units."""
 Jobs = Literal["auto"] | int
 Machine = dict[str, float]
 """The resources of a machine: CPU, GPU."""
@@ -59,24 +63,9 @@ def run(
 ) -> int:
     """Train the units that are not done, each as a task of Ray; return how many failed.
 
-    The first unit trains alone until its first step: what fails before that would fail for the
-    others too, and is raised. A unit that fails later is reported, and the others continue. One
-    whose process is lost is started again three times, then it has failed. SIGINT and SIGTERM are
-    passed on to the tasks, and raise :class:`Interrupted <softstair.train.Interrupted>` once each
-    has saved its run.
-
-    Args:
-        units: What to train.
-        folder: Folder of the run directories, which all machines see.
-        on_event: Called with a unit and each of its events.
-        address: Of the cluster: auto, host:port or ray://host:port. None starts one on this
-            machine, and ends it at the end.
-        data_dir: Folder of the data sets, which all machines see.
-        device: auto: a GPU if the cluster has one, for all units.
-        threads: Of the CPU, for a unit; None leaves the choice to :func:`softstair.train.train`.
-        jobs: Units that share a GPU; without a GPU, units that train at a time.
-        cpus: Of a task, if not as many as it has threads.
-        gpus: Of a task, from 0 to 1, if not its share among ``jobs``.
+    Without an ``address`` a cluster is started on this machine, and ended. ``jobs`` is the number
+    of units that share a GPU; without a GPU, that train at a time. ``cpus`` and ``gpus`` of a task
+    are chosen if not given. A unit whose process is lost is started again up to RETRIES times.
     """
     left = list(unfinished(units, folder))
     if not left:
@@ -84,11 +73,19 @@ def run(
     refuse_mixed_data(left, folder, data_dir)
     resources = TaskResources(device, threads, jobs, cpus, gpus)
     here = cores() if jobs == "auto" else max(cores(), jobs)
-    with StopRequest() as stop, joined(address, here) as ray, _token(folder) as token:
+    with StopRequest() as stop, joined(address, here) as ray, token_in(folder) as token:
         resources.settle(_machines(ray))
-        settings: dict[str, Any] = {"data_dir": os.path.abspath(data_dir), "threads": threads}
-        settings |= {"device": resources.device}
-        surroundings = {**_surroundings(), "token": token, "settings": settings}
+        data_dir = os.path.abspath(data_dir)
+        names = [name for name in os.environ if name.startswith("SOFTSTAIR_")]
+        surroundings = {
+            "settings": {"data_dir": data_dir, "threads": threads, "device": resources.device},
+            "token": token,
+            "threads": torch.get_num_threads(),
+            "versions": {"softstair": softstair.__version__, "torch": str(torch.__version__)},
+            "path": [os.path.abspath(path) for path in sys.path],
+            "folder": os.getcwd(),
+            "environment": {name: os.environ[name] for name in names},
+        }
         with RayPool(ray, left, folder.absolute(), on_event, resources, surroundings) as pool:
             return pool.run(stop)
 
@@ -96,8 +93,7 @@ def run(
 class TaskResources:
     """The resources of a task, and so how many tasks run at a time.
 
-    What was not asked for is chosen: the device and the share of a GPU by :meth:`settle`, when the
-    machines are known; the CPUs by :meth:`learn`, when the first unit reports its threads.
+    What was not asked for is chosen when the machines, and the threads of a unit, are known.
 
     >>> resources = TaskResources("auto", threads=None, jobs="auto", cpus=None, gpus=None)
     >>> machines = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0}]
@@ -122,12 +118,8 @@ class TaskResources:
         self._given_cpus, self._given_gpus = cpus, gpus
 
     def settle(self, machines: Sequence[Machine]) -> None:
-        """Choose the device and the share of a GPU.
-
-        Raises:
-            SoftstairError: If no machine has what a unit needs.
-        """
-        best = max(machines, key=lambda one: (one.get("GPU", 0.0), one.get("CPU", 0.0)))
+        """Choose the device and the share of a GPU; raise an error if no machine has them."""
+        best = max(machines, key=lambda machine: (machine.get("GPU", 0.0), machine.get("CPU", 0.0)))
         count, given = best.get("GPU", 0.0), self._given_gpus
         if self.device == "cuda" and (not count or given == 0):
             reason = "0 GPUs for each unit" if count else "the cluster has no GPU"
@@ -140,8 +132,7 @@ class TaskResources:
             cores_per_gpu = best.get("CPU", 0.0) / count
             number = min(MAX_RUNS_PER_GPU, max(1, int(cores_per_gpu // 2)))
             number = number if self._jobs == "auto" else self._jobs
-            # Ray counts in steps of 0.0001.
-            self.gpus = given or int(10_000 / number) / 10_000
+            self.gpus = given or int(10_000 / number) / 10_000  # Ray counts in steps of 0.0001
         self.learn(self._threads or 1, machines)
         if not self._capacity(machines):
             raise SoftstairError(
@@ -154,17 +145,14 @@ class TaskResources:
         """Give a unit as many CPUs as it has threads, if there are."""
         if self._given_cpus is not None:
             return
-        counts = [one.get("CPU", 0.0) for one in machines if one.get("GPU", 0.0) >= self.gpus]
+        counts = [node.get("CPU", 0.0) for node in machines if node.get("GPU", 0.0) >= self.gpus]
         self.cpus = 1 if self.device == "cuda" and self._threads is None else threads
         if self.device == "cpu" and self._jobs != "auto":
             self.cpus = min(self.cpus, max(1, int(sum(counts) / self._jobs)))
         self.cpus = min(self.cpus, max(1, int(max(counts))))
 
     def at_once(self, machines: Sequence[Machine]) -> int:
-        """Return how many tasks to submit: as many wait as train, so that no machine is idle.
-
-        Without a GPU, ``jobs`` decides.
-        """
+        """Return how many tasks to submit: as many wait as train, so that no machine is idle."""
         if self.device == "cpu" and self._jobs != "auto":
             return self._jobs
         return max(1, 2 * self._capacity(machines))
@@ -198,17 +186,17 @@ class RayPool(Pool):
         self._refs: dict[Any, Task] = {}
         self._has_learnt = False
         # By value, so that a machine without softstair, or with another version, can report it.
-        ray.cloudpickle.register_pickle_by_value(_ray_task)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         # A process that has used one GPU would use it again, whichever Ray gives it next.
         once = {"max_calls": 1} if resources.gpus else {}
-        self._train = ray.remote(max_retries=RETRIES, **once)(_ray_task.train_unit)
-        mailbox = ray.remote(_ray_task.Mailbox)
+        self._train = ray.remote(max_retries=RETRIES, **once)(train_unit)
+        mailbox = ray.remote(Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
         self._mail = self._mailbox.take.remote()
         # Other processes import their modules while the first unit trains alone.
-        warm_up = ray.remote(max_retries=0)(_ray_task.warm_up).options(**self._resources)
+        warm = ray.remote(max_retries=0)(warm_up).options(**self._resources)
         for _ in range(min(len(units), self.capacity(), MOST_WARM) - 1):
-            warm_up.remote(surroundings)
+            warm.remote(surroundings)
 
     def __enter__(self) -> "RayPool":
         return self
@@ -217,7 +205,7 @@ class RayPool(Pool):
         if isinstance(error, Exception) and self._refs:
             if not self.stopping:
                 self.stop()
-            self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=TIMEOUT)
+            self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=SAVE_TIMEOUT)
 
     @property
     def _resources(self) -> dict[str, float]:
@@ -269,53 +257,142 @@ class RayPool(Pool):
             self.fail(task, f"{lost or 'its task was cancelled'}: {again}.", lost=True)
         else:
             if trace := outcome.get("trace"):
-                sys.stderr.write(trace)
+                logging.getLogger(__name__).error(trace)
             self.handle(task, outcome)
 
     def _read_mail(self, timeout: float = 0.0) -> None:
         """Report the events that came. If the mailbox is lost, there is only less to show."""
-        ready, _ = self._ray.wait([self._mail], timeout=timeout)
-        if not ready:
+        if not self._ray.wait([self._mail], timeout=timeout)[0]:
             return
-        events: list[tuple[str, Event]] = []
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            events = self._ray.get(self._mail)
-        self._mail = self._mailbox.take.remote()
         tasks = {task.name: task for task in self._refs.values()}
-        for name, event in events:
-            if name in tasks:  # otherwise it comes late
-                self.handle(tasks[name], event)
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            for name, event in self._ray.get(self._mail):
+                if name in tasks:  # otherwise it comes late
+                    self.handle(tasks[name], event)
+        self._mail = self._mailbox.take.remote()
 
 
 def _machines(ray: Any) -> list[Machine]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _surroundings() -> dict[str, Any]:
-    """What a task takes over from this process."""
-    names = [name for name in os.environ if name.startswith("SOFTSTAIR_")]
-    return {
-        "threads": torch.get_num_threads(),
-        "versions": {"softstair": softstair.__version__, "torch": str(torch.__version__)},
-        "path": [os.path.abspath(path) for path in sys.path],
-        "folder": os.getcwd(),
-        "environment": {name: os.environ[name] for name in names},
-    }
+# What runs on the machines of the cluster. It is sent there by value and imports the rest when
+# called: a machine that has no softstair, or another version, reports it.
 
 
-@contextlib.contextmanager
-def _token(folder: Path) -> Iterator[str]:
-    """A file in the grid's folder, by which a machine knows that it sees the same folder."""
+class Mailbox:
+    """Events of units, until the driver takes them. They are only shown."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[str, Event]] = deque(maxlen=10_000)
+
+    def put(self, name: str, event: Event) -> None:
+        self._events.append((name, event))
+
+    def take(self) -> list[tuple[str, Event]]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+def train_unit(task: dict[str, Any], mailbox: Any) -> dict[str, Any]:
+    """Train or resume a unit; return its outcome: done, stopped or failed."""
+    outcome: dict[str, Any] = {"threads": None}
+    sent = -PAUSE
+
+    def send(event: dict[str, Any]) -> None:
+        nonlocal sent
+        if event["kind"] == "begin":
+            outcome["threads"] = event["threads"]
+        if event["kind"] in ("step", "loading"):
+            if time.monotonic() - sent < PAUSE:
+                return
+            sent = time.monotonic()
+        mailbox.put.remote(task["name"], event)
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, token = tempfile.mkstemp(prefix=".seen-", dir=folder.absolute())
-        os.close(handle)
-    except OSError as error:
-        raise RunError(
-            f"`out` must be a directory that can be written, but {str(folder)!r} cannot be "
-            f"({error.strerror}): give another `out`."
-        ) from None
+        send({"kind": "start"})
+        _take_over(task)
+        if problem := _machine_problem(task):
+            return {**outcome, "kind": "failed", "why": problem}
+        _train(task, send)
+    except KeyboardInterrupt:
+        return {**outcome, "kind": "stopped"}
+    except Exception as error:
+        from softstair.train.progress import error_message
+
+        trace = traceback.format_exc() if task["environment"].get("SOFTSTAIR_TRACEBACK") else ""
+        return {**outcome, "kind": "failed", "why": error_message(error), "trace": trace}
+    return {**outcome, "kind": "done"}
+
+
+def warm_up(task: dict[str, Any]) -> None:
+    """Import what training needs, which takes seconds."""
+    _take_over(task)
+    for name in ("softstair.train.loop", "torch._dynamo"):
+        with contextlib.suppress(ImportError):  # the unit will report it
+            importlib.import_module(name)
+
+
+def _take_over(task: dict[str, Any]) -> None:
+    """Take over path, environment and working directory from the driver."""
+    there = [path for path in task["path"] if os.path.exists(path)]
+    sys.path[:] = there + [path for path in sys.path if path not in there]
+    os.environ.update(task["environment"])
+    if os.path.isdir(task["folder"]):
+        os.chdir(task["folder"])
+
+
+def _machine_problem(task: dict[str, Any]) -> str:
+    """Return why this machine cannot train for the driver; empty if it can."""
+    here = platform.node()
     try:
-        yield token
-    finally:
-        Path(token).unlink(missing_ok=True)
+        import torch
+
+        import softstair
+    except ModuleNotFoundError as error:
+        return (
+            f"{error.name} is not installed on {here} for {sys.executable}: install "
+            "softstair[cli,ray] on every machine of the cluster."
+        )
+    installed = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
+    for name, wanted in task["versions"].items():
+        if installed[name].partition("+")[0] != wanted.partition("+")[0]:
+            return (
+                f"{here} has {name} {installed[name]}, and the machine of the command has "
+                f"{wanted}: install one version on every machine."
+            )
+    if not os.path.exists(task["token"]):
+        return (
+            f"{here} does not see the folder {os.path.dirname(task['token'])!r} of the machine of "
+            "the command: put `out` on a file system that all machines of the cluster share."
+        )
+    return ""
+
+
+def _train(task: dict[str, Any], send: Any) -> None:
+    import filelock
+    import torch
+
+    from softstair._files import refuse_link
+    from softstair.train.loop import train
+    from softstair.train.parallel import Interrupted
+    from softstair.train.progress import EventSender, free_memory
+    from softstair.train.recipe import Recipe
+
+    sender, recipe, out = EventSender(send), Recipe.from_json(task["recipe"]), Path(task["out"])
+    # Ray allows a process one thread for each of its CPUs; results must not depend on that.
+    torch.set_num_threads(task["threads"])
+    if (out / "config.json").exists():
+        lock = filelock.FileLock(refuse_link(out / "lock"), LOCK_TIMEOUT)
+        with contextlib.suppress(filelock.Timeout), lock:
+            pass
+    try:
+        options = {"resume": True, "loading": sender.loading, **task["settings"]}
+        train(recipe, out, watchers=[sender], **options)
+    except Interrupted as stopped:
+        if stopped.number == signal.SIGTERM:
+            # Not from the driver: this machine shuts down, and another one will resume the unit.
+            os._exit(1)
+        raise KeyboardInterrupt from None
+    free_memory()
