@@ -343,7 +343,7 @@ def test_dry_run_estimates_what_is_left(
     shutil.rmtree(done / "forward=random" / "fold-0")
     out = run(capsys, "mine.toml", "--dry-run")[1]
     assert f"of these 2 done, 1 begun in {done}, 1 waiting" in out
-    assert "about 20 s a unit, and 30 s for what is left of 2 units, one after another" in out
+    assert "about 20.0 s a unit, and 30.0 s for what is left of 2 units, one after another" in out
 
 
 @pytest.mark.parametrize("words", [["--status"], [], ["--dry-run", "--device", "nowhere"]])

@@ -38,6 +38,7 @@ from softstair.experiments.grid import (
 )
 from softstair.experiments.grid import run as run_units
 from softstair.experiments.results import UNKNOWN, Training
+from softstair.experiments.studies import duration
 from softstair.train.parallel import Interrupted, torchrun_ranks
 from softstair.train.records import summary_of
 
@@ -380,18 +381,6 @@ def _cells(sums: dict[str, Any]) -> list[str]:
         f"{sums['epochs']}/{sums['of_epochs']}",
         "" if accuracy is None else f"{accuracy:.2%}",
     ]
-
-
-def duration(seconds: float) -> str:
-    """Return a time in a suitable unit.
-
-    >>> duration(40.0), duration(5400.0), duration(400000.0)
-    ('40 s', '1.5 hours', '4.6 days')
-    """
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * size or (unit == "hours" and seconds >= size):
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _mean_and_std(values: list[float]) -> str:

@@ -29,7 +29,7 @@ from softstair.train.recipe import fields_with
 
 __all__ = [
     "DYNAMIC", "FEWEST", "SHARED", "STATIC", "TITLES", "Curve", "Mean", "Study", "curve_of",
-    "distinguishing", "drop_of", "final_of", "mean_of", "select", "studies",
+    "distinguishing", "drop_of", "duration", "final_of", "mean_of", "select", "studies",
 ]  # fmt: skip
 
 Numbers = NDArray[np.float64]
@@ -240,6 +240,20 @@ def drop_of(training: Training) -> int | None:
     first = training.curve[0].learning_rate
     lower = (e.epoch for e in training.curve if e.learning_rate < first * (1 - 1e-6))
     return next(lower, None)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in two units.
+
+    >>> duration(7.31), duration(125), duration(7500)
+    ('7.3 s', '2 min 05 s', '2 h 05 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]:
