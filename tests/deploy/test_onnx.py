@@ -15,7 +15,7 @@ from random_networks import Growing, random_network
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork
 from softstair.deploy import onnx as export
-from softstair.deploy.onnx_operators import digits
+from softstair.deploy.onnx import digits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

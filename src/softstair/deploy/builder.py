@@ -51,20 +51,14 @@ class NodeBuilder:
         """Add the sum of a quantised layer."""
         weight = layer.weight_stair.integers(layer.weight)
         if weight is None:
-            raise ExportError.of(
-                name, "its weights are not multiples of one quantum", "Choose another stair"
-            )
+            raise ExportError.of(name, "its weights have no common quantum", "Choose another stair")
         factor = _factor(name, layer, x)
         shape = self._sizes[x.node]
         if isinstance(layer, nn.Conv2d) and len(shape) != 3:
-            raise ExportError.of(
-                name, f"its input has shape {shape}", "Give it channels, height and width"
-            )
+            raise ExportError.of(name, f"its input has shape {shape}", "Give it (C, H, W)")
         node = self._add(_weighted_sum(name, layer, weight.long(), x))
         if layer.input_quantum is None and max(-node.low, node.high) >= FLOAT32_LIMIT:
-            raise ExportError.of(
-                name, "its sums reach 2²⁴, above which float32 rounds", "Use fewer inputs"
-            )
+            raise ExportError.of(name, "its sums reach 2²⁴ (float32 rounds)", "Use fewer inputs")
         return PendingSum(
             node.name, (lambda sums: layer.rescale(sums.float() * factor),), layer, factor
         )
@@ -73,17 +67,11 @@ class NodeBuilder:
         """Add the thresholds of a stair, then the poolings that were pending."""
         stair, levels = activation.stair, activation.stair.integers
         if levels is None or isinstance(stair.quantum, tuple):
-            raise ExportError.of(
-                name, "its levels are not multiples of one quantum", "Choose another stair"
-            )
+            raise ExportError.of(name, "its levels have no common quantum", "Choose another stair")
         if isinstance(x, IntegerFeatures):
-            raise ExportError.of(
-                name, "its input is already quantised", "Remove one of the two stairs"
-            )
+            raise ExportError.of(name, "its input is already quantised", "Remove one of the stairs")
         if x.source in self._summed_by_stair:
-            raise ExportError.of(
-                name, f"another stair reads {x.source!r} too", "Give each its own weights"
-            )
+            raise ExportError.of(name, f"another stair reads {x.source!r} too", "Use one stair")
         self._summed_by_stair.add(x.source)
         axis = self._channel_axis(x.source)
         steps, source = fold(name, activation, x, self._sum(x.source), axis)
@@ -108,9 +96,7 @@ class NodeBuilder:
     def apply(self, name: str, x: Value, function: Callable[[Tensor], Tensor]) -> PendingSum:
         """Apply a normalisation or a ReLU to a pending sum."""
         if isinstance(x, IntegerFeatures):
-            raise ExportError.of(
-                name, "no weights precede it since the last stair", "Put it after the weights"
-            )
+            raise ExportError.of(name, "no weights precede it", "Put it after the weights")
         if isinstance(function, nn.modules.batchnorm._BatchNorm):
             self._check_norm(name, x, function)
         if x.shortcut is None:
@@ -119,49 +105,33 @@ class NodeBuilder:
 
     def _check_norm(self, name: str, x: PendingSum, norm: Any) -> None:
         if norm.running_mean is None:
-            raise ExportError.of(
-                name, "it has no running statistics", "Train it with track_running_stats=True"
-            )
+            raise ExportError.of(name, "it has no running statistics", "Set track_running_stats")
         axis = self._channel_axis(x.source)
         if axis != 1:
-            raise ExportError.of(
-                name, f"{x.source!r} has its channels on axis {axis}, not 1", "Flatten before it"
-            )
+            raise ExportError.of(name, f"its channels are on axis {axis}", "Flatten before it")
         if self.shape(x)[0] != self._sizes[x.source][0]:
-            raise ExportError.of(
-                name, "its channels were broadcast from one channel", "Put it before the addition"
-            )
+            raise ExportError.of(name, "its channels were broadcast", "Put it before the addition")
         if x.pools and norm.weight is not None and bool((norm.weight < 0).any()):
-            raise ExportError.of(
-                name, "it has negative weights and follows a pooling", "Pool after the stair"
-            )
+            raise ExportError.of(name, "negative weights follow a pooling", "Pool after the stair")
 
     def add(self, name: str, a: Value, b: Value) -> Value:
         """Add two features, or a shortcut to a pending sum."""
         if isinstance(a, IntegerFeatures) and isinstance(b, IntegerFeatures):
             if a.unit != b.unit:
-                raise ExportError.of(
-                    name, f"it adds quanta {a.unit} and {b.unit}", "Give both stairs one quantum"
-                )
+                raise ExportError.of(name, f"it adds quanta {a.unit}, {b.unit}", "Use one quantum")
             shape = self._broadcast(name, a, b)
             a, b = self._expand(f"{name}.left", a, shape), self._expand(f"{name}.right", b, shape)
             node = self._add(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
             return IntegerFeatures(node.name, a.unit, node.low, node.high)
         if isinstance(a, PendingSum) and isinstance(b, PendingSum):
-            raise ExportError.of(
-                name, "it adds two sums that are not quantised", "Add an activation after one"
-            )
+            raise ExportError.of(name, "it adds two unquantised sums", "Quantise one of them")
         pending, shortcut = (a, b) if isinstance(a, PendingSum) else (b, a)
         assert isinstance(pending, PendingSum)
         assert isinstance(shortcut, IntegerFeatures)
         if pending.shortcut is not None or pending.pools:
-            raise ExportError.of(
-                name, "its sum was pooled or has a shortcut already", "Add an activation between"
-            )
+            raise ExportError.of(name, "its sum is pooled or has a shortcut", "Quantise it before")
         if shortcut.values is None or len(shortcut.values) > MAX_SHORTCUT_VALUES:
-            raise ExportError.of(
-                name, "its shortcut may have too many values", "Quantise it before"
-            )
+            raise ExportError.of(name, "its shortcut has too many values", "Quantise it before")
         shape = self._broadcast(name, pending, shortcut)
         shortcut = self._expand(f"{name}.shortcut", shortcut, shape)
         return replace(pending, shortcut=shortcut, layer=None)
@@ -170,9 +140,7 @@ class NodeBuilder:
         first, second = self.shape(a), self.shape(b)
         pairs = list(zip(first, second, strict=False))
         if len(first) != len(second) or any(m != n and 1 not in (m, n) for m, n in pairs):
-            raise ExportError.of(
-                name, f"it adds shapes {first} and {second}", "Give them one shape"
-            )
+            raise ExportError.of(name, f"it adds shapes {first} and {second}", "Use one shape")
         return tuple(max(pair) for pair in pairs)
 
     def _expand(self, name: str, x: IntegerFeatures, shape: Shape) -> IntegerFeatures:
@@ -191,9 +159,7 @@ class NodeBuilder:
             node = self._add(nodes.MaxPool(name, (x.node,), x.low, x.high, *windows))
             return replace(x, node=node.name)
         if self._channel_axis(x.source) != 1:
-            raise ExportError.of(
-                name, f"it pools over the channels of {x.source!r}", "Pool after the stair"
-            )
+            raise ExportError.of(name, "it pools over the channels", "Pool after the stair")
         pool = nodes.MaxPool(name, (), 0, 0, *windows)
         return replace(x, pools=(*x.pools, pool), layer=None)
 
@@ -210,9 +176,7 @@ class NodeBuilder:
             kernel = stride = _pair(self._sizes[x.node][-2:])
             exact = module.output_size in (1, (1, 1))
         if not exact:
-            raise ExportError.of(
-                name, "it averages with padding or other options", "Use AvgPool2d without them"
-            )
+            raise ExportError.of(name, "it averages with padding or options", "Remove them")
         area = kernel[0] * kernel[1]
         low, high = area * x.low, area * x.high
         node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride))
@@ -221,9 +185,7 @@ class NodeBuilder:
     def _check_pooled(self, name: str, x: Value) -> None:
         shape = self.shape(x)
         if len(shape) < 2:
-            raise ExportError.of(
-                name, f"it pools features of shape {shape}", "Give it channels, height and width"
-            )
+            raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
 
     def flatten(self, name: str, x: IntegerFeatures, start: Any, end: Any) -> IntegerFeatures:
         """Add a flattening of all axes but the batch."""
@@ -243,11 +205,7 @@ class NodeBuilder:
     def rescaled_scores(self, x: PendingSum, layer: StairLayer) -> str:
         """Add the scores of a last layer with integer weights."""
         if x.source in self._summed_by_stair:
-            raise ExportError.of(
-                x.source,
-                "a stair reads it, and it gives the scores",
-                "Give the stair its own weights",
-            )
+            raise ExportError.of(x.source, "a stair reads it", "Give the stair its own weights")
         count = layer.weight.shape[0]
         scale = layer.weight_stair.scale(layer.weight, 0)
         scale = torch.as_tensor(scale * (layer.input_quantum or 1.0), dtype=torch.float32)
@@ -281,9 +239,7 @@ class NodeBuilder:
 
     def _add(self, node: AnyNode) -> AnyNode:
         if node.name in self._nodes:
-            raise ExportError.of(
-                node.name, "it runs more than once", "Give each use its own module"
-            )
+            raise ExportError.of(node.name, "it runs more than once", "Use one module per call")
         if max(abs(node.low), abs(node.high)) >= INT32_LIMIT:
             raise ExportError.of(node.name, "its sums do not fit into 32 bits")
         self._nodes[node.name] = node
@@ -305,19 +261,13 @@ def no_integer_form(name: str, kind: str) -> ExportError:
 def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
     """Return what an integer sum is multiplied by before the layer's own scale."""
     quantum = layer.input_quantum
+    if quantum is not None and quantum != x.unit:
+        raise ExportError.of(name, f"it reads quantum {x.unit}, not {quantum}", "Quantise again")
     if quantum is not None:
-        if quantum != x.unit:
-            raise ExportError.of(
-                name,
-                f"its input has the quantum {x.unit}, not {quantum}",
-                "Quantise the model again",
-            )
         return 1.0
     if math.frexp(x.unit)[0] == 0.5:
         return x.unit  # a power of two: the float sum is exact as well
-    raise ExportError.of(
-        name, "the quantum of its input is unknown", "Give all activations before it one quantum"
-    )
+    raise ExportError.of(name, "the quantum of its input is unknown", "Use one quantum before it")
 
 
 def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatures) -> nodes.Sum:

@@ -142,9 +142,12 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
 
     def run(x: Tensor) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
+
+        def record(name: str, module: StairActivation, _: object, y: Tensor) -> None:
+            results[name] = _in_quanta(module, y)
+
         hooks = [
-            module.register_forward_hook(partial(_record, results, name))
-            for name, module in stairs.items()
+            module.register_forward_hook(partial(record, name)) for name, module in stairs.items()
         ]
         try:
             with torch.no_grad():
@@ -155,13 +158,6 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
         return {**{name: results[name] for name in layers}, CLASS: scores.argmax(1)}
 
     return run
-
-
-def _record(
-    results: dict[str, Tensor], name: str, module: nn.Module, _: object, output: Tensor
-) -> None:
-    assert isinstance(module, StairActivation)
-    results[name] = _in_quanta(module, output)
 
 
 def _in_quanta(activation: StairActivation, y: Tensor) -> Tensor:

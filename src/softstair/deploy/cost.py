@@ -56,20 +56,12 @@ def costs(network: IntegerNetwork) -> list[Cost]:
 
 
 def bits(low: int, high: int) -> int:
-    """Return the width of a signed integer that holds ``low`` to ``high``.
-
-    >>> bits(-128, 127), bits(-129, 0), bits(0, 0)
-    (8, 9, 1)
-    """
+    """Return the width of a signed integer that holds ``low`` to ``high``."""
     return 1 + max((-low - 1).bit_length() if low < 0 else 0, max(high, 0).bit_length())
 
 
 def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
-    """Return integers in the fewest of 8, 16, 32 or 64 bits that hold them.
-
-    >>> narrowest(np.array([-129, 5])).dtype
-    dtype('int16')
-    """
+    """Return integers in the fewest of 8, 16, 32 or 64 bits that hold them."""
     for dtype in (np.int8, np.int16, np.int32):
         limits = np.iinfo(dtype)
         if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):

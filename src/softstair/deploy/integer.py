@@ -1,8 +1,4 @@
-"""Conversion of a trained stair network to one that computes with integers.
-
-The traced network is followed in order of execution; :mod:`softstair.deploy.builder` adds the nodes
-of each operation.
-"""
+"""Conversion of a trained stair network to one that computes with integers."""
 
 import copy
 import math
@@ -121,12 +117,8 @@ class _Conversion:
         for source in node.all_input_nodes:
             if source in self.overwritten:
                 writer = self.overwritten[source]
-                raise ExportError.of(
-                    _name(node),
-                    f"it reads {_name(source)!r}, which {writer!r} changed in place through "
-                    "another view",
-                    f"Read the result of {writer!r}, or do not work in place",
-                )
+                reason = f"{writer!r} changed {_name(source)!r} in place through another view"
+                raise ExportError.of(_name(node), reason, f"Read the result of {writer!r}")
 
     def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
         """Return the value of a call of a module or of the function with that bare name."""
@@ -179,19 +171,15 @@ class _Conversion:
 
     def _add(self, name: str, a: Value, b: Value, in_place: bool) -> Value:
         total = self.builder.add(name, a, b)
-        shapes = self.builder.shape(a), self.builder.shape(total)
-        if in_place and shapes[0] != shapes[1]:
-            raise ExportError.of(
-                name, f"shape {shapes[0]} cannot hold the sum {shapes[1]}", "Write x = x + y"
-            )
+        shape, needed = self.builder.shape(a), self.builder.shape(total)
+        if in_place and shape != needed:
+            raise ExportError.of(name, f"{shape} cannot hold a sum of {needed}", "Write x = x + y")
         return total
 
 
 def _integers(name: str, x: Value) -> IntegerFeatures:
     if isinstance(x, PendingSum):
-        raise ExportError.of(
-            name, f"its input, {x.source!r}, is not quantised", "Add an activation before it"
-        )
+        raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", "Add a stair")
     return x
 
 

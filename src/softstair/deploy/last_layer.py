@@ -59,15 +59,11 @@ def quantise_last_layer(
     by_name = {node.name: node for node in integerise(net, shape, zero, scale).nodes}
     *_, last = by_name.values()
     if not isinstance(last, nodes.Scores):
-        raise ExportError.of(
-            last.inputs[0], "this last layer is already quantised", "Export it as it is"
-        )
+        raise ExportError.of(last.inputs[0], "this last layer is already quantised")
     module = net.get_submodule(last.name)
     if type(module) is not nn.Linear or not bool(torch.isfinite(module.weight).all()):
         raise ExportError.of(
-            last.name,
-            f"its {type(module).__name__} is no Linear of finite weights",
-            "Keep it in float",
+            last.name, f"its {type(module).__name__} is no Linear of finite weights"
         )
     widest = _widest_input(by_name, last)
     stair = fit_quantum(module.weight, INT8, per_channel=True)
@@ -92,11 +88,7 @@ def _widest_input(by_name: Mapping[str, nodes.Node], last: nodes.Scores) -> int:
     widest = max(abs(source.low), abs(source.high), 1)
     # Three more: of the unit, of the quotient by it, and of the remainder.
     if (_roundings(by_name, last.name, source) + 3) * widest >= HALF_UNIT:
-        raise ExportError.of(
-            last.name,
-            f"float32 cannot average {widest} quanta exactly",
-            "Keep the last layer in float",
-        )
+        raise ExportError.of(last.name, f"float32 cannot average {widest} quanta exactly")
     return widest
 
 
@@ -106,9 +98,7 @@ def _roundings(by_name: Mapping[str, nodes.Node], name: str, node: nodes.Node) -
         case nodes.Steps():
             return 1
         case nodes.Input():
-            raise ExportError.of(
-                name, "it reads the input, which has no stair", "Keep the last layer in float"
-            )
+            raise ExportError.of(name, "it reads the input, which has no stair")
         case nodes.SumPool():
             more = node.kernel[0] * node.kernel[1] + 1
         case _:

@@ -72,14 +72,10 @@ class Input(Node):
 
 @dataclass(frozen=True)
 class Sum(Node):
-    """A convolution or a linear layer with integer weights.
+    """A convolution or a linear layer with integer weights."""
 
-    weight           (O, I/groups, kh, kw) or (O, I), int64
-    least, greatest  bounds of each channel's sums, (O,) int64
-    """
-
-    weight: Tensor
-    least: Tensor
+    weight: Tensor  # (O, I/groups, kh, kw) or (O, I), int64
+    least: Tensor  # bounds of each channel's sums, (O,) int64
     greatest: Tensor
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
@@ -91,9 +87,8 @@ class Sum(Node):
         wide, weight = x[0].double(), self.weight.double()
         if weight.dim() == 2:
             return F.linear(wide, weight).long()
-        return F.conv2d(
-            wide, weight, None, self.stride, self.padding, self.dilation, self.groups
-        ).long()
+        windows = (self.stride, self.padding, self.dilation, self.groups)
+        return F.conv2d(wide, weight, None, *windows).long()
 
 
 @dataclass(frozen=True)
@@ -115,10 +110,8 @@ class Steps(Node):
         sums = x[0]
         channel = torch.arange(sums.shape[self.axis])
         channel = channel.reshape(-1, *[1] * (sums.dim() - 1 - self.axis)).expand_as(sums)
-        if len(x) == 1:
-            thresholds = self.thresholds[channel]
-        else:
-            thresholds = self.thresholds[channel, x[1] - self.first]
+        rows = (channel,) if len(x) == 1 else (channel, x[1] - self.first)
+        thresholds = self.thresholds[rows]
         return torch.tensor(self.levels)[(sums[..., None] >= thresholds).sum(-1)]
 
 

@@ -2,7 +2,9 @@
 
 Features are bytes with a zero point, weights are packed into as few bits as they need, and sums are
 ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and no fusion changes.
-The scores of a float last layer are summed in double precision and rounded once.
+Wider sums are float32, in parts of which every partial sum is an integer below 2²⁴. A stair is one
+comparison per threshold, or a bisection where there are many. The scores of a float last layer are
+summed in double precision and rounded once.
 
 Two other forms are not exact. DequantizeLinear before MatMul: ONNX Runtime's default optimisations
 replace it by an operator that quantises the features again (and in 2 bits gives wrong results where
@@ -10,8 +12,8 @@ the width is not a multiple of 4). Signed weights: older x86 processors add pair
 in 16 bits that saturate, which unsigned weights with a zero point avoid.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,51 @@ import numpy as np
 from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork
-from softstair.deploy.onnx_graph import OnnxGraph, TensorInfo, node_names, write_model
-from softstair.deploy.onnx_operators import StoredTensor, steps, weighted_sum
+from softstair.deploy.onnx_graph import (
+    FLOAT32_EXACT,
+    Array,
+    OnnxGraph,
+    TensorInfo,
+    largest_sum,
+    node_names,
+    sum_operands,
+    write_model,
+)
 
 __all__ = ["feature_outputs", "model", "write"]
 
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
+INT32_LIMIT = 2**31
+MAX_COMPARISONS = 31
+"""With more thresholds a bisection takes fewer operators."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of integers from ``low`` to ``high``: int32, or bytes where ``zero_byte`` is 0."""
+
+    name: str
+    low: int
+    high: int
+    zero_byte: int | None = None
+
+    def as_int32(self, graph: OnnxGraph, hint: str = "") -> str:
+        """Return the name of the same integers in int32."""
+        if self.zero_byte is None:
+            return self.name
+        wide = graph.cast(self.name, "INT32", f"{hint}taken")
+        zero = graph.constant(f"{hint}zero", np.int32(self.zero_byte))
+        return graph.apply("Sub", [wide, zero], f"{hint}whole")
+
+    def as_bytes(self, graph: OnnxGraph, zero: int) -> "StoredTensor":
+        """Return the same integers in bytes with that zero, unless they are bytes already."""
+        if self.zero_byte is not None:
+            return self
+        byte = graph.constant("taken_zero", np.int32(zero))
+        raised = graph.apply("Add", [self.name, byte], "taken_raised")
+        return StoredTensor(graph.cast(raised, "UINT8", "taken"), self.low, self.high, zero)
 
 
 def write(
@@ -38,11 +77,8 @@ def write(
 ) -> Path:
     """Write an ONNX file: bytes (N, C, H, W) in, ``scores`` (N, classes) and ``class`` (N,) out.
 
-    Args:
-        network: The integer network.
-        path: The file to write.
-        features: Whether the result of every node is an output too (see :func:`feature_outputs`).
-        classes: Names of the classes, for the file's metadata.
+    With ``features`` the result of every node is an output too, by :func:`feature_outputs`.
+    ``classes`` are names for the file's metadata.
     """
     return write_model(model(network, features, classes), path)
 
@@ -57,18 +93,7 @@ def feature_outputs(network: IntegerNetwork) -> dict[str, str]:
 def model(
     network: IntegerNetwork, features: bool = False, classes: Sequence[str] | None = None
 ) -> Any:
-    """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor.
-
-    >>> import torch
-    >>> import softstair as ss
-    >>> net = torch.nn.Sequential(
-    ...     torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False), torch.nn.BatchNorm1d(3),
-    ...     torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    >>> net = ss.quantise(net, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
-    >>> integer = ss.deploy.integerise(net, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> [output.name for output in model(integer, classes=["cat", "dog"]).graph.output]
-    ['scores', 'class']
-    """
+    """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor."""
     reserved = set(RESERVED)
     names = node_names(network, reserved, "_value")
     graph = OnnxGraph(reserved)
@@ -104,16 +129,14 @@ def _add_node(
     """Add any node but the last."""
     rank = len(network.sizes[node.name])
     if isinstance(node, nodes.MaxPool | nodes.SumPool) and rank != 3:
-        raise ExportError.of(
-            node.name, f"ONNX cannot pool {rank} axes", "Give it channels, height and width"
-        )
+        raise ExportError.of(node.name, f"ONNX cannot pool {rank} axes", "Give it (C, H, W)")
     match node:
         case nodes.Input():
             return StoredTensor("bytes", node.low, node.high, node.zero)
         case nodes.Sum() | nodes.SumPool():
-            return weighted_sum(graph, x[0], node, network.sizes[node.name][0])
+            return _weighted_sum(graph, x[0], node, network.sizes[node.name][0])
         case nodes.Steps():
-            return steps(graph, node, x, rank)
+            return _steps(graph, node, x, rank)
         case nodes.MaxPool():
             return _add_max_pool(graph, node, x[0])
         case nodes.Flatten():
@@ -152,3 +175,167 @@ def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) 
             graph.rescale(node, floats, rank)
         case _:
             raise ExportError.of(node.name, f"{type(node).__name__} does not give scores")
+
+
+def _zero_point(low: int, high: int) -> int | None:
+    """Return the byte that stands for 0, or None if bytes cannot hold 0 and low to high."""
+    zero = -min(low, 0)
+    return zero if zero + max(high, 0) <= 255 else None
+
+
+def _weighted_sum(
+    graph: OnnxGraph, x: StoredTensor, node: nodes.Sum | nodes.SumPool, channels: int
+) -> StoredTensor:
+    """Add the sums of a node, in int32."""
+    weight, attributes = sum_operands(node, channels)
+    if largest_sum(weight, x.low, x.high) >= INT32_LIMIT - 1:
+        raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
+    zero, x_zero = _zero_point(int(weight.min()), int(weight.max())), _zero_point(x.low, x.high)
+    if zero is not None and x_zero is not None:
+        x_bytes = x.as_bytes(graph, x_zero)
+        product = (x_bytes.high + (x_bytes.zero_byte or 0)) * (int(weight.max()) + zero)
+        if product * weight[0].size < INT32_LIMIT:
+            sums = _sum_of_bytes(graph, x_bytes, weight, zero, attributes)
+            return StoredTensor(sums, node.low, node.high)
+    floats = graph.cast(x.as_int32(graph), "FLOAT")
+    parts = digits(node.name, weight, x.low, x.high)
+    return StoredTensor(_sum_of_floats(graph, floats, parts, attributes), node.low, node.high)
+
+
+def _sum_of_bytes(
+    graph: OnnxGraph, x: StoredTensor, weight: Array, zero: int, attributes: Mapping[str, Any]
+) -> str:
+    linear = weight.ndim == 2
+    weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
+    zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x.zero_byte or 0, zero)]
+    inputs = [x.name, _packed(graph, weight_bytes), *zeros]
+    return graph.apply("MatMulInteger" if linear else "ConvInteger", inputs, **attributes)
+
+
+def _packed(graph: OnnxGraph, weight: Array) -> str:
+    """Store bytes in as few bits as the largest needs; operators unpack them.
+
+    Where all are even, as those of −1 and 1 with zero point 1 are, the lowest bit is not stored.
+    """
+    even = not (weight & 1).any()
+    weight = weight >> 1 if even else weight
+    bits = next(bits for bits in (1, 2, 4, 8) if int(weight.max()) < 2**bits)
+    if bits == 8:
+        return graph.constant("weight", weight << int(even))
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    padded = np.pad(weight.reshape(-1), (0, -weight.size % len(shifts)))
+    packed = np.bitwise_or.reduce(padded.reshape(-1, len(shifts)) << shifts, axis=1)[:, None]
+    inputs = [graph.constant("weight_packed", packed), graph.constant("weight_places", shifts)]
+    shifted = graph.apply("BitShift", inputs, "weight_shifted", direction="RIGHT")
+    mask = graph.constant("weight_mask", np.uint8(2**bits - 1))
+    values = graph.apply("BitwiseAnd", [shifted, mask], "weight_values")
+    if padded.size > weight.size:
+        flat = graph.constant("weight_all", np.array([-1]))
+        values = graph.apply("Reshape", [values, flat], "weight_padded")
+        ends = [graph.constant("weight_end", np.array([end])) for end in (0, weight.size)]
+        values = graph.apply("Slice", [values, *ends], "weight_cut")
+    if even:
+        one_bit = graph.constant("weight_even", np.uint8(1))
+        values = graph.apply("BitShift", [values, one_bit], "weight_doubled", direction="LEFT")
+    shape = graph.constant("weight_shape", np.array(weight.shape))
+    return graph.apply("Reshape", [values, shape], "weight")
+
+
+def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Array]]:
+    """Split weights into Σ 2^shift · digit, so that float32 sums of each digit are exact.
+
+    The highest digit is first; features are from ``low`` to ``high``.
+    """
+    for bits in (24, 12, 8, 6, 4, 3, 2, 1):
+        shifts = range(0, int(np.abs(weight).max()).bit_length() or 1, bits)
+        parts = [
+            (shift, np.sign(weight) * (np.abs(weight) >> shift & 2**bits - 1))
+            for shift in reversed(shifts)
+        ]
+        if all(largest_sum(part, low, high) < FLOAT32_EXACT for _, part in parts):
+            return parts
+    raise ExportError.of(name, "its sums are not exact in float32", "Use fewer inputs or bits")
+
+
+def _sum_of_floats(
+    graph: OnnxGraph, x: str, parts: list[tuple[int, Array]], attributes: Mapping[str, Any]
+) -> str:
+    """Add one sum per digit of the weights, combined as integers."""
+    sums = ""
+    for shift, digit in parts:
+        linear = digit.ndim == 2
+        inputs = [x, graph.integers("weight", digit.T if linear else digit, "FLOAT")]
+        part = graph.apply("MatMul" if linear else "Conv", inputs, "part", **attributes)
+        integers = graph.cast(part, "INT32", "part")
+        if shift:
+            factor = graph.constant("place", np.int32(2**shift))
+            integers = graph.apply("Mul", [integers, factor], "placed")
+        sums = graph.apply("Add", [sums, integers], "sums") if sums else integers
+    return sums
+
+
+def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int) -> StoredTensor:
+    """Add the levels of sums, as bytes where they fit; ``rank`` does not count the batch."""
+    zero = _zero_point(node.low, node.high)
+    levels = np.array(node.levels, np.int32)
+    if zero is not None:
+        levels = (levels + zero).astype(np.uint8)
+    thresholds = node.thresholds.numpy().astype(np.int32)
+    per_channel = (-1, *[1] * (rank - node.axis))
+    if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
+        limits = [column.reshape(per_channel) for column in thresholds.T]
+        return StoredTensor(_compared(graph, x[0].name, limits, levels), node.low, node.high, zero)
+    rows = thresholds.reshape(-1, thresholds.shape[-1])
+    first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds))
+    shortcut = None
+    if len(x) == 2:
+        shortcut = x[1].as_int32(graph, "beside_")
+        first_rows -= node.first
+    first_rows = first_rows.reshape(per_channel).astype(np.int32)
+    result = _bisected(graph, x[0], shortcut, rows, first_rows, levels)
+    return StoredTensor(result, node.low, node.high, zero)
+
+
+def _compared(graph: OnnxGraph, sums: str, limits: list[Array], levels: Array) -> str:
+    """Replace the level by the next one for each threshold that a sum reaches."""
+    result = graph.constant("level", levels[0])
+    for limit, level in zip(limits, levels[1:], strict=True):
+        inputs = [sums, graph.constant("threshold", limit)]
+        reached = graph.apply("GreaterOrEqual", inputs, "reached")
+        next_level = graph.constant("level", level)
+        result = graph.apply("Where", [reached, next_level, result], "features")
+    return result
+
+
+def _bisected(
+    graph: OnnxGraph,
+    sums: StoredTensor,
+    shortcut: str | None,
+    rows: Array,
+    first_rows: Array,
+    levels: Array,
+) -> str:
+    """Find each sum in its row of thresholds by bisection.
+
+    The row is ``first_rows`` of the channel plus the shortcut's integer. All rows form one table,
+    padded to a power of two by thresholds that no sum reaches; a position in it is a row and the
+    number of thresholds reached.
+    """
+    rounds = (len(levels) - 1).bit_length()
+    table = np.full((len(rows), 2**rounds), sums.high + 1)
+    table[:, 1 : len(levels)] = rows
+    limits = graph.integers("thresholds", table.reshape(-1), "INT32")
+    begin = graph.constant("rows", first_rows * np.int32(2**rounds))
+    if shortcut is not None:
+        length = graph.constant("length", np.int32(2**rounds))
+        offset = graph.apply("Mul", [shortcut, length], "beside_rows")
+        begin = graph.apply("Add", [offset, begin], "begin")
+    position = begin
+    for power in reversed(range(rounds)):
+        half = graph.constant("half", np.int32(2**power))
+        further = graph.apply("Add", [position, half], "further")
+        limit = graph.apply("Gather", [limits, further], "limit")
+        reached = graph.apply("GreaterOrEqual", [sums.name, limit], "reached")
+        position = graph.apply("Where", [reached, further, position], "place")
+    index = graph.apply("Sub", [position, begin], "index")
+    return graph.apply("Gather", [graph.constant("levels", levels), index], "features")

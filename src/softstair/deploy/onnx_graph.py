@@ -39,11 +39,6 @@ class OnnxGraph:
     """Operators, constants, and the names that are in use.
 
     ``prefix`` is the name of the node that is being added; the names of its parts begin with it.
-
-    >>> graph = OnnxGraph({"scores", "scores_2"})
-    >>> graph.prefix = "scores"
-    >>> graph.apply("Identity", [graph.constant("x/y", np.zeros(1))], "2")
-    'scores_2_2'
     """
 
     def __init__(self, names: set[str]) -> None:
@@ -68,10 +63,7 @@ class OnnxGraph:
     def apply(
         self, kind: str, inputs: Sequence[str], hint: str = "", name: str = "", **attributes: Any
     ) -> str:
-        """Add an operator and return the name of its result.
-
-        It is ``name``, or a new name from a hint; without either it is ``prefix``.
-        """
+        """Add an operator; its result is ``name``, a new name from a hint, or else ``prefix``."""
         name = name or (self.name(hint) if hint else self.prefix)
         attributes = {"domain": "", **attributes}
         self.nodes.append(self.onnx.helper.make_node(kind, [*inputs], [name], name, **attributes))
@@ -112,10 +104,7 @@ class OnnxGraph:
         tensors: Sequence[TensorInfo],
         between: Sequence[TensorInfo] = (),
     ) -> Any:
-        """Return the model.
-
-        ``tensors`` are its input and outputs; ``between`` those whose shape ONNX cannot infer.
-        """
+        """Return the model of its input, outputs and tensors ``between`` of a known shape."""
         helper, kinds = self.onnx.helper, self.onnx.TensorProto
 
         def described(tensors: Sequence[TensorInfo]) -> list[Any]:
@@ -174,10 +163,7 @@ def _metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[st
 
 
 def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array, dict[str, Any]]:
-    """Return the weights and attributes of a convolution; those of a pooling are ones.
-
-    A linear layer has two-dimensional weights and no attributes.
-    """
+    """Return the weights and the attributes of a convolution; a linear layer has no attributes."""
     if isinstance(node, nodes.SumPool):
         weight = np.ones((channels, 1, *node.kernel), np.int64)
         return weight, {"strides": node.stride, "group": channels}
@@ -192,11 +178,7 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
 
 
 def largest_sum(weight: Array, low: int, high: int) -> int:
-    """Return the largest magnitude of a partial sum over features from ``low`` to ``high``.
-
-    >>> largest_sum(np.array([[3, -2]]), low=-1, high=10)
-    32
-    """
+    """Return the largest magnitude of a partial sum over features from ``low`` to ``high``."""
     flat = weight.reshape(len(weight), -1)
     ends = np.stack([flat * low, flat * high, np.zeros_like(flat)])
     return int(max(ends.max(0).sum(1).max(), -ends.min(0).sum(1).min()))

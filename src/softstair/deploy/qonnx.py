@@ -46,18 +46,7 @@ def feature_tensors(network: IntegerNetwork) -> dict[str, str]:
 
 
 def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of :func:`write`.
-
-    >>> import torch
-    >>> import softstair as ss
-    >>> net = torch.nn.Sequential(
-    ...     torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False), torch.nn.BatchNorm1d(3),
-    ...     torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    >>> net = ss.quantise(net, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
-    >>> integer = ss.deploy.integerise(net, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> [node.op_type for node in model(integer).graph.node]
-    ['Sub', 'Flatten', 'Quant', 'MatMul', 'MultiThreshold', 'MatMul', 'Add']
-    """
+    """Return the ``onnx.ModelProto`` of :func:`write`."""
     names = feature_tensors(network)
     graph = _AnnotatedGraph({*RESERVED, *names.values()})
     graph.datatypes["bytes"] = "UINT8"
@@ -134,29 +123,21 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
         name = graph.apply("BipolarQuant", inputs, "weight", domain=DOMAIN)
     else:
         datatype, width, signed = _datatype(low, high), _width(low, high), low < 0
-        inputs += [
-            graph.constant("weight_zero", np.float32(0)),
-            graph.constant("weight_bits", np.float32(width)),
-        ]
+        inputs.append(graph.constant("weight_zero", np.float32(0)))
+        inputs.append(graph.constant("weight_bits", np.float32(width)))
         narrow = signed and low > -(2 ** (width - 1))
         attributes: dict[str, Any] = {"signed": int(signed), "narrow": int(narrow)}
-        attributes["rounding_mode"] = "ROUND"
-        name = graph.apply("Quant", inputs, "weight", domain=DOMAIN, **attributes)
+        attributes |= {"rounding_mode": "ROUND", "domain": DOMAIN}
+        name = graph.apply("Quant", inputs, "weight", **attributes)
     graph.annotate(name, datatype, weight.shape)
     return name
 
 
 def _add_steps(graph: OnnxGraph, node: nodes.Steps, x: list[str], rank: int) -> None:
     if len(x) == 2:
-        raise ExportError.of(
-            node.name, "QONNX cannot add a shortcut before a stair", "Export to ONNX or C"
-        )
+        raise ExportError.of(node.name, "QONNX cannot add a shortcut before a stair")
     if node.axis != 1:
-        raise ExportError.of(
-            node.name,
-            f"QONNX has no MultiThreshold on axis {node.axis}",
-            "Flatten before its layer",
-        )
+        raise ExportError.of(node.name, f"QONNX has no MultiThreshold on axis {node.axis}")
     # Where levels are uneven, a threshold is repeated for each step of their common divisor.
     gaps = np.diff(node.levels)
     step = math.gcd(*gaps.tolist())
@@ -191,9 +172,7 @@ def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
         source = network.node(node.inputs[0])
         largest = largest_sum(node.weight.numpy(), source.low, source.high)
     if largest >= FLOAT32_EXACT:
-        raise ExportError.of(
-            node.name, f"QONNX holds integers below 2²⁴, not {largest}", "Use fewer inputs or bits"
-        )
+        raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
 
 
 def _datatype_of(node: nodes.Node) -> str:
@@ -202,11 +181,7 @@ def _datatype_of(node: nodes.Node) -> str:
 
 
 def _datatype(low: int, high: int) -> str:
-    """Return QONNX's name of the integers from ``low`` to ``high``.
-
-    >>> _datatype(-1, 1), _datatype(0, 1), _datatype(0, 15), _datatype(-8, 7), _datatype(0, 0)
-    ('INT2', 'BINARY', 'UINT4', 'INT4', 'BINARY')
-    """
+    """Return QONNX's name of the integers from ``low`` to ``high``."""
     width = _width(low, high)
     if low < 0:
         return f"INT{width}"

@@ -23,49 +23,35 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class IntegerFeatures:
-    """The integers n that a node gives, which stand for n · unit.
-
-    values  the float network's value of every integer from ``low`` to ``high``, where each has one
-    """
+    """The integers n that a node gives, which stand for n · unit."""
 
     node: str
     unit: float
     low: int
     high: int
     values: tuple[float, ...] | None = None
+    """The float network's value of every integer from ``low`` to ``high``, where each has one."""
 
 
 @dataclass(frozen=True)
 class PendingSum:
-    """The sum of node ``source``, and what the float network does with it before its stair.
-
-    before    functions applied to the sum
-    shortcut  features that are added next
-    after     functions applied after the addition
-    pools     max-poolings; they are exchanged with the stair, which is monotone
-    layer     the layer of the sum, as long as nothing else was applied
-    factor    what the sum is multiplied by before the layer's own scale
-    """
+    """The sum of node ``source``, and what the float network does with it before its stair."""
 
     source: str
-    before: tuple[Function, ...]
-    layer: StairLayer | None = None
-    factor: float = 1.0
-    pools: tuple[MaxPool, ...] = ()
-    shortcut: IntegerFeatures | None = None
-    after: tuple[Function, ...] = ()
+    before: tuple[Function, ...]  # applied to the sum
+    layer: StairLayer | None = None  # of the sum, as long as nothing else was applied
+    factor: float = 1.0  # of the sum, before the layer's own scale
+    pools: tuple[MaxPool, ...] = ()  # exchanged with the stair, which is monotone
+    shortcut: IntegerFeatures | None = None  # added next
+    after: tuple[Function, ...] = ()  # applied after the addition
 
 
 @dataclass(frozen=True)
 class LevelThresholds:
-    """The thresholds of every channel.
+    """The thresholds of every channel: index = Σₖ [s ≥ tₖ], or Σₖ [−s ≥ tₖ] where decreasing."""
 
-    thresholds  (C, K − 1) int64: index = Σₖ [s ≥ tₖ], or Σₖ [−s ≥ tₖ] where ``decreasing``
-    decreasing  (C,) bool
-    """
-
-    thresholds: Tensor
-    decreasing: Tensor
+    thresholds: Tensor  # (C, K − 1) int64
+    decreasing: Tensor  # (C,) bool
 
 
 def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> LevelThresholds:
@@ -73,10 +59,6 @@ def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> L
 
     A level that every sum reaches has the least sum as its threshold; one that none reaches has the
     greatest sum plus 1.
-
-    >>> index = lambda sums: (sums.double() * 0.3 - 1.0 >= 0.5).long()
-    >>> search(index, torch.tensor([-10]), torch.tensor([10]), levels=2).thresholds
-    tensor([[5]])
     """
     with torch.no_grad():
         decreasing = index(greatest[None])[0] < index(least[None])[0]

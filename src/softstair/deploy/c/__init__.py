@@ -1,17 +1,4 @@
-"""Integer networks as C99: write a folder that needs no library, compile it and run it.
-
->>> import softstair as ss, tempfile
->>> from torch import nn
->>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32),
-...                       nn.ReLU(), nn.Linear(32, 10))
->>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
->>> with tempfile.TemporaryDirectory() as folder:
-...     plan = write(ss.deploy.integerise(net, (1, 8, 8)), Path(folder))
-...     sorted(path.name for path in Path(folder).iterdir() if "softstair" not in path.name)
-['Makefile', 'cortex-m4', 'main.c', 'network.c', 'network.h', 'network_weights.h']
->>> plan.rows[1].weights, plan.rows[1].flash[0]
-(2048, 512)
-"""
+"""Integer networks as C99: write a folder that needs no library, compile it and run it."""
 
 import os
 import re
@@ -48,17 +35,8 @@ LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 def write(network: IntegerNetwork, folder: Path, name: str = "network") -> MemoryPlan:
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
-    Args:
-        network: The integer network.
-        folder: May be a symbolic link. A link inside it is replaced if a file is to have its name.
-        name: Name of the files and functions, a C identifier in lower case.
-
-    Returns:
-        The memory plan.
-
-    Raises:
-        ExportError: If C cannot express the network; the message names the layer.
-        LinkError: If a link inside ``folder`` has the name of a folder.
+    ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
+    and raises LinkError if a folder is.
     """
     _check_name(name)
     texts, plan = sources(network, name)
@@ -71,13 +49,8 @@ def write(network: IntegerNetwork, folder: Path, name: str = "network") -> Memor
 
 
 def _check_name(name: str) -> None:
-    identifier = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name) is not None
-    if (
-        not identifier
-        or len(name) > MAX_NAME
-        or name in RESERVED
-        or name.startswith(("ss_", "softstair", "layer_"))
-    ):
+    identifier = re.fullmatch(r"[a-z][a-z0-9_]*", name) and len(name) <= MAX_NAME
+    if not identifier or name in RESERVED or name.startswith(("ss_", "softstair", "layer_")):
         raise SoftstairError(
             f"name must be a C identifier of at most {MAX_NAME} lower-case letters, digits and "
             f"underscores that C and the runtime do not use, but {name!r} was given.",
@@ -101,14 +74,7 @@ def build(
 ) -> Path:
     """Compile a written network with the compiler of the variable CC, or cc.
 
-    Args:
-        folder: The folder of :func:`write`.
-        name: The name that was given to :func:`write`.
-        trace: Whether the program writes the result of every node (see :func:`features`).
-        flags: Options of the compiler.
-
-    Returns:
-        The path of the program.
+    With ``trace`` the program writes the result of every node, for :func:`features`.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
@@ -148,10 +114,8 @@ def from_trace(words: npt.NDArray[np.int32], network: IntegerNetwork) -> dict[st
         number, count = int(words[0, at]), int(words[0, at + 1])
         node = network.nodes[number]
         part = np.ascontiguousarray(words[:, at + 2 : at + 2 + count])
-        if node is network.last:
-            values = torch.from_numpy(part.view(np.float32))
-        else:
-            values = torch.from_numpy(part).long()
+        is_last = node is network.last
+        values = torch.from_numpy(part.view(np.float32) if is_last else part.astype(np.int64))
         results[node.name] = values.reshape(len(words), *network.sizes[node.name])
         at += 2 + count
     return {node.name: results[node.name] for node in network.nodes}

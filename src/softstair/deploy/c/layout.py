@@ -53,14 +53,10 @@ class Features:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """The layout of every node's result, by the node's name.
+    """The layout of every node's result, by the node's name."""
 
-    features  its format; a Flatten without a copy has its input's
-    home      the node in whose memory it lies
-    """
-
-    features: dict[str, Features]
-    home: dict[str, str]
+    features: dict[str, Features]  # a Flatten without a copy has its input's
+    home: dict[str, str]  # the node in whose memory it lies
 
 
 def layout(network: IntegerNetwork) -> MemoryLayout:
@@ -88,9 +84,7 @@ def layout(network: IntegerNetwork) -> MemoryLayout:
 
 def _size(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (1, 3) or any(not 0 < size < 2**31 for size in shape):
-        raise ExportError.of(
-            name, f"C has no features of shape {tuple(shape)}", "Flatten before it"
-        )
+        raise ExportError.of(name, f"C has no features of shape {shape}", "Flatten before it")
     channels, height, width = (*shape, 1, 1)[:3]
     return int(channels), int(height), int(width)
 
@@ -162,10 +156,6 @@ def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     """Return the offset of each buffer and the total size; buffers share bytes over time.
 
     The largest are placed first, each as low as those in use at the same time allow.
-
-    >>> chain = [Buffer("a", 64, 0, 1), Buffer("b", 32, 1, 2), Buffer("c", 64, 2, 3)]
-    >>> arrange(chain)
-    ({'a': 0, 'c': 0, 'b': 64}, 96)
     """
     placed: list[tuple[int, Buffer]] = []
     for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):

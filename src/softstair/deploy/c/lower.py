@@ -67,9 +67,7 @@ class _Lowering:
     def _weighted_sum(self, node: nodes.Sum, sink: int) -> Operation:
         x = node.inputs[0]
         if node.weight.dim() == 2 and len(self.network.sizes[x]) != 1:
-            raise ExportError.of(
-                node.name, "C has no linear layer over positions", "Flatten before it"
-            )
+            raise ExportError.of(node.name, "C has no linear layer over positions")
         source = self.network.node(x)
         largest = max(abs(source.low), abs(source.high), 1)
         number, home, features = self.number[node.name], self._home(x), self.layout.features
@@ -80,9 +78,8 @@ class _Lowering:
     def _sum(self, number: int, node: nodes.Sum) -> Operation:
         """Sums that are stored as they are."""
         operation = self._weighted_sum(node, sink=number)
-        sink = structure(
-            "ss_sink", f"layer_{number}_sink", keep="ss_keep_sums", out=f"&layer_{number}"
-        )
+        name = f"layer_{number}"
+        sink = structure("ss_sink", f"{name}_sink", keep="ss_keep_sums", out=f"&{name}")
         return replace(operation, structures=(sink, *operation.structures))
 
     def _steps(self, number: int, node: nodes.Steps) -> Operation:
@@ -189,8 +186,7 @@ def _threshold_sink(
 ) -> tuple[tuple[Constant, ...], str]:
     """Return the constants and the sink of a stair, to which sums are passed.
 
-    ``shortcut`` is the node that selects the row of thresholds; ``traced`` is the node whose sums a
-    traced build stores.
+    Node ``shortcut`` selects the row of thresholds; a traced build stores the sums of ``traced``.
     """
     name = f"layer_{number}"
     table, levels = node.thresholds.numpy().astype(np.int64), np.array(node.levels)
@@ -230,12 +226,7 @@ def _threshold_sink(
 def _padded(
     thresholds: npt.NDArray[np.int64], levels: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Repeat the last threshold and level, so that there are 2ᵏ levels, for a bisection.
-
-    >>> _padded(np.array([[3, 5]]), np.array([0, 1, 2]))
-    (array([[3, 5, 5]]), array([0, 1, 2, 2]))
-    """
+    """Repeat the last threshold and level, so that there are 2ᵏ levels, for a bisection."""
     more = 2 ** (len(levels) - 1).bit_length() - len(levels)
-    copies = np.repeat(thresholds[..., -1:], more, axis=-1)
-    last = np.repeat(levels[-1:], more)
-    return np.concatenate([thresholds, copies], axis=-1), np.concatenate([levels, last])
+    columns = [(0, 0)] * (thresholds.ndim - 1) + [(0, more)]
+    return np.pad(thresholds, columns, "edge"), np.pad(levels, (0, more), "edge")

@@ -30,19 +30,8 @@ class Constant:
     values: npt.NDArray[Any]
     part: str
 
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return int(self.values.nbytes)
-
     def text(self) -> str:
-        """Return its definition.
-
-        >>> print(Constant("a", np.array([1, -2], dtype=np.int8), "weights").text())
-        static const int8_t a[2] = {
-            1, -2,
-        };
-        """
+        """Return its definition."""
         values = self.values.reshape(-1)
         kind = C_TYPES[values.dtype.name]
         lines = "\n".join(_lines(_literals(values)))
@@ -68,46 +57,28 @@ def _lines(literals: Iterable[str], width: int = 100) -> Iterator[str]:
 
 
 def structure(kind: str, name: str, /, **fields: Any) -> str:
-    """Return the definition of a constant structure; fields that are None stay 0.
-
-    >>> print(structure("ss_features", "layer_0", kind="SS_BYTES", channels=3, bias=None))
-    static const ss_features layer_0 = {
-        .kind = SS_BYTES,
-        .channels = 3,
-    };
-    """
+    """Return the definition of a constant structure; fields that are None stay 0."""
     lines = [f"    .{field} = {value}," for field, value in fields.items() if value is not None]
     return "\n".join([f"static const {kind} {name} = {{", *lines, "};"])
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of the generated program.
+    """A call of the generated program; nodes are given by their numbers."""
 
-    number      number of the node whose result it writes; its C names begin with layer_<number>
-    nodes       numbers of all nodes that it computes
-    reads       numbers of the nodes whose results it reads
-    calls       lines of C
-    how         description for the memory plan
-    constants   arrays in flash
-    structures  definitions of the structures that the calls take
-    scratch     bytes of memory that it needs while it runs
-    weights     number of weights
-    """
-
-    number: int
-    nodes: tuple[int, ...]
-    reads: tuple[int, ...]
-    calls: tuple[str, ...]
-    how: str
+    number: int  # the node whose result it writes; its C names begin with layer_<number>
+    nodes: tuple[int, ...]  # all nodes that it computes
+    reads: tuple[int, ...]  # the nodes whose results it reads
+    calls: tuple[str, ...]  # lines of C
+    how: str  # description for the memory plan
     constants: tuple[Constant, ...] = ()
-    structures: tuple[str, ...] = ()
-    scratch: int = 0
-    weights: int = 0
+    structures: tuple[str, ...] = ()  # definitions of the structures that the calls take
+    scratch: int = 0  # bytes of memory that it needs while it runs
+    weights: int = 0  # number of weights
 
     def part(self, name: str) -> int:
         """Return the bytes of one kind of constants."""
-        return sum(constant.size for constant in self.constants if constant.part == name)
+        return sum(constant.values.nbytes for constant in self.constants if constant.part == name)
 
 
 def window_fields(

@@ -15,36 +15,24 @@ __all__ = ["MemoryPlan", "PlanRow", "sources"]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One operation of the generated program.
+    """One operation of the generated program."""
 
-    names    the nodes that it computes
-    flash    (bytes of weights, bytes of other constants)
-    memory   (offset of its result, bytes of it)
-    scratch  bytes that it needs while it runs
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the nodes that it computes
     how: str
     weights: int
-    flash: tuple[int, int]
-    memory: tuple[int, int]
-    scratch: int
+    flash: tuple[int, int]  # bytes of weights, bytes of other constants
+    memory: tuple[int, int]  # offset of its result, bytes of it
+    scratch: int  # bytes that it needs while it runs
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that a generated program needs; ``str(plan)`` is a table.
+    """The memory that a generated program needs; ``str(plan)`` is a table."""
 
-    name   name of the files and functions
-    ram    bytes of static memory, without the stack
-    rows   one per operation
-    nodes  names of the nodes; their index is their number in the program
-    """
-
-    name: str
-    ram: int
-    rows: tuple[PlanRow, ...]
-    nodes: tuple[str, ...]
+    name: str  # of the files and functions
+    ram: int  # bytes of static memory, without the stack
+    rows: tuple[PlanRow, ...]  # one per operation
+    nodes: tuple[str, ...]  # by their number in the program
 
     @property
     def flash(self) -> int:
@@ -257,10 +245,6 @@ int32_t {self.name}_class({argument}) {{
 
 
 def _comment(text: str) -> str:
-    """Return text that is safe within a comment of C.
-
-    >>> _comment("features.0 */ evil();")
-    'features.0 __ evil___'
-    """
+    """Return text that is safe within a comment of C."""
     # No question marks either: two of them may begin a trigraph, such as that of a backslash.
     return re.sub(r"[^A-Za-z0-9_. \-]", "_", str(text))[:60]

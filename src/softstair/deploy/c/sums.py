@@ -46,8 +46,7 @@ def weighted_sum(
 ) -> Operation:
     """Return the operation of a layer that reads features ``x`` of magnitude up to ``largest``.
 
-    ``ends`` are the fields of its structure that name what it reads and where its sums go. The
-    caller adds the node that it reads.
+    ``ends`` are the fields of its structure that name what it reads and where its sums go.
     """
     weight = node.weight.numpy().astype(np.int64)
     if weight.ndim == 2:
@@ -101,9 +100,8 @@ def _planes(name: str, rows: Integers, x: Features, output: Features) -> _Kernel
         "weights": f"{name}_weights",
         "windows": f"{name.upper()}_SCRATCH",
     }
-    return _Kernel(
-        "planes", "bits counted", bits, {"weights": (packed, "weights")}, scratch, fields
-    )
+    constants = {"weights": (packed, "weights")}
+    return _Kernel("planes", "bits counted", bits, constants, scratch, fields)
 
 
 def _bytes(
@@ -179,10 +177,6 @@ def pack_planes(weight: Integers, words: int) -> tuple[npt.NDArray[np.uint32], i
     """Pack weights of −1, 0 and 1, (outputs, taps, channels), for softstair_planes.h.
 
     Returns the words and the bits per weight: 2, or 1 where no weight is 0.
-
-    >>> packed, bits = pack_planes(np.array([[[1, 0, -1, 1]]]), words=1)
-    >>> [f"{word:04b}" for word in packed], bits
-    (['1011', '1001'], 2)
     """
     outputs, taps, channels = weight.shape
     binary = bool((weight != 0).all())
@@ -227,9 +221,6 @@ def pack_fields(weight: Integers) -> PackedFields | None:
 
     A channel whose weights were negated may have a value beyond its stair's (8 instead of −8); it
     is stored with its original sign.
-
-    >>> pack_fields(np.array([[-8, 7], [8, -7]])).bits
-    4
     """
     if bool((np.abs(weight) == 1).all()):
         return _encoded(weight, 1, -1, 2, np.zeros(len(weight), dtype=bool))
