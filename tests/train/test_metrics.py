@@ -12,8 +12,7 @@ from short import metrics_of, recipe
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.data.augment import crop, flip
-from softstair.data.batches import Examples
+from softstair.data.batches import Examples, crop, flip
 from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules

@@ -17,6 +17,7 @@ from softstair.cli._table import Console, table
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.theory import HYPOTHESES, Distances, Examination, Verdict, examine
+from softstair.theory.examine import draw
 from softstair.train.options import StairName, stair_named
 from softstair.train.recipe import fields_with
 
@@ -121,8 +122,6 @@ class Command:
                 )
             show(report, on_run)
             if picture is not None:
-                from softstair.theory.picture import draw
-
                 draw(report, picture)
             if text is not None:
                 data = {"softstair": __version__, "seed": self.seed, **report.to_json()}

@@ -11,12 +11,7 @@ __all__ = ["load", "version"]
 
 
 def load(root: Path | None = None) -> Dataset:
-    """Load the digits; ``root`` is not used, because they are part of scikit-learn.
-
-    >>> digits = load()
-    >>> digits.x.shape, int(digits.x.max())
-    (torch.Size([1797, 1, 8, 8]), 16)
-    """
+    """Load the digits; ``root`` is not used, because they are part of scikit-learn."""
     images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
     x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels).to(torch.int64)

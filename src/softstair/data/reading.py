@@ -61,14 +61,7 @@ def read_bytes(path: Path, remedy: str, limit: int) -> bytes:
 
 
 def read_arrays(path: Path, expected: Mapping[str, Expected], remedy: str) -> dict[str, Array]:
-    """Return the arrays of an .npz file that ``expected`` names; none may be empty.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(path := Path(folder) / "a.npz", x=np.zeros((3, 2), np.uint8), y=np.arange(3))
-    ...     read_arrays(path, {"y": (np.integer, ("N",))}, "make it again")
-    {'y': array([0, 1, 2])}
-    """
+    """Return the arrays of an .npz file that ``expected`` names; none may be empty."""
     check_file(path, remedy)
     sizes: dict[str, int] = {}
     with guard(path, "read as an .npz file", remedy):

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softstair.data.fetch import file_size, partial_path, problem_with
-from softstair.data.sources import (
-    CIFAR10,
-    SPEECH,
-    SPEECH_TEST,
-    SPEECH_V001,
-    SVHN,
-    Download,
-)
+from softstair.data.sources import CIFAR10, SPEECH, SPEECH_TEST, SPEECH_V001, SVHN, Download
 
 __all__ = ["LAYOUTS", "DataStatus", "Layout", "survey"]
 
@@ -35,23 +28,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataStatus:
-    """What a folder has of one data set in one layout.
-
-    Attributes:
-        name: The data set.
-        state: built in, complete, no test set, incomplete, partial (a download), or no.
-        where: The layout, if any of its files is there.
-        problem: What is missing or wrong.
-        files: Number of files.
-        size: Bytes of all files.
-    """
+    """What a folder has of one data set in one layout."""
 
     name: str
-    state: str
-    where: str = ""
-    problem: str = ""
+    state: str  # built in, complete, no test set, incomplete, partial (a download), or no
+    where: str = ""  # the layout, if any of its files is there
+    problem: str = ""  # what is missing or wrong
     files: int = 0
-    size: int = 0
+    size: int = 0  # bytes of all files
 
 
 _CIFAR10_PICKLES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -73,14 +57,7 @@ LAYOUTS = (
 
 
 def survey(root: Path | str = "data") -> list[DataStatus]:
-    """Return what a folder has of each data set, as ``softstair data status`` shows it.
-
-    Args:
-        root: Folder that contains the folders of the data sets.
-
-    Returns:
-        A status for each layout that is there, or with ``state="no"`` if none is, followed by
-        partial downloads.
+    """Return a status for each layout that is there, or with state "no", and partial downloads.
 
     >>> [(row.name, row.state) for row in survey("nowhere")]
     [('digits', 'built in'), ('cifar10', 'no'), ('svhn', 'no'), ('speech', 'no')]
@@ -89,17 +66,17 @@ def survey(root: Path | str = "data") -> list[DataStatus]:
     rows = [DataStatus("digits", "built in", "scikit-learn")]
     for name in dict.fromkeys(layout.name for layout in LAYOUTS):
         layouts = [layout for layout in LAYOUTS if layout.name == name]
-        present = [_status(layout, root) for layout in layouts if _exists(layout, root)]
+        present = [
+            _status(layout, root)
+            for layout in layouts
+            if any((root / _path(piece)).exists() for piece in layout.pieces)
+        ]
         rows += [*(present or [DataStatus(name, "no")]), *_partial(name, layouts, root)]
     return rows
 
 
 def _path(piece: Piece) -> str:
     return piece if isinstance(piece, str) else piece.target
-
-
-def _exists(layout: Layout, root: Path) -> bool:
-    return any((root / _path(piece)).exists() for piece in layout.pieces)
 
 
 def _status(layout: Layout, root: Path) -> DataStatus:

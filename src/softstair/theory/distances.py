@@ -141,7 +141,12 @@ def distances_on_network(
             f"{schedule.layers}; Schedule.for_network counts them.",
             field="schedule",
         )
-    work = _expectation_copy(net)
+    work = copy.deepcopy(net).double().eval()
+    for module in work.modules():
+        if isinstance(module, StairLayer):
+            module.training = True
+    for _, stair in stair_modules(work):
+        stair.training, stair.annealed, stair.strategy = True, False, "expectation"
     watched = [_watched_modules(work, layer) for layer in range(layers)]
     outputs: list[list[Tensor]] = [[] for _ in range(layers)]
     for modules, tensors in zip(watched, outputs, strict=True):
@@ -222,17 +227,6 @@ def _random_networks(
     # Half of the features are 1, so that pre-activations have a variance of about 1.
     scale = math.sqrt(2 / width)
     return normal(shape), [(normal(square) * scale, normal(bias) * scale) for _ in range(layers)]
-
-
-def _expectation_copy(net: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode whose stairs compute expectations."""
-    work = copy.deepcopy(net).double().eval()
-    for module in work.modules():
-        if isinstance(module, StairLayer):
-            module.training = True
-    for _, stair in stair_modules(work):
-        stair.training, stair.annealed, stair.strategy = True, False, "expectation"
-    return work
 
 
 def _watched_modules(net: nn.Module, layer: int) -> list[nn.Module]:

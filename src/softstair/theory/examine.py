@@ -1,4 +1,4 @@
-"""Proposition 1, measured, and everything that the theory says about one schedule.
+"""Proposition 1, measured, and everything that the theory says about one schedule, drawn.
 
 Proposition 1: E[σ(x − ν)] = (μ ∗ σ)(x), and |D E[σ(x − ν)]| ≤ ‖σ‖_∞·|Dμ|(ℝ). The expectation and
 its derivative come from :func:`softstair.regularise`, which uses the cdf and the density. The
@@ -8,6 +8,7 @@ that an error in either shows.
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from softstair import _check
 from softstair import noise as noises
-from softstair._errors import SoftstairError
+from softstair._errors import SoftstairError, import_extra
 from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
@@ -25,7 +26,7 @@ from softstair.theory.distances import Distances, distances_on_random_networks
 from softstair.theory.hypotheses import Conclusion, Verdict, conclusion, hypotheses
 from softstair.theory.order import Synchronisation, synchronisation
 
-__all__ = ["Examination", "Proposition", "examine", "proposition"]
+__all__ = ["Examination", "Proposition", "draw", "examine", "proposition"]
 
 NODES = 12
 """Gauss–Legendre nodes per panel: exact for polynomials of degree 23."""
@@ -187,6 +188,61 @@ def examine(
         distances_on_random_networks(schedule, family, seed=seed),
         distances_on_random_networks(schedule, family, weights="integer", seed=seed),
     )
+
+
+def draw(examination: Examination, path: Path) -> None:
+    """Draw the noise of each layer and the distances over time, with matplotlib."""
+    matplotlib = import_extra("matplotlib")
+    # Not by pyplot, which would ask for a window system.
+    figures = import_extra("matplotlib.figure")
+    schedule, order = examination.schedule, examination.synchronisation
+    panels = ["std", "distance"] if schedule.static_mean else ["std", "mean", "distance"]
+    figure = figures.Figure(figsize=(9, 1 + 2.4 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True)
+    colours = matplotlib.colormaps["viridis"].resampled(schedule.layers + 1)
+    for axis, panel in zip(axes, panels, strict=True):
+        if panel == "distance":
+            _draw_distances(axis, examination, colours)
+        else:
+            _draw_noise(axis, schedule, colours, panel)
+        axis.grid(alpha=0.25)
+        for pair in order.breaks:
+            alpha = min(0.05, 0.3 / len(order.breaks))
+            axis.axvspan(pair.start, pair.end, color="tab:red", alpha=alpha, linewidth=0)
+    if order.first is not None:
+        place = {"xycoords": axes[0].get_xaxis_transform(), "textcoords": "offset points"}
+        text = f"layer {order.first.later} ahead of layer {order.first.earlier}, which feeds it"
+        corner, style = (order.first.start, 0.04), {"fontsize": 8, "color": "tab:red"}
+        axes[0].annotate(text, corner, xytext=(4, 0), **place, **style)
+    axes[-1].set_xlabel("t")
+    handles, labels = axes[0].get_legend_handles_labels()
+    step = max(1, -(-len(handles) // 10))  # at most ten layers in the legend
+    figure.legend(handles[::step], labels[::step], title="layer", loc="outside right upper")
+    names = {"strictly": "in order", "weakly": "in order, weakly", "broken": "out of order"}
+    title = f"{examination.noise.name}, {schedule.interval}, {schedule.power}"
+    figure.suptitle(f"{title}: layers {names[order.order]}", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_noise(axis: Any, schedule: Schedule, colours: Any, panel: str) -> None:
+    times = [schedule.end * index / 700 for index in range(701)]
+    for layer in range(schedule.layers):
+        values = [schedule(layer, t)[panel == "std"] for t in times]
+        # Lines that coincide differ in width: the line of the first layer is the widest.
+        width = 1.2 + 3.0 * (schedule.layers - 1 - layer) / max(1, schedule.layers - 1)
+        axis.plot(times, values, color=colours(layer), linewidth=width, label=str(layer))
+    axis.set_ylabel(f"{panel} (quanta)")
+
+
+def _draw_distances(axis: Any, examination: Examination, colours: Any) -> None:
+    solid, dotted = {"marker": ".", "markersize": 4}, {"linestyle": ":", "linewidth": 1}
+    parts = (examination.distances, solid), (examination.distances_at_ties, dotted)
+    for distances, style in parts:
+        for layer, values in enumerate(distances.values):
+            axis.plot(distances.times, values, color=colours(layer), **style)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("‖soft − hard features‖")
+    axis.set_title("random Heaviside networks; dotted: with ties", fontsize=8, loc="right")
 
 
 def _grid(stair: Stair, noise: Noise, mean: float, std: float, points: int) -> Tensor:

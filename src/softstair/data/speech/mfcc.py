@@ -16,8 +16,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from softstair._errors import SoftstairError
-
 __all__ = ["COEFFICIENTS", "FRAMES", "RATE", "mfcc", "quantise"]
 
 RATE: Final = 16_000  # samples of a clip, which has one second
@@ -29,33 +27,17 @@ _LOWEST, _HIGHEST = 20.0, 4000.0
 _FLOOR = 1e-6
 
 
-def mfcc(audio: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return coefficients (N, 49, 10) in ``dtype``, float32 or float64, of clips (N, 16000).
-
-    Audio is either int16 samples, which are divided by 32768, or floats between −1 and 1.
-
-    >>> silence = torch.zeros(1, RATE, dtype=torch.int16)
-    >>> quantise(mfcc(silence))[0, 0]
-    tensor([ 40, 128, 128, 128, 128, 128, 128, 128, 128, 128], dtype=torch.uint8)
-    """
-    integers = audio.dtype == torch.int16
-    if audio.shape[1:] != (RATE,) or not (integers or audio.dtype.is_floating_point):
-        raise SoftstairError(
-            f"audio must be (N, {RATE}) of int16 or floating point, but {tuple(audio.shape)} of "
-            f"{audio.dtype} was given.",
-            field="audio",
-        )
-    # The tables are computed in float64 on the CPU: some devices have no float64.
-    window = torch.hann_window(_WINDOW, dtype=torch.float64).to(audio.device, dtype)
-    bands, cosines = (table.to(audio.device, dtype) for table in (_mel_bands(), _cosines()))
-    clips = audio.to(dtype) / (32768 if integers else 1)
+def mfcc(clips: Tensor) -> Tensor:
+    """Return coefficients (N, 49, 10) of clips (N, 16000) of float64 between −1 and 1."""
+    bands = _mel_bands()
     # A frame of n_fft samples is 0 outside of its window. Where the window is in it affects the
     # phase of the spectrum, not its power, so here it comes first.
     padded = torch.nn.functional.pad(clips, (_WINDOW // 2, _WINDOW // 2), mode="reflect")
+    window = torch.hann_window(_WINDOW, dtype=torch.float64)
     frames = padded.unfold(1, _WINDOW, _HOP)[:, :FRAMES] * window
     spectrum = torch.fft.rfft(frames, n=_FFT)[..., : len(bands)]
     power = spectrum.real**2 + spectrum.imag**2
-    return torch.log(power @ bands + _FLOOR) @ cosines
+    return torch.log(power @ bands + _FLOOR) @ _cosines()
 
 
 def quantise(coefficients: Tensor) -> Tensor:
