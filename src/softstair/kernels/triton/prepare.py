@@ -1,22 +1,25 @@
-"""Preparation: what is the same for all elements of a tensor is computed once, as scalars.
+"""Preparation: compute once, as scalars, what is the same for all elements of a tensor.
 
-A kernel of the element-wise operator calls :func:`prepare`, and :mod:`evaluator
-<softstair.kernels.triton.evaluator>` then reads nothing but x and these scalars:
+``table`` holds a stair; :mod:`softstair.kernels.triton.general` describes its layout. ``HALF`` says
+that the tensor has 16 bits. A Dirac is noise whose std is too small to divide by.
 
-    mean | std | 1/std | the stair | (low, high): the limits of the mode
+The element-wise kernels call :func:`prepare` before their loop over elements. It returns
 
-The stair is either a scalar for each of its few thresholds, levels and rises, or a line: thresholds
-(n + first)·unit and levels (n + lowest)·rise, as :mod:`softstair.kernels.triton.line` reads them.
+    (mean, std, 1/std, stair, limits)
 
-For the fused layers, which have one stair in many programs, :func:`prepare_rows` writes a row for
-each layer in one launch, without a synchronisation with the host:
+where ``stair`` is (thresholds, levels, rises) with a scalar for each, up to ``FEW`` thresholds.
+More thresholds must be a line, that is, equally spaced like their levels: see
+:func:`_prepare_line`. ``limits`` is for the mode: under symmetric, log-concave noise the mode is
+σ with its thresholds clamped to (low, high), which :func:`softstair.kernels.cpu.mode_limits`
+explains. :mod:`softstair.kernels.triton.evaluator` then needs nothing but x and these scalars.
 
-    θ of the mode, n | lower edges, n | upper edges, n | rise·density, n | mean | std
+The fused layers evaluate one stair in several kernels. For them, :func:`prepare_rows` writes a row
+for each layer in one launch, without a synchronisation with the host. With n = ``COUNT``:
 
-with n = ``COUNT`` thresholds, all moved by the mean. Under symmetric, log-concave noise the mode is
-a stair of its own, σ with its thresholds clamped to two limits (see
-:func:`softstair.kernels.cpu.mode_limits`), and the slope under uniform noise is a stair too, up at
-the lower edge of each support and down at the upper one.
+    n thresholds of the mode | n lower edges | n upper edges | n heights | mean | std
+
+The mean is added to thresholds and edges. The edges are those of the supports of uniform noise: its
+slope rises by height k (rise k times the density) at lower edge k, and falls by it at upper edge k.
 """
 
 from collections.abc import Mapping
@@ -37,6 +40,7 @@ TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 POINTS = tl.constexpr(128)
 """Distances that a round of the search in :func:`_margin` compares at once."""
 HALVINGS = tl.constexpr(26)
+"""Steps of the bisection in :func:`_bisected_margin`."""
 LINE_EDGE = tl.constexpr(2.0**-21)
 """What EDGE is elsewhere, for a FAST line: how far the edges of uniform supports are moved to the
 left, as a fraction of the line's length."""
@@ -47,12 +51,13 @@ by less than 1/24 of the spacing), and the first threshold of a window is always
 
 
 class PreparedStair(NamedTuple):
-    """A stair as the kernels of the fused layers read it: its table and its prepared row."""
+    """A stair as the kernels of the fused layers read it."""
 
     table: Tensor
     row: Tensor
+    """One of :func:`prepare_rows`."""
     constants: Mapping[str, object]
-    """COUNT, FAMILY and KIND."""
+    """The kernels' arguments COUNT, FAMILY and KIND."""
 
 
 @triton.jit
@@ -60,12 +65,12 @@ def prepare(
     table, mean, std,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """(mean, std, 1/std, stair, limits of the mode); FORWARD may be "slope"."""
+    """Return (mean, std, 1/std, stair, limits); FORWARD is "slope" for the backward pass."""
     if COUNT <= FEW:
         stair = _prepare_few(table, COUNT)
     else:
         stair = _prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
-    limits = (mean, mean)
+    limits = (mean, mean)  # not read, except for the mode
     if FORWARD == "mode":
         low, high = tl.load(table), tl.load(table + COUNT - 1)
         margin = low * 0.0
@@ -73,7 +78,7 @@ def prepare(
             margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
         limits = (low + margin, high - margin)
         if COUNT > FEW:
-            # Thresholds that do not move need not be clamped.
+            # FAST omits the clamping: only if the limits move no threshold.
             thresholds, levels, window, fast = stair
             stair = (thresholds, levels, window, fast & (margin == 0.0))
     return mean, std, inverse(std), stair, limits
@@ -192,11 +197,12 @@ def _window_size(
 
 @triton.jit
 def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+    """Write the row of one layer. It is computed in float64, and rounded when it is stored."""
     layer = tl.program_id(0)
     mean = tl.load(means + layer).to(tl.float64)
-    given = tl.load(stds + layer)
-    dirac = is_dirac(given)
-    std = tl.where(dirac, 1.0, given.to(tl.float64))
+    given_std = tl.load(stds + layer)
+    dirac = is_dirac(given_std)
+    std = tl.where(dirac, 1.0, given_std.to(tl.float64))
     row = rows + layer * (4 * COUNT + 2)
     first = tl.load(table).to(tl.float64)
     last = tl.load(table + COUNT - 1).to(tl.float64)
@@ -204,51 +210,51 @@ def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.cons
     if COUNT > 1:
         spacing = (last - first) / (COUNT - 1)
         # In float32 the search takes a few microseconds; its error is below TIE.
-        width = _bisected_margin(
+        margin_in_float32 = _bisected_margin(
             first.to(tl.float32),
             last.to(tl.float32),
             spacing.to(tl.float32),
             std.to(tl.float32),
             FAMILY,
         )
-        margin = tl.where(dirac, 0.0, width.to(tl.float64))
-    half = SQRT3 * std
+        margin = tl.where(dirac, 0.0, margin_in_float32.to(tl.float64))
+    half_width = SQRT3 * std
     for k in tl.static_range(COUNT):
         threshold = tl.load(table + k).to(tl.float64)
         clamped = tl.minimum(tl.maximum(threshold, first + margin), last - margin)
         tl.store(row + k, (clamped + mean).to(tl.float32))
-        low = threshold + mean - half * (1 + EDGE)
-        high = threshold + mean + half * (1 - EDGE)
-        tl.store(row + COUNT + k, low.to(tl.float32))
-        tl.store(row + 2 * COUNT + k, high.to(tl.float32))
-        density = tl.load(table + 2 * COUNT + 1 + k).to(tl.float64) / (2 * half)
-        tl.store(row + 3 * COUNT + k, tl.where(dirac, 0.0, density).to(tl.float32))
+        lower_edge = threshold + mean - half_width * (1 + EDGE)
+        upper_edge = threshold + mean + half_width * (1 - EDGE)
+        tl.store(row + COUNT + k, lower_edge.to(tl.float32))
+        tl.store(row + 2 * COUNT + k, upper_edge.to(tl.float32))
+        height = tl.load(table + 2 * COUNT + 1 + k).to(tl.float64) / (2 * half_width)
+        tl.store(row + 3 * COUNT + k, tl.where(dirac, 0.0, height).to(tl.float32))
     tl.store(row + 4 * COUNT, mean.to(tl.float32))
-    tl.store(row + 4 * COUNT + 1, tl.where(dirac, 0.0, given))
+    tl.store(row + 4 * COUNT + 1, tl.where(dirac, 0.0, given_std))
 
 
 @triton.jit
 def _bisected_margin(first, last, spacing, std, FAMILY: tl.constexpr):
-    """As :func:`_margin`, by bisection."""
-    half = 0.5 * (last - first)
+    """Return the margin as :func:`_margin` does, by bisection; ``std`` is no Dirac."""
+    half_length = 0.5 * (last - first)
     if FAMILY == "uniform":
         margin = tl.maximum(std * SQRT3 * (1 - 2 * TIE) - spacing, 0.0)
     else:
-        low, high = half * 0.0, half
+        low, high = half_length * 0.0, half_length
         for _ in range(HALVINGS):
             distance = 0.5 * (low + high)
-            own = distance - tl.floor(distance / spacing) * spacing
-            end = tail(distance / std, FAMILY)
-            inside = 1 - tail(own / std, FAMILY)
-            inside -= tail((spacing - own) / std, FAMILY)
-            wins = end > inside + TIE
-            low, high = tl.where(wins, distance, low), tl.where(wins, high, distance)
+            within_bin = distance - tl.floor(distance / spacing) * spacing
+            end_probability = tail(distance / std, FAMILY)
+            own_probability = 1 - tail(within_bin / std, FAMILY)
+            own_probability -= tail((spacing - within_bin) / std, FAMILY)
+            end_wins = end_probability > own_probability + TIE
+            low, high = tl.where(end_wins, distance, low), tl.where(end_wins, high, distance)
         margin = low
-    return tl.minimum(margin, half)
+    return tl.minimum(margin, half_length)
 
 
 def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
-    """Return a row for each mean and std, (len(means), 4·count + 2)."""
+    """Return a row for each pair of mean and std: a tensor of shape (len(means), 4·count + 2)."""
     rows = torch.empty((len(means), 4 * count + 2), dtype=torch.float32, device=table.device)
     _prepare_rows[(len(means),)](
         means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
