@@ -324,7 +324,7 @@ def test_folds_continue_from_whichever_was_begun(capsys: pytest.CaptureFixture[s
     assert run(capsys, *resume, *own)[0] == 0
     assert [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)] == before
     # Folds and a single run are not mixed up.
-    assert "folds" in rejected(capsys, "train", *SHORT, "--resume", "--out", "x")
+    assert "--every-fold" in rejected(capsys, "train", *SHORT, "--resume", "--out", "x")
     assert run(capsys, "train", *SHORT, "--out", "one")[0] == 0
     words = ["train", *SHORT, "--resume", "--every-fold", "--out", "one"]
     assert "holds one run and no folds" in rejected(capsys, *words)

@@ -69,7 +69,7 @@ def test_code_that_a_run_names_is_called_only_by_the_users_word(
     monkeypatch.chdir(tmp_path)
     train(replace(SHORT, model="payload:build"), "run")
     Path("called").unlink()
-    with pytest.raises(SoftstairError, match="not called because a file names it"):
+    with pytest.raises(SoftstairError, match="somebody else"):
         trained_network("run", load("digits"))
     assert not Path("called").exists()
     trained_network("run", load("digits"), own_code=True)
@@ -91,7 +91,7 @@ def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: P
     assert config["data"]["version"] == data_version_of(run) == "scikit-learn digits"
     (run / "summary.json").unlink()
     for changed in ({"version": "other digits"}, {"centred": (7.0, 4.0)}):
-        with pytest.raises(RunError, match=r"other data"):
+        with pytest.raises(RunError, match="data ="):
             train(SHORT, run, dataset=replace(digits, **changed), resume=True)
     # Older runs do not record it; of data of one's own it may be unknown.
     del config["data"]["version"]
@@ -102,8 +102,8 @@ def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: P
     assert "version" not in own["config"]["data"]
 
 
-@pytest.mark.parametrize("version", [5, "", "a\nb", "x" * 300])
-def test_a_version_that_is_no_short_text_is_unknown(version: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [5, "", "a\nb"])
+def test_a_version_that_is_no_text_is_unknown(version: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"data": {"version": version}}))
     assert data_version_of(tmp_path) is None
 

@@ -204,7 +204,7 @@ def test_an_error_of_all_folds_is_reported_once(
     stdout, stderr = capfd.readouterr()
     messages = [line for line in stderr.splitlines() if "output of the model" not in line]
     assert (stdout, len(messages)) == ("", 1)
-    assert "batch must be at most" in messages[0]
+    assert "batch must be an integer from 2 to" in messages[0]
     assert list((tmp_path / "runs").iterdir()) == []
 
 

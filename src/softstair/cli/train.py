@@ -155,7 +155,7 @@ class Command:
             runs: list[tuple[Recipe, Path]] = team.broadcast(list)
             for recipe, path in runs:
                 self._train(recipe, path, team)
-        except parallel.NotRankZero:
+        except parallel.TeamError:
             return 2
         except (Interrupted, KeyboardInterrupt) as stop:
             return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softstair import kernels
+from softstair import _check, kernels
 from softstair._errors import SoftstairError, first_line
 from softstair.anneal import Annealer
 from softstair.kernels import triton
@@ -71,20 +71,14 @@ def choose_execution(
     own: bool,
     processes: int = 1,
 ) -> Execution:
-    """Return the fastest execution that the recipe allows.
+    """Return the fastest execution that the recipe allows, for ``steps`` per epoch.
 
-    Args:
-        steps: Steps per epoch.
-        own: The model is the user's own: its code may compute what no trace or capture shows.
-        processes: Processes that train the run. Their gradients are summed in each step, which no
-            graph can capture.
+    A model of the user's own may compute what no trace or capture shows. Several processes sum
+    their gradients in each step, which no graph can capture.
     """
     if processes > 1 and recipe.capture == "always":
-        raise SoftstairError(
-            "capture must be auto or never if several processes train a run, but 'always' was "
-            "given.",
-            field="capture",
-        )
+        problem = "must be auto or never with several processes, but 'always' was given"
+        raise _check.invalid("capture", problem)
     precision = recipe.precision_on(device)
     captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
     captured = captured and device.type == "cuda" and processes == 1
@@ -109,13 +103,7 @@ def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, s
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """Return an available device.
-
-    Args:
-        name: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
-        local_rank: Number of this process on its machine, if torchrun started several; it uses the
-            GPU of that number.
-    """
+    """Return an available device; of several processes on a machine, each uses its own GPU."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     problem = ""
     if local_rank is not None and name != "cpu":
@@ -135,11 +123,8 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
             return device
     except (RuntimeError, AssertionError, NotImplementedError):
         pass
-    raise SoftstairError(
-        f"device must be auto, cpu, cuda or cuda:N, and be available, but {name!r} was given"
-        f"{problem and ': '}{problem}.",
-        field="device",
-    )
+    allowed = "must be auto, cpu, cuda or cuda:N, and be available"
+    raise _check.invalid("device", f"{allowed}, but {name!r} was given{problem and ': '}{problem}")
 
 
 def check_kernels(recipe: Recipe, device: torch.device) -> None:
@@ -150,14 +135,8 @@ def check_kernels(recipe: Recipe, device: torch.device) -> None:
 
 
 def choose_threads(network: nn.Module, batch: int) -> int:
-    """Return the number of threads with which a network trains fastest on a CPU.
-
-    The operations of a small network end before a second thread has started, so it gets one
-    thread; other networks get torch's default.
-
-    >>> choose_threads(nn.Linear(64, 10), batch=64)
-    1
-    """
+    """Return the number of threads with which a network trains fastest on a CPU."""
+    # The operations of a small network end before a second thread has started.
     has_convolutions = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in network.modules())
     products = batch * sum(parameter.numel() for parameter in network.parameters())
     is_small = not has_convolutions and products < SMALL_NETWORK
@@ -220,10 +199,6 @@ def matmul_precision(precision: str) -> Iterator[None]:
     By default torch rounds the factors of convolutions to TF32 on a GPU, and those of other
     products not. Since 2.9 this can be set for all of torch or per operation; once the second was
     used, the first can no longer be read. So both are set, and what could be read is restored.
-
-    >>> with matmul_precision("float32"):
-    ...     torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    (False, 'highest')
     """
     tf32 = precision == "tf32"
     convolutions = _read(lambda: torch.backends.cudnn.allow_tf32)

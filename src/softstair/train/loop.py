@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import softstair
-from softstair import kernels
-from softstair._errors import SoftstairError
+from softstair import _check, kernels
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -126,18 +125,12 @@ def _open(
     summary = None if begun is None else summary_of(run.path)
     if begun is not None:
         if not resume:
-            raise RunError(
-                f"the run directory {str(run.path)!r} holds a run already: continue it with "
-                "`resume`, or give another `out`.",
-                field="out",
-            )
+            problem = "holds a run already: continue it with `resume`, or give another `out`."
+            raise RunError(f"{str(run.path)!r} {problem}", field="out")
         check_same_recipe(recipe, begun, run.path)
     if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
-        raise SoftstairError(
-            f"batch must be a multiple of the number of processes, {processes}, with at least two "
-            f"examples for each, but {recipe.batch} was given.",
-            field="batch",
-        )
+        allowed = f"a multiple of the number of processes, {processes}, and two examples for each"
+        raise _check.invalid("batch", f"must be {allowed}, but {recipe.batch} was given")
     return recipe, run.threads, summary
 
 

@@ -38,10 +38,8 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
 
-    Args:
-        callback: Called after every chunk of examples; it may raise to stop.
-        team: Processes that share the chunks; each gets the result that one alone would get.
-        forward: Runs the network, if not the network itself.
+    ``callback`` is called after every chunk of examples, and may raise to stop. The processes of a
+    team share the chunks; each gets the result that one alone would get.
     """
     size = CHUNK_ON_GPU if examples.y.device.type == "cuda" else CHUNK
     chunks = -(-len(examples) // size)
@@ -77,12 +75,7 @@ def refresh_statistics(
     thresholds from step to step, each of which shifts its channel by a level times the mean of its
     input, and the features of training have noise. The examples are augmented as in training, since
     black borders are part of what the next thresholds were trained on. Normalisations that are in
-    ``eval()`` keep their statistics.
-
-    Args:
-        seed: Chooses and augments the examples.
-        callback: Called after every batch; it may raise to stop.
-        team: All processes get the statistics of the first.
+    ``eval()`` keep their statistics. ``seed`` chooses and augments the examples.
     """
     norms = [
         module
@@ -143,11 +136,7 @@ class Health:
         return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead}
 
     def warning(self, fading: bool) -> str | None:
-        """Return what is wrong, or None.
-
-        Args:
-            fading: The noise is annealed, so it is right that its gradient vanishes at the end.
-        """
+        """Return what is wrong, or None; noise that is ``fading`` passes no gradient at the end."""
         expected = fading and self.std <= NARROW
         if self.dead is not None and self.dead >= NEARLY_ALL and not expected:
             return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"

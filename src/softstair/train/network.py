@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from softstair import kernels
+from softstair import _check, kernels
 from softstair import noise as noises
-from softstair._errors import SoftstairError, first_line
+from softstair._errors import first_line
 from softstair.convert import quantise, report
 from softstair.data import Dataset
 from softstair.models import build, default_for, last_layer
@@ -30,10 +30,8 @@ def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = Non
     example = torch.zeros(2, *shape)
     if model is None:
         if recipe.model == "auto" and ":" in recipe.data:
-            raise SoftstairError(
-                f"model must be named for data of your own, {recipe.data!r}, but auto was given.",
-                field="model",
-            )
+            problem = f"must be named for data of your own, {recipe.data!r}, but auto was given"
+            raise _check.invalid("model", problem)
         name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
         model = build(name, classes, shape)
     _check_model(model, example, classes)
@@ -86,8 +84,8 @@ def trained_network(
     recipe = recipe_of(path)
     if recipe is not None and model is None and ":" in recipe.model and not own_code:
         raise RunError(
-            f"the model of the run in {str(path)!r} is the function {recipe.model!r}, which is not "
-            "called because a file names it: pass `model`, or `own_code=True` if you trust it.",
+            f"the model of the run in {str(path)!r} is your own code or somebody else's, "
+            f"{recipe.model!r}: pass `model`, or `own_code=True` if you trust it.",
             field="model",
         )
     config = read_json(path, "config.json")
@@ -131,7 +129,7 @@ def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
                 continue
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             problem = f"returned {shape}"
-        raise SoftstairError(f"model must return {wanted}, but it {problem}.", field="model")
+        raise _check.invalid("model", f"must return {wanted}, but it {problem}")
 
 
 def advice(state: State) -> list[str]:

@@ -35,18 +35,7 @@ MAX_BYTES = 1 << 30
 
 
 def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
-    """Write the network of a finished run to a file; ``dataset`` is what it was trained on.
-
-    >>> import tempfile
-    >>> from softstair.data import load
-    >>> from softstair.train import train
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     _ = train(Recipe(limit=200, epochs=1, batch=32), out + "/run")
-    ...     file = pack(out + "/run", load("digits"), out + "/digits.safetensors")
-    ...     network, size = packed_network(file), file.stat().st_size
-    >>> network(torch.zeros(1, 1, 8, 8)).shape, size < 70_000
-    (torch.Size([1, 10]), True)
-    """
+    """Write the network of a finished run to a file; ``dataset`` is what it was trained on."""
     recipe, summary = recipe_of(Path(run)), summary_of(Path(run))
     if recipe is None or summary is None:
         raise SoftstairError(f"{str(run)!r} holds no finished run.")
@@ -76,11 +65,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
 
 
 def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module:
-    """Return the network of a packed file in ``eval()``; its scores are bit-identical.
-
-    Args:
-        name: The file, or its name in ``folder`` without the suffix.
-    """
+    """Return the network of a file, or of its name in ``folder``; its scores are bit-identical."""
     file = _find(name, folder)
     metadata, tensors = _read(file)
     try:
@@ -185,11 +170,7 @@ def _to_bits(index: Tensor, width: int) -> Tensor:
 
 
 def _from_bits(packed: Tensor, width: int, count: int) -> Tensor:
-    """Return the indices that :func:`_to_bits` packed.
-
-    >>> _from_bits(_to_bits(torch.tensor([2, 0, 1, 1, 2]), 2), 2, 5).tolist()
-    [2, 0, 1, 1, 2]
-    """
+    """Return the indices that :func:`_to_bits` packed."""
     if packed.dtype != torch.uint8 or packed.shape != (math.ceil(count * width / 8),):
         raise ValueError(f"{count} weights are not {width} bits each")
     index = (packed.int()[:, None] >> torch.arange(0, 8, width)) & ((1 << width) - 1)

@@ -28,18 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 from softstair._errors import SoftstairError, first_line
 
 TIMEOUT = datetime.timedelta(minutes=15)
-"""For a process that hangs, or computes the features of recordings. One that died is noticed at
-once, since its connections are closed."""
+"""For a process that hangs or computes features; one that died is noticed at once."""
 
 T = TypeVar("T")
 
 
 class TeamError(SoftstairError):
     """The processes of a training cannot continue."""
-
-
-class NotRankZero(TeamError):
-    """The same error in another process than rank 0, which reports it."""
 
 
 class Interrupted(Exception):
@@ -96,11 +91,7 @@ class Team:
         return self.rank == 0
 
     def part(self, batch: Tensor) -> Tensor:
-        """Return this process's part of a batch.
-
-        >>> Team(rank=1, size=2).part(torch.arange(4)).tolist()
-        [2, 3]
-        """
+        """Return this process's part of a batch."""
         return batch.chunk(self.size)[self.rank]
 
     def seed(self, seed: int) -> int:
@@ -164,10 +155,10 @@ class Team:
         messages = self.gather(None if failure is None else str(failure))
         if self.is_rank_zero and failure is not None:
             raise failure
-        raise self._error(next(filter(None, messages), "another process failed."))
+        raise TeamError(next(filter(None, messages), "another process failed."))
 
     def agree(self, signal_number: int | None, due: bool) -> tuple[int | None, bool]:
-        """Return the signal that any process received, and whether any says that it is due."""
+        """Return the signal that any process received, and whether it is due in any."""
         if self.size == 1:
             return signal_number, due
         # On the CPU, by gloo: to read it from a GPU would wait for the GPU in every step.
@@ -184,7 +175,7 @@ class Team:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            raise self._error(
+            raise TeamError(
                 f"one of the run's {self.size} processes ended or hangs ({_reason(error)}): resume "
                 "the run from its last checkpoint with `resume`."
             ) from None
@@ -208,12 +199,8 @@ class Team:
 
     def stop_request(self) -> StopRequest:
         """Return the context that notes signals."""
-        # A scheduler and torchrun both send a signal to every process of a team: there, the second
-        # one means nothing.
+        # A scheduler and torchrun both signal every process of a team: the second means nothing.
         return StopRequest(raise_second=self.size == 1)
-
-    def _error(self, message: str) -> TeamError:
-        return (TeamError if self.is_rank_zero else NotRankZero)(message)
 
 
 SINGLE_PROCESS = Team()
@@ -236,11 +223,7 @@ class _Forward(nn.Module):
 def joined(device: str = "auto") -> Iterator[Team]:
     """Connect the processes that ``torchrun`` started, and yield the team of this process.
 
-    Without torchrun it is :data:`SINGLE_PROCESS`; ``device`` is as for :func:`train`.
-
-    >>> with joined() as team:
-    ...     team.size
-    1
+    Without torchrun it is :data:`SINGLE_PROCESS`. ``device`` is as for :func:`train`.
     """
     rank, size, local_rank = torchrun_ranks()
     if size == 1:
@@ -250,8 +233,7 @@ def joined(device: str = "auto") -> Iterator[Team]:
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        kind = NotRankZero if rank else TeamError
-        raise kind(
+        raise TeamError(
             f"the {size} processes that torchrun started cannot connect ({_reason(error)}): check "
             "torchrun's rendezvous options."
         ) from None
@@ -274,14 +256,13 @@ def torchrun_ranks() -> tuple[int, int, int]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
         return 0, 1, 0
-    values = [os.environ.get(name, "0") for name in names]
-    if not all(value.isascii() and value.isdigit() for value in values):
-        given = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    try:
+        rank, size, local_rank = (int(os.environ.get(name, "0")) for name in names)
+    except ValueError as error:
         raise TeamError(
-            "RANK, WORLD_SIZE and LOCAL_RANK must be integers, as torchrun sets them, but the "
-            f"environment has {given[:200]}: start with torchrun, or unset them."
-        )
-    rank, size, local_rank = map(int, values)
+            "RANK, WORLD_SIZE and LOCAL_RANK must be integers, as torchrun sets them "
+            f"({first_line(error)}): start with torchrun, or unset them."
+        ) from None
     return rank, max(size, 1), local_rank
 
 
@@ -312,6 +293,6 @@ def rank_zero_output() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first sentence of a torch error, without the place in the source of gloo."""
+    # The first sentence, without the place in the source of gloo.
     text = re.sub(r"^\[\S+\] ", "", first_line(error, limit=1000))
     return text.partition(". ")[0][:200].rstrip(".")

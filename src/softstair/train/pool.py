@@ -52,9 +52,6 @@ def worker_count(
 
     With ``jobs="auto"``: one per available core on a CPU (each uses ``threads`` cores); on a GPU
     up to ``MAX_RUNS_PER_GPU``, two cores each.
-
-    >>> worker_count(4, "cpu", runs=3), worker_count("auto", "cpu", runs=5, threads=10**6)
-    (3, 1)
     """
     if jobs != "auto":
         return min(jobs, runs)
@@ -83,14 +80,8 @@ class Pool(ABC):
 
     The first task trains alone until its first step: what fails before that, such as absent data,
     would fail for the others too, and features of recordings are computed once. A task that fails
-    later is reported, and the others continue.
-
-    Args:
-        tasks: What to train, in this order.
-        on_event: Called with the key of a task and each of its :data:`events
-            <softstair.train.progress.Event>`.
-        alike: Whether a failure before the first step concerns all tasks. Otherwise only one that
-            occurs twice does.
+    later is reported, and the others continue. If the tasks are not ``alike``, only a failure that
+    occurs twice concerns the others. ``on_event`` is called with the key of a task and an event.
     """
 
     def __init__(
@@ -123,11 +114,9 @@ class Pool(ABC):
         """Let all running tasks save a checkpoint and end."""
 
     def run(self, stop: StopRequest) -> int:
-        """Train all tasks; return how many failed.
+        """Train all tasks; return how many failed. Raises RunError if none can begin.
 
-        Raises:
-            RunError: If the first task fails before its first step.
-            Interrupted: After SIGINT or SIGTERM, once all running tasks have saved their runs.
+        After a signal, it raises Interrupted once all running tasks have saved their runs.
         """
         self._stop_request, stopped = stop, False
         while self._start_waiting():
@@ -161,12 +150,9 @@ class Pool(ABC):
         return self._stop_request.number is not None
 
     def handle(self, task: Task, event: Event) -> None:
-        """Report an event of a task; ``start`` is reported once, and before all others.
-
-        An event with ``threads`` says that the task has reached its first step.
-        """
+        """Report an event of a task; ``start`` is reported once, and before all others."""
         kind = event["kind"]
-        if event.get("threads") is not None:
+        if event.get("threads") is not None:  # it has reached its first step
             self._begun.add(task)
             self.threads = self.threads or event["threads"]
         if kind in ("done", "stopped"):
@@ -199,19 +185,11 @@ class Pool(ABC):
 
 
 class Worker:
-    """The parent's end of a process that trains.
-
-    Args:
-        events: Queue of (worker, event); an event of None says that the process ended.
-
-    Attributes:
-        task: What it trains now; None if nothing.
-        is_free: Whether it can be given a run.
-    """
+    """The parent's end of a process that trains; an event of None says that the process ended."""
 
     def __init__(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
-        self.task: Any = None
-        self.is_free = True
+        self.task: Any = None  # what it trains now
+        self.is_free = True  # to be given a run
         # Networks that are not small take as many threads as torch has here.
         arguments = [json.dumps(sys.path), str(torch.get_num_threads())]
         self.process = subprocess.Popen(
@@ -265,13 +243,9 @@ class Worker:
 class ProcessPool(Pool):
     """Trains tasks in processes of this machine. Use it as a context manager.
 
-    Args:
-        tasks, on_event, alike: See :class:`Pool`.
-        count: Returns how many tasks to train now, given the threads of a run, or None while they
-            are unknown; it is called again and again.
-        settings: Other arguments of :func:`softstair.train.train` (``data_dir``, ``device``,
-            ``resume``, ``threads``), and ``tensorboard``.
-        again: How to continue a run whose process ended.
+    ``count`` returns how many tasks to train now, given the threads of a run, or None while they
+    are unknown. ``settings`` are other arguments of :func:`softstair.train.train`, and
+    ``tensorboard``. ``again`` says how to continue a run whose process ended.
     """
 
     def __init__(

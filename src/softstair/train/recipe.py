@@ -62,9 +62,6 @@ class Recipe(
 
         Fields without `changes_result` may differ, and ``precision`` if one of the two is
         ``auto``, which the device decides.
-
-        >>> Recipe(fold=1, kernels="reference").training_differences(Recipe(precision="float32"))
-        ['fold']
         """
         changing = set(fields_with("changes_result"))
         if "auto" in (self.precision, other.precision):
@@ -77,11 +74,7 @@ class Recipe(
 
     @classmethod
     def from_json(cls, data: Any) -> "Recipe":
-        """Return the recipe that :meth:`to_json` wrote, in this version or an older one.
-
-        Raises:
-            SoftstairError: If a field is missing that every version has, or one is unknown.
-        """
+        """Return the recipe that :meth:`to_json` wrote, in this version or an older one."""
         given = set(data) if isinstance(data, Mapping) else set()
         missing = [name for name in FIELDS if name not in given and name not in OLDER_VALUES]
         unknown = sorted(_check.shortened(name) for name in given - set(FIELDS))
@@ -133,8 +126,7 @@ class Recipe(
         return not (self.is_float or (self.static_mean and self.static_std))
 
 
-FIELDS: tuple[str, ...] = tuple(describe(Recipe))
-"""The names of all fields, in order."""
+FIELDS = tuple(describe(Recipe))
 
 OLDER_VALUES: dict[str, Any] = {
     name: known.older_value
@@ -145,11 +137,7 @@ OLDER_VALUES: dict[str, Any] = {
 
 
 def fields_with(fact: Fact) -> tuple[str, ...]:
-    """Return the names of the fields of which a fact of `Option` is true, in order.
-
-    >>> fields_with("paper_axis")
-    ('noise', 'forward', 'static_mean', 'static_std', 'interval', 'power')
-    """
+    """Return the names of the fields of which a fact is true, in order."""
     return tuple(name for name, known in describe(Recipe).items() if fact in known.facts)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+from softstair import _check
 from softstair._errors import SoftstairError, first_line
 from softstair.data import version
 from softstair.train.recipe import Recipe
 
 MAX_JSON_BYTES = 1 << 20
-MAX_VERSION_LENGTH = 200
 MAX_THREADS = 1024
 AGAIN = "`resume` (of a grid, the same command)"
 """How to continue a run."""
@@ -35,8 +35,7 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
 
 
 def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Path | str) -> None:
-    """Raise RunError if one of these runs, of one of these data sets, was begun with another
-    version of it than is in ``data_dir``."""
+    """Raise RunError if one of these runs was begun with another version of its data."""
     for path in paths:
         try:
             recipe, recorded = recipe_of(path), data_version_of(path)
@@ -61,12 +60,10 @@ def recipe_of(path: Path) -> Recipe | None:
     try:
         return Recipe.from_json(config.get("recipe"))
     except ValueError as error:
-        versions = config.get("versions")
-        name = versions.get("softstair") if isinstance(versions, dict) else None
-        by = f" by softstair {name}" if isinstance(name, str) and len(name) < 40 else ""
+        versions = _check.shortened(config.get("versions"))
         raise RunError(
-            f"the recipe in {str(path / 'config.json')!r}, written{by}, cannot be read "
-            f"({first_line(error)}): use the version that wrote it, or give another `out`.",
+            f"the recipe in {str(path / 'config.json')!r} cannot be read ({first_line(error)}): "
+            f"use the version that wrote it, {versions}, or give another `out`.",
             field="out",
         ) from None
 
@@ -75,9 +72,8 @@ def data_version_of(path: Path) -> str | None:
     """Return the version of the data set that a run recorded; None if it recorded none."""
     data = (read_json(path, "config.json") or {}).get("data")
     recorded = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(recorded, str) or not 0 < len(recorded) <= MAX_VERSION_LENGTH:
-        return None
-    return recorded if recorded.isprintable() else None
+    is_text = isinstance(recorded, str) and recorded.isprintable()
+    return (recorded or None) if is_text else None
 
 
 def summary_of(path: Path) -> dict[str, Any] | None:

@@ -57,8 +57,8 @@ class Run:
                 if error.errno not in DISK_ERRORS:
                     raise
                 raise RunError(
-                    f"cannot write the run directory {str(path)!r} ({error.strerror}): free some "
-                    f"space, and continue from the last checkpoint with {AGAIN}."
+                    f"cannot write {str(path)!r} ({error.strerror}): free some space, and continue "
+                    f"from the last checkpoint with {AGAIN}."
                 ) from None
 
     @property
@@ -73,12 +73,7 @@ class Run:
         return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
 
     def begin(self, config: dict[str, Any], network: str) -> None:
-        """Write config.json and network.txt, or check that they are those of this run.
-
-        Raises:
-            RunError: If the directory holds other files, or a run with other data, on another kind
-                of device or with another number of processes.
-        """
+        """Write config.json and network.txt, or raise RunError if they are of another run."""
         self._config = config
         data = self.team.broadcast(lambda: self._begin(config, network))
         with self.team.all_or_none():
@@ -100,19 +95,14 @@ class Run:
         return config["data"]
 
     def _refuse_other_files(self) -> None:
-        names = [path.name for path in self.path.iterdir() if path.name != "lock"]
-        if "fold-0" in names:
-            raise RunError(
-                f"{str(self.path)!r} holds the folds of `every_fold`: continue them with that, or "
-                "give another `out`.",
-                field="out",
-            )
         # A process that was killed while it wrote config.json leaves a part of it.
-        others = sorted(name for name in names if not re.fullmatch(r"\.config.*\.part", name))
-        if others:
+        own = re.compile(r"lock|\.config.*\.part")
+        names = sorted(path.name for path in self.path.iterdir() if not own.fullmatch(path.name))
+        if names:
+            hint = "continue with `every_fold`" if "fold-0" in names else "empty it"
             raise RunError(
-                f"out must be new or empty, but {str(self.path)!r} holds {others[0]!r}: give "
-                "another `out`.",
+                f"out must be new or empty, but {str(self.path)!r} holds {names[0]!r}: {hint}, or "
+                "give another `out`.",
                 field="out",
             )
 
@@ -178,17 +168,11 @@ def _locked(path: Path) -> Iterator[None]:
         lock = filelock.FileLock(path / "lock", timeout=1.0)
         lock.acquire()
     except filelock.Timeout:
-        raise RunError(
-            f"the run directory {str(path)!r} is in use by another process: wait for it, or give "
-            "another `out`.",
-            field="out",
-        ) from None
+        problem = f"{str(path)!r} is in use by another process: wait, or give another `out`."
+        raise RunError(problem, field="out") from None
     except OSError as error:
-        raise RunError(
-            f"out must be a directory that can be written, but {str(path)!r} cannot be "
-            f"({error.strerror}): give another `out`.",
-            field="out",
-        ) from None
+        problem = f"cannot write {str(path)!r} ({error.strerror}): give another `out`."
+        raise RunError(problem, field="out") from None
     try:
         yield
     finally:
@@ -213,37 +197,30 @@ def check_finite(state: State, valid_loss: float = 0.0) -> None:
             problem = "the weights became nan or infinite"
         if problem is not None:
             raise RunError(
-                f"{problem} in epoch {state.epoch + 1}, and was not saved: "
-                "train again with a lower `learning_rate`, or check the data and the model.",
+                f"{problem} in epoch {state.epoch + 1}, and was not saved: lower `learning_rate`, "
+                "or check the data and the model.",
                 field="learning_rate",
             )
 
 
 def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raise RunError if a run was begun with other data or in another way."""
-    run = f"the run in {str(path)!r} was begun"
+    """Raise RunError if a run was begun with other data, another device or other processes."""
     data, given = begun.get("data"), config["data"]
     if isinstance(data, dict) and "version" not in data:  # older runs do not record it
         given = {name: value for name, value in given.items() if name != "version"}
-    if data != given:
-        raise RunError(
-            f"{run} with other data, {data}, than {given}: restore them, or give another `out`.",
-            field="data",
-        )
     device, other = (str(each.get("device")).partition(":")[0] for each in (begun, config))
-    if device != other:
-        raise RunError(
-            f"{run} on {device}, and its result would differ on {other}: give `device={device}`, "
-            "or another `out`.",
-            field="device",
-        )
     processes = begun.get("processes", 1)  # older runs do not record it
-    if processes != config["processes"]:
-        how = "without torchrun" if processes == 1 else f"with torchrun in {processes} processes"
-        raise RunError(
-            f"{run} {how}, and its result would differ in {config['processes']}: continue it as it "
-            "was begun, or give another `out`."
-        )
+    for field, before, now in (
+        ("data", data, given),
+        ("device", device, other),
+        ("processes", processes, config["processes"]),
+    ):
+        if before != now:
+            raise RunError(
+                f"the run in {str(path)!r} was begun with {field} = {before}, but {now} was given: "
+                "continue it as it was begun, or give another `out`.",
+                field=field,
+            )
 
 
 def _line(metrics: dict[str, Any]) -> str:

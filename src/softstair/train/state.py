@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softstair._errors import SoftstairError
+from softstair import _check
 from softstair.anneal import Annealer
 from softstair.nn import layer_count
 from softstair.train.execution import choose_execution
@@ -41,11 +41,7 @@ class State:
         self.example_count = example_count
         self.steps = example_count // recipe.batch
         if not self.steps:
-            raise SoftstairError(
-                f"batch must be at most the number of training examples, {example_count}, but "
-                f"{recipe.batch} was given.",
-                field="batch",
-            )
+            _check.integer("batch", recipe.batch, 2, example_count)
         self.network = network.to(device)
         if device.type == "cuda":
             for parameter in self.network.parameters():
@@ -55,7 +51,7 @@ class State:
         # A model's own buffers may be infinite by design, as attention masks are.
         values = self.network.state_dict().items()
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
-        self.annealer = self._make_annealer()
+        self.annealer = self._make_annealer(recipe)
         own = own or ":" in recipe.model
         self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, team.size
@@ -71,8 +67,7 @@ class State:
         self._since = 0.0
         self.history: list[dict[str, Any]] = []
 
-    def _make_annealer(self) -> Annealer | None:
-        recipe = self.recipe
+    def _make_annealer(self, recipe: Recipe) -> Annealer | None:
         if recipe.is_float:
             return None
         annealer = Annealer(
@@ -98,12 +93,11 @@ class State:
         self._since = time.perf_counter()
 
     def end_epoch(self, metrics: dict[str, Any]) -> None:
-        """Append the metrics of the epoch, and go to the next."""
         self.history.append(metrics)
         self.epoch, self.step, self.order = self.epoch + 1, 0, None
 
     def end_step(self) -> None:
-        """Count a step. Its sums stay on the device, for which nobody waits."""
+        """Count a step."""
         self.step += 1
         self.lap()
 
@@ -119,13 +113,14 @@ class State:
         step = min(self.step, self.steps - 1)
         return self.recipe.learning_rate_at(self.epoch + step / self.steps)
 
-    def set_learning_rate(self) -> None:
-        """Give the optimiser the learning rate of the next step."""
+    def begin_step(self) -> None:
+        """Set the noise and the learning rate of the next step."""
+        if self.annealer is not None:
+            self.annealer.step()
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context with the precision of a training step."""
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.
         return torch.autocast(
             self.device.type,
@@ -147,10 +142,9 @@ class State:
             return
         for parameter in self.annealer.tied:
             if parameter.grad is None:
-                zero = self._zeros.get(parameter)
-                if zero is None:
-                    zero = self._zeros[parameter] = torch.zeros_like(parameter)
-                parameter.grad = zero
+                if parameter not in self._zeros:
+                    self._zeros[parameter] = torch.zeros_like(parameter)
+                parameter.grad = self._zeros[parameter]
 
     def running_statistics(self) -> list[Tensor]:
         """Return the buffers that batch normalisations change in a training step."""
@@ -163,11 +157,9 @@ class State:
         return [buffer for buffer in buffers if buffer is not None]
 
     def mean_loss(self) -> float:
-        """Return the mean training loss of this epoch so far."""
         return float(self.loss) / max(self.step, 1)
 
     def accuracy(self) -> float:
-        """Return the training accuracy of this epoch so far."""
         return float(self.correct) / (max(self.step, 1) * self.recipe.batch)
 
     @torch.no_grad()
@@ -177,7 +169,6 @@ class State:
         return bool(torch.stack([values[name].isfinite().all() for name in self._finite]).all())
 
     def random_state(self) -> dict[str, Any]:
-        """Return the states of all random number generators."""
         cuda = self.device.type == "cuda"
         return {
             "order": self.generator.get_state(),
@@ -186,7 +177,6 @@ class State:
         }
 
     def set_random_state(self, states: dict[str, Any]) -> None:
-        """Restore what :meth:`random_state` returned."""
         self.generator.set_state(states["order"])
         torch.set_rng_state(states["cpu"])
         if self.device.type == "cuda" and states["cuda"] is not None:

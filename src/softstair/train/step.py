@@ -31,9 +31,7 @@ class Step:
         """Train on the next batch of the epoch."""
         state, batch_size = self.state, self.state.recipe.batch
         assert state.order is not None
-        if state.annealer is not None:
-            state.annealer.step()
-        state.set_learning_rate()
+        state.begin_step()
         indices = state.order[state.step * batch_size : (state.step + 1) * batch_size]
         train_on(state, self.examples, state.team.part(indices))
         state.end_step()
@@ -63,7 +61,7 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         state.correct += correct
 
 
-class CapturedStep:
+class CapturedStep(Step):
     """A :class:`Step` that replays one CUDA graph; for a single process.
 
     A step has about a hundred kernels. The host needs more time to launch them than the device to
@@ -71,13 +69,10 @@ class CapturedStep:
     position in the epoch, the noise, the state of the random numbers. The learning rate and the
     layers at which the backward pass ends are constants of the graph. When one of them changes,
     which happens a few times per run, the step is captured again.
-
-    Attributes:
-        captures: Number of captures so far.
     """
 
     def __init__(self, state: State, examples: Examples) -> None:
-        self.state, self.examples = state, examples
+        super().__init__(state, examples)
         device = state.device
         # The graph reads these three tensors: their addresses never change.
         self._order = torch.zeros(state.example_count, dtype=torch.int64, device=device)
@@ -91,9 +86,7 @@ class CapturedStep:
     def __call__(self) -> None:
         """Train on the next batch of the epoch."""
         state = self.state
-        if state.annealer is not None:
-            state.annealer.step()
-        state.set_learning_rate()
+        state.begin_step()
         if self._copied_order is not state.order:  # a new epoch
             assert state.order is not None
             self._order.copy_(state.order)
