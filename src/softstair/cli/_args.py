@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import reduce
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -35,13 +36,9 @@ TYPES = {int: "an integer", float: "a number", Path: "a path", str: "a name"}
 
 
 def flag(default: Any, help: str, *, name: str | None = None, short: str | None = None) -> Any:
-    """Declare a field of a command that is a flag.
+    """Declare a field of a command that is a flag, whose annotation says what is accepted.
 
-    Args:
-        default: Value if the flag is not given. The annotation says what is accepted.
-        help: Text for ``--help``.
-        name: The flag without its dashes, if it is not the name of the field.
-        short: A second spelling, such as ``-o``.
+    The flag is the name of the field, or ``name``; ``short`` is a second spelling, such as ``-o``.
     """
     return field(default=default, metadata={"help": help, "name": name, "short": short})
 
@@ -76,11 +73,7 @@ def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
     """Return the command that the words describe.
 
     Flags that are not given have the values in ``command.defaults(given)``, if there is such a
-    function, and otherwise the defaults of the fields. ``--help`` prints them and raises
-    SystemExit(0).
-
-    Raises:
-        SoftstairError: If a flag is unknown, a word is missing or a value is not allowed.
+    function, and otherwise the defaults of the fields. ``--help`` prints them and exits.
     """
     options = list(_options(command))
     parser = _parser(options, prog)
@@ -89,7 +82,9 @@ def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
     wants_help = texts.pop("help", False)
     if not wants_help:
         _check_words(options, texts, unknown, prog)
-    given = {option.path: option.value_of(texts[key]) for key, option in _by_key(options, texts)}
+    given = {
+        option.path: option.value_of(texts[option.key]) for option in options if option.key in texts
+    }
     defaults: Any = getattr(command, "defaults", lambda given: None)
     base = defaults({path[-1]: value for path, value in given.items()})
     if wants_help:
@@ -108,6 +103,11 @@ class _Option:
     kind: Any
     default: Any
     metadata: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Its name in argparse's namespace."""
+        return ".".join(self.path)
 
     @property
     def metavar(self) -> str | None:
@@ -175,12 +175,6 @@ def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option
             yield _Option(inner, kind, each.default, each.metadata)
 
 
-def _by_key(options: Sequence[_Option], texts: Mapping[str, Any]) -> Iterator[tuple[str, _Option]]:
-    """The options that were given, and their keys in argparse's namespace."""
-    keys = ((".".join(option.path), option) for option in options)
-    return ((key, option) for key, option in keys if key in texts)
-
-
 def _renamed(options: Sequence[_Option], words: Sequence[str]) -> list[str]:
     """Return the words with the current spelling of each flag: no underscores, no old names."""
     known = {option.spelling for option in options}
@@ -239,16 +233,15 @@ def _parser(
     )
     parser.add_argument("-h", "--help", action="store_true", help="Show this help.")
     for option in options:
-        key = ".".join(option.path)
         text = option.help.replace("%", "%%")
         if option.metavar:
             nargs = "*" if option.is_list else "?"
-            parser.add_argument(key, metavar=option.metavar, nargs=nargs, help=text)
+            parser.add_argument(option.key, metavar=option.metavar, nargs=nargs, help=text)
             continue
-        default = option.default if base is None else _value_in(base, option.path)
+        default = option.default if base is None else reduce(getattr, option.path, base)
         text += "" if default in (None, ()) else f" (default: {default})"
         names = filter(None, (option.metadata.get("short"), option.spelling))
-        parser.add_argument(*names, dest=key, help=text, **_shape(option))
+        parser.add_argument(*names, dest=option.key, help=text, **_shape(option))
     return parser
 
 
@@ -263,19 +256,10 @@ def _shape(option: _Option) -> dict[str, Any]:
     return {"metavar": "|".join(choices + types)}
 
 
-def _value_in(record: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        record = getattr(record, name)
-    return record
-
-
 def _replaced(record: Any, given: Mapping[tuple[str, ...], Any]) -> Any:
     """Return a dataclass with the fields at some paths replaced."""
     changes = {path[0]: value for path, value in given.items() if len(path) == 1}
-    inner: dict[str, dict[tuple[str, ...], Any]] = {}
-    for path, value in given.items():
-        if len(path) > 1:
-            inner.setdefault(path[0], {})[path[1:]] = value
-    for name, values in inner.items():
-        changes[name] = _replaced(getattr(record, name), values)
+    for name in {path[0] for path in given if len(path) > 1}:
+        inner = {path[1:]: value for path, value in given.items() if path[0] == name}
+        changes[name] = _replaced(getattr(record, name), inner)
     return replace(record, **changes)

@@ -1,6 +1,5 @@
 """What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
 
-import math
 import sys
 from typing import Any
 
@@ -8,7 +7,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from softstair.cli._args import flags_in
-from softstair.cli._table import Console
+from softstair.cli._table import Console, bars
 from softstair.train.progress import Event
 
 __all__ = ["Progress"]
@@ -20,12 +19,7 @@ WIDE = 110
 class Progress:
     """A bar for every run, download or other piece of work; warnings and results as lines.
 
-    Args:
-        verb: The verb of the command, for lines on stderr.
-        resuming: Whether to say so if a run had nothing to resume.
-        finished: Number of runs of a grid that were finished before.
-        total: Number of all runs of a grid; 0 if runs are not counted.
-        console: Where bars are drawn; stderr by default.
+    Runs of a grid are counted: ``finished`` before it began, of ``total``.
     """
 
     def __init__(
@@ -142,8 +136,8 @@ class Progress:
         if noise["static"]:
             return f"{len(shares)} noisy layers"
         annealed = f"{noise['annealed']}/{len(shares)}"
-        bars = "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
-        return f"noise {bars} {annealed} annealed" if self._is_wide else f"{bars} {annealed}"
+        left = bars(shares)
+        return f"noise {left} {annealed} annealed" if self._is_wide else f"{left} {annealed}"
 
     def _add(self, label: str, title: str, **settings: Any) -> None:
         settings = {"total": None, "speed": "", "accuracy": "", "noise": "", **settings}

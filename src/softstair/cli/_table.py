@@ -1,7 +1,8 @@
 """Tables and lines of text, as every verb prints them."""
 
+import math
 import os
-import sys
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich import box, console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Console", "print_line", "print_table", "table"]
+__all__ = ["Console", "bars", "mean_and_std", "print_line", "print_table", "table"]
 
 PIPE_WIDTH = 100
 """Columns of a pipe or a file, unless COLUMNS is set."""
@@ -42,6 +43,7 @@ def table(
 ) -> Table:
     """Return an empty table with columns of text, aligned left, and of numbers, aligned right."""
     plain: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    plain |= {"pad_edge": False, "collapse_padding": True}
     shown = Table(title=title and Text(title), **({} if boxed else plain))
     for name in left:
         shown.add_column(name, overflow="fold")
@@ -50,16 +52,22 @@ def table(
     return shown
 
 
-def print_table(shown: Table, unlimited: bool = False, **settings: Any) -> None:
-    """Print a table to stdout."""
-    Console(unlimited, **settings).print(shown)
+def print_table(shown: Table, unlimited: bool = False) -> None:
+    Console(unlimited).print(shown)
+
+
+def bars(shares: Sequence[float]) -> str:
+    """Return a bar for each share of the height; · is 0."""
+    return "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
+
+
+def mean_and_std(values: Sequence[float]) -> str:
+    """Return the mean and standard deviation in per cent, or the only value."""
+    if len(values) == 1:
+        return f"{values[0]:.2%}"
+    return f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
 
 
 def print_line(text: str) -> None:
     """Print a text as it is to stdout, without wrapping it."""
     Console().print(text, soft_wrap=True)
-
-
-def warn(verb: str, text: str) -> None:
-    """Print a line to stderr."""
-    print(f"softstair {verb}: {text}", file=sys.stderr)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.table import Table
 
 from softstair import bench
 from softstair._check import integer
@@ -80,7 +79,7 @@ class Command:
     json: Path | None = flag(None, "Write all figures to this file, as JSON.")
 
     def __post_init__(self) -> None:
-        parts = self.parts()
+        parts = _split(self.only)
         if not parts or not set(parts) <= set(PARTS):
             raise SoftstairError(
                 f"only must be one or more of {', '.join(PARTS)}, separated by commas, but "
@@ -97,10 +96,6 @@ class Command:
             if (value := getattr(self, name)) is not None:
                 integer(name, value, low, high)
 
-    def parts(self) -> list[str]:
-        """Return the parts to measure."""
-        return _split(self.only)
-
     def run(self) -> int:
         device = choose_device(self.device)
         on_gpu = device.type == "cuda"
@@ -114,7 +109,7 @@ class Command:
             file = self.json and files.enter_context(output_file(self.json, "json"))
             figures: dict[str, Any] = {"command": self.line(), **bench.about(device)}
             _show_machine(figures)
-            for part in (part for part in PARTS if part in self.parts()):
+            for part in (part for part in PARTS if part in _split(self.only)):
                 with _memory_errors(device, batch), _status() as progress:
                     measured = self._measure(part, device, model, batch, effort, progress)
                 SHOW[part](measured)
@@ -206,11 +201,12 @@ def _show_operator(rows: list[OperatorRow]) -> None:
         unit, name = (1e3, "ms") if is_slow else (1e6, "µs")
         forward = (f"forward {name}", "of copy")
         backward = (f"backward {name}", "of copy", "×ReLU", "kept", "peak")
-        shown = _compact_table(
+        shown = table(
             f"{stair} on {chosen[0].elements:,} elements of {dtype}; "
             f"a copy moves {_number(copy / 1e9)} GB/s",
             ("noise", "how"),
             (*forward, *backward),
+            boxed=False,
         )
         for row in chosen:
             shown.add_row(
@@ -230,11 +226,12 @@ def _show_operator(rows: list[OperatorRow]) -> None:
 def _show_step(report: StepReport) -> None:
     """Print the training step of every network, compared with the float network."""
     augment = "no" if report.augment == "none" else report.augment
-    shown = _compact_table(
+    shown = table(
         f"a training step of {report.model}, batches of {report.batch}, {report.precision}, "
         f"{augment} augmentation",
         ("network", "how"),
         ("ms", "images/s", "of the twin's", "peak", "of the twin's"),
+        boxed=False,
     )
     for index, row in enumerate(report.rows):
         shown.add_row(
@@ -253,11 +250,12 @@ def _show_step(report: StepReport) -> None:
 
 def _show_partition(report: PartitionReport) -> None:
     """Print the phases of a schedule and their total."""
-    shown = _compact_table(
+    shown = table(
         f"partition over {report.epochs} epochs of {report.preset}: {report.model}, "
         f"{report.forward}, batches of {report.batch}, {report.precision}, {report.treatment}",
         ("layers annealed",),
         ("epochs", "ms", "static ms", "speed-up", "capture s"),
+        boxed=False,
     )
     for phase in report.phases:
         shown.add_row(
@@ -281,10 +279,11 @@ def _show_exact(rows: list[ConvolutionRow]) -> None:
     if not rows:
         print_line("exact: not measured (int8 convolutions need CUDA and triton)")
         return
-    shown = _compact_table(
+    shown = table(
         "convolutions of integers, 3×3, moments included",
         ("channels", "pixels"),
         ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums"),
+        boxed=False,
     )
     for row in rows:
         shown.add_row(
@@ -304,12 +303,6 @@ SHOW: dict[str, Callable[[Any], None]] = {
     "partition": _show_partition,
     "exact": _show_exact,
 }
-
-
-def _compact_table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    shown = table(title, left, right, boxed=False)
-    shown.pad_edge, shown.collapse_padding = False, True
-    return shown
 
 
 def _median_and_range(times: Times, unit: float) -> str:

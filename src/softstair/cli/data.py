@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -98,7 +99,7 @@ def show(rows: list[DataStatus], root: Path) -> None:
             Text(row.state, COLOURS[row.state]),
             ": ".join(filter(None, (row.where, row.problem))),
             f"{row.files:,}" if row.files else "",
-            readable(row.size) if row.size else "",
+            decimal(row.size) if row.size else "",
         )
         previous = row.name
     console.print(shown)
@@ -109,19 +110,7 @@ def show(rows: list[DataStatus], root: Path) -> None:
     for name, source in SOURCES.items():
         terms.add_row(f" {name}", source.title)
         if size := sum(download.size for download in source.downloads):
-            command = f"softstair data fetch {name}{folder}   ({readable(size)})"
+            command = f"softstair data fetch {name}{folder}   ({decimal(size)})"
             terms.add_row("", Text(command, "cyan"))
         terms.add_row("", Text(f"{source.terms}\n", "dim"))
     console.print(terms)
-
-
-def readable(size: int) -> str:
-    """Return a number of bytes in a suitable unit.
-
-    >>> readable(999), readable(170_052_171), readable(2_428_923_189)
-    ('999 bytes', '170.1 MB', '2.4 GB')
-    """
-    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
-        if size >= 10**power:
-            return f"{size / 10**power:.1f} {unit}"
-    return f"{size} bytes"

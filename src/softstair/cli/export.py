@@ -68,14 +68,7 @@ class Command:
                 f"{str(out)!r} holds something else.",
                 field="out",
             )
-        try:
-            print_line(str(c.write(source.integer, out)))
-        except OSError as error:
-            raise SoftstairError(
-                f"`out` must be a folder that can be written, but {str(out)!r} cannot be "
-                f"({error.strerror}).",
-                field="out",
-            ) from None
+        print_line(str(c.write(source.integer, out)))
 
 
 def _show_costs(network: IntegerNetwork) -> None:

@@ -21,8 +21,8 @@ from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
-from softstair.cli._table import Console, print_line, print_table, table
-from softstair.cli.train import check_workers
+from softstair.cli._table import Console, mean_and_std, print_line, print_table, table
+from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import results
 from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
 from softstair.experiments.design_file import changed, read
@@ -44,8 +44,6 @@ from softstair.train.records import summary_of
 
 __all__ = ["Command"]
 
-PYTHON = {"None": None, "True": True, "False": False}
-MAX_FOLDS = 10_000
 MAX_LISTED = 40
 """Configurations that a dry run lists one by one."""
 PAUSE = 2.0
@@ -166,19 +164,14 @@ class Command:
         """Return the folds to train, of ``count``."""
         if self.folds is not None:
             return _numbers(self.folds, count)
-        if not design.names_folds and count > MAX_FOLDS:
+        if design.names_folds:
+            return design.folds
+        if count > MAX_FOLDS:
             raise SoftstairError(
                 f"--set folds must be at most {MAX_FOLDS:,} to train all, but {count} was given: "
                 "choose some with --folds."
             )
-        if not design.names_folds:
-            return tuple(range(count))
-        if max(design.folds) >= count:
-            raise SoftstairError(
-                f"--set folds must be more than {max(design.folds)}, a fold of {design.name}, but "
-                f"{count} was given: choose others with --folds."
-            )
-        return design.folds
+        return tuple(range(count))
 
     def _dry_run(self, design: Design, folder: Path) -> int:
         if self.json:
@@ -188,7 +181,7 @@ class Command:
 
         units = statuses(design, folder)  # an error if a unit was begun with another recipe
         _show_design(design)
-        counts = {state: sum(unit.state == state for unit in units) for state in STATES}
+        counts = summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
         if words:
             waiting = counts["waiting"] or "none"
@@ -249,9 +242,8 @@ class Command:
 
 
 def _value(text: str) -> Any:
-    """Return a value as Python or TOML writes it, and otherwise the text."""
-    if text in PYTHON:
-        return PYTHON[text]
+    """Return a value as TOML writes it, and otherwise the text."""
+    text = text.lower() if text in ("True", "False") else text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -327,14 +319,14 @@ def _show_outcome(trainings: Iterable[Training]) -> None:
     for name, folds in groups.items():
         tests = [fold.test_accuracy for fold in folds if fold.test_accuracy is not None]
         seconds = statistics.mean(fold.seconds or 0.0 for fold in folds)
-        valid = _mean_and_std([fold.valid_accuracy for fold in folds])
-        test = _mean_and_std(tests) if tests else "none"
+        valid = mean_and_std([fold.valid_accuracy for fold in folds])
+        test = mean_and_std(tests) if tests else "none"
         shown.add_row(name, str(len(folds)), valid, test, f"{seconds:.1f}")
     print_table(shown, unlimited=True)
     if len(groups) > 1:
         scores = {name: [fold.valid_accuracy for fold in folds] for name, folds in groups.items()}
         best = max(scores, key=lambda name: statistics.mean(scores[name]))
-        print_line(f"best: {best}, validation {_mean_and_std(scores[best])}")
+        print_line(f"best: {best}, validation {mean_and_std(scores[best])}")
     if versions != [UNKNOWN]:
         print_line(f"data: {'; '.join(versions)}")
 
@@ -368,25 +360,20 @@ def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> 
     if len(names := data_versions(units)) > 1:
         shown.caption = f"several data versions, no mean over them: {'; '.join(names)}"
     for name, group in by_configuration(units).items():
-        shown.add_row(name, *_cells(summarise(group)))
+        shown.add_row(name, *_status_cells(group))
     shown.add_section()
-    shown.add_row("all", *_cells(summarise(units)))
+    shown.add_row("all", *_status_cells(units))
     return shown
 
 
-def _cells(sums: dict[str, Any]) -> list[str]:
+def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
+    sums = summarise(units)
     accuracy = sums["valid_accuracy"]
     return [
         *(str(sums[state] or "") for state in STATES),
         f"{sums['epochs']}/{sums['of_epochs']}",
         "" if accuracy is None else f"{accuracy:.2%}",
     ]
-
-
-def _mean_and_std(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2%}"
-    return f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
 
 
 def _plural(count: int, noun: str) -> str:

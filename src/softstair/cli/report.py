@@ -1,10 +1,8 @@
 """``softstair report``: the results of a grid as one HTML page."""
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import argument, flag
 
@@ -36,14 +34,15 @@ class Command:
         with output_file(self.out, "out", (".html", ".htm"), follow) as page:
             trainings, skipped = report.gather(self.folders)
             if self.figures is not None:
-                _make_folder(self.figures)
+                self.figures.mkdir(parents=True, exist_ok=True)
             data = {training.recipe.data for training in trainings}
             about_data = {claim.name for claim in CLAIMS if claim.data in data}
             findings = [finding for finding in judged(trainings) if finding.name in about_data]
             report.write(trainings, page, findings, figures.drawings(trainings), self.title)
             size = page.stat().st_size
+            if self.figures is not None:
+                figures.draw(trainings, self.figures)
         if self.figures is not None:
-            figures.draw(trainings, self.figures)
             for sentence in figures.missing(trainings):
                 print(sentence)
         for path in skipped:
@@ -51,16 +50,3 @@ class Command:
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
         return 0
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder, and check that it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise SoftstairError(
-            f"figures must be a folder that can be written, but {str(folder)!r} cannot be "
-            f"({error.strerror}).",
-            field="figures",
-        ) from None

@@ -3,11 +3,10 @@
 import contextlib
 import shlex
 import signal
-import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, spelling
 from softstair.cli._progress import Progress
-from softstair.cli._table import print_line, print_table, table
+from softstair.cli._table import bars, mean_and_std, print_line, print_table, table
 from softstair.train import parallel
 from softstair.train.loop import train
 from softstair.train.parallel import Interrupted, StopRequest
@@ -36,6 +35,8 @@ __all__ = ["Command", "check_workers"]
 
 parsing = parallel.rank_zero_output
 """Of the processes that torchrun starts, only the first prints help and errors."""
+MAX_FOLDS = 10_000
+"""Folds that one command trains."""
 CURVE = 40
 """Characters of a curve: with its name and range it fits into 80 columns."""
 
@@ -104,6 +105,7 @@ class Command:
             if self.jobs != "auto":
                 raise SoftstairError(f"--jobs {self.jobs} needs --every-fold.")
             return
+        integer("folds", self.recipe.folds, 2, MAX_FOLDS)
         if self.recipe.fold:
             raise SoftstairError(f"--every-fold and --fold {self.recipe.fold} exclude each other.")
         if (processes := parallel.torchrun_ranks()[1]) > 1:
@@ -154,7 +156,7 @@ class Command:
         try:
             runs: list[tuple[Recipe, Path]] = team.broadcast(list)
             for recipe, path in runs:
-                self._train(recipe, path, team)
+                train(recipe, path, team=team, **self._settings())
         except parallel.TeamError:
             return 2
         except (Interrupted, KeyboardInterrupt) as stop:
@@ -170,18 +172,24 @@ class Command:
 
     def _train_all(self, out: Path, team: parallel.Team) -> int:
         """Train what is not finished; return how many folds failed."""
-        number = worker_count(self.jobs, self.device, self.recipe.folds, self.threads)
-        left = self._unfinished(out)
-        first = team.broadcast(lambda: list(islice(left, number if self.every_fold else 1)))
-        if first and self.every_fold:
+        left = team.broadcast(lambda: list(self._unfinished(out)))
+        if left and self.every_fold:
             paths = (path for _, path in self._runs(out))
             refuse_other_data(paths, {self.recipe.data}, self.data_dir)
+        count = lambda threads: worker_count(
+            self.jobs, self.device, len(left), threads or self.threads
+        )
         with Progress("train", self.resume) as progress:
-            if len(first) > 1:
-                return self._train_together(chain(first, left), len(first), progress)
-            for recipe, path in chain(first, left):
-                self._watch(recipe, path, progress, team)
-        return 0
+            if len(left) < 2 or count(None) == 1:
+                for recipe, path in left:
+                    self._watch(recipe, path, progress, team)
+                return 0
+            settings = {**self._settings(), "tensorboard": self.tensorboard}
+            tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
+            again = "use `resume`"
+            pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again=again)
+            with StopRequest() as stop, pool:
+                return pool.run(stop)
 
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
         """Yield the runs that are not finished; finished ones must have this recipe."""
@@ -192,19 +200,6 @@ class Command:
             else:
                 check_same_recipe(recipe, begun, path)
 
-    def _train_together(
-        self, runs: Iterator[tuple[Recipe, Path]], number: int, progress: Progress
-    ) -> int:
-        names = ("device", "resume", "threads", "tensorboard")
-        settings = {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
-        tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in runs)
-        count = lambda threads: worker_count(
-            self.jobs, self.device, number, threads or self.threads
-        )
-        pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again="use `resume`")
-        with StopRequest() as stop, pool:
-            return pool.run(stop)
-
     def _watch(self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
@@ -213,20 +208,13 @@ class Command:
             watchers: list[Any] = [sender]
             if self.tensorboard:
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
-            self._train(recipe, out, team, watchers=watchers, loading=sender.loading)
+            watching: dict[str, Any] = {"watchers": watchers, "loading": sender.loading}
+            train(recipe, out, team=team, **watching, **self._settings())
         progress.show(label, {"kind": "done"})
 
-    def _train(self, recipe: Recipe, out: Path, team: parallel.Team, **watching: Any) -> None:
-        train(
-            recipe,
-            out,
-            data_dir=self.data_dir,
-            device=self.device,
-            resume=self.resume,
-            threads=self.threads,
-            team=team,
-            **watching,
-        )
+    def _settings(self) -> dict[str, Any]:
+        names = ("device", "resume", "threads")
+        return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory."""
@@ -245,11 +233,8 @@ class Command:
 
 
 def check_workers(jobs: Literal["auto"] | int, threads: int | None) -> None:
-    """Raise SoftstairError unless both numbers are possible."""
-    if jobs != "auto" and not 1 <= jobs <= 1024:
-        raise SoftstairError(
-            f"jobs must be auto or an integer from 1 to 1024, but {jobs} was given.", field="jobs"
-        )
+    if jobs != "auto":
+        integer("jobs", jobs, 1, 1024)
     if threads is not None:
         integer("threads", threads, 1, MAX_THREADS)
 
@@ -333,11 +318,8 @@ def _result(summaries: list[dict[str, Any]]) -> str:
     epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
     subject = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
     scores = [summary["valid_accuracy"] for summary in summaries]
-    if len(scores) == 1:
-        return f"{subject}: {scores[0]:.2%} validation accuracy"
-    mean, std = statistics.mean(scores), statistics.stdev(scores)
-    folds = f"mean and std of {len(scores)} folds"
-    return f"{subject}: {mean:.2%} ± {std:.2%} validation accuracy ({folds})"
+    folds = f" (mean and std of {len(scores)} folds)" if len(scores) > 1 else ""
+    return f"{subject}: {mean_and_std(scores)} validation accuracy{folds}"
 
 
 def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:
@@ -351,12 +333,11 @@ def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _curve(values: list[float], bottom: float = 0.0) -> str:
-    """Return a curve from the bottom to its highest value; · is 0."""
+    """Return a curve from the bottom to its highest value."""
     width = min(len(values), CURVE)
     chosen = [values[index * len(values) // width] for index in range(width)]
     height = max(values) - bottom or 1.0
-    levels = [min(7, int(8 * (value - bottom) / height)) for value in chosen]
-    return "".join("▁▂▃▄▅▆▇█"[n] if v > 0 else "·" for n, v in zip(levels, chosen, strict=True))
+    return bars([(value - bottom) / height for value in chosen])
 
 
 def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:

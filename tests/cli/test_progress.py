@@ -1,4 +1,4 @@
-"""Folds in parallel on the command line: flags, and a line of progress for each run."""
+"""Progress of several runs: a bar for each on a terminal, lines elsewhere."""
 
 from io import StringIO
 
@@ -19,8 +19,8 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
             progress.show(label, begin)
         epoch = {"kind": "epoch", "epoch": 1, "done": 10, **place, "train_loss": 0.25}
         for label, accuracy in (("fold 0", 0.5), ("fold 1", 0.75)):
-            news = {**epoch, "valid_accuracy": accuracy, "warnings": ["90% of x lie at one level"]}
-            progress.show(label, news)
+            event = {**epoch, "valid_accuracy": accuracy, "warnings": ["90% of x lie at one level"]}
+            progress.show(label, event)
             progress.show(label, {"kind": "step", "epoch": 1, "done": 12, **place, "speed": 1234.5})
         progress.show("fold 0", {"kind": "done"})
         progress.show("fold 2", {"kind": "start"})
@@ -32,8 +32,15 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     last = shown[shown.rindex("fold 2 getting ready") :]
     assert "fold 0" not in last  # it stands above those that move
     assert "fold 1" not in last
-    said = capsys.readouterr().err + shown
-    assert said.count("warning: take care.") == 1
-    assert said.count("warning: 90% of x lie at one level in epoch 1 of fold 0.") == 1
-    assert said.count("lie at one level") == 1
-    assert "softstair train: fold 1: it was ill: cure it." in said
+    printed = capsys.readouterr().err + shown
+    assert printed.count("warning: take care.") == 1
+    assert printed.count("warning: 90% of x lie at one level in epoch 1 of fold 0.") == 1
+    assert printed.count("lie at one level") == 1
+    assert "softstair train: fold 1: it was ill: cure it." in printed
+
+
+def test_units_are_counted_over_the_whole_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("grid", finished=2, total=4) as progress:
+        for event in ("start", "done"):
+            progress.show("a/fold-0", {"kind": event})
+    assert capsys.readouterr().err == "softstair grid: 3/4 a/fold-0 is done\n"
