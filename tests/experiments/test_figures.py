@@ -12,7 +12,7 @@ from made import changed, made
 from matplotlib.colors import to_hex, to_rgb
 
 from softstair.experiments import figures
-from softstair.experiments.figures.style import COLOURS, blank, spread
+from softstair.experiments.figures.style import COLOURS, blank
 from softstair.experiments.results import Training
 from softstair.experiments.studies import mean_of
 from softstair.experiments.variance import BLOCKS, explained
@@ -342,14 +342,3 @@ def test_files_are_the_same_twice(
     with pytest.raises(ValueError, match="formats"):
         figures.draw(few, tmp_path / "c", ("gif",))
     assert not (tmp_path / "c").exists()
-
-
-def test_labels_keep_their_distance_and_stay_near_their_lines() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(50):
-        heights = list(random.uniform(0, 1, 6))
-        moved = spread(heights, 0.08)
-        assert np.diff(np.sort(moved)).min() >= 0.08 - 1e-12
-        assert list(np.argsort(moved)) == list(np.argsort(heights))
-        assert np.mean(moved) == pytest.approx(np.mean(heights))
-    assert spread([0.1, 0.5, 0.9], 0.2) == pytest.approx([0.1, 0.5, 0.9])

@@ -1,10 +1,9 @@
 """The report in a browser: it opens in silence, and what it shows is what was measured."""
 
-import colorsys
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from scipy import stats
 
 from softstair.experiments import report
 from softstair.experiments.results import Training
+
+Opened = Callable[[list[Training]], contextlib.AbstractContextManager[Visit]]
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +45,18 @@ def visit(browser: Any, file: Path) -> Iterator[Visit]:
         visit.check()
 
 
-@contextlib.contextmanager
-def opened(browser: Any, trainings: list[Training], folder: Path) -> Iterator[Any]:
-    report.write(trainings, folder / "page.html")
-    with Visit(browser, folder / "page.html") as visit:
-        yield visit
-        visit.check()
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Opened:
+    """A function that opens the page of trainings, and checks it in the end."""
+
+    @contextlib.contextmanager
+    def open_page(trainings: list[Training]) -> Iterator[Visit]:
+        report.write(trainings, tmp_path / "page.html")
+        with Visit(browser, tmp_path / "page.html") as visit:
+            yield visit
+            visit.check()
+
+    return open_page
 
 
 def names_in(visit: Visit, table: str) -> list[str]:
@@ -177,28 +184,18 @@ def test_the_legend_switches_lines(visit: Visit) -> None:
 
 
 def test_colours_and_dots_are_those_of_the_papers_captions(visit: Visit) -> None:
-    hues = {"green": (90, 170), "red": (-20, 20), "yellow": (35, 60), "blue": (200, 240)}
-    look = """all => all.map(line => {
-        const style = getComputedStyle(line);
-        return [line.dataset.line, style.stroke, style.strokeDasharray];
-    })"""
+    look = "all => all.map(line => [line.dataset.line, line.getAttribute('color'), line.classList])"
     lines = lines_of(visit)
 
     def check(part: str, colours: dict[str, str]) -> None:
         seen = set()
-        for number, stroke, dashes in visit.page.locator(".chart .line").evaluate_all(look):
+        for number, colour, classes in visit.page.locator(".chart .line").evaluate_all(look):
             name = lines[int(number)]["name"]
-            assert (dashes != "none") is name.endswith("progressive")
-            hue, saturation = _hue(stroke)
-            if part not in name:
-                assert saturation < 0.2
-                continue
-            (word,) = set(name.split("-")) & set(colours)
-            low, high = hues[colours[word]]
-            assert any(low <= angle <= high for angle in (hue, hue - 360)), (name, stroke)
-            assert saturation > 0.5
-            seen.add(word)
-        assert seen == set(colours)
+            assert ("dotted" in classes.values()) is name.endswith("progressive")
+            words = set(name.split("-")) & set(colours) if part in name else {"grey"}
+            assert [colour] == [f"var(--{colours.get(word, word)})" for word in words]
+            seen |= words
+        assert seen - {"grey"} == set(colours)
 
     intervals = ("same_start", "same_end", "partition", "overlapped")
     check("-std-", dict(zip(intervals, ("green", "red", "yellow", "blue"), strict=True)))
@@ -206,12 +203,6 @@ def test_colours_and_dots_are_those_of_the_papers_captions(visit: Visit) -> None
     press(visit, "interval", "none")
     noises = ("uniform", "triangular", "normal", "logistic")
     check("-static", dict(zip(noises, ("blue", "green", "red", "yellow"), strict=True)))
-
-
-def _hue(stroke: str) -> tuple[float, float]:
-    red, green, blue = (int(part) / 255 for part in re.findall(r"\d+", stroke)[:3])
-    hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
-    return 360 * hue, saturation
 
 
 def test_another_metric_and_other_panels(visit: Visit, trainings: list[Training]) -> None:
@@ -300,11 +291,9 @@ def test_without_scripts_claims_and_tables_are_there(browser: Any, file: Path) -
 
 
 @pytest.mark.nightly
-def test_a_single_epoch_is_a_dot_and_single_folds_are_lines(
-    browser: Any, trainings: list[Training], tmp_path: Path
-) -> None:
+def test_single_epochs_are_dots_and_folds_lines(opened: Opened, trainings: list[Training]) -> None:
     uneven = [begun(trainings[0], 50), begun(trainings[1], 1)]
-    with opened(browser, uneven, tmp_path) as visit:
+    with opened(uneven) as visit:
         page = visit.page
         chart = page.locator(".chart").bounding_box()
         dot = page.locator(".chart .spot").last.bounding_box()
@@ -314,17 +303,15 @@ def test_a_single_epoch_is_a_dot_and_single_folds_are_lines(
         assert fold.count() == 1
         assert fold.bounding_box()["width"] > 0.8 * chart["width"]
         assert "means are of the epochs that all have (1 of 50)" in page.inner_text(".hint")
-    with opened(browser, [begun(one, 1) for one in trainings[:3]], tmp_path) as visit:
+    with opened([begun(one, 1) for one in trainings[:3]]) as visit:
         assert visit.page.locator(".chart .spot").count() == 1
         assert visit.page.locator(".hint").count() == 0
         visit.page.locator(".chart").hover()
         assert "epoch 1 " in visit.page.inner_text("#tip")
 
 
-def test_a_float_twin_has_a_look_of_its_own(
-    browser: Any, trainings: list[Training], tmp_path: Path
-) -> None:
-    with opened(browser, [*trainings, twin(trainings[0])], tmp_path) as visit:
+def test_a_float_twin_has_a_look_of_its_own(opened: Opened, trainings: list[Training]) -> None:
+    with opened([*trainings, twin(trainings[0])]) as visit:
         page = visit.page
         assert page.locator(".entry").all_inner_texts()[-2:] == ["static", "float"]
         dashed = page.locator(".chart .line.dashed")
@@ -343,33 +330,30 @@ def test_a_float_twin_has_a_look_of_its_own(
 
 
 @pytest.mark.nightly
-def test_a_study_has_panels_of_its_own(
-    browser: Any, trainings: list[Training], tmp_path: Path
-) -> None:
+def test_a_study_has_panels_of_its_own(opened: Opened, trainings: list[Training]) -> None:
     longer = made_up("paper-svhn", epochs=60)
-    with opened(browser, [*trainings, *longer], tmp_path) as visit:
+    with opened([*trainings, *longer]) as visit:
         page = visit.page
-        studies = [("SVHN, 50 epochs", 50)] * 3 + [("SVHN, 60 epochs", 60)] * 3
-        forwards = ("expectation", "mode", "random") * 2
         assert page.locator(".panel figcaption").all_inner_texts() == [
-            f"{study}, forward {name}" for (study, _), name in zip(studies, forwards, strict=True)
+            f"SVHN, {epochs} epochs, forward {name}"
+            for epochs in (50, 60)
+            for name in ("expectation", "mode", "random")
         ]
-        lines = lines_of(visit)
-        for chart, (_, epochs) in zip(page.locator(".chart").all(), studies, strict=True):
-            own = chart.locator(".line").evaluate_all("all => all.map(one => one.dataset.line)")
-            assert {lines[int(number)]["epochs"] for number in own} == {epochs}
+        assert [chart.locator(".line").count() for chart in page.locator(".chart").all()] == (
+            [12, 10, 10] * 2
+        )
         press(visit, "study", "SVHN, 60 epochs")
         assert page.locator(".chart").count() == 3
         assert "32 of 64" in page.inner_text("#count")
 
 
 @pytest.mark.nightly
-def test_bands_end_at_100_percent(browser: Any, trainings: list[Training], tmp_path: Path) -> None:
+def test_bands_end_at_100_percent(opened: Opened, trainings: list[Training]) -> None:
     scaled = []
     for training, top in zip(trainings[:3], (0.2, 0.7, 1.05), strict=True):
         curve = [replace(e, valid_accuracy=top * e.valid_accuracy) for e in training.curve]
         scaled.append(replace(training, curve=tuple(curve)))
-    with opened(browser, scaled, tmp_path) as visit:
+    with opened(scaled) as visit:
         outline = visit.page.locator(".chart .band").get_attribute("d")
         heights = [float(height) for height in re.findall(r"[ML][\d.-]+ ([\d.-]+)", outline)]
         ticks = visit.page.locator(".chart .tick").evaluate_all(
@@ -383,17 +367,15 @@ def test_bands_end_at_100_percent(browser: Any, trainings: list[Training], tmp_p
 
 
 @pytest.mark.nightly
-def test_it_says_why_there_are_no_bands(
-    browser: Any, trainings: list[Training], tmp_path: Path
-) -> None:
-    with opened(browser, trainings, tmp_path) as visit:
+def test_it_says_why_there_are_no_bands(opened: Opened, trainings: list[Training]) -> None:
+    with opened(trainings) as visit:
         hints = visit.page.locator(".hint")
         assert hints.count() == 0
         visit.page.select_option("#choose-columns", "")
         assert "Too many lines for bands" in hints.inner_text()
         visit.page.uncheck("#bands")
         assert hints.count() == 0
-    with opened(browser, trainings[:2], tmp_path) as visit:
+    with opened(trainings[:2]) as visit:
         assert visit.page.inner_text(".hint") == "No 95 % interval: it takes three folds."
 
 

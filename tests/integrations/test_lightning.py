@@ -5,26 +5,23 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import softstair as ss
+from helpers import annealed
+from helpers.annealed import BATCHES, LAYERS, expected, network
 
 pl = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import GradientAccumulationScheduler  # noqa: E402
 
 from softstair.integrations.lightning import AnnealerCallback  # noqa: E402
-from softstair.nn import stair_modules  # noqa: E402
 
 # Advice that depends on the machine, and a deprecation in torch 2.13 that Lightning 2.6 runs into.
 pytestmark = [
@@ -36,36 +33,20 @@ pytestmark = [
     )
 ]
 
-DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
-BATCHES = 6
-LAYERS = 2
 
-
-def data(seed: int = 1) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(4 * BATCHES, 5, generator=generator)
-    return TensorDataset(x, torch.randint(3, (len(x),), generator=generator))
-
-
-def network(norm: bool = True, forward: str = "mode") -> nn.Module:
-    torch.manual_seed(0)
-    normal = nn.BatchNorm1d if norm else nn.Identity
-    model = nn.Sequential(
-        *(nn.Linear(5, 16), normal(16), nn.ReLU(), nn.Linear(16, 16), normal(16), nn.ReLU()),
-        nn.Linear(16, 3),
-    )
-    return ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="6", forward=forward)
+def loader(size: int = 4, seed: int = 1) -> DataLoader:
+    return DataLoader(TensorDataset(*annealed.examples(seed)), size)
 
 
 class Module(pl.LightningModule):
     def __init__(self, net: nn.Module | None = None, optimiser: str = "Adam") -> None:
         super().__init__()
         self.net, self.optimiser = net or network(), optimiser
-        self.seen: list[list[tuple[float, float]]] = []
+        self.seen: list[annealed.Noise] = []
         self.validated: list[bool] = []
 
     def training_step(self, batch, batch_idx):
-        self.seen.append(held(self.net))
+        self.seen.append(annealed.noise_of(self.net))
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -75,21 +56,7 @@ class Module(pl.LightningModule):
         return getattr(torch.optim, self.optimiser)(self.parameters(), 0.01)
 
 
-def held(net: nn.Module) -> list[tuple[float, float]]:
-    """The (mean, std) in the buffers of each layer, the same in all its stairs."""
-    noise: list[set[tuple[float, float]]] = [set() for _ in range(LAYERS)]
-    for _, stair in stair_modules(net):
-        noise[stair.layer].add((stair.mean.item(), stair.std.item()))
-    return [pair for (pair,) in noise]
-
-
-def expected(schedule, times) -> list[list[tuple[float, float]]]:
-    """The schedule at these times, in float32 as the buffers are."""
-    single = lambda value: torch.tensor(value).item()
-    return [[tuple(map(single, schedule(layer, t))) for layer in range(LAYERS)] for t in times]
-
-
-def fit(module, callbacks, path, epochs: int = 3, loader=None, ckpt=None, **options):
+def fit(module, callbacks, path, epochs: int = 3, batches=None, ckpt=None, **options):
     trainer = pl.Trainer(
         max_epochs=epochs,
         callbacks=callbacks,
@@ -101,8 +68,8 @@ def fit(module, callbacks, path, epochs: int = 3, loader=None, ckpt=None, **opti
         enable_model_summary=False,
         **options,
     )
-    loader = DataLoader(data(), batch_size=4) if loader is None else loader
-    trainer.fit(module, loader, DataLoader(data(2), batch_size=4), ckpt_path=ckpt)
+    batches = loader() if batches is None else batches
+    trainer.fit(module, batches, loader(seed=2), ckpt_path=ckpt)
     return trainer
 
 
@@ -111,8 +78,8 @@ def test_noise_follows_the_schedule(tmp_path, update, static_mean):
     schedule = ss.Schedule(LAYERS, 1.5, "overlapped", static_mean=static_mean)
     module = Module()
     fit(module, [AnnealerCallback(schedule, update=update)], tmp_path, epochs=4)
-    times = [i / BATCHES if update == "iteration" else i // BATCHES for i in range(4 * BATCHES)]
-    assert module.seen == expected(schedule, times)
+    step = 1 if update == "iteration" else BATCHES
+    assert module.seen == expected(schedule, [i // step * step for i in range(4 * BATCHES)])
     assert module.validated
     assert all(module.validated)
 
@@ -122,8 +89,7 @@ def test_settings_and_functions_make_schedules(tmp_path):
     schedule = ss.Schedule(LAYERS, 2, interval="same_start")
     fit(by_settings, [AnnealerCallback(period=2, interval="same_start", net="net")], tmp_path)
     fit(by_function, [AnnealerCallback(lambda layer, t: schedule(layer, t))], tmp_path)
-    times = [i / BATCHES for i in range(3 * BATCHES)]
-    assert by_settings.seen == by_function.seen == expected(schedule, times)
+    assert by_settings.seen == by_function.seen == expected(schedule, range(3 * BATCHES))
 
 
 @pytest.mark.parametrize(("freeze", "static_mean"), [(False, True), (True, False)])
@@ -148,7 +114,7 @@ def test_a_second_fit_goes_on_and_a_new_trainer_begins(tmp_path):
     callback, module = AnnealerCallback(period=2), Module()
     trainer = fit(module, [callback], tmp_path, epochs=1)
     trainer.fit_loop.max_epochs = 2
-    trainer.fit(module, DataLoader(data(), batch_size=4), DataLoader(data(2), batch_size=4))
+    trainer.fit(module, loader(), loader(seed=2))
     assert callback.annealer.steps == 2 * BATCHES
     other = Module()
     fit(other, [callback], tmp_path, epochs=1)
@@ -161,14 +127,13 @@ def test_noise_stays_while_gradients_accumulate(tmp_path):
     module = Module()
     fit(module, [AnnealerCallback(period=2)], tmp_path, accumulate_grad_batches=4)
     starts = [epoch * BATCHES + 4 * (batch // 4) for epoch in range(3) for batch in range(BATCHES)]
-    schedule = ss.Schedule(LAYERS, 2)
-    assert module.seen == expected(schedule, [start / BATCHES for start in starts])
+    assert module.seen == expected(ss.Schedule(LAYERS, 2), starts)
 
 
 def test_accumulation_is_a_larger_batch(tmp_path):
     small, large = (Module(network(False, "expectation"), "SGD") for _ in range(2))
     fit(small, [AnnealerCallback(period=2)], tmp_path, accumulate_grad_batches=2)
-    fit(large, [AnnealerCallback(period=2)], tmp_path, loader=DataLoader(data(), batch_size=8))
+    fit(large, [AnnealerCallback(period=2)], tmp_path, batches=loader(8))
     assert small.seen[::2] == small.seen[1::2] == large.seen
     for a, b in zip(small.parameters(), large.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -178,7 +143,7 @@ def test_accumulation_that_changes(tmp_path):
     module, callback = Module(), AnnealerCallback(period=2)
     fit(module, [callback, GradientAccumulationScheduler({0: 1, 1: 3})], tmp_path, epochs=2)
     starts = [*range(BATCHES), *(BATCHES + 3 * (batch // 3) for batch in range(BATCHES))]
-    assert module.seen == expected(ss.Schedule(LAYERS, 2), [start / BATCHES for start in starts])
+    assert module.seen == expected(ss.Schedule(LAYERS, 2), starts)
     assert callback.annealer.t == 2.0
 
 
@@ -196,8 +161,7 @@ def test_truncation(tmp_path, truncate, freeze):
     if truncate and not freeze:
         plain = Module()
         fit(plain, [AnnealerCallback(period=1, truncate=False)], tmp_path)
-        for a, b in zip(module.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(a, b)
+        assert annealed.same_parameters(module, plain)
 
 
 def test_two_networks_in_one_module(tmp_path):
@@ -211,13 +175,8 @@ def test_two_networks_in_one_module(tmp_path):
     assert sorted(s["schedule"]["period"] for s in states.values() if "schedule" in s) == [1, 2]
 
 
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(data())
-
-
 def test_errors(tmp_path):
-    endless: Dataset = Endless()
+    endless = DataLoader(annealed.Endless(TensorDataset(*annealed.examples())), 4)
     with pytest.raises(ValueError, match="period at least, but None and the settings none"):
         AnnealerCallback()
     with pytest.raises(ValueError, match="the settings period were given"):
@@ -227,11 +186,11 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"net must name .* \(net\), but 'nett' was given"):
         fit(Module(), [AnnealerCallback(period=2, net="nett")], tmp_path)
     with pytest.raises(ValueError, match="steps_per_unit must be a number of batches"):
-        fit(Module(), [AnnealerCallback(period=2)], tmp_path, loader=DataLoader(endless, 4))
+        fit(Module(), [AnnealerCallback(period=2)], tmp_path, batches=endless)
     module = Module()
     callback = AnnealerCallback(period=2, steps_per_unit=5)
-    fit(module, [callback], tmp_path, epochs=1, loader=DataLoader(endless, 4))
-    assert module.seen == expected(ss.Schedule(LAYERS, 2), [i / 5 for i in range(BATCHES)])
+    fit(module, [callback], tmp_path, epochs=1, batches=endless)
+    assert module.seen == expected(ss.Schedule(LAYERS, 2), range(BATCHES), 5)
 
 
 def test_softstair_imports_no_framework():
@@ -243,17 +202,12 @@ def test_softstair_imports_no_framework():
 
 
 def test_missing_package_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "softstair.integrations.lightning")
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    with pytest.raises(ImportError, match=r"pip install 'softstair\[lightning\]'"):
-        importlib.import_module("softstair.integrations.lightning")
+    annealed.check_missing(monkeypatch, "lightning", "lightning.pytorch")
 
 
 def test_example_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S) if "pl." in c)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    (callback,) = (c for c in names["trainer"].callbacks if isinstance(c, AnnealerCallback))
+    trainer = annealed.run_documented("pl.")
+    (callback,) = (c for c in trainer.callbacks if isinstance(c, AnnealerCallback))
     assert callback.annealer.t == 3.0
     assert callback.annealer.annealed == (0,)

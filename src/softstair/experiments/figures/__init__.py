@@ -86,8 +86,12 @@ def missing(trainings: Iterable[Training]) -> list[str]:
     for study in every:
         fields = _distinguishing([other for other in every if other.title == study.title])
         name = ", ".join(filter(None, [study.title, _caption(study, fields)]))
-        reasons = [*_missing_panels(study), *_missing_variances(study)]
-        sentences += [name + reason for reason in reasons]
+        absent = [panel.name for panel in _paper_panels(study) if not trainings_of(study, panel)]
+        if absent and study.data in ("cifar10", *SMALL):
+            sentences.append(f"{name}: there is no training for {', '.join(absent)}.")
+        blocks = [b for b in BLOCKS if study.data not in SMALL or b != "dynamic-expectation"]
+        outcomes = [explained(BLOCKS[block], study.trainings) for block in blocks]
+        sentences += [f"{name}, variance of {why}" for share, why in outcomes if share is None]
     return sentences
 
 
@@ -142,22 +146,8 @@ def _distinguishing(rivals: Sequence[Study]) -> list[str]:
 
 
 def _caption(study: Study, fields: Sequence[str]) -> str:
-    """Return such as "learning rate 0.001, seed 0"."""
     settings = study.trainings[0].settings
     return ", ".join(f"{words(name)} {settings[name]}" for name in fields)
-
-
-def _missing_panels(study: Study) -> list[str]:
-    if study.data not in ("cifar10", *SMALL):
-        return []
-    absent = [panel.name for panel in _paper_panels(study) if not trainings_of(study, panel)]
-    return [f": there is no training for {', '.join(absent)}."] if absent else []
-
-
-def _missing_variances(study: Study) -> list[str]:
-    names = [name for name in BLOCKS if study.data not in SMALL or name != "dynamic-expectation"]
-    outcomes = [explained(BLOCKS[name], study.trainings) for name in names]
-    return [f", variance of {reason}" for variance, reason in outcomes if variance is None]
 
 
 def _paper_panels(study: Study) -> list[Panel]:
@@ -169,12 +159,11 @@ def _paper_panels(study: Study) -> list[Panel]:
 def _other_panels(study: Study) -> list[Panel]:
     """Return panels of the same kind that the paper does not have of this data set."""
     shown = _paper_panels(study)
-    noises = (None, *COLOURS["noise"])
-    every = sorted(
-        (Panel(forward, noise) for forward in COLOURS["forward"] for noise in noises),
-        key=lambda panel: panel.noise is not None,
-    )
-    return [panel for panel in every if panel not in shown]
+    static = [Panel(forward) for forward in COLOURS["forward"]]
+    dynamic = [
+        Panel(forward, noise) for forward in COLOURS["forward"] for noise in COLOURS["noise"]
+    ]
+    return [panel for panel in (*static, *dynamic) if panel not in shown]
 
 
 def _layers(study: Study) -> int:

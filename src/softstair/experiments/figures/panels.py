@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,10 @@ class Panel:
 
     @property
     def name(self) -> str:
-        """Such as dynamic-expectation-uniform."""
         return f"dynamic-{self.forward}-{self.noise}" if self.noise else f"static-{self.forward}"
 
     @property
     def title(self) -> str:
-        """Such as "dynamic uniform noise, expectation"."""
         return f"{f'dynamic {self.noise}' if self.noise else 'static'} noise, {self.forward}"
 
 
@@ -71,7 +70,6 @@ PANELS: tuple[Panel, ...] = (
 
 
 def trainings_of(study: Study, panel: Panel) -> list[Training]:
-    """Return what a panel shows."""
     if panel.noise is None:
         return select(study.trainings, {**STATIC, "forward": panel.forward})
     fixed = {**DYNAMIC, "noise": panel.noise, "forward": panel.forward}
@@ -96,10 +94,9 @@ def draw_panel(study: Study, panel: Panel, caption: str = "") -> Any:
         ends[label] = (100 * curves[0].mean[-1], label, GREY)
     for (value, power), folds in groups.items():
         colour, label = COLOURS[field][value], words(value)
-        curve = curve_of(folds)
-        _plot_with_band(axes, curve, colour, STYLES.get(power, "-"))
-        curves.append(curve)
-        ends.setdefault(label, (100 * curve.mean[-1], label, colour))
+        curves.append(curve_of(folds))
+        _plot_with_band(axes, curves[-1], colour, STYLES.get(power, "-"))
+        ends.setdefault(label, (100 * curves[-1].mean[-1], label, colour))
     clean(axes)
     _set_limits(axes, curves)
     note(axes, "epoch")
@@ -132,22 +129,14 @@ def draw_schedules(layers: int) -> Any:
         axes.set_title(words(interval), loc="left", fontsize=9, color=INK)
     for axes in grid[-1]:
         note(axes, "time in periods", loc=None)
-    title(
-        figure,
-        "Each layer's noise over time: std as a share of its first, from the input to the output",
+    heading = (
+        "Each layer's noise over time: std as a share of its first, from the input to the output"
     )
-    line = import_extra("matplotlib.lines").Line2D
-    figure.legend(
-        handles=[
-            line([], [], color=c, linewidth=3, label=str(n)) for n, c in enumerate(colours, 1)
-        ],
-        title="layer",
-        loc="outside right center",
-        frameon=False,
-        fontsize=9,
-        title_fontsize=9,
-        handlelength=1.0,
-    )
+    title(figure, heading)
+    line = partial(import_extra("matplotlib.lines").Line2D, [], [], linewidth=3)
+    handles = [line(color=colour, label=str(n)) for n, colour in enumerate(colours, 1)]
+    place = {"loc": "outside right center", "frameon": False, "handlelength": 1.0}
+    figure.legend(handles=handles, title="layer", fontsize=9, title_fontsize=9, **place)
     return figure
 
 
@@ -218,25 +207,13 @@ def _mark_drop(axes: Any, trainings: Sequence[Training]) -> None:
 
 
 def _explain_styles(axes: Any, powers: set[str]) -> None:
-    line = import_extra("matplotlib.lines").Line2D
-    handles = [
-        line([], [], color=INK, linestyle=style, linewidth=1.5, label=power)
-        for power, style in STYLES.items()
-        if power in powers
-    ]
+    line = partial(import_extra("matplotlib.lines").Line2D, [], [], color=INK, linewidth=1.5)
+    shown = [power for power in STYLES if power in powers]
+    handles = [line(linestyle=STYLES[power], label=power) for power in shown]
     if handles:
-        axes.legend(
-            handles=handles,
-            loc="upper right",
-            bbox_to_anchor=(1.01, -0.09),
-            ncols=2,
-            frameon=False,
-            fontsize=9,
-            labelcolor=GREY,
-            handlelength=1.8,
-            columnspacing=1.4,
-            borderaxespad=0,
-        )
+        place = {"loc": "upper right", "bbox_to_anchor": (1.01, -0.09), "borderaxespad": 0}
+        look = {"frameon": False, "fontsize": 9, "labelcolor": GREY, "handlelength": 1.8}
+        axes.legend(handles=handles, ncols=2, columnspacing=1.4, **place, **look)
 
 
 def _set_heading(axes: Any, heading: str, below: Sequence[str]) -> None:

@@ -42,18 +42,13 @@ TITLE_WIDTH = 74
 
 @dataclass(frozen=True)
 class Facet:
-    """Trainings by the value of one field.
-
-    Args:
-        about: What the trainings are, in words.
-        values: Trainings of each value.
-        means: Mean of each value over a balanced block; empty where there is none.
-    """
+    """Trainings by the value of one field, and what they are in words."""
 
     field: str
     about: str
     values: Mapping[str, Sequence[Training]]
     means: Mapping[str, Mean]
+    """Mean of each value over a balanced block; empty where there is none."""
 
 
 def freedom_facets(study: Study) -> list[Facet]:
@@ -67,11 +62,9 @@ def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Face
     done = [training for study in studies for training in study.trainings if training.is_done]
     facets = []
     for field in fields:
-        values: dict[str, list[Training]] = {}
-        for training in done:
-            values.setdefault(training.settings[field], []).append(training)
+        values = in_order(field, dict.fromkeys(training.settings[field] for training in done))
         if len(values) > 1:
-            ordered = {value: values[value] for value in in_order(field, values)}
+            ordered = {value: select(done, {field: value}) for value in values}
             others = [*FREEDOMS, *(name for name in fields if name != field)]
             means, about = _balanced_means(ordered, others)
             facets.append(Facet(field, about, ordered, means))
@@ -102,7 +95,6 @@ def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") ->
 
 
 def draw_variances(heading: str, variances: Sequence[Variance], caption: str = "") -> Any:
-    """Draw the shares of each block as bars with their intervals."""
     rows = [len(variance.shares) for variance in variances]
     figure, grid = _stacked(rows, 0.9 + sum(0.24 * count + 0.66 for count in rows))
     for axes, variance in zip(grid, variances, strict=True):
@@ -182,7 +174,6 @@ def _draw_interval(axes: Any, row: int, low: float | None, high: float | None) -
 
 
 def _write_beside(axes: Any, row: int, text: str) -> None:
-    """Write into a column at the right of the axes."""
     style = {"va": "center_baseline", "color": INK, "annotation_clip": False}
     annotate(axes, text, (1, row), ("axes fraction", "data"), (8, 0), **style)
 
@@ -208,7 +199,6 @@ def _draw_bars(axes: Any, variance: Variance) -> None:
 
 
 def _label_rows(axes: Any, names: Sequence[str]) -> None:
-    """Write names at the left, the first at the top."""
     clean(axes)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=LIGHT, linewidth=0.6)

@@ -7,18 +7,7 @@ import numpy as np
 
 from softstair._errors import import_extra
 
-__all__ = [
-    "COLOURS",
-    "GREY",
-    "INK",
-    "annotate",
-    "blank",
-    "clean",
-    "in_order",
-    "label_ends",
-    "note",
-    "words",
-]
+__all__ = ["COLOURS", "annotate", "blank", "clean", "in_order", "label_ends", "note", "words"]
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"
 YELLOW = "#b98a00"  # The paper's captions say yellow; a lighter one cannot be read on white.
@@ -64,12 +53,10 @@ def clean(axes: Any) -> None:
 
 
 def title(figure: Any, text: str) -> None:
-    """Set the title of a figure with several axes."""
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
 
 
 def note(axes: Any, text: str, loc: str | None = "left") -> None:
-    """Set the label of the horizontal axis."""
     axes.set_xlabel(text, fontsize=9, color=GREY, loc=loc)
 
 
@@ -86,11 +73,7 @@ def annotate(axes: Any, text: str, xy: Any, xycoords: Any, offset: Any, **style:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Label lines at the right of the axes.
-
-    Args:
-        ends: Height in data units, text and colour of each label.
-    """
+    """Label lines at the right of the axes: (height in data units, text, colour) of each."""
     low, high = axes.get_ylim()
     # 9 points and a gap as a fraction of the axes' height, which is most of the figure's.
     gap = 13 / 72 / (0.72 * axes.figure.get_figheight())

@@ -35,10 +35,8 @@ const fields = new Map(data.fields.map((field, place) => [field.name, { ...field
 
 const valueOf = (line, name) => line.values[fields.get(name).place];
 const nameOf = (line, name) => fields.get(name)?.values[valueOf(line, name)];
-const isVaried = (lines, name) => {
-  const names = lines.map((line) => nameOf(line, name));
-  return new Set(names.filter((value) => value !== undefined)).size > 1;
-};
+const isVaried = (lines, name) =>
+  new Set(lines.map((line) => nameOf(line, name)).filter((value) => value !== undefined)).size > 1;
 const isAccuracy = (metric) => metric.endsWith("accuracy");
 const isUneven = (line) => line.longest > line.epochs;
 const pointsOf = (values, pool) => values.map((value, index) => [data.epochs[pool][index], value]);
@@ -110,10 +108,8 @@ function stylesOf(lines) {
   });
 }
 
-const lineOf = ({ colour, kind }, d, more = "", index = null) => {
-  const attributes = { class: `line ${kind} ${more}`, color: `var(--${colour})`, d };
-  return make("path", { ...attributes, "data-line": index });
-};
+const lineOf = ({ colour, kind }, d, more = "", index = null) =>
+  make("path", { class: `line ${kind} ${more}`, color: `var(--${colour})`, d, "data-line": index });
 
 const SAMPLE = { class: "sample", viewBox: "0 0 28 10", "aria-hidden": "true" };
 const sampleOf = (style) => make("svg", SAMPLE, lineOf(style, "M2 5H26"));
@@ -130,7 +126,7 @@ function labelsOf(lines) {
     }
     return /^[\d.e+-]+$|^(true|false|none|yes|no|auto)$/i.test(value) ? `${label} ${value}` : value;
   };
-  const labelOf = (line) => {
+  return (line) => {
     if (line.float) return line.name;
     let alike = lines.filter((other) => !other.float);
     const parts = [];
@@ -142,8 +138,6 @@ function labelsOf(lines) {
     }
     return alike.length === 1 && parts.length ? parts.join(" · ") : line.name;
   };
-  const known = new Map();
-  return (line) => known.get(line) ?? known.set(line, labelOf(line)).get(line);
 }
 
 // Charts
@@ -177,8 +171,9 @@ function domainOf(lines, metric, laterHalf) {
   if (low > high) [low, high] = [0, data.scale];
   const room = 0.05 * (high - low) || 0.01 * Math.abs(high) || 1;
   low = Math.max(low - room, 0);
-  const step = roundStep(high + room / 4 - low, 7);
-  high = Math.ceil((high + room / 4) / step - 1e-9) * step;
+  high += room / 4;
+  const step = roundStep(high - low, 7);
+  high = Math.ceil(high / step - 1e-9) * step;
   if (isAccuracy(metric)) high = Math.min(high, data.scale);
   // A single epoch lies in the middle.
   const [first, end] = last === 1 ? [0, 2] : [1, last];
@@ -198,12 +193,14 @@ function pathOf(points, x, y) {
 
 function bandOf(line, metric, x, y) {
   const { half } = line[metric];
-  const points = meanOf(line, metric).map(([epoch, value], index) => [epoch, value, half?.[index]]);
-  const known = points.filter(([, value, margin]) => value !== null && margin != null);
-  if (known.length < 2) return "";
   const most = isAccuracy(metric) ? data.scale : Infinity;
-  const upper = known.map(([epoch, value, margin]) => [epoch, Math.min(value + margin, most)]);
-  const lower = known.map(([epoch, value, margin]) => [epoch, Math.max(value - margin, 0)]);
+  const [upper, lower] = [[], []];
+  meanOf(line, metric).forEach(([epoch, value], index) => {
+    if (value === null || half?.[index] == null) return;
+    upper.push([epoch, Math.min(value + half[index], most)]);
+    lower.push([epoch, Math.max(value - half[index], 0)]);
+  });
+  if (upper.length < 2) return "";
   return `${pathOf([...upper, ...lower.reverse()], x, y)}Z`;
 }
 
@@ -228,16 +225,12 @@ function hintsOf(lines, metric) {
 /** One chart, which calls point() with what is pointed at. */
 function makePanel(title, lines, domain, styles) {
   const { metric } = state;
-  const metricLabel = data.metrics[metric];
   const labelOf = labelsOf(lines);
   const overlay = make("g", { class: "overlay" });
   let x, y, width, height, right, bottom;
-  // Apart from drawing, since it makes the browser lay the page out.
-  function measure() {
-    width = Math.max(svg.clientWidth, 200);
-  }
 
-  function draw() {
+  function draw(available) {
+    width = Math.max(available, 200);
     height = Math.round(Math.min(Math.max(width * 0.7, 250), 460));
     [right, bottom] = [width - MARGIN.right, height - MARGIN.bottom];
     const { first, end, low, high } = domain;
@@ -256,10 +249,10 @@ function makePanel(title, lines, domain, styles) {
 
   /** A view of the plot area that cuts off what lies outside; at the sides there is room. */
   function clipped(...children) {
-    const place = [MARGIN.left - 5, MARGIN.top, right - MARGIN.left + 10, bottom - MARGIN.top];
-    const [left, top, wide, high] = place;
-    const area = { x: left, y: top, width: wide, height: high, viewBox: place.join(" ") };
-    return make("svg", area, ...children);
+    const [left, top] = [MARGIN.left - 5, MARGIN.top];
+    const [wide, high] = [right - left + 5, bottom - top];
+    const viewBox = `${left} ${top} ${wide} ${high}`;
+    return make("svg", { x: left, y: top, width: wide, height: high, viewBox }, ...children);
   }
 
   const colourOf = (line) => `var(--${styles[line.index].colour})`;
@@ -275,15 +268,14 @@ function makePanel(title, lines, domain, styles) {
     return make("circle", { class: "spot", color: colourOf(line), cx, cy, r, hidden });
   };
   const onlyPoint = (points) => {
-    const known = points.filter(([, value]) => value !== null);
-    return known.length === 1 ? known[0] : null;
+    const [first, second] = points.filter(([, value]) => value !== null);
+    return second ? undefined : first;
   };
-  const foldLine = (line, points) =>
-    make("path", { class: "fold", color: colourOf(line), d: pathOf(points, x, y) });
   const foldLines = (line) =>
-    foldsOf(line, metric).map((points) =>
-      onlyPoint(points) ? dot(line, onlyPoint(points), 3) : foldLine(line, points),
-    );
+    foldsOf(line, metric).map((points) => {
+      if (onlyPoint(points)) return dot(line, onlyPoint(points), 3);
+      return make("path", { class: "fold", color: colourOf(line), d: pathOf(points, x, y) });
+    });
   const path = (kind, d) => make("path", { class: kind, d });
   const tick = (words, left, top, anchor, kind = "tick") =>
     make("text", { class: kind, x: left, y: top, "text-anchor": anchor }, words);
@@ -328,8 +320,7 @@ function makePanel(title, lines, domain, styles) {
       const { mean, half } = line[metric];
       return { line, at: epochs[index], value: mean[index] ?? null, half: half?.[index] ?? null };
     });
-    const known = values.filter(({ value }) => value !== null);
-    return known.sort((a, b) => b.value - a.value);
+    return values.filter(({ value }) => value !== null).sort((a, b) => b.value - a.value);
   }
 
   /** Emphasise these lines, with their folds, and mark an epoch. */
@@ -350,8 +341,8 @@ function makePanel(title, lines, domain, styles) {
   function read(epoch, line, byKeys = false) {
     const values = valuesAt(epoch);
     const chosen = values.find((each) => each.line === line) ?? values[0];
-    const place = { panel, share: x(epoch) / width };
-    if (chosen) point({ ...place, epoch, values, chosen, byKeys, labelOf, styles });
+    const share = x(epoch) / width;
+    if (chosen) point({ panel, share, epoch, values, chosen, byKeys, labelOf, styles });
   }
 
   /** The epoch and the line that an event is nearest to. */
@@ -394,7 +385,7 @@ function makePanel(title, lines, domain, styles) {
     tabindex: "0",
     role: "application",
     "aria-roledescription": "chart",
-    "aria-label": `${metricLabel}, ${title}: ${lines.length} lines; arrow keys read them`,
+    "aria-label": `${data.metrics[metric]}, ${title}: ${lines.length} lines; arrow keys read them`,
     onpointermove: (event) => read(...nearest(event)),
     onpointerleave: (event) => event.pointerType === "mouse" && point(null),
     onclick: (event) => {
@@ -408,7 +399,7 @@ function makePanel(title, lines, domain, styles) {
   });
   const caption = make("figcaption", {}, title);
   const node = make("figure", { class: "panel" }, caption, ...hintsOf(lines, metric), svg);
-  const panel = { node, svg, measure, draw, highlight };
+  const panel = { node, svg, draw, highlight };
   return panel;
 }
 
@@ -585,8 +576,9 @@ function renderPanels(lines, styles) {
 }
 
 function drawPanels() {
-  for (const panel of state.panels) panel.measure();
-  for (const panel of state.panels) panel.draw();
+  // All widths first: each makes the browser lay the page out again after a change.
+  const widths = state.panels.map(({ svg }) => svg.clientWidth);
+  state.panels.forEach((panel, index) => panel.draw(widths[index]));
   state.reading = null;
   byId("tip").hidden = true;
   highlight();
