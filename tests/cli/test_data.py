@@ -71,7 +71,7 @@ def test_failed_download_is_exit_code_2(
     def fail(download: Download, *_: object) -> None:
         raise DataError(download.address, "cannot be downloaded", "choose another `data_dir`")
 
-    monkeypatch.setattr(fetching, "download_file", fail)
+    monkeypatch.setattr(fetching, "_download_file", fail)
     code, _, err = run(capsys, "data", "fetch", "svhn")
     assert code == 2
     assert err.endswith("cannot be downloaded: choose another --data-dir.\n")

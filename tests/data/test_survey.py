@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from softstair.data.survey import survey
+from softstair.data.fetch import survey
 
 pytestmark = pytest.mark.quick
 BATCH = 30_730_000

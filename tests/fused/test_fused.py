@@ -37,8 +37,8 @@ def check(net, twin, x, y, gradients: float = 1e-3) -> None:
 CELLS = [
     ("ternary", "uniform", "mode"),
     ("ternary", "uniform", "hard"),
+    *itertools.product(("ternary", "INT4"), ss.noise.names(), ("expectation", "mode")),
     ("ternary", "normal", "hard"),
-    *itertools.product(("INT4", "ternary"), ss.noise.names(), ("expectation", "mode")),
 ]
 
 

@@ -154,22 +154,20 @@ def test_channels_have_their_own_stair(family):
         y, g = oracle.value_and_gradient(brief(f), laid)
         for c, q in enumerate(CHANNELS.quantum):
             levels, thresholds = (
-                [q * v for v in r] for r in (CHANNELS.levels, CHANNELS.thresholds)
+                oracle.rounded([q * v for v in r], F32)
+                for r in (CHANNELS.levels, CHANNELS.thresholds)
             )
-            shape = [oracle.rounded(r, F32) for r in (levels, thresholds)]
-            v, law = oracle.numpy(laid[:, c]), (family, -0.1 * q, 0.6 * q)
-            oracle.check_between(
-                g[:, c], *oracle.gradient_bounds(v, shape[0], shape[1], *law, F32), v
-            )
+            v, law = oracle.numpy(laid[:, c]), (family, -0.1 * q, 0.6 * q, F32)
+            oracle.check_between(g[:, c], *oracle.gradient_bounds(v, levels, thresholds, *law), v)
             if forward == "expectation":
-                bounds = oracle.expectation_bounds(v, shape[0], shape[1], *law, F32)
+                bounds = oracle.expectation_bounds(v, levels, thresholds, *law)
                 oracle.check_between(y[:, c], *bounds, v)
                 continue
-            k = oracle.level_index(y[:, c], shape[0], v)
+            k = oracle.level_index(y[:, c], levels, v)
             if forward == "mode":
-                oracle.check_mode(k.ravel(), v.ravel(), shape[1], *law, F32)
+                oracle.check_mode(k.ravel(), v.ravel(), thresholds, *law)
             else:
-                np.testing.assert_array_equal(k, oracle.index(v, shape[1]))
+                np.testing.assert_array_equal(k, oracle.index(v, thresholds))
 
 
 def test_noise_of_any_shape_that_broadcasts():
@@ -185,13 +183,11 @@ def test_noise_of_any_shape_that_broadcasts():
     oracle.refuses(lambda: ss.regularise(x, TERNARY, "normal", torch.rand(2, 5), 0.1), "(2, 5)")
 
 
+WIDTHS = (0.02, 0.3, 0.9, 5.0)
+
+
 @pytest.mark.parametrize(
-    ("family", "std"),
-    grid(
-        [*zip(oracle.NAMES, (0.02, 0.3, 0.9, 5.0), strict=True)],
-        oracle.NAMES,
-        (0.02, 0.3, 0.9, 5.0),
-    ),
+    ("family", "std"), grid([*zip(oracle.NAMES, WIDTHS, strict=True)], oracle.NAMES, WIDTHS)
 )
 def test_16_bits_lose_little_on_a_line(family, std):
     """Narrow noise and wide, the ends of the stair and beyond: to a fraction of what float16
@@ -227,7 +223,7 @@ def test_wide_noise_leaves_a_line_as_it_was_given(family, std):
         rounded = oracle.value_and_gradient(f, x)
     wanted = [g(oracle.numpy(x), *shape, *law) for g in (oracle.expectation, oracle.gradient)]
     off, beside = (
-        [np.abs(oracle.numpy(one) - right) for one, right in zip(both, wanted, strict=True)]
+        [np.abs(oracle.numpy(given) - right) for given, right in zip(both, wanted, strict=True)]
         for both in (found, rounded)
     )
     assert (off[0] <= 2**-10 * np.abs(wanted[0]) + 1e-3 * 0.07).all()
@@ -534,18 +530,9 @@ def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, mon
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     count, family, forward, kind, traced, rows, dtype = case
     how = "channel" if rows else "scalar"
-    constants = {
-        **{"COUNT": count, "FAMILY": family, "FORWARD": forward, "KIND": kind, "COMPACT": traced},
-        **{
-            "PER_CHANNEL": rows,
-            "MEAN": how,
-            "STD": how,
-            "INT64": False,
-            "BLOCK": elementwise.BLOCK,
-        },
-        "UNROLL": 4,
-        "COMPUTE": tl.float64 if dtype == "fp64" else tl.float32,
-    }
+    constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, KIND=kind, COMPACT=traced)
+    constants |= dict(PER_CHANNEL=rows, MEAN=how, STD=how, INT64=False, BLOCK=elementwise.BLOCK)
+    constants |= dict(UNROLL=4, COMPUTE=tl.float64 if dtype == "fp64" else tl.float32)
     working = "*fp64" if dtype == "fp64" else "*fp32"
     types = {"table": working, "mean_ptr": working, "std_ptr": working, "seed_ptr": "*i64"}
     types |= {"size": "i32", "stride": "i32", "channels": "i32"}

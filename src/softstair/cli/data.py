@@ -14,9 +14,8 @@ from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag, parse
 from softstair.cli._progress import Progress
 from softstair.cli._table import Console, table
-from softstair.data.fetch import fetch
+from softstair.data.fetch import DataStatus, fetch, survey
 from softstair.data.sources import SOURCES
-from softstair.data.survey import DataStatus, survey
 
 __all__ = ["Command"]
 

@@ -1,7 +1,8 @@
 """Downloads of data sets: resumed, verified, unpacked, and then moved into place.
 
 Work is done in ``<root>/.fetch``. A file or folder appears under its own name only when it is
-complete and verified. What is there already is never overwritten or removed.
+complete and verified. What is there already is never overwritten or removed. :func:`survey` says
+which data sets are there by names and sizes of files, and reads none.
 """
 
 import hashlib
@@ -12,8 +13,9 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import softstair
@@ -21,9 +23,18 @@ from softstair import _check
 from softstair._errors import first_line, import_extra
 from softstair.data.dataset import DataError
 from softstair.data.reading import guard
-from softstair.data.sources import SOURCES, Download, Source
+from softstair.data.sources import (
+    CIFAR10,
+    SOURCES,
+    SPEECH,
+    SPEECH_TEST,
+    SPEECH_V001,
+    SVHN,
+    Download,
+    Source,
+)
 
-__all__ = ["Progress", "download_file", "fetch", "file_size", "partial_path", "problem_with"]
+__all__ = ["DataStatus", "Progress", "fetch", "survey"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the number of bytes done, and the total."""
@@ -56,7 +67,7 @@ def fetch(
                 target = root / download.target
                 if not _is_there(download, target, progress):
                     log(f"{name}: fetching {download.address} ({download.size:,} bytes).")
-                    _fetch_download(download, partial_path(download, root), target, progress)
+                    _fetch_download(download, _partial_path(download, root), target, progress)
                 log(f"{name}: {str(target)!r} is there, verified.")
     except OSError as error:
         remedy = f"free some space or choose another `data_dir`, and {AGAIN}"
@@ -64,24 +75,24 @@ def fetch(
     log(f"{name}: {source.terms}.")
 
 
-def partial_path(download: Download, root: Path) -> Path:
+def _partial_path(download: Download, root: Path) -> Path:
     """Return the path of a download that is not complete."""
     return root / ".fetch" / f"{download.file}.part"
 
 
-def file_size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     """Return the number of bytes of a file, 0 if there is none."""
     return path.stat().st_size if path.exists() else 0
 
 
-def problem_with(download: Download, place: Path, progress: Progress | None = None) -> str:
+def _problem_with(download: Download, place: Path, progress: Progress | None = None) -> str:
     """Return what is wrong with a download that was moved to ``place``; empty if nothing.
 
     Looks at the names, sizes and number of files; with ``progress``, also at their digests.
     """
     for file in download.files:
         path = place / file.path
-        size = file_size(path)
+        size = _file_size(path)
         if not path.is_file():
             return f"lacks {path.name}"
         if size == 0 or file.size not in (None, size):
@@ -98,7 +109,7 @@ def problem_with(download: Download, place: Path, progress: Progress | None = No
 
 def _mismatch(path: Path, expected: str, progress: Progress) -> str:
     """Return how the digest of a file differs from the expected one; empty if it does not."""
-    sha256, total = hashlib.sha256(), file_size(path)
+    sha256, total = hashlib.sha256(), _file_size(path)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             sha256.update(block)
@@ -126,14 +137,14 @@ def _is_there(download: Download, target: Path, progress: Progress) -> bool:
         target.rmdir()
     if not os.path.lexists(target):
         return False
-    if problem := problem_with(download, target, progress):
+    if problem := _problem_with(download, target, progress):
         remedy = f"move it elsewhere, and {AGAIN}"
         raise DataError(target, f"is not as published: it {problem}", remedy)
     return True
 
 
 def _fetch_download(download: Download, part: Path, target: Path, progress: Progress) -> None:
-    download_file(download, part, progress)
+    _download_file(download, part, progress)
     if problem := _mismatch(part, download.sha256, progress):
         part.unlink()
         remedy = f"it was removed, so {AGAIN}; if that fails too, {download.address} has changed"
@@ -147,7 +158,7 @@ def _fetch_download(download: Download, part: Path, target: Path, progress: Prog
     try:
         _unpack(part, temporary, progress)
         place = temporary / download.folder
-        if problem := problem_with(download, place, progress):
+        if problem := _problem_with(download, place, progress):
             raise DataError(part, f"is not as published: it {problem}", "please report this")
         os.rename(place, target)
     finally:
@@ -162,7 +173,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
             size += member.size
             if count > MAX_MEMBERS or size > MAX_UNPACKED:
                 raise ValueError(f"more than {MAX_MEMBERS:,} files or {MAX_UNPACKED:,} bytes")
-            progress(f"unpacking {archive.stem}", file.tell(), file_size(archive))
+            progress(f"unpacking {archive.stem}", file.tell(), _file_size(archive))
             yield member
 
     remedy = f"check that the disk is not full and that Python is 3.11.4 or newer, and {AGAIN}"
@@ -174,13 +185,13 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
         tar.extractall(folder, members(tar), filter=tarfile.data_filter)
 
 
-def download_file(download: Download, part: Path, progress: Progress) -> None:
+def _download_file(download: Download, part: Path, progress: Progress) -> None:
     """Download to the file ``part``, resuming where an earlier attempt stopped.
 
     Writes no more than the known size. Whether the bytes are right is for the digest to decide.
     """
     waits = list(WAITS)
-    while (size := file_size(part)) != download.size:
+    while (size := _file_size(part)) != download.size:
         try:
             _attempt(download, part, size, progress)
         except (OSError, http.client.HTTPException) as error:
@@ -188,10 +199,10 @@ def download_file(download: Download, part: Path, progress: Progress) -> None:
                 error.close()
                 if error.code < 500 and error.code not in (408, 425, 429):
                     waits = []
-            elif file_size(part) > size:
+            elif _file_size(part) > size:
                 waits = list(WAITS)
             if not waits:
-                have = f"{file_size(part):,} of {download.size:,} bytes are there"
+                have = f"{_file_size(part):,} of {download.size:,} bytes are there"
                 problem = f"cannot be downloaded ({first_line(error)}; {have})"
                 remedy = f"{AGAIN} to resume, or look at the address in a browser"
                 raise DataError(download.address, problem, remedy) from None
@@ -216,3 +227,98 @@ def _attempt(download: Download, part: Path, start: int, progress: Progress) -> 
                     raise ConnectionError("the connection was closed")
                 file.write(block)
                 progress(download.file, file.tell(), download.size)
+
+
+Piece = Download | str
+"""An unpacked download, or the path of a file of which only the name is known."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A set of files that a data set can be read from; training does not need ``test``."""
+
+    name: str
+    where: str
+    pieces: tuple[Piece, ...]
+    test: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataStatus:
+    """What a folder has of one data set in one layout."""
+
+    name: str
+    state: str  # built in, complete, no test set, incomplete, partial (a download), or no
+    where: str = ""  # the layout, if any of its files is there
+    problem: str = ""  # what is missing or wrong
+    files: int = 0
+    size: int = 0  # bytes of all files
+
+
+_CIFAR10_PICKLES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+_FEATURES = ("features_v001", "testset_v002", "background")
+
+LAYOUTS = (
+    Layout("cifar10", "cifar-10-batches-bin", (CIFAR10,)),
+    Layout(
+        "cifar10",
+        "cifar-10-batches-py",
+        tuple(f"cifar-10-batches-py/{name}" for name in _CIFAR10_PICKLES),
+    ),
+    Layout("svhn", "svhn/*.mat", SVHN[:1], SVHN[1:]),
+    Layout("svhn", "svhn/*.npz", ("svhn/train_32x32.npz",), ("svhn/test_32x32.npz",)),
+    Layout("speech", "speech_commands_v0.02", (SPEECH,), (SPEECH_TEST,)),
+    Layout("speech", "speech_commands_v0.01", (SPEECH_V001,), (SPEECH_TEST,)),
+    Layout("speech", "gsc", tuple(f"gsc/{name}.npz" for name in _FEATURES)),
+)
+
+
+def survey(root: Path | str = "data") -> list[DataStatus]:
+    """Return a status for each layout that is there, or with state "no", and partial downloads.
+
+    >>> [(row.name, row.state) for row in survey("nowhere")]
+    [('digits', 'built in'), ('cifar10', 'no'), ('svhn', 'no'), ('speech', 'no')]
+    """
+    root = Path(root)
+    rows = [DataStatus("digits", "built in", "scikit-learn")]
+    for name in dict.fromkeys(layout.name for layout in LAYOUTS):
+        layouts = [layout for layout in LAYOUTS if layout.name == name]
+        present = [
+            _status(layout, root)
+            for layout in layouts
+            if any((root / _path(piece)).exists() for piece in layout.pieces)
+        ]
+        rows += [*(present or [DataStatus(name, "no")]), *_partial(name, layouts, root)]
+    return rows
+
+
+def _path(piece: Piece) -> str:
+    return piece if isinstance(piece, str) else piece.target
+
+
+def _status(layout: Layout, root: Path) -> DataStatus:
+    problems = [text for piece in layout.pieces if (text := _problem(piece, root))]
+    test_problems = [text for piece in layout.test if (text := _problem(piece, root))]
+    state = "incomplete" if problems else "no test set" if test_problems else "complete"
+    paths = {root / _path(piece) for piece in (*layout.pieces, *layout.test)}
+    every = [inner for path in paths for inner in (path.rglob("*") if path.is_dir() else [path])]
+    sizes = [path.stat().st_size for path in every if path.is_file()]
+    problem = next(iter([*problems, *test_problems]), "")
+    return DataStatus(layout.name, state, layout.where, problem, len(sizes), sum(sizes))
+
+
+def _problem(piece: Piece, root: Path) -> str:
+    path = root / _path(piece)
+    if not path.exists():
+        return f"lacks {path.name}"
+    if isinstance(piece, Download):
+        return _problem_with(piece, path)
+    return "" if path.is_file() and path.stat().st_size else f"{path.name} is empty"
+
+
+def _partial(name: str, layouts: Sequence[Layout], root: Path) -> Iterator[DataStatus]:
+    pieces = [piece for layout in layouts for piece in (*layout.pieces, *layout.test)]
+    for download in dict.fromkeys(piece for piece in pieces if isinstance(piece, Download)):
+        if size := _file_size(_partial_path(download, root)):
+            progress = f"{size:,} of {download.size:,} bytes of {download.file} are downloaded"
+            yield DataStatus(name, "partial", "", progress, 0, size)
