@@ -18,6 +18,7 @@ from softstair.nn import StairActivation, StairLayer
 
 ZERO, SCALE, BATCH = 121, 64.0, 24
 Shape = tuple[int, ...]
+Functions = dict[str, Callable[..., Any]]
 
 WEIGHTS = {
     "ternary": ss.Stair.ternary(),
@@ -48,31 +49,8 @@ class Program(nn.Module):
             values[result] = call(*[values[name] for name in names])
         return values[self.lines[-1][0]]
 
-    def __str__(self) -> str:
-        text = []
-        for result, function, names in self.lines:
-            name = function if isinstance(function, str) else function.text
-            layer = f"  # {self.layers[function]}" if isinstance(function, str) else ""
-            text.append(f"{result} = {name}({', '.join(names)}){layer}")
-        return "\n".join(text)
 
-
-@dataclass(frozen=True)
-class Call:
-    """A function with a text, so that a failing network can be printed."""
-
-    text: str
-    function: Callable[..., Tensor]
-
-    def __call__(self, *x: Tensor) -> Tensor:
-        return self.function(*x)
-
-
-def calls(**functions: Callable[..., Tensor]) -> tuple[Call, ...]:
-    return tuple(Call(text, function) for text, function in functions.items())
-
-
-PARTS = calls(
+PARTS: Functions = dict(
     first_channel=lambda x: x[:, :1],
     every_second=lambda x: x[:, ::2],
     chunk=lambda x: x.chunk(2, 1)[-1],
@@ -80,7 +58,7 @@ PARTS = calls(
     narrow=lambda x: x.narrow(1, 0, 1),
     unbind=lambda x: x.unbind(1)[0],
 )
-VIEWS = calls(
+VIEWS: Functions = dict(
     view=lambda x: x.view(x.size(0), -1),
     reshape=lambda x: x.reshape(x.shape[0], -1),
     transpose=lambda x: x.transpose(1, -1),
@@ -93,9 +71,8 @@ VIEWS = calls(
     expand_as=lambda x: x.expand_as(x),
     flatten=lambda x: x.flatten(1),
 )
-VIEW = {call.text: call for call in VIEWS}
-ALIASES = calls(same=lambda x: x, contiguous=lambda x: x.contiguous())
-WRITES = calls(
+ALIASES: Functions = dict(same=lambda x: x, contiguous=lambda x: x.contiguous())
+WRITES: Functions = dict(
     mul_=lambda x: x.mul_(0.375),
     imul=lambda x: operator.imul(x, 0.375),
     mul_out=lambda x: torch.mul(x, 0.375, out=x),
@@ -105,19 +82,15 @@ WRITES = calls(
     fill_=lambda x: x.fill_(0.125),
     double=lambda x: operator.iadd(x, x),
 )
-RELUS = calls(
+RELUS: Functions = dict(
     relu_method=lambda x: x.relu_(),
     relu_=lambda x: torch.relu_(x),
     relu_function=lambda x: F.relu(x, inplace=True),
 )
-IADD, ADD_METHOD, ADD_OUT = calls(
-    iadd=lambda x, y: operator.iadd(x, y),
-    add_=lambda x, y: x.add_(y),
-    add_out=lambda x, y: torch.add(x, y, out=x),
-)
-IN_PLACE_ADDITIONS = (*[IADD] * 5, ADD_METHOD, ADD_OUT)
-ADDITIONS = calls(add=lambda x, y: x + y, torch_add=lambda x, y: torch.add(x, y))
-FIRST = Call("first", lambda x: x[:, 0])
+IADD: Callable[..., Any] = lambda x, y: operator.iadd(x, y)
+IN_PLACE_ADDITIONS: list[Callable[..., Any]] = [IADD] * 5
+IN_PLACE_ADDITIONS += [lambda x, y: x.add_(y), lambda x, y: torch.add(x, y, out=x)]
+ADDITIONS: Functions = dict(add=lambda x, y: x + y, torch_add=lambda x, y: torch.add(x, y))
 
 
 @dataclass
@@ -135,10 +108,7 @@ class Generated:
     """For each stair, the layer whose bias moves its input, and the axis of the channels."""
 
     def quantised(self, x: Tensor) -> nn.Module:
-        """The stair network in ``eval()``; the inputs of its stairs lie on thresholds.
-
-        Raises ValueError if ``softstair.quantise`` does.
-        """
+        """The stair network in ``eval()``; the inputs of its stairs lie on thresholds."""
         torch.manual_seed(self.seed)
         net = ss.quantise(self.model, **self.settings).eval()
         rng = random.Random(self.seed)
@@ -270,7 +240,7 @@ class _Builder:
             return y
         if "*stair_relu*" not in self.skip:
             self.skip.append("*stair_relu*")
-        return self.run(self.rng.choice(RELUS), x)
+        return self.run(self.rng.choice([*RELUS.values()]), x)
 
     def small(self, x: str) -> str:
         """A sum of one value a channel, a row, a column, or of one channel."""
@@ -284,9 +254,9 @@ class _Builder:
 def _equal_shortcut(b: _Builder, h: str) -> str:
     y = b.conv(h, b.shapes[h][0], 3)
     if b.rng.random() < 0.3:
-        return b.run(ADDITIONS[0], b.stair(y), h)
+        return b.run(ADDITIONS["add"], b.stair(y), h)
     names = (y, h) if b.rng.random() < 0.7 else (h, y)
-    return b.stair(b.run(b.rng.choice([*ADDITIONS, IADD]), *names))
+    return b.stair(b.run(b.rng.choice([*ADDITIONS.values(), IADD]), *names))
 
 
 def _broadcasting_shortcut(b: _Builder, h: str) -> str:
@@ -295,7 +265,7 @@ def _broadcasting_shortcut(b: _Builder, h: str) -> str:
     if kind == "small sum":
         names = [small, h]
         b.rng.shuffle(names)
-        return b.stair(b.run(b.rng.choice(ADDITIONS), *names))
+        return b.stair(b.run(b.rng.choice([*ADDITIONS.values()]), *names))
     small = b.stair(small)
     large = h if kind == "features" else b.conv(h, b.shapes[h][0], 3)
     if b.rng.random() < 0.3:
@@ -303,7 +273,7 @@ def _broadcasting_shortcut(b: _Builder, h: str) -> str:
     else:
         names = [large, small]
         b.rng.shuffle(names)
-        y = b.run(b.rng.choice(ADDITIONS), *names)
+        y = b.run(b.rng.choice([*ADDITIONS.values()]), *names)
     return y if kind == "features" else b.stair(y)
 
 
@@ -312,13 +282,13 @@ def _relu_in_place(b: _Builder, h: str) -> str:
     result = b.float_relu(y)
     read = b.rng.choice([result, result, result, y])
     if b.rng.random() < 0.4:
-        read = b.run(ADDITIONS[0], read, h)
+        read = b.run(ADDITIONS["add"], read, h)
     return b.stair(read)
 
 
 def _alias(b: _Builder, h: str) -> str:
     y = b.conv(h, b.shapes[h][0], 3)
-    kinds = [*ALIASES, nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True)]
+    kinds = [*ALIASES.values(), nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True)]
     alias = b.run(b.rng.choice(kinds), y)
     result = b.run(b.rng.choice(IN_PLACE_ADDITIONS), alias, h)
     return b.stair(b.rng.choice([result, result, result, alias, y]))
@@ -329,22 +299,24 @@ def _written_features(b: _Builder, h: str) -> str:
         g = b.stair(b.conv(h, b.shapes[h][0], 3))
         result = b.run(b.rng.choice(IN_PLACE_ADDITIONS), h, g)
     else:
-        result = b.run(b.rng.choice(WRITES), h)
+        result = b.run(b.rng.choice([*WRITES.values()]), h)
     read = b.rng.choice([result, result, result, h])
     return b.stair(b.conv(read, b.shapes[h][0], 3))
 
 
 def _slice_read(b: _Builder, h: str) -> str:
-    part = b.run(b.rng.choice(PARTS[:-1]), h)
+    part = b.run(b.rng.choice([*PARTS.values()][:-1]), h)
     return b.stair(b.conv(part, b.shapes[h][0], 3))
 
 
 def _view_written(b: _Builder, h: str) -> str:
     """Something is written into a view of h, or into a view of a view; then h is read."""
-    view = b.run(b.rng.choice([*PARTS, *VIEWS]), h)
+    view = b.run(b.rng.choice([*PARTS.values(), *VIEWS.values()]), h)
     if len(b.shapes[view]) > 1 and b.rng.random() < 0.3:
-        view = b.run(b.rng.choice([PARTS[0], VIEW["unsqueeze"], VIEW["detach"]]), view)
-    b.run(b.rng.choice(WRITES), view)
+        view = b.run(
+            b.rng.choice([PARTS["first_channel"], VIEWS["unsqueeze"], VIEWS["detach"]]), view
+        )
+    b.run(b.rng.choice([*WRITES.values()]), view)
     return b.stair(b.conv(h, b.shapes[h][0], 3))
 
 
@@ -352,16 +324,16 @@ def _view_read(b: _Builder, h: str) -> str:
     """h is read through a view that was made before, or after, h was written."""
     before = b.rng.random() < 0.5
     kind = b.rng.choice(
-        [VIEW[k] for k in ("unsqueeze", "squeeze", "detach", "transpose", "expand_as")]
+        [VIEWS[k] for k in ("unsqueeze", "squeeze", "detach", "transpose", "expand_as")]
     )
     view = b.run(kind, h) if before else ""
     y = h
     if b.rng.random() < 0.5:
-        y = b.run(b.rng.choice(WRITES), h)
+        y = b.run(b.rng.choice([*WRITES.values()]), h)
     view = view or b.run(kind, y)
-    if kind.text == "unsqueeze":
-        view = b.run(FIRST, view)
-    if kind.text == "transpose":
+    if kind is VIEWS["unsqueeze"]:
+        view = b.run(lambda x: x[:, 0], view)
+    if kind is VIEWS["transpose"]:
         view = b.run(kind, view)
     return b.stair(b.conv(view, b.shapes[h][0], 3))
 
@@ -371,7 +343,7 @@ def _linear_over_places(b: _Builder, h: str) -> str:
     outputs = width if b.rng.random() < 0.4 else b.rng.choice([3, 5])
     y = b.sum(h, nn.Linear(width, outputs), norm=b.rng.random() < 0.15)
     if outputs == width and b.rng.random() < 0.6:
-        y = b.run(b.rng.choice([ADDITIONS[0], IADD]), y, h)
+        y = b.run(b.rng.choice([ADDITIONS["add"], IADD]), y, h)
     if len(b.shapes[y]) == 3 and b.rng.random() < 0.15:
         y = b.run(nn.MaxPool2d(2), y)
     return b.stair(y)
@@ -379,16 +351,16 @@ def _linear_over_places(b: _Builder, h: str) -> str:
 
 def _flattened(b: _Builder, h: str) -> str:
     """A view as the exporter knows it; perhaps it is written into, and h read once more."""
-    flat = b.run(b.rng.choice([VIEW["flatten"], nn.Flatten()]), h)
+    flat = b.run(b.rng.choice([VIEWS["flatten"], nn.Flatten()]), h)
     size = b.shapes[flat][0]
     if b.rng.random() < 0.6:
         y = b.stair(b.sum(flat, nn.Linear(size, size)))
         read = b.run(b.rng.choice(IN_PLACE_ADDITIONS[:1]), flat, y)
         if b.rng.random() < 0.4:
-            read = b.run(VIEW["flatten"], h)
+            read = b.run(VIEWS["flatten"], h)
     else:
         read = b.run(
-            ADDITIONS[0], flat, b.run(VIEW["flatten"], b.stair(b.conv(h, b.shapes[h][0], 3)))
+            ADDITIONS["add"], flat, b.run(VIEWS["flatten"], b.stair(b.conv(h, b.shapes[h][0], 3)))
         )
     return b.stair(b.sum(read, nn.Linear(size, 6)))
 
@@ -464,7 +436,7 @@ def _head(b: _Builder, h: str, exact: bool) -> None:
         b.run(nn.Linear(size[-1], 4), h)
         return
     if len(size) > 1:
-        h = b.run(b.rng.choice([VIEW["flatten"], nn.Flatten()]), h)
+        h = b.run(b.rng.choice([VIEWS["flatten"], nn.Flatten()]), h)
     linear = nn.Linear(b.shapes[h][0], 4)
     b.run(linear, h)
     if kind == "linear":

@@ -26,7 +26,7 @@ from compiled import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import Growing, random_network
+from random_networks import Growing
 
 from softstair.deploy import ExportError, IntegerNetwork, nodes
 from softstair.deploy.c import classes, write
@@ -50,14 +50,6 @@ def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path
     grown = NETWORKS[name]()
     network = grown.network()
     assert differing(grown.known, traced(network, grown.bytes, tmp_path, kind)) == {}
-
-
-@needs_compiler
-@pytest.mark.parametrize("seed", range(4))
-def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
-    grown = random_network(seed)
-    kind = [*BUILDS][seed % len(BUILDS)]
-    assert differing(grown.known, traced(grown.network(), grown.bytes, tmp_path, kind)) == {}
 
 
 OPTIONS = {
