@@ -82,15 +82,6 @@ def test_channels_are_refused():
     oracle.refuses(lambda: ss.ste.sigmoid()(torch.zeros(2, 3), stair), "stair", "quantum", "2")
 
 
-def test_ternary_hard_sigmoid_is_the_saturating_estimator():
-    """Half-width half a quantum on thresholds at half a quantum: slope 1 on [-eps, eps)."""
-    quantum = 0.25
-    _, g = oracle.value_and_gradient(
-        lambda x: ss.ste.hard_sigmoid()(x, ss.Stair.ternary(quantum=quantum)), X
-    )
-    torch.testing.assert_close(g, (X.abs() < quantum).double(), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", [*MEASURES, "identity", "relu"])
 def test_dtype_nan_and_extremes(name):
     """Every dtype is kept; the forward stays in the level set, NaN stays NaN, slopes finite."""

@@ -174,19 +174,21 @@ def gradients(net: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
     return {k: None if p.grad is None else p.grad.clone() for k, p in net.named_parameters()}
 
 
+def check_gradients(build, layers: set[int], x: Tensor) -> None:
+    """Truncated gradients equal those of the full backward pass."""
+    truncated = gradients(annealed_at(build, layers), x)
+    for name, gradient in gradients(annealed_at(build, layers, truncate=False), x).items():
+        if gradient is not None:
+            assert truncated[name] is not None, name
+            assert torch.equal(truncated[name], gradient), name
+
+
 @pytest.mark.nightly(keep=30)
 @pytest.mark.parametrize("layers", [{0}, {1}, {2}, {0, 2}, {0, 1, 2, 3}], ids=str)
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS.keys())
 def test_never_too_much_is_cut(build, layers):
     """Whatever layers are annealed, gradients equal the untruncated ones; zeros where those are."""
-    x = torch.randn(12, 6)
-    truncated = gradients(annealed_at(build, layers), x)
-    whole = gradients(annealed_at(build, layers, truncate=False), x)
-    for name, gradient in whole.items():
-        if gradient is None:
-            continue
-        assert truncated[name] is not None, name
-        assert torch.equal(truncated[name], gradient), name
+    check_gradients(build, layers, torch.randn(12, 6))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -194,10 +196,7 @@ def test_never_too_much_is_cut(build, layers):
 def test_never_too_much_is_cut_in_the_zoo(name, layers):
     model, x = networks.make(name)
     model.eval()
-    build = lambda: ss.quantise(model, TERNARY, TERNARY).train()
-    truncated = gradients(annealed_at(build, layers), x)
-    for key, gradient in gradients(annealed_at(build, layers, truncate=False), x).items():
-        assert torch.equal(truncated[key], gradient), key
+    check_gradients(lambda: ss.quantise(model, TERNARY, TERNARY).train(), layers, x)
 
 
 class Fork(nn.Module):
@@ -230,10 +229,7 @@ def test_never_too_much_is_cut_where_one_run_was_recorded(kind, sign):
     """The recorded run took one path; the gradient of another is not to be lost."""
     x = torch.randn(12, 6).abs()
     build = lambda: ss.quantise(kind(), None, TERNARY, example_inputs=x)
-    truncated = gradients(annealed_at(build, {0}), sign * x)
-    whole = gradients(annealed_at(build, {0}, truncate=False), sign * x)
-    for name, gradient in whole.items():
-        assert torch.equal(truncated[name], gradient), name
+    check_gradients(build, {0}, sign * x)
 
 
 def test_features_taken_from_within_keep_their_gradient():

@@ -14,8 +14,6 @@ from softstair.convert.sites import Site, number_layers
 
 pytestmark = pytest.mark.quick
 
-MODULAR = ["resnet", "mobilenet", "mlp", "transformer", "conv1d", "disordered", "shared"]
-
 
 @pytest.mark.parametrize("name", [n for n in networks.ZOO if n != "branching"])
 def test_recording_sees_the_modules_that_tracing_sees(name):
@@ -28,22 +26,12 @@ def test_recording_sees_the_modules_that_tracing_sees(name):
     assert [m for m in recorded if m in traced] == traced
 
 
-def ancestors(graph: Graph, start: int) -> set[int]:
-    found, waiting = set(), [start]
-    while waiting:
-        for source in graph.steps[waiting.pop()].inputs:
-            if source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
-
-
 @pytest.mark.parametrize("name", list(networks.ZOO))
 def test_a_recorded_graph_leads_from_every_module_to_the_output(name):
     model, x = networks.make(name)
     graph = record(model, (x,))
     assert len(graph.outputs) == 1
-    upstream = set().union(*(ancestors(graph, o) | {o} for o in graph.outputs))
+    upstream = graph.reaching_output(())
     for number, step in enumerate(graph.steps):
         if step.module:
             assert number in upstream
