@@ -1,6 +1,6 @@
 """Trainings made up: a design's units with accuracies that a test chooses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -50,6 +50,11 @@ def made(
         epochs_of = curve(final, epochs, int(recipe.drop or epochs), first)
         trainings.append(Training(name, recipe, epochs_of, final, seconds=1.0))
     return trainings
+
+
+def varied(trainings: Iterable[Training], **settings: str) -> list[Training]:
+    """The trainings as if they had other settings."""
+    return [changed(training, **settings) for training in trainings]
 
 
 def changed(training: Training, **settings: str) -> Training:

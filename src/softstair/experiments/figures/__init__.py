@@ -159,11 +159,9 @@ def _paper_panels(study: Study) -> list[Panel]:
 def _other_panels(study: Study) -> list[Panel]:
     """Return panels of the same kind that the paper does not have of this data set."""
     shown = _paper_panels(study)
-    static = [Panel(forward) for forward in COLOURS["forward"]]
-    dynamic = [
-        Panel(forward, noise) for forward in COLOURS["forward"] for noise in COLOURS["noise"]
-    ]
-    return [panel for panel in (*static, *dynamic) if panel not in shown]
+    forwards, noises = COLOURS["forward"], COLOURS["noise"]
+    dynamic = [Panel(forward, noise) for forward in forwards for noise in noises]
+    return [panel for panel in (*map(Panel, forwards), *dynamic) if panel not in shown]
 
 
 def _layers(study: Study) -> int:

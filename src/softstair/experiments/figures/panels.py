@@ -129,10 +129,8 @@ def draw_schedules(layers: int) -> Any:
         axes.set_title(words(interval), loc="left", fontsize=9, color=INK)
     for axes in grid[-1]:
         note(axes, "time in periods", loc=None)
-    heading = (
-        "Each layer's noise over time: std as a share of its first, from the input to the output"
-    )
-    title(figure, heading)
+    shown = "std as a share of its first, from the input to the output"
+    title(figure, f"Each layer's noise over time: {shown}")
     line = partial(import_extra("matplotlib.lines").Line2D, [], [], linewidth=3)
     handles = [line(color=colour, label=str(n)) for n, colour in enumerate(colours, 1)]
     place = {"loc": "outside right center", "frameon": False, "handlelength": 1.0}
