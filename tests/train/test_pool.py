@@ -84,6 +84,7 @@ def wait_for_epoch(run: Path) -> None:
 # Processes
 
 
+@pytest.mark.nightly
 def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
