@@ -126,18 +126,6 @@ def test_the_epoch_does_not_advance_while_steps_are_timed() -> None:
         assert annealer.annealed == annealed
 
 
-def test_no_gradient_reaches_annealed_layers() -> None:
-    run_step = runner(static_std=False, period=2.0, freeze=True)
-    layers = [m for m in run_step.state.network.features if hasattr(m, "weight")]
-    run_step.go_to(4)
-    run_step.state.optimiser.zero_grad()
-    run_step()
-    first, later = layers[0].weight, layers[4].weight
-    assert first.grad is None or not first.grad.any()
-    assert later.grad is not None
-    assert later.grad.any()
-
-
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("load", WORKLOADS.values(), ids=lambda load: load.model)
 def test_spans_are_those_of_an_annealer(load) -> None:

@@ -175,8 +175,11 @@ def _row(
     def operator(x: Tensor) -> Tensor:
         return ss.regularise(x, stair, noise, mean, std, how)
 
-    if x.is_cuda:
-        passes = _kernel_passes(x.detach(), gradient, stair, noise, mean, std, how)
+    if x.is_cuda:  # the kernels that autograd calls, without autograd
+        soft, source = kernels.SoftStair(stair, noises.get(noise), mean, std), x.detach()
+        run = lambda: kernels.forward(source, soft, how, compact=True)
+        _, saved = run()
+        passes: Passes = run, lambda: kernels.backward(gradient, saved, soft)
     else:
         passes = _autograd_passes(operator, x, gradient)
     forward, backward = (graph_of(function, x.device) for function in passes)
@@ -225,16 +228,6 @@ def _autograd_passes(function: Callable[[Tensor], Tensor], x: Tensor, gradient: 
     y = function(x)
     backward = lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)
     return (lambda: function(x)), backward
-
-
-def _kernel_passes(
-    x: Tensor, gradient: Tensor, stair: Stair, noise: str, mean: Tensor, std: Tensor, how: Forward
-) -> Passes:
-    """Return the kernels that autograd calls, without autograd."""
-    soft = kernels.SoftStair(stair, noises.get(noise), mean, std)
-    forward = lambda: kernels.forward(x, soft, how, compact=True)
-    _, saved = forward()
-    return forward, lambda: kernels.backward(gradient, saved, soft)
 
 
 def _short(dtype: torch.dtype) -> str:

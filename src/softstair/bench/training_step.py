@@ -253,12 +253,13 @@ def brevitas_network(network: nn.Module, weights: Stair, features: Stair) -> nn.
     """Replace layers by those of Brevitas with as many levels, except the last, in place."""
     layers = importlib.import_module("brevitas.nn")
     quantisers = importlib.import_module("brevitas.quant")
+    weight_bits, bits = (math.ceil(math.log2(len(s.levels))) for s in (weights, features))
     settings = {"weight_quant": quantisers.SignedTernaryWeightPerTensorConst}
     if len(weights.levels) != 3:
         settings = {"weight_quant": quantisers.Int8WeightPerTensorFloat}
-        settings["weight_bit_width"] = _bits(weights)
+        settings["weight_bit_width"] = weight_bits
     ternary = {"act_quant": quantisers.SignedTernaryActPerTensorConst}
-    unsigned = {"act_quant": quantisers.Uint8ActPerTensorFloat, "bit_width": _bits(features)}
+    unsigned = {"act_quant": quantisers.Uint8ActPerTensorFloat, "bit_width": bits}
     last = last_layer(network)
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.ReLU) and len(features.levels) == 3:
@@ -274,7 +275,3 @@ def brevitas_network(network: nn.Module, weights: Stair, features: Stair) -> nn.
             sizes, bias = (module.in_features, module.out_features), module.bias is not None
             network.set_submodule(name, layers.QuantLinear(*sizes, bias=bias, **settings))
     return network
-
-
-def _bits(stair: Stair) -> int:
-    return math.ceil(math.log2(len(stair.levels)))
