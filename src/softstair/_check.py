@@ -74,11 +74,7 @@ def choice(name: str, value: Any, options: Collection[str]) -> str:
 
 
 def invalid(name: str, problem: str) -> SoftstairError:
-    """Return the error that a parameter has a problem.
-
-    >>> invalid("freeze", "needs truncate=True")
-    SoftstairError('freeze needs truncate=True.')
-    """
+    """Return the error that a parameter has a problem."""
     return SoftstairError(f"{name} {problem}.", field=name)
 
 

@@ -13,14 +13,7 @@ class SoftstairError(ValueError):
     """Base class of errors that a caller can correct: a wrong argument, file or environment.
 
     Messages name parameters in backquotes, as in ``pass another `out```. The command shows them as
-    flags (``--out``).
-
-    Args:
-        message: What was wrong, what was given, what is allowed and what to do.
-        field: Name of the parameter that the message is about, if there is one.
-
-    >>> SoftstairError("period must be above 0, but -1 was given.", field="period").field
-    'period'
+    flags (``--out``). ``field`` is the parameter that the message is about.
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:

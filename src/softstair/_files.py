@@ -21,11 +21,7 @@ class LinkError(SoftstairError):
 
 
 def refuse_link(path: Path) -> Path:
-    """Return the path.
-
-    Raises:
-        LinkError: If the path is a symbolic link. Its parents may be links.
-    """
+    """Return the path; raise LinkError if it is a symbolic link. Its parents may be links."""
     if path.is_symlink():
         raise LinkError(
             f"{str(path)!r} is a symbolic link, and nothing is written through a link inside a run "
@@ -36,11 +32,7 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path`` atomically when the block ends.
-
-    If the block raises, ``path`` is unchanged. A symbolic link is replaced; its target is
-    unchanged.
-    """
+    """Yield a temporary path that replaces ``path``, a link too, unless the block raises."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     partial.unlink(missing_ok=True)
     partial.touch(exist_ok=False)  # exclusive: a link of this name is not followed
@@ -66,17 +58,9 @@ def output_file(
 ) -> Iterator[Path]:
     """Check that a file can be written; yield a temporary path that replaces it atomically.
 
-    Enter it before the work that makes the content. If the block raises, ``path`` is unchanged.
-
-    Args:
-        path: The file to write.
-        field: Name of the parameter that ``path`` was given as, for the message of an error.
-        endings: Endings that are allowed; none: any.
-        follow: Whether a symbolic link at ``path`` is followed or replaced. Follow only a link that
-            the user has named.
-
-    Raises:
-        SoftstairError: If the file cannot be written, or has another ending.
+    Enter it before the work that makes the content. ``field`` is the parameter that ``path`` was
+    given as. ``follow`` follows a link at ``path`` instead of replacing it: only for a link that
+    the user has named.
     """
     target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
     # Short, since the name of the file may be as long as the system allows.

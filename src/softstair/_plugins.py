@@ -28,15 +28,12 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
     """
     kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
     path, _, attribute = name.partition(":")
-    if path.endswith(".py"):
+    is_file = path.endswith(".py")
+    if is_file or not all(part.isidentifier() for part in [*path.split("."), attribute]):
+        dotted = path.removesuffix(".py").replace("/", ".")
+        advice = f": write {dotted}:{attribute}" if is_file else ""
         raise SoftstairError(
-            f"{role} must be package.module:function, but {name!r} was given: write "
-            f"{path[:-3].replace('/', '.')}:{attribute}."
-        )
-    if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-        raise SoftstairError(
-            f"{role} must be package.module:function, names with dots between them and one colon, "
-            f"but {name!r} was given."
+            f"{role} must be package.module:function, but {name!r} was given{advice}."
         )
     with _current_directory_importable():
         module = _import(path, role)
@@ -84,17 +81,13 @@ def _current_directory_importable() -> Iterator[None]:
 def _import(path: str, role: str) -> ModuleType:
     try:
         return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if path != missing and not path.startswith(missing + "."):
-            raise SoftstairError(
-                f"module {path!r} could not be imported: {_described(error)}."
-            ) from error
-        raise SoftstairError(
-            f"{role} must be in a module that can be imported, but there is no {missing!r} in the "
-            f"current directory or among what is installed, for {path!r}."
-        ) from None
     except (Exception, SystemExit) as error:
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{path}.".startswith(f"{missing}."):
+            raise SoftstairError(
+                f"{role} must be in a module that can be imported, but there is no {missing!r} in "
+                f"the current directory or among what is installed, for {path!r}."
+            ) from None
         raise SoftstairError(
             f"module {path!r} could not be imported: {_described(error)}."
         ) from error

@@ -183,9 +183,9 @@ def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Layer
             f"Conv2d or activation that is not left in float{reasons and ': ' + reasons}",
         )
     for site in sites:
-        in_place = [use for use in site.uses if graph.steps[use].written]
         is_replaced = site.is_activation and not site.why_float
-        if is_replaced and any(graph.is_read_elsewhere(use) for use in in_place):
+        in_place = [use for use in site.uses if is_replaced and graph.steps[use].written]
+        if any(graph.is_read_elsewhere(use) for use in in_place):
             raise _check.invalid(
                 "model",
                 f"must take the results of its activations, but {site.name} works in place on a "

@@ -66,10 +66,9 @@ def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -
 
 
 class RewrittenForward:
-    """The forward pass of one network, from the source code of its graph.
+    """The forward pass of one network, copied and pickled with it as source code.
 
-    An attribute of the network, it shadows the method of its class. It is copied and pickled with
-    the network, as source code.
+    An attribute of the network, it shadows the method of its class.
     """
 
     def __init__(self, net: nn.Module, traced: fx.Graph) -> None:
