@@ -16,9 +16,18 @@ from parts import put
 
 from softstair import noise as noises
 from softstair.experiments import Training, load
-from softstair.experiments.claims import FULL, Finding, decisive, judged
+from softstair.experiments.claims import Finding, judged
 from softstair.experiments.design import DESIGNS, FORWARDS
-from softstair.experiments.studies import DYNAMIC, STATIC, Mean, mean_of, select, studies
+from softstair.experiments.studies import (
+    DYNAMIC,
+    FULL,
+    STATIC,
+    Mean,
+    decisive,
+    mean_of,
+    select,
+    studies,
+)
 from softstair.experiments.verdicts import Judgement, before_the_drop, final
 from softstair.schedule import POWERS
 

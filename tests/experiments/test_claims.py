@@ -276,41 +276,6 @@ def test_accuracies_are_the_same_if_their_interval_is_within_the_tolerance() -> 
     assert same(mean_of([0.5]), 1.0, below=0.01) == "holds"
 
 
-def test_what_may_be_chance_holds_in_part() -> None:
-    """A difference whose interval goes through nought."""
-
-    def level(settings: Mapping[str, str], fold: int) -> float:
-        wild = (0.05, -0.05, 0.04, -0.03, 0.02)[fold] if settings["forward"] == "mode" else 0.0
-        return paper(settings, fold) - (0.03 if settings["forward"] == "mode" else 0) + wild
-
-    found = CLAIM["static-mode-above-random"].measured(study(level, 20))
-    assert found.verdict == "holds in part", found.measured
-
-
-def test_an_equality_that_may_be_chance_holds_in_part() -> None:
-    """Level on the mean, with folds of static noise that lie far apart."""
-
-    def level(settings: Mapping[str, str], fold: int) -> float:
-        wild = (0.09, -0.09, 0.08, -0.08, 0.0)[fold] if settings["interval"] == "none" else 0.0
-        return paper(settings, fold) + wild
-
-    claim = CLAIM["speech-partition-static"]
-    assert claim.measured(made("paper-speech", paper, 20, before=before)).verdict == "holds"
-    found = claim.measured(made("paper-speech", level, 20, before=before))
-    assert found.verdict == "holds in part", found.measured
-
-
-def test_one_fold_must_differ_by_a_point() -> None:
-    """It has no interval to tell by."""
-    clear = CLAIM["homogeneous"].measured(
-        study(shifted(-0.01, power="progressive"), 20, folds=(0,))
-    )
-    assert clear.verdict == "holds"
-    assert "homogeneous above progressive, partition: 1.6 points" in clear.measured
-    assert "20 epochs, running statistics, 1 fold:" in clear.measured
-    assert CLAIM["homogeneous"].measured(study(paper, 20, folds=(0,))).verdict == "holds in part"
-
-
 def test_what_is_not_all_there_holds_in_part() -> None:
     """And says what is missing."""
     only = {"interval": ["none", "partition", "same_end"], "noise": ["uniform", "normal"]}

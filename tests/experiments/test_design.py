@@ -3,10 +3,8 @@ TOML files."""
 
 import json
 import math
-import os
 import random
 import re
-import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -18,7 +16,7 @@ import torch
 
 from softstair.data import Dataset
 from softstair.experiments import DESIGNS, Configuration, Design, design_file
-from softstair.experiments.design import conditions, named
+from softstair.experiments.design import conditions
 from softstair.experiments.design_file import parse, read
 from softstair.nn import layer_count
 from softstair.train import PRESETS, Recipe
@@ -210,23 +208,6 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("wanted", "number"),
-    [
-        ({}, 264),
-        ({"interval": ["none"]}, 8),
-        ({"interval": ["partition", "same_end"]}, 128),  # half of 264 - 8
-        ({"static_std": ["true"]}, 72),  # 4 noises, 2 forwards, 1 static or 8 with a moving mean
-        ({"forward": ["expectation"]}, 64),  # dynamic variance alone: 4 noises, 2 means, 8
-        ({"noise": ["normal"], "interval": ["overlapped"], "power": ["progressive"]}, 8),
-        ({"data": ["cifar10"], "epochs": ["500"], "period": ["50"]}, 264),
-    ],
-    ids=str,
-)
-def test_where_has_the_number_that_counting_gives(wanted: dict[str, Any], number: int) -> None:
-    assert len(DESIGNS["paper-cifar10"].where(wanted).configurations) == number
-
-
 def test_where_is_the_filter_that_it_says() -> None:
     design, draw = DESIGNS["paper-cifar10"], random.Random(5)
     empty = 0
@@ -318,12 +299,6 @@ A, B = Configuration("a", Recipe()), Configuration("b", Recipe(seed=1, folds=3))
 def test_a_design_refuses_nonsense(configurations: Any, folds: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Design("x", configurations, folds)
-
-
-def test_the_designs_by_name() -> None:
-    assert all(named(name) is design for name, design in DESIGNS.items())
-    with pytest.raises(ValueError, match="paper-cifar10, paper-svhn, paper-speech"):
-        named("paper")
 
 
 # ---- Files
@@ -506,23 +481,3 @@ def test_more_configurations_than_anybody_means(monkeypatch: pytest.MonkeyPatch)
     for vary in ({"seed": list(range(31))}, dict.fromkeys(("seed", "batch", "epochs"), numbers)):
         with pytest.raises(ValueError, match="at most 30 configurations"):
             parse({"vary": vary})
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_not_read_without_end(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.toml")
-
-    def feed() -> None:
-        with open(tmp_path / "pipe.toml", "wb") as pipe:
-            try:
-                pipe.write(b"#" * (3 << 20))
-            except BrokenPipeError:
-                return
-
-    feeding = threading.Thread(target=feed)
-    feeding.start()
-    try:
-        with pytest.raises(ValueError, match="too long"):
-            read(tmp_path / "pipe.toml")
-    finally:
-        feeding.join()

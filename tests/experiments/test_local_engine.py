@@ -328,13 +328,3 @@ def test_it_begins_where_it_is_told_to_but_once() -> None:
     assert pace() == 2  # and now it measures
     pace.begin(4)
     assert pace() == 2
-
-
-def test_what_loads_or_starts_is_not_counted() -> None:
-    now = [0.0]
-    pace = Pace(first=1, most=3, clock=lambda: now[0])
-    for second in range(100):
-        now[0] = float(second)
-        pace.hear("a", {"kind": "start"})
-        pace.hear("a", {"kind": "loading", "done": 1000 * second, "total": 10**6})
-        assert pace() == 1

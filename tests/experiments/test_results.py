@@ -314,26 +314,6 @@ def test_without_pyarrow_it_says_what_to_install(
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_tables_tell_apart_what_runs_do(ending: str, tmp_path: Path) -> None:
-    """A table by itself says all of its recipes: also what all of its units have in common."""
-    if ending == "parquet":
-        pytest.importorskip("pyarrow", reason="needs pyarrow")
-    small = Recipe(limit=200, epochs=1, batch=32)
-    for number, rate in enumerate((1e-3, 0.02)):
-        train(replace(small, learning_rate=rate), tmp_path / f"runs/rate-{number}/fold-0")
-    train(replace(small, weights="int4"), tmp_path / "others/rate-0/fold-0")
-    for name in ("runs", "others"):
-        write(load(tmp_path / name), tmp_path / f"{name}.{ending}")
-        from_table, from_runs = load(tmp_path / f"{name}.{ending}"), load(tmp_path / name)
-        assert [one.settings for one in from_table] == [one.settings for one in from_runs]
-    settings = [
-        one.settings for n in ("runs", "others") for one in load(tmp_path / f"{n}.{ending}")
-    ]
-    assert [one["learning_rate"] for one in settings] == ["0.001", "0.02", "0.001"]
-    assert [one["weights"] for one in settings] == ["ternary", "ternary", "int4"]
-
-
 # ---- Damaged and foreign tables
 
 
@@ -405,16 +385,6 @@ def test_a_spoiled_table_is_refused_with_the_reason(kind: str, store: Path, tmp_
     assert word in no_table(spoiled(store, tmp_path / "table.csv", change))
 
 
-def test_columns_of_others_do_no_harm(store: Path, tmp_path: Path) -> None:
-    def add(cells: list[list[str]]) -> None:
-        for number, row in enumerate(cells):
-            row.append("remark" if number == 0 else "a, b")
-
-    assert load(spoiled(store, tmp_path / "table.csv", add)) == load(
-        spoiled(store, tmp_path / "plain.csv", lambda cells: None)
-    )
-
-
 FOREIGN = [
     b"a,b\n1,2\n",
     b"epoch,seed,other\n",
@@ -451,16 +421,6 @@ def test_tables_in_folders_of_a_folder(store: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "all") == load(deep)
     write(load(store)[:1], tmp_path / "all" / "near.csv")
     assert load(tmp_path / "all") == load(tmp_path / "all" / "near.csv")
-
-
-@pytest.mark.parametrize("kind", ["no rows", "no noise", "nan"])
-def test_damage_is_not_taken_for_a_table_of_something_else(
-    kind: str, store: Path, tmp_path: Path
-) -> None:
-    file = spoiled(store, tmp_path / "table.csv", CHANGES[kind][0])
-    with pytest.raises(RunError) as caught:
-        gather([file.parent])
-    assert not isinstance(caught.value, ForeignTable)
 
 
 def outcome(file: Path) -> str:
@@ -575,7 +535,6 @@ def test_damaged_metrics_are_named(change: Callable[[str], str], mine: Path) -> 
 
 
 def test_metrics_that_are_gone_are_missed(mine: Path) -> None:
-    """A unit that is done is not left out of a mean without a word."""
     (mine / RUN / "metrics.jsonl").unlink()
     no_run(mine, "metrics.jsonl")
 
@@ -652,12 +611,6 @@ def test_tables_keep_the_data_version_and_older_ones_do_not_know_it(
     assert "data_version" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
 
 
-def test_a_name_in_any_script_comes_back(store: Path, tmp_path: Path) -> None:
-    one = replace(load(store)[0], configuration="Ｗ\u3000一\u00a0é")
-    write([one], tmp_path / "table.csv")
-    assert load(tmp_path / "table.csv")[0].configuration == one.configuration
-
-
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:
     """Whoever looks at a grid that trains, or that was killed, may see half a line."""
     file = mine / ODD / "fold-2" / "metrics.jsonl"
@@ -689,10 +642,3 @@ def test_a_run_of_another_version_is_said_to_be_one(change: dict[str, Any], mine
     said = no_run(mine, "")
     assert "0.7.3" in said
     assert "restore" not in said
-
-
-def test_a_recipe_is_read_as_it_was_written(store: Path) -> None:
-    """Should a later version add a field, this says that old stores must still be thought of."""
-    for path in find(store):
-        config = json.loads((path / "config.json").read_text())
-        assert Recipe.from_json(config["recipe"]).to_json() == config["recipe"]

@@ -16,20 +16,22 @@ fold is from the next, not what another data set would give.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from softstair._check import choice
 from softstair._errors import SoftstairError, import_extra
-from softstair.experiments.design import FREEDOMS
+from softstair.experiments.design import DESIGNS, FREEDOMS
 from softstair.experiments.results import DATA_VERSION, METRICS, Training
+from softstair.noise import names as noise_names
 from softstair.train.recipe import fields_with
 
 __all__ = [
-    "DYNAMIC", "FEWEST", "SHARED", "STATIC", "TITLES", "Curve", "Mean", "Study", "curve_of",
-    "distinguishing", "drop_of", "duration", "final_of", "mean_of", "select", "studies",
+    "DYNAMIC", "FEWEST", "FULL", "SHARED", "STATIC", "STATIC_LEVELS", "TITLES", "Curve", "Mean",
+    "Study", "curve_of", "decisive", "distinguishing", "drop_of", "duration", "final_of", "mean_of",
+    "select", "studies",
 ]  # fmt: skip
 
 Numbers = NDArray[np.float64]
@@ -44,6 +46,13 @@ SHARED = tuple(
     if name not in FREEDOMS and name != "fold"
 )
 """The settings that all trainings of a study share."""
+FULL = {
+    design.configurations[0].recipe.data: design.configurations[0].recipe.epochs
+    for design in DESIGNS.values()
+}
+"""The paper's epochs of each data set: levels are judged of no fewer."""
+STATIC_LEVELS = {"mode": 0.86, "random": 0.82}
+"""The paper's levels of static noise on CIFAR-10."""
 CONFIDENCE = 0.95
 FEWEST = 3
 """Folds that an interval takes at least."""
@@ -53,9 +62,7 @@ FEWEST = 3
 class Study:
     """Trainings on one data set that differ in degrees of freedom and folds alone.
 
-    name        such as cifar10; cifar10-epochs-100, where there is another of the same data
-    trainings   one for each combination of degrees of freedom and each fold
-    version     of the data set, where there is a study of another version of it; else empty
+    ``version`` is that of the data set where there is a study of another one; else empty.
     """
 
     name: str
@@ -64,22 +71,18 @@ class Study:
 
     @property
     def data(self) -> str:
-        """The data set, as a recipe names it."""
         return self.trainings[0].recipe.data
 
     @property
     def epochs(self) -> int:
-        """How many it takes to be done."""
         return self.trainings[0].recipe.epochs
 
     @property
     def statistics(self) -> str:
-        """Those that its batch normalisations were evaluated with: running or fresh."""
         return self.trainings[0].recipe.statistics
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was evaluated with fresh statistics, and not with running ones."""
         return self.statistics == "fresh"
 
     @property
@@ -113,7 +116,7 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
         if unit not in units or (training.is_done and not units[unit].is_done):
             units[unit] = training
     shared = [dict(zip(SHARED, values, strict=True)) for values in groups]
-    found = []
+    results = []
     for settings, units in zip(shared, groups.values(), strict=True):
         rivals = [other for other in shared if other["data"] == settings["data"]]
         # Epochs first: periods and drops follow them.
@@ -122,11 +125,27 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
         name = re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-.")
         version = settings[DATA_VERSION]
         is_only = all(other[DATA_VERSION] == version for other in rivals)
-        found.append(Study(name, tuple(units.values()), "" if is_only else version))
+        results.append(Study(name, tuple(units.values()), "" if is_only else version))
     order = list(TITLES)
     place = lambda data: order.index(data) if data in order else len(order)
-    order_of = lambda one: (place(one.data), one.data, one.is_fresh, -one.epochs, one.name)
-    return sorted(found, key=order_of)
+    key = lambda study: (place(study.data), study.data, study.is_fresh, -study.epochs, study.name)
+    return sorted(results, key=key)
+
+
+def decisive(study: Study) -> Study:
+    """A study without the configurations that have not learned enough to decide: static noise on
+    CIFAR-10 in shortened trainings, with a mean below half of the paper's level."""
+    if study.data != "cifar10" or study.epochs >= FULL[study.data]:
+        return study
+    left_out: set[int] = set()
+    for forward, level in STATIC_LEVELS.items():
+        for noise in noise_names():
+            group = select(study.trainings, {**STATIC, "forward": forward, "noise": noise})
+            mean = final_of(group)
+            if mean is not None and mean.value < level / 2:
+                left_out.update(map(id, group))
+    kept = tuple(training for training in study.trainings if id(training) not in left_out)
+    return replace(study, trainings=kept)
 
 
 def select(trainings: Iterable[Training], wanted: Mapping[str, str]) -> list[Training]:
@@ -150,11 +169,7 @@ def distinguishing(rivals: Sequence[Mapping[str, str]], names: Iterable[str]) ->
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over folds, as a share of 1.
-
-    low, high     its 95 % interval; None with fewer than three folds
-    least, most   the smallest and the largest value
-    """
+    """A mean over folds, its 95 % interval (None with fewer than three folds), and its range."""
 
     value: float
     low: float | None
@@ -176,7 +191,6 @@ class Mean:
         return self.low, self.high
 
     def __str__(self) -> str:
-        """Per cent."""
         return f"{self.in_hundredths()} %"
 
     def in_hundredths(self, sign: bool = False, digits: int = 1) -> str:
@@ -191,10 +205,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over folds along the epochs; low and high are None with fewer than three folds.
-
-    epochs     counting from 1: after so many epochs
-    """
+    """Means over folds after 1, 2, … epochs; no interval with fewer than three folds."""
 
     epochs: NDArray[np.int64]
     mean: Numbers

@@ -26,8 +26,8 @@ from softstair.experiments.results import Training
 from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
 
 __all__ = [
-    "Cell", "Contrast", "Gap", "Group", "Judgement", "Pick", "Word", "above", "before_the_drop",
-    "compare", "final", "judge", "same",
+    "Cell", "Contrast", "Gap", "Group", "Judgement", "Pick", "Word", "above", "at_most",
+    "before_the_drop", "compare", "final", "judge", "same",
 ]  # fmt: skip
 
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
@@ -79,23 +79,24 @@ class Group:
     gaps          differences within the group; those whose cells are absent are left out
     name          tells it from other groups; it is added to the labels of its cells
     optional      two of the cells are enough
-    needs         of each of these tuples of labels, one must be there
+    one_of        of each of these tuples of labels, one must be there
     over          degrees of freedom that are averaged over, and not matched
     before_drop   compare accuracies before the learning rate drops, not those of the last epoch
     folds         how many it takes at least
+    family        a claim is tested where a group of each family is there
     """
 
     cells: Mapping[str, Mapping[str, Any]]
     gaps: tuple[Gap, ...] = ()
     name: str = ""
     optional: bool = False
-    needs: tuple[tuple[str, ...], ...] = ()
+    one_of: tuple[tuple[str, ...], ...] = ()
     over: tuple[str, ...] = ()
     before_drop: bool = False
     folds: int = 1
+    family: str = ""
 
     def label(self, cell: str) -> str:
-        """The label of a cell among those of all groups."""
         return f"{cell} / {self.name}".replace("_", " ") if self.name else cell.replace("_", " ")
 
 
@@ -103,7 +104,7 @@ class Group:
 class Contrast:
     """What is compared to judge a claim.
 
-    families     groups of cells; a claim is tested where a group of each family is there
+    groups       groups of cells
     needs        what it takes to test it, in words; empty: trainings of full length
     gaps         differences of cells and gaps of several groups
     keep         which groups of a family are judged: all, the one whose cells lie furthest apart,
@@ -112,7 +113,7 @@ class Contrast:
     all_cells    whether the verdict says which cells are not there
     """
 
-    families: tuple[tuple[Group, ...], ...]
+    groups: tuple[Group, ...]
     needs: str = ""
     gaps: tuple[Gap, ...] = ()
     keep: Literal["all", "widest", "best"] = "all"
@@ -122,12 +123,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Cell:
-    """The mean over configurations, fold by fold.
-
-    folds      validation accuracy
-    tests      test accuracy of the last epoch; empty where there is no test set
-    trainings  those that it is the mean of
-    """
+    """The mean over configurations, fold by fold: validation accuracy, and test accuracy if any."""
 
     folds: Folds
     tests: Folds
@@ -135,17 +131,14 @@ class Cell:
 
     @property
     def mean(self) -> Mean:
-        """Validation accuracy, over folds."""
         return mean_of(self.folds.values())
 
     @property
     def test(self) -> Mean | None:
-        """Test accuracy, over folds."""
         return mean_of(self.tests.values()) if self.tests else None
 
     @property
     def configurations(self) -> int:
-        """How many configurations it is the mean of."""
         return len({training.configuration for training in self.trainings})
 
 
@@ -168,17 +161,12 @@ class Judgement:
 
     @property
     def trainings(self) -> int:
-        """How many trainings it follows from."""
         every = (training for cell in self.cells.values() for training in cell.trainings)
         return len({(training.configuration, training.fold) for training in every})
 
     @property
     def sentence(self) -> str:
-        """What was measured: evaluation, length, folds, accuracies, differences, what is missing.
-
-        With two folds, brackets hold the range of the two; with more, ± is half of the 95 %
-        interval.
-        """
+        """What was measured: evaluation, length, folds, accuracies, differences, what is absent."""
         if self.verdict == "not tested":
             return f"{self.study.title}: it takes {self.needs}."
         counts = sorted({len(cell.folds) for cell in self.cells.values()})
@@ -196,7 +184,11 @@ class Judgement:
 def judge(contrast: Contrast, study: Study, full_length: int) -> Judgement:
     """Return the verdict of one study; trainings of ``full_length`` epochs can tell levels."""
     is_full = study.epochs >= full_length
-    families = [_compared(study, family, contrast.keep) for family in contrast.families]
+    names = dict.fromkeys(group.family for group in contrast.groups)
+    families = [
+        _compared(study, [group for group in contrast.groups if group.family == name], contrast)
+        for name in names
+    ]
     needs = contrast.needs or f"trainings over {full_length} epochs"
     if not all(families) or not (contrast.needs or is_full):
         return Judgement("not tested", study, needs=needs)
@@ -256,6 +248,10 @@ def same(gap: Mean, tolerance: float, below: float | None = None) -> Word:
     return "holds" if low >= least and high <= tolerance else "holds in part"
 
 
+def at_most(gap: Mean, limit: float) -> Word:
+    return "holds" if gap.value <= limit else "does not hold"
+
+
 def final(training: Training) -> float | None:
     """The validation accuracy of the last epoch; None if the training is not done."""
     return training.valid_accuracy if training.is_done else None
@@ -288,8 +284,8 @@ def compare(study: Study, group: Group) -> dict[str, Cell]:
         if places:
             trained[label] = places
     needed = min(2, len(group.cells)) if group.optional else len(group.cells)
-    has_needs = all(any(label in trained for label in labels) for labels in group.needs)
-    if len(trained) < needed or not has_needs:
+    is_complete = all(any(label in trained for label in labels) for labels in group.one_of)
+    if len(trained) < needed or not is_complete:
         return {}
     first, *others = trained.values()
     shared = [place for place in first if all(place in places for places in others)]
@@ -324,13 +320,13 @@ def _cell(
 
 
 def _compared(
-    study: Study, family: Sequence[Group], keep: str
+    study: Study, family: Sequence[Group], contrast: Contrast
 ) -> list[tuple[Group, dict[str, Cell]]]:
     """The groups of a family that are there, or the one of them that is kept."""
     there = [(group, cells) for group in family if (cells := compare(study, group))]
-    if keep == "all" or not there:
+    if contrast.keep == "all" or not there:
         return there
-    reduce = np.ptp if keep == "widest" else np.max
+    reduce = np.ptp if contrast.keep == "widest" else np.max
     return [max(there, key=lambda pair: reduce([cell.mean.value for cell in pair[1].values()]))]
 
 
@@ -373,7 +369,7 @@ def _missing(contrast: Contrast, compared: list[tuple[Group, dict[str, Cell]]]) 
     absent: dict[str, bool] = {}
     if contrast.keep == "all":
         there = {group.name for group, _ in compared}
-        absent = {group.name: group.name not in there for group in chain(*contrast.families)}
+        absent = {group.name: group.name not in there for group in contrast.groups}
     for group, cells in compared:
         for label in group.cells:
             name = label.partition(" /")[0]
