@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import softstair
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair.bench import Times
 from softstair.bench.operators import OperatorRow
 from softstair.cli import bench
@@ -23,10 +23,10 @@ TINY = "bench --quick --repeats 1 --batch 4 --elements 64 --device cpu".split()
 
 @pytest.mark.nightly
 def test_all_parts_are_measured_shown_and_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    code, out, err = run(capsys, *TINY, "--json", "figures.json")
+    code, out, err = run(*TINY, "--json", "figures.json")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "all figures: figures.json"
     figures = json.loads(Path("figures.json").read_text())
@@ -43,9 +43,9 @@ def test_all_parts_are_measured_shown_and_written(
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
-def test_json_contains_the_command_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_command_to_repeat_it(run: Run) -> None:
     words = [*TINY, "--only", "operator", "--stairs", "heaviside", "--json", "figures of today"]
-    assert run(capsys, *words)[0] == 0
+    assert run(*words)[0] == 0
     figures = json.loads(Path("figures of today").read_text())
     program, *again = shlex.split(figures["command"])
     assert program == "softstair"
@@ -55,8 +55,8 @@ def test_json_contains_the_command_to_repeat_it(capsys: pytest.CaptureFixture[st
     assert {row["stair"] for row in figures["operator"]} == {"heaviside"}
 
 
-def test_without_json_the_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *TINY, "--only", "partition", "--forward", "random")
+def test_without_json_the_flag_is_named(run: Run) -> None:
+    code, out, _ = run(*TINY, "--only", "partition", "--forward", "random")
     assert code == 0
     assert "digits, random, batches of 4" in out
     assert "--json FILE" in out.splitlines()[-1]
@@ -74,38 +74,32 @@ def test_without_json_the_flag_is_named(capsys: pytest.CaptureFixture[str]) -> N
         ("--json .", "--json must be a file that can be written"),
     ],
 )
-def test_errors_come_before_measuring(
-    capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    assert message in rejected(capsys, "bench", *words.split())
+def test_errors_come_before_measuring(run: Run, words: str, message: str) -> None:
+    assert message in run.rejected("bench", *words.split())
 
 
 def test_out_of_memory_names_the_flags(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def large(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EB")
 
     monkeypatch.setattr("softstair.bench.measure_step", large)
-    code, _, err = run(capsys, *TINY, "--only", "step", "--json", "figures.json")
+    code, _, err = run(*TINY, "--only", "step", "--json", "figures.json")
     assert (code, err.count("\n")) == (2, 1)
     assert "give a --batch below 4, or --quick" in err
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_not_measured_is_listed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_measured_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "brevitas", None)
-    _, out, _ = run(capsys, *TINY, "--only", "step")
+    _, out, _ = run(*TINY, "--only", "step")
     assert "Brevitas: not measured (not installed)" in out
 
 
-def test_absent_kernels_are_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_kernels_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
-    code, _, err = run(capsys, *TINY, "--only", "operator")
+    code, _, err = run(*TINY, "--only", "operator")
     assert (code, err.count("\n")) == (2, 1)
     assert "kernels must be" in err
 

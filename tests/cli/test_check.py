@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import softstair
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair.cli import check
 from softstair.data import load
 from softstair.data.folds import split
@@ -32,9 +32,9 @@ SMALL = ["--layers", "3", "--period", "10"]
     ],
 )
 def test_exit_code_is_whether_the_layers_are_in_order(
-    flags: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
+    flags: str, code: int, text: str, run: Run
 ) -> None:
-    exit_code, out, err = run(capsys, "check", *SMALL, *flags.split())
+    exit_code, out, err = run("check", *SMALL, *flags.split())
     assert (exit_code, err) == (code, "")
     assert text in out
 
@@ -59,13 +59,13 @@ def test_defaults_are_the_papers_settings_for_cifar_10() -> None:
         ("--run nowhere", ["--run", "holds no run"]),
     ],
 )
-def test_errors(flags: str, messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    error = rejected(capsys, "check", *flags.split())
+def test_errors(flags: str, messages: list[str], run: Run) -> None:
+    error = run.rejected("check", *flags.split())
     assert all(message in error for message in messages), error
 
 
 def test_files_are_checked_first_and_written_atomically(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def never(*_: object) -> None:
         raise AssertionError("the work was begun")
@@ -81,20 +81,20 @@ def test_files_are_checked_first_and_written_atomically(
     picture.write_text("old")
     with monkeypatch.context() as patch:
         patch.setattr(check, "examine", never)
-        rejected(capsys, "check", "--out", tmp_path / "no" / "picture.png")
+        run.rejected("check", "--out", tmp_path / "no" / "picture.png")
         patch.setattr(Path, "touch", forbidden)
-        assert "Permission denied" in rejected(capsys, "check", "--out", picture)
+        assert "Permission denied" in run.rejected("check", "--out", picture)
     monkeypatch.setattr(check, "draw", full)
-    code, _, err = run(capsys, "check", *SMALL, "--out", picture)
+    code, _, err = run("check", *SMALL, "--out", picture)
     assert code == 2
     assert "No space left" in err
     assert picture.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
-def test_picture_and_json_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_picture_and_json_are_written(run: Run, tmp_path: Path) -> None:
     flags = ["--interval", "same_end", "--no-static-mean", "--out", "a.png", "--json"]
-    code, _, err = run(capsys, "check", *SMALL, *flags, "a.json")
+    code, _, err = run("check", *SMALL, *flags, "a.json")
     assert (code, err) == (1, "")
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads(Path("a.json").read_text())
@@ -106,7 +106,7 @@ def test_picture_and_json_are_written(capsys: pytest.CaptureFixture[str], tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png"]
     # The same seed gives the same report.
     for name, seed in (("b.json", 0), ("c.json", 4)):
-        run(capsys, "check", *SMALL, *flags, name, "--seed", seed)
+        run("check", *SMALL, *flags, name, "--seed", seed)
     texts = [Path(name).read_text() for name in ("a.json", "b.json", "c.json")]
     assert texts[0] == texts[1] != texts[2]
 
@@ -124,10 +124,10 @@ def test_lines_fit_the_terminal(
         assert not any("…" in line for line in lines)
 
 
-def test_network_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_of_a_run(run: Run) -> None:
     short = Recipe(epochs=2, period=0.5, limit=150, batch=24, interval="same_end")
     train(short, "run", device="cpu")
-    code, out, _ = run(capsys, "check", "--run", "run", "--json", "report.json")
+    code, out, _ = run("check", "--run", "run", "--json", "report.json")
     assert code == 1, "the recipe's schedule is checked"
     assert "on the trained network" in out
     report = json.loads(Path("report.json").read_text())
@@ -145,6 +145,6 @@ def test_network_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     # A run without an epoch, and one of a float network.
     shutil.copytree("run", "begun")
     Path("begun/metrics.jsonl").write_text("")
-    assert "has no epoch yet" in rejected(capsys, "check", "--run", "begun")
+    assert "has no epoch yet" in run.rejected("check", "--run", "begun")
     train(Recipe(epochs=1, limit=150, weights="float", features="float"), "float", device="cpu")
-    assert "is float" in rejected(capsys, "check", "--run", "float")
+    assert "is float" in run.rejected("check", "--run", "float")

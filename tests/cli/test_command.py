@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import softstair
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair import cli
 from softstair.cli import check
 
@@ -58,18 +58,18 @@ def test_installed_command_has_the_exit_codes_of_the_verbs() -> None:
 
 
 @pytest.mark.quick
-def test_help_lists_the_verbs_and_each_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
     for words in ([], ["--help"], ["-h"]):
-        code, out, err = run(capsys, *words)
+        code, out, err = run(*words)
         assert (code, err) == (0, "")
         assert all(verb in out for verb in cli.VERBS)
     for verb in cli.VERBS:
-        code, out, err = run(capsys, verb, "--help")
+        code, out, err = run(verb, "--help")
         assert (code, err) == (0, "")
         assert out.startswith(f"usage: softstair {verb}")
         assert "Exit code 0" in out
-    assert run(capsys, "--version") == (0, f"softstair {softstair.__version__}\n", "")
-    assert run(capsys, "chek")[0] == 2
+    assert run("--version") == (0, f"softstair {softstair.__version__}\n", "")
+    assert run("chek")[0] == 2
 
 
 def test_closed_pipe_is_not_exit_code_1() -> None:
@@ -81,14 +81,12 @@ def test_closed_pipe_is_not_exit_code_1() -> None:
     assert done.stdout.startswith("uniform noise")
 
 
-def test_internal_error_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_error_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: check.Command) -> int:
         raise KeyError("gone")
 
     monkeypatch.setattr(check.Command, "run", broken)
-    code, out, err = run(capsys, "check")
+    code, out, err = run("check")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "internal error: KeyError: 'gone'" in err
     monkeypatch.setenv("SOFTSTAIR_TRACEBACK", "1")
@@ -96,8 +94,8 @@ def test_internal_error_is_one_line(
         cli.main(["check"])
 
 
-def test_system_errors_name_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    error = rejected(capsys, "report", "x" * 5000)
+def test_system_errors_name_the_file(run: Run) -> None:
+    error = run.rejected("report", "x" * 5000)
     assert "…': File name too long." in error
     assert len(error) < 400
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair.cli import data
 from softstair.data import DataError
 from softstair.data import fetch as fetching
@@ -15,10 +15,8 @@ pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
 
 
 @pytest.mark.parametrize("words", [[], ["fetch", "--help"]])
-def test_help_names_the_actions_and_data_sets(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, "data", *words)
+def test_help_names_the_actions_and_data_sets(words: list[str], run: Run) -> None:
+    code, out, err = run("data", *words)
     assert (code, err) == (0, "")
     text = " ".join(out.split())
     assert all(name in text for name in ("fetch NAME", "status", "--data-dir", *SOURCES))
@@ -33,13 +31,13 @@ def test_help_names_the_actions_and_data_sets(
         ("status svhn", ["status takes no NAME", "'svhn'"]),
     ],
 )
-def test_errors(words: str, messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    error = rejected(capsys, "data", *words.split())
+def test_errors(words: str, messages: list[str], run: Run) -> None:
+    error = run.rejected("data", *words.split())
     assert all(message in error for message in messages), error
 
 
 def test_fetch_loads_each_name_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fetched: list[tuple[str, Path]] = []
 
@@ -49,43 +47,39 @@ def test_fetch_loads_each_name_once(
 
     monkeypatch.setattr(data, "fetch", fetch)
     words = ["data", "fetch", "svhn", "--data-dir", tmp_path, "cifar10", "svhn"]
-    assert run(capsys, *words) == (0, "svhn: here.\ncifar10: here.\n", "")
+    assert run(*words) == (0, "svhn: here.\ncifar10: here.\n", "")
     assert fetched == [("svhn", tmp_path), ("cifar10", tmp_path)]
 
 
-def test_interrupted_fetch_can_be_continued(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_fetch_can_be_continued(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data, "fetch", fetch)
-    code, out, err = run(capsys, "data", "fetch", "svhn")
+    code, out, err = run("data", "fetch", "svhn")
     assert (code, out, err.count("\n")) == (130, "", 1)
     assert "the same command again" in err
 
 
-def test_failed_download_is_exit_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_is_exit_code_2(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(download: Download, *_: object) -> None:
         raise DataError(download.address, "cannot be downloaded", "choose another `data_dir`")
 
     monkeypatch.setattr(fetching, "_download_file", fail)
-    code, _, err = run(capsys, "data", "fetch", "svhn")
+    code, _, err = run("data", "fetch", "svhn")
     assert code == 2
     assert err.endswith("cannot be downloaded: choose another --data-dir.\n")
 
 
 def test_status_shows_everything_and_fits_its_width(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = tmp_path / "with [bold]brackets[/] and room"
     (root / "cifar-10-batches-py").mkdir(parents=True)
     (root / "cifar-10-batches-py" / "data_batch_1").write_text("x")
     for columns in (60, 250):
         monkeypatch.setenv("COLUMNS", str(columns))
-        code, out, err = run(capsys, "data", "status", "--data-dir", root)
+        code, out, err = run("data", "status", "--data-dir", root)
         assert (code, err) == (0, "")
         assert max(map(len, out.splitlines())) <= columns
         assert "[bold]brackets[/]" in "".join(out.split())
@@ -95,4 +89,4 @@ def test_status_shows_everything_and_fits_its_width(
         *(f"data fetch {name} --data-dir '{root}'" for name in SOURCES if name != "digits"),
     ):
         assert text in out
-    assert "data fetch svhn (246.3 MB)" in " ".join(run(capsys, "data", "status")[1].split())
+    assert "data fetch svhn (246.3 MB)" in " ".join(run("data", "status")[1].split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair import Stair
 from softstair.data import load
 from softstair.data.folds import split
@@ -44,11 +44,9 @@ def copy(digits: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["onnx", "none", pytest.param("c", marks=NEEDS_COMPILER)])
-def test_exported_network_has_no_mismatch(
-    backend: str, digits: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exported_network_has_no_mismatch(backend: str, digits: Path, run: Run) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    code, out, err = run(capsys, "verify", digits, "--backends", backend, "--limit", 60)
+    code, out, err = run("verify", digits, "--backends", backend, "--limit", 60)
     assert (code, err) == (0, "")
     assert "mismatches on 60 examples, fold 3 of digits" in " ".join(out.split())
     for name in {"integer network", backend} - {"none"}:
@@ -56,11 +54,11 @@ def test_exported_network_has_no_mismatch(
 
 
 def test_last_layer_in_int8_is_compared_with_the_network_that_has_it(
-    digits: Path, capsys: pytest.CaptureFixture[str]
+    digits: Path, run: Run
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     flags = ["--last-layer", "int8", "--backends", "onnx", "--limit", 60]
-    code, out, err = run(capsys, "verify", digits, *flags)
+    code, out, err = run("verify", digits, *flags)
     assert (code, err) == (0, "")
     for name in ("integer network", "onnx"):  # the scores of integer weights are compared too
         assert f"{name}: 0 mismatches of {60 * (3 * 256 + 10 + 1):,} numbers" in out
@@ -69,11 +67,11 @@ def test_last_layer_in_int8_is_compared_with_the_network_that_has_it(
 
 
 def test_classes_that_a_coarse_last_layer_changes_are_no_mismatches(
-    digits: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(last_layer, "INT8", Stair.sign())
     flags = ["--last-layer", "int8", "--backends", "none"]
-    code, out, _ = run(capsys, "verify", digits, *flags)
+    code, out, _ = run("verify", digits, *flags)
     assert code == 0
     assert "integer network: 0 mismatches" in out
     # By hand: the signs of the weights, times one number for each class.
@@ -92,7 +90,7 @@ def test_classes_that_a_coarse_last_layer_changes_are_no_mismatches(
 
 
 def test_mismatch_is_exit_code_1_and_named(
-    digits: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = IntegerNetwork.features
 
@@ -102,17 +100,15 @@ def test_mismatch_is_exit_code_1_and_named(
         return layers
 
     monkeypatch.setattr(IntegerNetwork, "features", wrong)
-    code, out, _ = run(capsys, "verify", digits, "--backends", "none", "--limit", 20)
+    code, out, _ = run("verify", digits, "--backends", "none", "--limit", 20)
     assert code == 1
     assert "1 mismatches of" in out
     assert "the first in features.6, example 7 at (100,): " in " ".join(out.split())
 
 
-def test_packed_network_keeps_its_fold(
-    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packed_network_keeps_its_fold(digits: Path, tmp_path: Path, run: Run) -> None:
     file = pack(digits, load("digits"), tmp_path / "digits.safetensors")
-    code, out, _ = run(capsys, "verify", file, "--backends", "none")
+    code, out, _ = run("verify", file, "--backends", "none")
     assert code == 0
     assert "mismatches on 60 examples, fold 3 of digits" in " ".join(out.split())
     assert "0 mismatches of" in out
@@ -121,9 +117,9 @@ def test_packed_network_keeps_its_fold(
 # export
 
 
-def test_export_to_onnx(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_to_onnx(digits: Path, tmp_path: Path, run: Run) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    code, out, err = run(capsys, "export", digits, "--out", "digits.onnx")
+    code, out, err = run("export", digits, "--out", "digits.onnx")
     assert (code, err) == (0, "")
     assert "65,536" in out
     session = runtime.InferenceSession("digits.onnx", providers=["CPUExecutionProvider"])
@@ -132,71 +128,65 @@ def test_export_to_onnx(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert (scores.argmax(1) == classes).all()
 
 
-def test_export_to_c_replaces_only_an_export(
-    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: Run) -> None:
     words = ["export", digits, "--to", "c", "--out"]
-    code, out, _ = run(capsys, *words, tmp_path / "c")
+    code, out, _ = run(*words, tmp_path / "c")
     assert code == 0
     assert "in all" in out
     assert (tmp_path / "c" / "network.c").is_file()
-    code, out, _ = run(capsys, *words, tmp_path / "c", "--last-layer", "int8")
+    code, out, _ = run(*words, tmp_path / "c", "--last-layer", "int8")
     assert code == 0
     assert re.search(r"classifier +2,560 +2,560 +40  bytes multiplied, 8 bits a weight", out)
     thesis = tmp_path / "mine" / "thesis.tex"
     thesis.parent.mkdir()
     thesis.touch()
     for folder, message in ((thesis.parent, "--out must be"), (thesis / "c", "cannot use")):
-        code, _, err = run(capsys, *words, folder)
+        code, _, err = run(*words, folder)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
 
 
-def test_export_replaces_a_link_at_its_default_path(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_replaces_a_link_at_its_default_path(copy: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx", reason="needs onnx")
     mine, named = tmp_path / "mine", tmp_path / "named"
     mine.write_text("mine")
     default = copy / "network.qonnx"
     default.symlink_to(mine)
-    assert run(capsys, "export", copy, "--to", "qonnx")[0] == 0
+    assert run("export", copy, "--to", "qonnx")[0] == 0
     assert mine.read_text() == "mine"
     assert default.is_file()
     assert not default.is_symlink()
     # A link that the user names is followed.
     named.symlink_to(mine)
-    assert run(capsys, "export", copy, "--to", "qonnx", "--out", named)[0] == 0
+    assert run("export", copy, "--to", "qonnx", "--out", named)[0] == 0
     assert mine.read_bytes() == default.read_bytes()
     assert named.is_symlink()
 
 
-def test_export_to_c_writes_through_no_link(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_to_c_writes_through_no_link(copy: Path, tmp_path: Path, run: Run) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     words = ["export", copy, "--to", "c"]
     (copy / "c").symlink_to(mine)
-    code, _, err = run(capsys, *words)
+    code, _, err = run(*words)
     assert (code, [*mine.iterdir()]) == (2, [])
     assert "c' is a symbolic link" in err
     # In the folder, the link of a file is replaced, that of a folder is an error.
     (copy / "c").unlink()
-    assert run(capsys, *words)[0] == 0
+    assert run(*words)[0] == 0
     (copy / "c" / "network.c").unlink()
     (copy / "c" / "network.c").symlink_to(mine / "network.c")
-    assert run(capsys, *words)[0] == 0
+    assert run(*words)[0] == 0
     shutil.rmtree(copy / "c" / "cortex-m4")
     (copy / "c" / "cortex-m4").symlink_to(mine)
-    code, _, err = run(capsys, *words)
+    code, _, err = run(*words)
     assert code == 2
     assert "cortex-m4' is a symbolic link" in err
     assert not [*mine.iterdir()]
     # A folder that the user names may be a link.
     (tmp_path / "named").symlink_to(mine)
-    assert run(capsys, *words, "--out", tmp_path / "named")[0] == 0
+    assert run(*words, "--out", tmp_path / "named")[0] == 0
     assert (mine / "network.c").is_file()
 
 
@@ -227,37 +217,35 @@ def test_speech_network_is_exact_when_exported(
     flags: list[str],
     numbers: tuple[float, float],
     speech: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     stairs = "--weights int4 --weight-quantum 0.07 --features uint4 --feature-quantum 0.07"
     words = f"train --data speech {stairs} --epochs 2 --period 0.2 --batch 16 --device cpu"
-    assert run(capsys, *words.split(), *flags, "--data-dir", speech, "--out", "run")[0] == 0
+    assert run(*words.split(), *flags, "--data-dir", speech, "--out", "run")[0] == 0
     file = pack("run", load("speech", speech), "speech.safetensors")
     assert (about(file)["mean"], about(file)["std"]) == numbers
     backends = [] if flags else ["onnx", "c"] if HAS_COMPILER else ["onnx"]
     for path, backend in [(file, "none"), *(("run", backend) for backend in backends)]:
         words = ["verify", path, "--backends", backend, "--data-dir", speech]
-        code, out, err = run(capsys, *words)
+        code, out, err = run(*words)
         assert (code, err) == (0, "")
         assert out.count(": 0 mismatches of") == (1 if backend == "none" else 2)
-    assert run(capsys, "export", "run", "--data-dir", speech, "--out", "net.onnx")[0] == 0
+    assert run("export", "run", "--data-dir", speech, "--out", "net.onnx")[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["export", "verify"])
-def test_code_that_a_file_names_is_not_called(
-    verb: str, copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_a_file_names_is_not_called(verb: str, copy: Path, run: Run) -> None:
     for name in ("config.json", "summary.json"):
         text = (copy / name).read_text()
         (copy / name).write_text(text.replace('"data": "digits"', '"data": "antigravity:fly"'))
-    assert "antigravity:fly" in rejected(capsys, verb, copy)
+    assert "antigravity:fly" in run.rejected(verb, copy)
     (copy / "summary.json").unlink()
-    assert "--resume" in rejected(capsys, verb, copy)
+    assert "--resume" in run.rejected(verb, copy)
 
 
 @pytest.mark.parametrize("verb", ["export", "verify"])
-def test_errors(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(verb: str, run: Run) -> None:
     recipe = Recipe(limit=200, epochs=1, batch=32, weights="float", features="float")
     train(recipe, "float", device="cpu")
     not_integer = replace(load("digits"), mean=8.3)
@@ -273,7 +261,7 @@ def test_errors(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("nowhere",): "nowhere",
         (): "RUN is missing",
     }.items():
-        assert message in rejected(capsys, verb, *words)
+        assert message in run.rejected(verb, *words)
     others = {"verify": ["--backends java", "--limit 0"], "export": ["--to java"]}
     for flags in others[verb]:
-        assert flags.split()[0] in rejected(capsys, verb, packed, *flags.split())
+        assert flags.split()[0] in run.rejected(verb, packed, *flags.split())

@@ -16,8 +16,7 @@ import filelock
 import pytest
 
 from experiments.test_design import GRIDS
-from helpers.commands import rejected
-from helpers.commands import run as run_command
+from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import grid, main
 from softstair.experiments import load
@@ -41,13 +40,9 @@ forward = ["mode", "random"]
 """
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    return run_command(capsys, "grid", *words)
-
-
-def recipes(capsys: pytest.CaptureFixture[str], words: str) -> list[Recipe]:
+def recipes(run: pytest.CaptureFixture[str], words: str) -> list[Recipe]:
     """Return the recipes that a dry run lists."""
-    code, out, err = run(capsys, *words.split(), "--dry-run", "--json")
+    code, out, err = run("grid", *words.split(), "--dry-run", "--json")
     assert (code, err) == (0, ""), err
     listed = json.loads(out)["configurations"]
     names = [configuration.pop("name") for configuration in listed]
@@ -55,8 +50,8 @@ def recipes(capsys: pytest.CaptureFixture[str], words: str) -> list[Recipe]:
     return [Recipe.from_json(configuration) for configuration in listed]
 
 
-def folds(capsys: pytest.CaptureFixture[str], words: str) -> list[int]:
-    return json.loads(run(capsys, *words.split(), "--dry-run", "--json")[1])["folds"]
+def folds(run: pytest.CaptureFixture[str], words: str) -> list[int]:
+    return json.loads(run("grid", *words.split(), "--dry-run", "--json")[1])["folds"]
 
 
 def rows(screen: str) -> dict[str, list[str]]:
@@ -69,8 +64,8 @@ def rows(screen: str) -> dict[str, list[str]]:
 # Designs and flags
 
 
-def test_dry_run_without_the_data_has_no_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "paper-svhn", "--dry-run")
+def test_dry_run_without_the_data_has_no_estimate(run: Run) -> None:
+    code, out, err = run("grid", "paper-svhn", "--dry-run")
     assert (code, err) == (0, "")
     number = len(GRIDS["paper-svhn"][0])
     assert f"{number} configurations × 5 folds = {5 * number} units of 500 epochs" in out
@@ -78,14 +73,12 @@ def test_dry_run_without_the_data_has_no_estimate(capsys: pytest.CaptureFixture[
     assert not list(Path.cwd().iterdir())
 
 
-def test_dry_run_estimates_and_writes_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_estimates_and_writes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softstair.experiments.grid.MOST_STEPS", 5)
     without = 'seed = [0, 1, 2]\n[[without]]\nforward = "random"\nseed = [0, 2]\n'
     Path("mine.toml").write_text(DESIGN + without)
     words = ["mine.toml", "--dry-run", "--device", "cpu", "--where", "forward=mode", "seed=0"]
-    code, out, err = run(capsys, *words)
+    code, out, err = run("grid", *words)
     assert (code, err) == (0, "")
     assert "1 configuration × 2 folds = 2 units of 2 epochs" in out
     assert "[[without]] leaves out 2 of the combinations of mine\n" in out
@@ -103,37 +96,35 @@ def test_dry_run_estimates_and_writes_nothing(
         ("--where interval=none --folds 4,0-2", 8, [4, 0, 1, 2]),
     ],
 )
-def test_where_and_folds(
-    words: str, number: int, chosen: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert len(recipes(capsys, f"paper-cifar10 {words}")) == number
-    assert folds(capsys, f"paper-cifar10 {words}") == chosen
+def test_where_and_folds(words: str, number: int, chosen: list[int], run: Run) -> None:
+    assert len(recipes(run, f"paper-cifar10 {words}")) == number
+    assert folds(run, f"paper-cifar10 {words}") == chosen
 
 
 @pytest.mark.quick
-def test_epochs_and_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_and_set(run: Run) -> None:
     words = "--epochs 100 --set precision=float32 seed=3 std0=0.3 --set truncate=false"
-    for recipe in recipes(capsys, f"paper-svhn {words} centre_input=True"):
+    for recipe in recipes(run, f"paper-svhn {words} centre_input=True"):
         assert (recipe.epochs, recipe.period, recipe.drop) == (100, 10.0, 80.0)
         assert (recipe.precision, recipe.seed, recipe.std0) == ("float32", 3, 0.3)
         assert (recipe.truncate, recipe.centre_input) == (False, True)
     words = '--where noise=normal forward=mode --set skip=["a","b"] epochs=50 period=7 drop=None'
-    (recipe,) = recipes(capsys, f"paper-svhn {words}")
+    (recipe,) = recipes(run, f"paper-svhn {words}")
     assert recipe.skip == ("a", "b")
     assert (recipe.epochs, recipe.period, recipe.drop) == (50, 7.0, None)
 
 
 @pytest.mark.quick
-def test_folds_of_a_design_stay_unless_it_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_folds_of_a_design_stay_unless_it_names_none(run: Run) -> None:
     Path("mine.toml").write_text(DESIGN)
     Path("every.toml").write_text(DESIGN.replace("folds = [0, 1]", ""))
     Path("five.toml").write_text(DESIGN.replace("[0, 1]", "[0, 1, 2, 3, 4]"))
     for name, expected in (("mine", [0, 1]), ("every", range(10)), ("five", range(5))):
-        assert folds(capsys, f"{name}.toml --set folds=10") == list(expected)
-        assert {recipe.folds for recipe in recipes(capsys, f"{name}.toml --set folds=10")} == {10}
-    assert folds(capsys, "mine.toml --set folds=10 --folds 7-9") == [7, 8, 9]
-    assert folds(capsys, "paper-svhn --set folds=3") == [0, 1, 2]
-    error = rejected(capsys, "grid", "five.toml", "--set", "folds=3", "--dry-run")
+        assert folds(run, f"{name}.toml --set folds=10") == list(expected)
+        assert {recipe.folds for recipe in recipes(run, f"{name}.toml --set folds=10")} == {10}
+    assert folds(run, "mine.toml --set folds=10 --folds 7-9") == [7, 8, 9]
+    assert folds(run, "paper-svhn --set folds=3") == [0, 1, 2]
+    error = run.rejected("grid", "five.toml", "--set", "folds=3", "--dry-run")
     assert "from 0 to 2" in error
 
 
@@ -157,8 +148,8 @@ def test_folds_of_a_design_stay_unless_it_names_none(capsys: pytest.CaptureFixtu
         ("--table table.xlsx", ["--table", ".csv or .parquet", "'table.xlsx'"]),
     ],
 )
-def test_errors(words: str, messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    error = rejected(capsys, "grid", "paper-svhn", *words.split())
+def test_errors(words: str, messages: list[str], run: Run) -> None:
+    error = run.rejected("grid", "paper-svhn", *words.split())
     assert all(message in error for message in messages), error
 
 
@@ -195,9 +186,9 @@ def accuracies(folder: Path, name: str) -> list[float]:
     return [json.loads(path.read_text())["valid_accuracy"] for path in paths]
 
 
-def test_outcome(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcome(done: Path, run: Run) -> None:
     before = files(done)
-    code, out, err = run(capsys, "mine.toml", "--device", "cpu")
+    code, out, err = run("grid", "mine.toml", "--device", "cpu")
     assert (code, err) == (0, "")
     shown = rows(out)
     assert set(shown) == {"forward=mode", "forward=random"}
@@ -216,11 +207,11 @@ def test_outcome(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "runs/mine/x.csv"])
-def test_table_of_a_part(name: str, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_a_part(name: str, done: Path, run: Run) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow", reason="needs pyarrow")
     words = ["mine.toml", "--where", "forward=mode", "--folds", "1"]
-    code, out, err = run(capsys, *words, "--table", name)
+    code, out, err = run("grid", *words, "--table", name)
     assert (code, err) == (0, "")
     assert f"table: {name}" in out
     assert not (done / "table.csv").exists()
@@ -230,43 +221,41 @@ def test_table_of_a_part(name: str, done: Path, capsys: pytest.CaptureFixture[st
     # Without --table, the folder's table has what other commands have trained, if it is readable.
     other = shutil.copytree(done / "forward=mode", done / "damaged")
     (other / "fold-0" / "config.json").write_text("{")
-    assert run(capsys, *words)[0] == 0
+    assert run("grid", *words)[0] == 0
     table = load(done / "table.csv")
     assert len(table) > 1
     assert ("damaged", 0) not in {(training.configuration, training.fold) for training in table}
 
 
-def test_folder_of_another_recipe_is_an_error(
-    done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_of_another_recipe_is_an_error(done: Path, run: Run) -> None:
     for words in (
         ["--epochs", "4"],
         ["--set", "seed=5", "--status"],
         ["--epochs", "4", "--dry-run"],
     ):
-        assert "another --out" in rejected(capsys, "grid", "mine.toml", *words)
+        assert "another --out" in run.rejected("grid", "mine.toml", *words)
     config = done / "forward=mode" / "fold-0" / "config.json"
     content = json.loads(config.read_text())
     content["versions"]["softstair"] = "0.7.3"
     content["recipe"]["wings"] = 2
     config.write_text(json.dumps(content))
-    assert "0.7.3" in rejected(capsys, "grid", "mine.toml")
+    assert "0.7.3" in run.rejected("grid", "mine.toml")
     shutil.copy(config, done)
-    assert "is a run directory: give another --out" in rejected(capsys, "grid", "mine.toml")
+    assert "is a run directory: give another --out" in run.rejected("grid", "mine.toml")
     Path("file").write_text("")
-    assert "'file' is a file" in rejected(capsys, "grid", "paper-svhn", "--out", "file")
+    assert "'file' is a file" in run.rejected("grid", "paper-svhn", "--out", "file")
 
 
-def test_data_versions_are_not_mixed(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_versions_are_not_mixed(done: Path, run: Run) -> None:
     values = accuracies(done, "forward=mode")
     config = done / "forward=mode" / "fold-1" / "config.json"
     config.write_text(config.read_text().replace("scikit-learn digits", "other digits"))
-    out = run(capsys, "mine.toml")[1]
+    out = run("grid", "mine.toml")[1]
     shown = rows(out)
     assert shown["forward=mode (scikit-learn digits)"][:2] == ["1", f"{values[0]:.2%}"]
     assert shown["forward=mode (other digits)"][:2] == ["1", f"{values[1]:.2%}"]
     assert "\ndata: scikit-learn digits; other digits\n" in out
-    out = run(capsys, "mine.toml", "--status")[1]
+    out = run("grid", "mine.toml", "--status")[1]
     assert [rows(out)[name][-1] for name in ("forward=mode", "all")] == ["", ""]
     assert rows(out)["forward=random"][-1] != ""
     assert "several data versions" in out
@@ -274,11 +263,11 @@ def test_data_versions_are_not_mixed(done: Path, capsys: pytest.CaptureFixture[s
     (done / "table.csv").unlink()
     shutil.rmtree(done / "forward=random" / "fold-1")
     for words in ([], ["--where", "forward=random"]):
-        assert "'other digits'" in rejected(capsys, "grid", "mine.toml", *words)
+        assert "'other digits'" in run.rejected("grid", "mine.toml", *words)
 
 
 def test_dry_run_estimates_what_is_left(
-    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    done: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[Recipe] = []
 
@@ -287,61 +276,59 @@ def test_dry_run_estimates_what_is_left(
         return Estimate(step=0.001, evaluation=0.1, unit=20.0, device="cpu")
 
     monkeypatch.setattr("softstair.experiments.grid.estimate", estimate)
-    out = run(capsys, "mine.toml", "--dry-run")[1]
+    out = run("grid", "mine.toml", "--dry-run")[1]
     assert f"of these 4 done in {done}, none waiting" in out
     assert not measured, "there is nothing to estimate"
     (done / "forward=mode" / "fold-1" / "summary.json").unlink()
     keep_one_epoch(done / "forward=mode" / "fold-1")
     shutil.rmtree(done / "forward=random" / "fold-0")
-    out = run(capsys, "mine.toml", "--dry-run")[1]
+    out = run("grid", "mine.toml", "--dry-run")[1]
     assert f"of these 2 done, 1 begun in {done}, 1 waiting" in out
     assert "about 20.0 s a unit, and 30.0 s for what is left of 2 units, one after another" in out
 
 
-def test_row_is_one_line_in_a_file(
-    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_is_one_line_in_a_file(done: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     for words in (["--status"], []):
-        shown = rows(run(capsys, "mine.toml", *words)[1])
+        shown = rows(run("grid", "mine.toml", *words)[1])
         assert {"forward=mode", "forward=random"} <= set(shown)
         assert all("" not in (cells[0], cells[-1]) for cells in shown.values())
 
 
 def test_missing_packages_and_unwritable_tables_are_errors_before_the_work(
-    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    done: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("folder.csv").mkdir()
     shutil.rmtree(done)  # there is work to do, and starting a process fails
     for path in ("nowhere/x.csv", "folder.csv", "mine.toml/x.csv"):
-        error = rejected(capsys, "grid", "mine.toml", "--table", path)
+        error = run.rejected("grid", "mine.toml", "--table", path)
         assert "--table" in error
         assert repr(path) in error
     for name in ("pyarrow", "pyarrow.parquet", "ray"):
         monkeypatch.setitem(sys.modules, name, None)
-    error = rejected(capsys, "grid", "mine.toml", "--table", "x.parquet")
+    error = run.rejected("grid", "mine.toml", "--table", "x.parquet")
     assert "pip install 'softstair[tables]'" in error
-    error = rejected(capsys, "grid", "mine.toml", "--engine", "ray")
+    error = run.rejected("grid", "mine.toml", "--engine", "ray")
     assert "pip install 'softstair[ray]'" in error
 
 
 # Where each unit stands
 
 
-def status(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[str]]:
+def status(run: pytest.CaptureFixture[str], *words: str) -> dict[str, list[str]]:
     before = files(Path.cwd())
-    code, out, err = run(capsys, "mine.toml", "--status", *words)
+    code, out, err = run("grid", "mine.toml", "--status", *words)
     assert (code, err) == (0, ""), err
     assert files(Path.cwd()) == before
     return rows(out)
 
 
-def test_status_from_nothing_to_done(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_from_nothing_to_done(done: Path, run: Run) -> None:
     mode, random = done / "forward=mode", done / "forward=random"
     values = {name: accuracies(done, name) for name in ("forward=mode", "forward=random")}
     mean = lambda numbers: f"{statistics.mean(numbers):.2%}"
     # All done: done, training, begun, waiting, epochs, accuracy.
-    shown = status(capsys)
+    shown = status(run)
     assert shown["forward=mode"] == ["2", "", "", "", "4/4", mean(values["forward=mode"])]
     every = mean([*values["forward=mode"], *values["forward=random"]])
     assert shown["all"] == ["4", "", "", "", "8/8", every]
@@ -351,28 +338,26 @@ def test_status_from_nothing_to_done(done: Path, capsys: pytest.CaptureFixture[s
     first = json.loads(lines[0])["valid_accuracy"]
     half = ["1", "1", "", "", "3/4", mean([values["forward=mode"][0], first])]
     with filelock.FileLock(mode / "fold-1" / "lock"):
-        assert status(capsys)["forward=mode"] == half
+        assert status(run)["forward=mode"] == half
         (mode / "fold-1" / "metrics.jsonl").write_text(lines[0] + lines[1][:50])
-        assert status(capsys)["forward=mode"] == half
+        assert status(run)["forward=mode"] == half
     # The process is gone.
     (mode / "fold-1" / "metrics.jsonl").write_text(lines[0])
-    assert status(capsys)["forward=mode"] == ["1", "", "1", *half[3:]]
+    assert status(run)["forward=mode"] == ["1", "", "1", *half[3:]]
     # Not begun.
     shutil.rmtree(mode / "fold-1")
     shutil.rmtree(random)
-    shown = status(capsys)
+    shown = status(run)
     assert shown["forward=mode"] == ["1", "", "", "1", "2/4", mean(values["forward=mode"][:1])]
     assert shown["forward=random"] == ["", "", "", "2", "0/4", ""]
     # A part, and another folder.
-    assert set(status(capsys, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
+    assert set(status(run, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
     done.rename("elsewhere")
-    assert status(capsys)["all"] == ["", "", "", "4", "0/8", ""]
-    assert status(capsys, "--out", "elsewhere")["all"][0] == "1"
+    assert status(run)["all"] == ["", "", "", "4", "0/8", ""]
+    assert status(run, "--out", "elsewhere")["all"][0] == "1"
 
 
-def test_status_without_a_lock(
-    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_without_a_lock(done: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the lock cannot be read, a unit with recent files is taken to be training."""
     path = done / "forward=mode" / "fold-1"
     begun, training = ["1", "", "1", ""], ["1", "1", "", ""]
@@ -388,17 +373,17 @@ def test_status_without_a_lock(
             raise OSError(errno.ENOLCK, "No locks available")
 
         patch.setattr("fcntl.flock", flock)
-        assert status(capsys)["forward=mode"][:4] == training
+        assert status(run)["forward=mode"][:4] == training
         make_old()
-        assert status(capsys)["forward=mode"][:4] == begun
+        assert status(run)["forward=mode"][:4] == begun
     (path / "lock").unlink()
-    assert status(capsys)["forward=mode"][:4] == begun
+    assert status(run)["forward=mode"][:4] == begun
     (path / "lock").symlink_to("lock")  # nobody can open it
     (path / "metrics.jsonl").touch()
-    assert status(capsys)["forward=mode"][:4] == training
+    assert status(run)["forward=mode"][:4] == training
     (path / "lock").unlink()
     os.mkfifo(path / "lock")  # nobody ever writes there
-    assert status(capsys)["forward=mode"][:4] == begun
+    assert status(run)["forward=mode"][:4] == begun
 
 
 def test_status_does_not_keep_a_unit_from_training(done: Path) -> None:
@@ -415,11 +400,11 @@ def test_status_does_not_keep_a_unit_from_training(done: Path) -> None:
     assert (path / "summary.json").exists()
 
 
-def test_status_as_json(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_as_json(done: Path, run: Run) -> None:
     values = accuracies(done, "forward=mode")
     (done / "forward=mode" / "fold-1" / "summary.json").unlink()
     shutil.rmtree(done / "forward=random")
-    code, out, err = run(capsys, "mine.toml", "--status", "--json")
+    code, out, err = run("grid", "mine.toml", "--status", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
     mode, random = data.pop("configurations")
@@ -447,12 +432,10 @@ def test_status_as_json(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=lambda content: content[:30],
 )
-def test_status_of_a_damaged_unit(
-    name: str, content: str, done: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_damaged_unit(name: str, content: str, done: Path, run: Run) -> None:
     file = done / "forward=mode" / "fold-0" / name
     file.write_text(content)
-    assert str(file) in rejected(capsys, "grid", "mine.toml", "--status")
+    assert str(file) in run.rejected("grid", "mine.toml", "--status")
 
 
 def test_status_on_a_terminal_refreshes_until_all_is_done(

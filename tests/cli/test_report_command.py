@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.browser import made_up
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from softstair.experiments import results
 from softstair.train.recipe import Recipe
 
@@ -30,8 +30,8 @@ def data_of(page: Path) -> dict[str, Any]:
     return json.loads(match[1])
 
 
-def test_page_of_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path) -> None:
-    code, out, err = run(capsys, "report", table)
+def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
+    code, out, err = run("report", table)
     assert (code, err) == (0, "")
     assert re.fullmatch(r"report\.html: 4 units, \d\.\d\d MB; open it in a browser\.\n", out)
     page = tmp_path / "report.html"
@@ -43,19 +43,19 @@ def test_page_of_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, tab
     mine.write_text("mine")
     page.unlink()
     page.symlink_to(mine)
-    assert run(capsys, "report", table, "--title", "Mine & <yours>")[0] == 0
+    assert run("report", table, "--title", "Mine & <yours>")[0] == 0
     assert (mine.read_text(), page.is_symlink()) == ("mine", False)
     assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
     # A name as long as the system allows.
-    assert run(capsys, "report", table, "-o", "x" * 250 + ".html")[0] == 0
+    assert run("report", table, "-o", "x" * 250 + ".html")[0] == 0
 
 
-def test_page_of_run_directories(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_page_of_run_directories(run: Run, tmp_path: Path) -> None:
     path = run_directory(tmp_path / "runs" / "a" / "fold-1")
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
     page.write_text("an older one")
-    assert run(capsys, "report", tmp_path / "runs", "-o", page)[0] == 0
+    assert run("report", tmp_path / "runs", "-o", page)[0] == 0
     data = data_of(page)
     unit = data["units"][0]
     assert unit["path"] == "../runs/a/fold-1/config.json"
@@ -67,13 +67,11 @@ def test_page_of_run_directories(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.nightly
-def test_several_grids_on_one_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
-) -> None:
+def test_several_grids_on_one_page(run: Run, tmp_path: Path, table: Path) -> None:
     other = tmp_path / "speech.csv"
     results.write(made_up("paper-speech", folds=2, most=2, epochs=12), other)
     page = tmp_path / "both.html"
-    assert run(capsys, "report", table, other, "--out", page)[0] == 0
+    assert run("report", table, other, "--out", page)[0] == 0
     data = data_of(page)
     assert [line["epochs"] for line in data["lines"]] == [10, 10, 12, 12]
     assert data["fields"][0]["values"] == ["svhn", "speech"]
@@ -82,23 +80,21 @@ def test_several_grids_on_one_page(
     folder.mkdir()
     (folder / "a.csv").write_bytes(table.read_bytes())
     (folder / "b.csv").write_bytes(other.read_bytes())
-    assert run(capsys, "report", folder, "--out", page)[0] == 0
+    assert run("report", folder, "--out", page)[0] == 0
     assert data_of(page) == data
 
 
-def test_units_in_training_are_shown(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+def test_units_in_training_are_shown(run: Run, table: Path) -> None:
     done, begun = made_up(folds=2, most=1, epochs=10)
     begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
     results.write([done, begun], table)
-    assert run(capsys, "report", table)[0] == 0
+    assert run("report", table)[0] == 0
     text = Path("report.html").read_text(encoding="utf-8")
     assert "1 of 2 done" in text
     assert "3 of 10" in text
 
 
-def test_errors_leave_the_older_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
-) -> None:
+def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
     (tmp_path / "empty").mkdir()
@@ -116,43 +112,41 @@ def test_errors_leave_the_older_page(
         ("grid.csv -o page.html --figures grid.csv", "cannot use 'grid.csv'"),
         ("grid.csv -o page.txt", "does not end in .html"),
     ):
-        assert message in rejected(capsys, "report", *words.split())
+        assert message in run.rejected("report", *words.split())
     assert page.read_text() == "before"
     assert not list(tmp_path.glob(".*"))
 
 
 def test_unit_in_two_places_is_an_error_that_names_both(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
+    run: Run, tmp_path: Path, table: Path
 ) -> None:
     copy = tmp_path / "tables" / "copy.csv"
     copy.parent.mkdir()
     copy.write_bytes(table.read_bytes())
-    error = rejected(capsys, "report", table, copy.parent)
+    error = run.rejected("report", table, copy.parent)
     assert repr(str(table)) in error
     assert repr(str(copy)) in error
 
 
-def test_other_tables_in_a_folder_are_skipped(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, table: Path
-) -> None:
+def test_other_tables_in_a_folder_are_skipped(run: Run, tmp_path: Path, table: Path) -> None:
     folder = tmp_path / "tables"
     folder.mkdir()
     foreign, good = folder / "foreign.csv", folder / "deeper" / "grid.csv"
     foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
-    assert repr(str(foreign)) in rejected(capsys, "report", folder)
+    assert repr(str(foreign)) in run.rejected("report", folder)
     good.parent.mkdir()
     good.write_bytes(table.read_bytes())
-    code, out, err = run(capsys, "report", folder)
+    code, out, err = run("report", folder)
     assert (code, err) == (0, "")
     notice, last = out.splitlines()
     assert notice == f"{str(foreign)!r} is not a table of trainings; skipped."
     assert "4 units" in last
     # The same table by a link counts once; a damaged table of a grid is an error.
     (folder / "same.csv").symlink_to("deeper/grid.csv")
-    assert run(capsys, "report", folder) == (0, out, "")
+    assert run("report", folder) == (0, out, "")
     good.write_text(table.read_text().replace(",seconds", ",minutes"))
     (folder / "same.csv").unlink()
-    assert "grid.csv" in rejected(capsys, "report", folder)
+    assert "grid.csv" in run.rejected("report", folder)
 
 
 def run_directory(path: Path) -> Path:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.commands import rejected, run
+from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import main
 from softstair.cli._args import parse, spelling
 from softstair.cli.train import Command, next_free
 from softstair.train import PRESETS, Interrupted, Recipe
-from softstair.train.run import Run
+from softstair.train.run import Run as RunDirectory
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -57,8 +57,8 @@ def described(text: str) -> dict[str, str]:
 
 
 @pytest.mark.quick
-def test_help_has_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "train", "--help")
+def test_help_has_every_flag_with_its_text(run: Run) -> None:
+    code, out, err = run("train", "--help")
     assert (code, err) == (0, "")
     texts = described(out)
     names = [field.name for field in (*fields(Command), *fields(Recipe)) if field.name != "recipe"]
@@ -71,13 +71,13 @@ def test_help_has_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.quick
-def test_help_shows_the_values_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_values_of_a_preset(run: Run) -> None:
     for name, recipe in PRESETS.items():
-        texts = described(run(capsys, "train", f"--preset={name}", "-h")[1])
+        texts = described(run("train", f"--preset={name}", "-h")[1])
         for field in ("period", "epochs", "drop", "data", "batch", "weights", "update"):
             assert f"(default: {getattr(recipe, field)})" in texts[spelling(field)]
     words = ["--preset", "paper-cifar10", "--epochs", "100", "--help"]
-    texts = described(run(capsys, "train", *words)[1])
+    texts = described(run("train", *words)[1])
     assert "(default: 10.0)" in texts["--period"]
     assert "(default: 80.0)" in texts["--lr-drop-epoch"]
 
@@ -116,8 +116,8 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--skip *", ["quantise"]),
     ],
 )
-def test_errors(words: str, messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    error = rejected(capsys, "train", *words.split())
+def test_errors(words: str, messages: list[str], run: Run) -> None:
+    error = run.rejected("train", *words.split())
     assert all(message in error for message in messages), error
     assert not list(Path.cwd().glob("runs/*")), "a directory that nobody asked for"
 
@@ -126,12 +126,10 @@ def test_errors(words: str, messages: list[str], capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("flags", [[], ["--weights", "float", "--features", "float"]])
-def test_output_to_a_file(
-    flags: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_output_to_a_file(flags: list[str], run: Run, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    code, out, err = run(capsys, "train", *SHORT, *flags, "--out", "x")
+    code, out, err = run("train", *SHORT, *flags, "--out", "x")
     assert code == 0
     assert "\x1b" not in out + err
     assert all(line.startswith("softstair train: warning: ") for line in err.splitlines())
@@ -146,23 +144,23 @@ def test_output_to_a_file(
     assert not [path for path in Path("x").iterdir() if path.name in ("events", ".part")]
 
 
-def test_each_run_has_its_own_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "train", *SHORT, "--epochs", 1)[0] == 0
+def test_each_run_has_its_own_directory(run: Run) -> None:
+    assert run("train", *SHORT, "--epochs", 1)[0] == 0
     assert Path("runs/digits-1/summary.json").exists()
     assert [next_free(Path("runs"), "digits").name for _ in range(2)] == ["digits-2", "digits-3"]
 
 
-def test_names_of_directories_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_directories_are_printed_as_they_are(run: Run) -> None:
     name = "-[bold] :cat: b[/c] ünï %s {x}"
-    code, out, _ = run(capsys, "train", *SHORT, "--epochs", 1, f"--out={name}/run")
+    code, out, _ = run("train", *SHORT, "--epochs", 1, f"--out={name}/run")
     assert code == 0
     assert f"run: {name}/run" in out
     assert f"picture: {name}/run/picture.png" in out
 
 
-def test_warnings_go_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_go_to_stderr_once(run: Run) -> None:
     flags = ["--period", "9", "--feature-quantum", "1e4", "--out", "x"]
-    code, out, err = run(capsys, "train", *SHORT, *flags)
+    code, out, err = run("train", *SHORT, *flags)
     assert (code, "warning" in out) == (0, False)
     layers = re.findall(r"inputs of (\S+) lie at one level", err)
     assert layers
@@ -212,9 +210,9 @@ def test_closed_pipe_leaves_a_complete_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.nightly
-def test_every_fold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_fold(run: Run) -> None:
     words = ["train", *SHORT, "--folds", "3"]
-    code, out, _ = run(capsys, *words, "--every-fold", "--out", "x")
+    code, out, _ = run(*words, "--every-fold", "--out", "x")
     assert code == 0
     paths = [Path(f"x/fold-{fold}") for fold in range(3)]
     summaries = [json.loads((path / "summary.json").read_text()) for path in paths]
@@ -224,29 +222,29 @@ def test_every_fold(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("x/picture.png").exists()
     assert len({(path / "metrics.jsonl").read_bytes() for path in paths}) == 3
     # A fold by itself is the same.
-    assert run(capsys, *words, "--fold", 1, "--out", "y")[0] == 0
+    assert run(*words, "--fold", 1, "--out", "y")[0] == 0
     assert Path("y/metrics.jsonl").read_bytes() == (paths[1] / "metrics.jsonl").read_bytes()
     # Started again: an error; resumed: nothing is trained, and the result is the same.
-    assert "--resume" in rejected(capsys, *words, "--every-fold", "--out", "x")
+    assert "--resume" in run.rejected(*words, "--every-fold", "--out", "x")
     (paths[2] / "summary.json").unlink()
     resume = ["train", "--resume", "--every-fold", "--out", "x"]
-    code, out, _ = run(capsys, *resume)
+    code, out, _ = run(*resume)
     assert (code, result in out) == (0, True)
-    assert "seed" in rejected(capsys, *resume, "--seed", 4)
+    assert "seed" in run.rejected(*resume, "--seed", 4)
     # Folds of two versions of the data are not trained.
     (paths[2] / "summary.json").unlink()
     config = paths[0] / "config.json"
     config.write_text(config.read_text().replace("scikit-learn digits", "other digits"))
-    assert "'other digits'" in rejected(capsys, *resume)
+    assert "'other digits'" in run.rejected(*resume)
 
 
-def test_resume_takes_the_recipe_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_takes_the_recipe_of_the_run(run: Run) -> None:
     words = ["train", *SHORT, "--seed", "7", "--noise", "normal", "--skip", "features.4"]
-    assert run(capsys, *words, "--out", "x")[0] == 0
+    assert run(*words, "--out", "x")[0] == 0
     before = Path("x/metrics.jsonl").read_bytes()
     Path("x/summary.json").unlink()
     for again in (["train"], ["train", "--seed", 7], words):
-        assert run(capsys, *again, "--resume", "--out=x")[0] == 0
+        assert run(*again, "--resume", "--out=x")[0] == 0
     assert Path("x/metrics.jsonl").read_bytes() == before
     for name, flag in {
         "seed": "--seed 8",
@@ -254,66 +252,66 @@ def test_resume_takes_the_recipe_of_the_run(capsys: pytest.CaptureFixture[str]) 
         "data": "--preset paper-svhn",
         "truncate": "--no-truncate",
     }.items():
-        assert name in rejected(capsys, "train", "--resume", *flag.split(), "--out", "x")
+        assert name in run.rejected("train", "--resume", *flag.split(), "--out", "x")
     Path("x/config.json").write_bytes(b"")
-    assert "config.json" in rejected(capsys, "train", "--resume", "--out", "x")
+    assert "config.json" in run.rejected("train", "--resume", "--out", "x")
 
 
-def test_run_does_not_decide_which_code_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_does_not_decide_which_code_is_called(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]
-    assert run(capsys, "train", *SHORT, *own, "--out", "r")[0] == 0
+    assert run("train", *SHORT, *own, "--out", "r")[0] == 0
     Path("r/summary.json").unlink()
     Path("called").unlink()
     resume = ["train", "--resume", "--out", "r"]
-    assert "give --model mine:build again if you trust it" in rejected(capsys, *resume)
-    assert "--trust-code" in rejected(capsys, "check", "--run", "r")
+    assert "give --model mine:build again if you trust it" in run.rejected(*resume)
+    assert "--trust-code" in run.rejected("check", "--run", "r")
     assert not Path("called").exists()
-    assert run(capsys, *resume, *own)[0] == 0
+    assert run(*resume, *own)[0] == 0
     assert Path("called").exists()
     Path("called").unlink()
-    assert run(capsys, *resume)[0] == 0, "it is finished: nothing is called"
+    assert run(*resume)[0] == 0, "it is finished: nothing is called"
     assert not Path("called").exists()
 
 
-def test_folds_continue_from_whichever_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
+def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]
     folds = ["--every-fold", "--jobs", "1", "--out", "x"]
-    assert run(capsys, "train", *SHORT, "--folds", 3, "--seed", 3, *own, *folds)[0] == 0
+    assert run("train", *SHORT, "--folds", 3, "--seed", 3, *own, *folds)[0] == 0
     before = [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)]
     shutil.rmtree("x/fold-0")
     Path("x/fold-2/summary.json").unlink()
     resume = ["train", "--resume", *folds]
-    assert "if you trust it" in rejected(capsys, *resume)
+    assert "if you trust it" in run.rejected(*resume)
     shutil.copytree("x/fold-1", "x/fold-0")  # finished, but not what its name says
-    assert "fold" in rejected(capsys, *resume, *own)
+    assert "fold" in run.rejected(*resume, *own)
     shutil.rmtree("x/fold-0")
-    assert run(capsys, *resume, *own)[0] == 0
+    assert run(*resume, *own)[0] == 0
     assert [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)] == before
     # Folds and a single run are not mixed up.
-    assert "--every-fold" in rejected(capsys, "train", *SHORT, "--resume", "--out", "x")
-    assert run(capsys, "train", *SHORT, "--out", "one")[0] == 0
+    assert "--every-fold" in run.rejected("train", *SHORT, "--resume", "--out", "x")
+    assert run("train", *SHORT, "--out", "one")[0] == 0
     words = ["train", *SHORT, "--resume", "--every-fold", "--out", "one"]
-    assert "holds one run and no folds" in rejected(capsys, *words)
+    assert "holds one run and no folds" in run.rejected(*words)
 
 
 def test_command_that_continues_has_all_that_the_run_needs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise Interrupted(15)
 
     monkeypatch.setattr("softstair.train.loop.run_epochs", stop)
     flags = ["--data-dir", "my data", "--device", "cpu", "--tensorboard", "--out", "my run"]
-    code, out, err = run(capsys, "train", *SHORT, *flags)
+    code, out, err = run("train", *SHORT, *flags)
     assert (code, out, err.count("\n")) == (143, "", 1)
     command = parsed(shlex.split(err[err.index("softstair train --resume") :])[2:])
     assert (command.resume, command.tensorboard, command.device) == (True, True, "cpu")
     assert (command.out, command.data_dir) == (Path("my run"), Path("my data"))
     assert command.recipe.limit == 150
     words = ["train", *SHORT, "--every-fold", "--jobs", "1", "--out", "all"]
-    code, _, err = run(capsys, *words)
+    code, _, err = run(*words)
     assert code == 143
     assert shlex.split(err)[-4:] == ["all", "--every-fold", "--jobs", "1"]
 
@@ -322,23 +320,23 @@ def test_command_that_continues_has_all_that_the_run_needs(
 
 
 def test_events_are_the_metrics_also_after_a_resume(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     words = ["train", *SHORT, "--epochs", "3", "--tensorboard", "--out", "x"]
     with monkeypatch.context() as patch:
-        log, calls = Run.log, [0]
+        log, calls = RunDirectory.log, [0]
 
-        def crash(self: Run, metrics: dict[str, Any]) -> None:
+        def crash(self: RunDirectory, metrics: dict[str, Any]) -> None:
             calls[0] += 1
             if calls[0] == 3:
                 raise KeyboardInterrupt  # after two epochs of which there is no checkpoint
             log(self, metrics)
 
-        patch.setattr(Run, "log", crash)
-        assert run(capsys, *words)[0] == 130
-    assert run(capsys, *words, "--resume")[0] == 0
+        patch.setattr(RunDirectory, "log", crash)
+        assert run(*words)[0] == 130
+    assert run(*words, "--resume")[0] == 0
     events = EventAccumulator("x/events")
     events.Reload()
     lines = metrics("x")
@@ -354,9 +352,7 @@ def test_events_are_the_metrics_also_after_a_resume(
     assert {"dead", "fullest_level"} <= {tag.partition("/")[0] for tag in tags}
 
 
-def test_missing_tensorboard_names_the_extra(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tensorboard_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    error = rejected(capsys, "train", *SHORT, "--tensorboard", "--out", "x")
+    error = run.rejected("train", *SHORT, "--tensorboard", "--out", "x")
     assert "pip install 'softstair[tensorboard]'" in error

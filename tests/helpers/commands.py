@@ -6,27 +6,31 @@ import pytest
 
 from softstair.cli import main
 
-__all__ = ["rejected", "run"]
+__all__ = ["Run"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """Run ``softstair`` with these words; return its exit code, stdout and stderr."""
-    code = main([str(word) for word in words])
-    out, err = capsys.readouterr()
-    return code, out, err
+class Run:
+    """Run ``softstair`` with some words; return its exit code, stdout and stderr."""
 
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
-def rejected(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Return the error of a command that must fail: one line on stderr, nothing written."""
-    before = sorted(Path.cwd().rglob("*"))
-    code, out, err = run(capsys, *words)
-    assert (code, out) == (2, ""), (words, out, err)
-    assert err.startswith(f"softstair {words[0]}: "), err
-    assert err.count("\n") == 1, err
-    assert err.rstrip().isprintable(), err
-    assert len(err) < 900, err
-    assert "Traceback" not in err, err
-    assert "internal error" not in err, err
-    left = [path for path in Path.cwd().rglob("*") if path.is_file() and path.name != "lock"]
-    assert [path for path in left if path not in before] == []
-    return err
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def rejected(self, *words: object) -> str:
+        """Return the error of a command that must fail: one line on stderr, nothing written."""
+        before = sorted(Path.cwd().rglob("*"))
+        code, out, err = self(*words)
+        assert (code, out) == (2, ""), (words, out, err)
+        assert err.startswith(f"softstair {words[0]}: "), err
+        assert err.count("\n") == 1, err
+        assert err.rstrip().isprintable(), err
+        assert len(err) < 900, err
+        assert "Traceback" not in err, err
+        assert "internal error" not in err, err
+        left = [path for path in Path.cwd().rglob("*") if path.is_file() and path.name != "lock"]
+        assert [path for path in left if path not in before] == []
+        return err

@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from softstair._errors import SoftstairError, deprecated
 
-__all__ = ["argument", "flag", "flags_in", "parse", "spelling"]
-
 CommandT = TypeVar("CommandT")
 
 RENAMED = {

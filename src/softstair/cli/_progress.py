@@ -10,8 +10,6 @@ from softstair.cli._args import flags_in
 from softstair.cli._table import Console, bars
 from softstair.train.progress import Event
 
-__all__ = ["Progress"]
-
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
 

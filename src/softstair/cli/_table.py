@@ -10,8 +10,6 @@ from rich import box, console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Console", "bars", "mean_and_std", "print_line", "print_table", "table"]
-
 PIPE_WIDTH = 100
 """Columns of a pipe or a file, unless COLUMNS is set."""
 UNLIMITED = 10_000

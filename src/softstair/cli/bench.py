@@ -27,8 +27,6 @@ from softstair.cli._table import Console, print_line, print_table, table
 from softstair.regularise import Forward
 from softstair.train.execution import choose_device
 
-__all__ = ["PARTS", "Command"]
-
 PARTS = ("operator", "step", "partition", "exact")
 RANGES = {"batch": BATCH, "repeats": REPEATS, "elements": (1, 1 << 31)}
 CPU_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
@@ -108,7 +106,9 @@ class Command:
         with contextlib.ExitStack() as files:
             file = self.json and files.enter_context(output_file(self.json, "json"))
             figures: dict[str, Any] = {"command": self.line(), **bench.about(device)}
-            _show_machine(figures)
+            names = ("softstair", "torch", "triton", "cuda")
+            versions = [f"{name} {figures[name]}" for name in names if figures[name]]
+            print_line(f"{figures['device']}; {', '.join(versions)}")
             for part in (part for part in PARTS if part in _split(self.only)):
                 with _memory_errors(device, batch), _status() as progress:
                     measured = self._measure(part, device, model, batch, effort, progress)
@@ -184,12 +184,6 @@ def _status() -> Iterator[Callable[[str], None]]:
 
 def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _show_machine(machine: dict[str, Any]) -> None:
-    names = ("softstair", "torch", "triton", "cuda")
-    versions = ", ".join(f"{name} {machine[name]}" for name in names if machine[name])
-    print_line(f"{machine['device']}; {versions}")
 
 
 def _show_operator(rows: list[OperatorRow]) -> None:

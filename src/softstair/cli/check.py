@@ -21,8 +21,6 @@ from softstair.theory.examine import draw
 from softstair.train.options import StairName, stair_named
 from softstair.train.recipe import fields_with
 
-__all__ = ["Command"]
-
 MARKS = {
     "holds": "[green]✓[/]",
     "fails": "[red]✗[/]",

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +17,6 @@ from softstair.cli._progress import Progress
 from softstair.cli._table import Console, table
 from softstair.data.fetch import DataStatus, fetch, survey
 from softstair.data.sources import SOURCES
-
-__all__ = ["Command"]
 
 COLOURS = {
     "built in": "green",
@@ -67,10 +66,11 @@ class Command:
         if self.action == "status":
             show(survey(self.data_dir), self.data_dir)
             return 0
+        log = partial(print, flush=True)  # at once, also to a file
         try:
             with Progress("data") as progress:
                 for name in dict.fromkeys(self.names):
-                    fetch(name, self.data_dir, log=_log, progress=progress.count)
+                    fetch(name, self.data_dir, log=log, progress=progress.count)
         except KeyboardInterrupt:
             print(
                 "softstair data: interrupted; give the same command again to continue the download "
@@ -79,10 +79,6 @@ class Command:
             )
             return 130
         return 0
-
-
-def _log(line: str) -> None:
-    print(line, flush=True)  # at once, also to a file
 
 
 def show(rows: list[DataStatus], root: Path) -> None:

@@ -11,8 +11,6 @@ from softstair.cli._table import print_line, print_table, table
 from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
 from softstair.train.trained import Deployed, LastLayer, deployed
 
-__all__ = ["Command"]
-
 
 @dataclass(frozen=True)
 class Command:

@@ -42,8 +42,6 @@ from softstair.experiments.studies import duration
 from softstair.train.parallel import Interrupted, torchrun_ranks
 from softstair.train.records import summary_of
 
-__all__ = ["Command"]
-
 MAX_LISTED = 40
 """Configurations that a dry run lists one by one."""
 PAUSE = 2.0

@@ -6,8 +6,6 @@ from pathlib import Path
 from softstair._files import output_file
 from softstair.cli._args import argument, flag
 
-__all__ = ["Command"]
-
 
 @dataclass(frozen=True)
 class Command:

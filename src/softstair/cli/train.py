@@ -31,8 +31,6 @@ from softstair.train.records import (
     summary_of,
 )
 
-__all__ = ["Command", "check_workers"]
-
 parsing = parallel.rank_zero_output
 """Of the processes that torchrun starts, only the first prints help and errors."""
 MAX_FOLDS = 10_000
@@ -257,10 +255,8 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
         return None
     if not given.get("every_fold"):
         return recipe_of(out)
-    folds = [path for path in out.glob("fold-*") if path.name[5:].isdecimal()]
-    ordered = sorted(folds, key=lambda path: int(path.name[5:]))
-    recipes = (recipe_of(path) for path in ordered)
-    recipe = next((recipe for recipe in recipes if recipe is not None), None)
+    recipes = (recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
+    recipe = next(filter(None, recipes), None)
     return recipe and replace(recipe, fold=0)
 
 

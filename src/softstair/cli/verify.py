@@ -14,8 +14,6 @@ from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, 
 from softstair.deploy.comparison import CLASS, Runner, trained_runner
 from softstair.train.trained import LastLayer, deployed
 
-__all__ = ["Command"]
-
 BACKENDS = ("onnx", "c")
 TRAINED = "trained"
 
