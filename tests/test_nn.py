@@ -248,17 +248,6 @@ def test_an_annealed_stair_computes_what_it_did_at_std_0(forward, mean):
     assert torch.equal(activation(x), before)
 
 
-def test_layers_take_their_input_by_torchs_name():
-    """nn.Linear(...)(input=x) is torch's signature; so is a ReLU's."""
-    x = torch.randn(2, 4)
-    layer = ss.nn.StairLinear(4, 3, weight_stair=ss.nn.StairWeight(TERNARY))
-    assert torch.equal(layer(input=x), layer(x))
-    conv = ss.nn.StairConv2d(1, 1, 1, weight_stair=ss.nn.StairWeight(TERNARY))
-    assert torch.equal(conv(input=x[None]), conv(x[None]))
-    activation = ss.nn.StairActivation(TERNARY)
-    assert torch.equal(activation(input=x), activation(x))
-
-
 def test_the_quantum_is_saved_and_restored():
     first = ss.nn.StairLinear(6, 3, weight_stair=ss.nn.StairWeight(INT4.with_quantum(0.125)))
     second = ss.nn.StairLinear(6, 3, weight_stair=ss.nn.StairWeight(INT4))

@@ -234,13 +234,10 @@ def _allow_recompilations(layers: int) -> None:
 
 
 def _unwrapped(net: nn.Module) -> nn.Module:
-    while True:
-        inner = getattr(net, "_orig_mod", None)
-        if isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = net.module
-        if not isinstance(inner, nn.Module):
-            return net
-        net = inner
+    if isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return _unwrapped(net.module)
+    inner = getattr(net, "_orig_mod", None)  # of torch.compile
+    return _unwrapped(inner) if isinstance(inner, nn.Module) else net
 
 
 def _check_schedule(schedule: NoisePath, layers: int) -> None:

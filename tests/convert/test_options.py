@@ -17,14 +17,6 @@ def kinds(net: nn.Module) -> list[str]:
     return [type(module).__name__ for module in net.children()]
 
 
-def test_weights_start_at_thresholds():
-    for module in ss.quantise(networks.MobileNet(), INT4).modules():
-        if isinstance(module, ss.nn.StairLayer):
-            inputs = module.weight[0].numel() * getattr(module, "groups", 1)
-            distance = module.weight.detach()[..., None] / 0.07 - (torch.arange(-7, 8) - 0.5)
-            assert distance.abs().amin(dim=-1).max() <= inputs**-0.5 + 1e-4
-
-
 @pytest.mark.parametrize("fit", ["layer", "channel", None])
 def test_keep_keeps_the_weights(fit):
     model, x = networks.make("resnet")

@@ -430,15 +430,6 @@ def test_evaluation_rounds_nothing_that_is_no_multiple_of_the_quantum(between):
     torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_models_of_other_dtypes(dtype):
-    model, x = networks.make("resnet")
-    net = ss.quantise(model.to(dtype), TERNARY, TERNARY)
-    assert net(x.to(dtype)).dtype == dtype
-    assert {p.dtype for p in net.parameters()} == {dtype}
-    assert {s.std.dtype for _, s in ss.nn.stair_modules(net)} == {torch.float32}
-
-
 def test_hooks_attributes_modes_and_frozen_parameters_survive():
     model = networks.mlp(6, 8, 3)
     calls = []
