@@ -57,13 +57,8 @@ def test_no_library_is_linked_but_that_of_the_compiler(tmp_path: Path) -> None:
     flags = "-std=c99 -O2 -fno-tree-loop-distribute-patterns -mcpu=cortex-m4 -mthumb".split()
     command = ["arm-none-eabi-gcc", *flags, "-ffreestanding", "-c", "network.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    shown = subprocess.run(
-        ["arm-none-eabi-nm", "-u", "network.o"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    unknown = [line.split()[-1] for line in shown.stdout.splitlines()]
+    command = ["arm-none-eabi-nm", "-u", "network.o"]
+    shown = subprocess.check_output(command, cwd=tmp_path, text=True)
+    unknown = [line.split()[-1] for line in shown.splitlines()]
     # Doubles and floats are the compiler's own functions where there is no unit for them.
     assert all(name.startswith("__aeabi_") for name in unknown), unknown

@@ -120,18 +120,6 @@ def test_weights_take_their_bits_in_the_file(tmp_path: Path, kind: str, outputs:
     assert next(iter(onnx.load(kept).graph.node)).op_type == "Flatten"
 
 
-def test_the_optimiser_leaves_the_operators_as_they_are(tmp_path: Path) -> None:
-    net = random_network(8, shortcut=False, widest=False)
-    kept = tmp_path / "optimised.onnx"
-    model = export.model(net.network())
-    session(model, keep=kept)
-    written = [one.op_type for one in model.graph.node]
-    left = [one.op_type for one in onnx.load(kept).graph.node]
-    for kind in ("ConvInteger", "MatMulInteger", "GreaterOrEqual", "Where", "MaxPool"):
-        assert left.count(kind) == written.count(kind)
-    assert {one.domain for one in onnx.load(kept).graph.node} <= {""}
-
-
 def test_products_of_the_largest_bytes_do_not_saturate() -> None:
     """Where a processor adds pairs of products in 16 bits, sums of 255·±128 are the ones to go."""
     for weight in (-128, 127):

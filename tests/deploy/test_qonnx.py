@@ -113,26 +113,7 @@ def test_a_shortcut_into_a_stair_is_refused_by_name() -> None:
 def test_sums_beyond_the_whole_numbers_of_float32_are_refused_by_name() -> None:
     net = Growing(0, (64, 4, 4), zero=0)
     net.flat("flat")
-    net.sum("too.wide", 4, "int8")
-    net.rescaled("scores")
-    assert export.model(net.network())
-    net = Growing(0, (64, 4, 4), zero=0)
-    net.flat("flat")
     net.sum("too.wide", 4, "int12")
     net.rescaled("scores")
     with pytest.raises(ExportError, match=r"'too\.wide': QONNX holds integers below"):
         export.model(net.network())
-
-
-def test_names_are_plain_whatever_layers_are_called() -> None:
-    net = Growing(0, (3, 6, 6), zero=3)
-    net.sum("a.b", 4, "ternary")
-    net.steps("a_b", (-1, 0, 1))
-    net.flat("bytes")
-    net.scores('"\n', 3)
-    network = net.network()
-    model = export.model(network, classes=["a", "b", "c"])
-    assert_equal(network, net.bytes[:1], execute(ModelWrapper(model), net.bytes[:1]))
-    found = [name for one in model.graph.node for name in (one.name, *one.input, *one.output)]
-    assert all(name.isascii() and name.isidentifier() for name in found)
-    assert {one.key for one in model.metadata_props} == {"zero", "scale", "classes"}

@@ -21,9 +21,6 @@ __all__ = ["NodeBuilder", "Value", "no_integer_form"]
 
 Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
-INT32_LIMIT = 2**31
-FLOAT32_LIMIT = 2**24
-"""Below it float32, in which the network sums, holds every integer."""
 MAX_SHORTCUT_VALUES = 256
 """Each value of a shortcut has thresholds of its own."""
 
@@ -57,7 +54,7 @@ class NodeBuilder:
         if isinstance(layer, nn.Conv2d) and len(shape) != 3:
             raise ExportError.of(name, f"its input has shape {shape}", "Give it (C, H, W)")
         node = self._add(_weighted_sum(name, layer, weight.long(), x))
-        if layer.input_quantum is None and max(-node.low, node.high) >= FLOAT32_LIMIT:
+        if layer.input_quantum is None and max(-node.low, node.high) >= nodes.FLOAT32_EXACT:
             raise ExportError.of(name, "its sums reach 2²⁴ (float32 rounds)", "Use fewer inputs")
         return PendingSum(
             node.name, (lambda sums: layer.rescale(sums.float() * factor),), layer, factor
@@ -240,7 +237,7 @@ class NodeBuilder:
     def _add(self, node: AnyNode) -> AnyNode:
         if node.name in self._nodes:
             raise ExportError.of(node.name, "it runs more than once", "Use one module per call")
-        if max(abs(node.low), abs(node.high)) >= INT32_LIMIT:
+        if max(abs(node.low), abs(node.high)) >= nodes.INT32_LIMIT:
             raise ExportError.of(node.name, "its sums do not fit into 32 bits")
         self._nodes[node.name] = node
         if isinstance(node, nodes.Input):

@@ -33,6 +33,8 @@ __all__ = [
 
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
+FLOAT32_EXACT = 2**24  # below it float32 holds every integer
+INT32_LIMIT = 2**31
 
 
 class ExportError(SoftstairError):

@@ -23,7 +23,6 @@ from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.onnx_graph import (
-    FLOAT32_EXACT,
     Array,
     OnnxGraph,
     TensorInfo,
@@ -38,7 +37,6 @@ __all__ = ["feature_outputs", "model", "write"]
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
-INT32_LIMIT = 2**31
 MAX_COMPARISONS = 31
 """With more thresholds a bisection takes fewer operators."""
 
@@ -188,13 +186,13 @@ def _weighted_sum(
 ) -> StoredTensor:
     """Add the sums of a node, in int32."""
     weight, attributes = sum_operands(node, channels)
-    if largest_sum(weight, x.low, x.high) >= INT32_LIMIT - 1:
+    if largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
     zero, x_zero = _zero_point(int(weight.min()), int(weight.max())), _zero_point(x.low, x.high)
     if zero is not None and x_zero is not None:
         x_bytes = x.as_bytes(graph, x_zero)
         product = (x_bytes.high + (x_bytes.zero_byte or 0)) * (int(weight.max()) + zero)
-        if product * weight[0].size < INT32_LIMIT:
+        if product * weight[0].size < nodes.INT32_LIMIT:
             sums = _sum_of_bytes(graph, x_bytes, weight, zero, attributes)
             return StoredTensor(sums, node.low, node.high)
     floats = graph.cast(x.as_int32(graph), "FLOAT")
@@ -252,7 +250,7 @@ def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Arr
             (shift, np.sign(weight) * (np.abs(weight) >> shift & 2**bits - 1))
             for shift in reversed(shifts)
         ]
-        if all(largest_sum(part, low, high) < FLOAT32_EXACT for _, part in parts):
+        if all(largest_sum(part, low, high) < nodes.FLOAT32_EXACT for _, part in parts):
             return parts
     raise ExportError.of(name, "its sums are not exact in float32", "Use fewer inputs or bits")
 

@@ -16,7 +16,6 @@ from softstair.deploy.cost import narrowest
 from softstair.deploy.nodes import IntegerNetwork
 
 __all__ = [
-    "FLOAT32_EXACT",
     "Array",
     "OnnxGraph",
     "TensorInfo",
@@ -27,8 +26,6 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-FLOAT32_EXACT = 2**24
-"""Below it float32 holds every integer."""
 IR_VERSION = 8
 """Of 2023, so that readers older than the installed onnx package load the file."""
 TensorInfo = tuple[str, str, Sequence[int | str]]

@@ -17,7 +17,6 @@ from softstair.deploy import nodes
 from softstair.deploy.cost import bits
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.onnx_graph import (
-    FLOAT32_EXACT,
     Array,
     OnnxGraph,
     TensorInfo,
@@ -171,7 +170,7 @@ def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
     if isinstance(node, nodes.Sum):
         source = network.node(node.inputs[0])
         largest = largest_sum(node.weight.numpy(), source.low, source.high)
-    if largest >= FLOAT32_EXACT:
+    if largest >= nodes.FLOAT32_EXACT:
         raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
 
 

@@ -26,7 +26,6 @@ MAX_UNPACKED = 16 * 1024
 """Bytes that unpacked weights should not exceed."""
 CHANNEL_BLOCK = 8
 """Channels whose planes are interleaved, as softstair_planes.h expects."""
-INT32_MAX = 2**31 - 1
 Integers = npt.NDArray[np.int64]
 
 
@@ -61,7 +60,7 @@ def weighted_sum(
         packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
         # Partial sums must fit into 32 bits too; bytes are at most 128.
         reach = int(np.abs(rows).sum((1, 2)).max()) * (largest if packed is None else 128)
-        if reach > INT32_MAX:
+        if reach >= nodes.INT32_LIMIT:
             raise _too_large(node)
         if packed is None:
             kernel = _words(name, node, rows)
