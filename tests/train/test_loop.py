@@ -240,15 +240,6 @@ def test_recipes_learn(changes: dict[str, Any], tmp_path: Path) -> None:
     assert ("noise" in first) == (not chosen.is_float)
 
 
-def test_training_ends_though_its_noise_becomes_very_narrow(tmp_path: Path) -> None:
-    """With a progressive power, the std falls below the spacing of float32 before it is 0."""
-    narrow = recipe(static_mean=False, power="progressive", batch=8, epochs=2, period=2.0)
-    train(narrow, tmp_path)
-    stds = [narrow.schedule(3)(0, step / 20)[1] for step in range(40)]
-    assert 0 < stds[-1] < 1e-8
-    assert len(lines(tmp_path)) == 2
-
-
 class Settings(nn.Module):
     """Notes dtypes and precision settings, in training and in evaluation."""
 
@@ -431,23 +422,6 @@ def test_the_summary_and_the_metrics(tmp_path: Path) -> None:
     assert config == summary["config"]
     assert Recipe.from_json(config["recipe"]) == RECIPE
     assert set(config["versions"]) >= {"softstair", "torch", "python"}
-
-
-def test_watchers_of_a_resumed_run(tmp_path: Path) -> None:
-    class Enough(Exception):
-        pass
-
-    class Break(Notes):
-        def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-            raise Enough
-
-    first = Break()
-    with pytest.raises(Enough):
-        train(RECIPE, tmp_path / "x", watchers=[first])
-    notes = Notes()
-    train(RECIPE, tmp_path / "x", resume=True, watchers=[notes])
-    assert first.begun == [(0, 0)]
-    assert len(notes.metrics) + notes.begun[0][0] == 3
 
 
 def test_devices() -> None:

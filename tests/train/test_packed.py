@@ -164,17 +164,6 @@ def test_it_says_how_to_ask_it(
     assert float(right.double().mean()) == words["valid_accuracy"]
 
 
-def test_fields_of_other_versions_do_no_harm(file: Path) -> None:
-    """What decides is there, whatever else a recipe has or has not."""
-    words, table, body = read(file)
-    before = scores(packed_network(file), EXAMPLES)
-    for name in ("capture", "kernels", "period", "seed"):
-        del words["recipe"][name]
-    words["recipe"]["wings"] = 2
-    words["more"] = {"anything": [1, 2]}
-    assert torch.equal(scores(packed_network(make(file, words, table, body)), EXAMPLES), before)
-
-
 def test_by_name_in_a_folder(file: Path, tmp_path: Path) -> None:
     (tmp_path / "shelf").mkdir()
     file.rename(tmp_path / "shelf" / "mine.safetensors")

@@ -207,9 +207,7 @@ class DataOptions(Options):
 class NetworkOptions(Options):
     """What of the network is quantised, and to which levels."""
 
-    weights: StairName | Literal["float"] = option(
-        "ternary", "Stair of the weights.", "architecture"
-    )
+    weights: StairName | Literal["float"] = option("ternary", "Stair of weights.", "architecture")
     weight_quantum: float = option(
         1.0, "Quantum of the weights' stair.", "architecture", low=1e-30, high=1e30
     )

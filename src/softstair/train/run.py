@@ -63,7 +63,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The content of config.json; None for a new run."""
+        """The content of config.json, or None."""
         return read_json(self.path, "config.json")
 
     @property

@@ -27,13 +27,8 @@ TIMES = 7
 class Deployed:
     """A trained network and its integer network.
 
-    Attributes:
-        source: The run directory or packed file.
-        recipe: The recipe; of a packed file, what it keeps of it.
-        trained: The trained network.
-        network: What ``integer`` equals: ``trained``, or a copy with its last layer in INT8.
-        integer: The integer network.
-        classes: Names of the classes.
+    ``integer`` equals ``network``: ``trained``, or a copy with its last layer in INT8. The recipe
+    of a packed file is what the file keeps of it.
     """
 
     source: Path
@@ -58,16 +53,10 @@ class Deployed:
 def deployed(
     run: Path | str, data_dir: Path | str = "data", last_layer: LastLayer = "float"
 ) -> Deployed:
-    """Load a trained network and convert it to integers.
+    """Load the network of a finished run or packed file, and convert it to integers.
 
-    Args:
-        run: Directory of a finished run, or a packed file or its name.
-        data_dir: Folder of the data sets.
-        last_layer: Keep a last layer that was trained in float, or quantise its weights to INT8.
-
-    Raises:
-        RunError: If the run is not finished, or names code of its own, which is not called.
-        ExportError: If the network is not exact in integers.
+    A last layer that was trained in float stays so, or its weights are quantised to INT8. Code that
+    a run names is not called. Raises ExportError if the network is not exact in integers.
     """
     run = Path(run)
     recipe = recipe_of(run) if run.is_dir() else None
@@ -103,11 +92,7 @@ def deployed(
 
 
 def trained_recipe(run: Path) -> tuple[Recipe, int]:
-    """Return the recipe of a run and the number of layers that it quantises.
-
-    Raises:
-        RunError: If there is no run, or one without an epoch, or one of a float network.
-    """
+    """Return the recipe of a run and the number of layers that it quantises."""
     recipe = recipe_of(run)
     if recipe is None:
         raise RunError(f"`run` must be a run directory, but {str(run)!r} holds no run.")
