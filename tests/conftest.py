@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,14 @@ def run_interpreted(request: pytest.FixtureRequest) -> Callable[[str], None]:
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
     return run
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line, as helpers.commands.Run."""
+    from helpers.commands import Run
+
+    return Run(capsys)
 
 
 @pytest.fixture
