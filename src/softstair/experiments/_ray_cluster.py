@@ -22,8 +22,6 @@ from softstair._errors import SoftstairError, first_line, import_extra
 from softstair.train.parallel import Interrupted
 from softstair.train.records import RunError
 
-__all__ = ["check_reachable", "joined", "token_in"]
-
 TIMEOUT = 20.0
 """Seconds for a cluster to answer."""
 LONGEST_FOLDER = 30

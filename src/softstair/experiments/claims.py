@@ -42,8 +42,6 @@ from softstair.experiments.verdicts import (
 from softstair.noise import names as noise_names
 from softstair.schedule import POWERS
 
-__all__ = ["CLAIMS", "Claim", "Finding", "judged"]
-
 LEVEL = 0.015
 """How far below the paper's level is still at that level; and how near is the same accuracy."""
 LITTLE = 0.01

@@ -22,11 +22,6 @@ from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train.recipe import FIELDS, Recipe, fields_with, preset
 
-__all__ = [
-    "DESIGNS", "FORWARDS", "FREEDOMS", "Configuration", "Design", "Unit", "check_field",
-    "conditions", "configuration", "named",
-]  # fmt: skip
-
 FREEDOMS = fields_with("paper_axis")
 """The paper's degrees of freedom."""
 FORWARDS = ("expectation", "mode", "random")

@@ -15,8 +15,6 @@ from softstair.experiments.design import DESIGNS, Configuration, Design, check_f
 from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, Recipe, preset
 
-__all__ = ["changed", "parse", "read"]
-
 KEYS: dict[str, type] = {
     "name": str, "preset": str, "folds": list, "recipe": dict, "vary": dict, "without": list
 }  # fmt: skip
@@ -56,7 +54,7 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
     """Return the design that the table of a TOML file describes.
 
     >>> design = parse({"vary": {"forward": ["mode", "random"], "seed": [0, 1]}, "folds": [0]})
-    >>> [one.name for one in design.configurations]
+    >>> [entry.name for entry in design.configurations]
     ['forward=mode,seed=0', 'forward=mode,seed=1', 'forward=random,seed=0', 'forward=random,seed=1']
     """
     for key, value in table.items():

@@ -40,11 +40,6 @@ from softstair.train.records import (
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 
-__all__ = [
-    "STATES", "Estimate", "OnEvent", "Pace", "UnitStatus", "by_configuration", "data_versions",
-    "estimate", "refuse_mixed_data", "run", "status_json", "statuses", "summarise", "unfinished",
-]  # fmt: skip
-
 OnEvent = Callable[[Unit, Event], None]
 STATES = ("done", "training", "begun", "waiting")
 RECENT = 120.0

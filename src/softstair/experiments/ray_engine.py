@@ -31,8 +31,6 @@ from softstair.train.parallel import StopRequest
 from softstair.train.pool import MAX_RUNS_PER_GPU, Pool, Task, cores
 from softstair.train.progress import Event
 
-__all__ = ["TaskResources", "run"]
-
 RETRIES = 3
 """How often a unit is started again whose process, or machine, was lost."""
 MOST_WARM = 32

@@ -23,22 +23,6 @@ from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, Recipe, fields_with
 from softstair.train.records import RunError, data_version_of, metrics_of, recipe_of, summary_of
 
-__all__ = [
-    "DATA_VERSION",
-    "NAMES",
-    "UNKNOWN",
-    "Epoch",
-    "ForeignTable",
-    "Training",
-    "collect",
-    "find",
-    "load",
-    "located",
-    "readable",
-    "rows",
-    "write",
-]
-
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep in a folder run directories and tables may lie."""
 LARGEST_FILE = 1 << 30

@@ -28,12 +28,6 @@ from softstair.experiments.results import DATA_VERSION, METRICS, Training
 from softstair.noise import names as noise_names
 from softstair.train.recipe import fields_with
 
-__all__ = [
-    "DYNAMIC", "FEWEST", "FULL", "SHARED", "STATIC", "STATIC_LEVELS", "TITLES", "Curve", "Mean",
-    "Study", "curve_of", "decisive", "distinguishing", "drop_of", "duration", "final_of", "mean_of",
-    "select", "studies",
-]  # fmt: skip
-
 Numbers = NDArray[np.float64]
 STATIC: Mapping[str, str] = {"static_mean": "true", "static_std": "true"}
 """Noise that stays as it is: a straight-through estimator."""

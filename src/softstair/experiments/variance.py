@@ -31,19 +31,6 @@ from softstair.experiments.results import Training
 from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
 from softstair.schedule import INTERVALS, POWERS
 
-__all__ = [
-    "BLOCKS",
-    "FOLDS",
-    "REST",
-    "Block",
-    "Share",
-    "Table",
-    "Variance",
-    "explained",
-    "shares",
-    "tabled",
-]
-
 Numbers = NDArray[np.float64]
 FOLDS, REST = "folds", "rest"
 DRAWS, SEED = 4_000, 0
@@ -53,10 +40,7 @@ NEGLIGIBLE = 1e-12
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the grid: which settings vary in it, over which levels, and which are fixed.
-
-    must    the settings without which it would be a part of another block
-    """
+    """A part of the grid: the settings that vary in it, that must vary, and that are fixed."""
 
     name: str
     about: str
@@ -76,11 +60,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Share:
-    """What one term explains; what takes an error to say is None where there is no rest.
+    """What one term (factors, folds or rest) explains: η², ω² and the 95 % interval of ω².
 
-    term         names of factors; or folds; or rest
-    eta, omega   η² and ω²
-    low, high    95 % interval of the share that ω² estimates
+    All but η² are None where there is no rest.
     """
 
     term: tuple[str, ...]
@@ -113,12 +95,10 @@ class Variance:
     shares: tuple[Share, ...]
 
     def __getitem__(self, name: str) -> Share:
-        """The share of that name, such as forward × interval."""
         return next(share for share in self.shares if share.name == name)
 
     @property
     def std(self) -> float:
-        """The standard deviation of what is explained."""
         return float(self.table.values.std())
 
 
@@ -200,7 +180,7 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
     """The analysis of variance of (levels of each factor …, folds).
 
     >>> table = np.array([[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, 0.7]]])
-    >>> [(one.name, round(one.eta, 3)) for one in shares(table, ["forward", "power"])]
+    >>> [(term.name, round(term.eta, 3)) for term in shares(table, ["forward", "power"])]
     [('forward', 0.762), ('power', 0.19), ('forward × power', 0.0), ('folds', 0.048), ('rest', 0.0)]
     """
     squares, freedoms = _squares(values)

@@ -25,11 +25,6 @@ from softstair.experiments.design import FREEDOMS
 from softstair.experiments.results import Training
 from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
 
-__all__ = [
-    "Cell", "Contrast", "Gap", "Group", "Judgement", "Pick", "Word", "above", "at_most",
-    "before_the_drop", "compare", "final", "judge", "same",
-]  # fmt: skip
-
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
 Folds = Mapping[int, float]
 """A number for each fold."""
@@ -253,7 +248,6 @@ def at_most(gap: Mean, limit: float) -> Word:
 
 
 def final(training: Training) -> float | None:
-    """The validation accuracy of the last epoch; None if the training is not done."""
     return training.valid_accuracy if training.is_done else None
 
 
