@@ -8,6 +8,8 @@ import math
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import oracle
 from softstair import Schedule
@@ -118,6 +120,26 @@ def test_defaults_and_start_values():
     assert moving(0, 1)[0] == 0.125
     assert moving(0, 2)[0] == 0
     assert Schedule(3, 2, static_mean=False, std0=1.0)(0, 0)[0] == -0.5
+
+
+@given(
+    st.sampled_from(EVERY),
+    st.integers(1, 12),
+    st.floats(0.1, 100),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_is_continuous_and_falls(kind, layers, period, at, by):
+    """|mean| and std never rise, and move no faster than the law's steepest slope."""
+    schedule = make(*kind, layers=layers, period=period, std0=STD0)
+    for layer in range(layers):
+        start, end = window(kind[0], layer, layers, period)
+        t, h = at * 1.1 * period * layers, by * period
+        (mean, std), (later, narrower) = schedule(layer, t), schedule(layer, t + h)
+        degree = 1 if kind[1] == "homogeneous" else layers - layer
+        steep = degree * h / (end - start) + 1e-9
+        assert -1e-15 <= abs(mean) - abs(later) <= 0.5 * steep
+        assert -1e-15 <= std - narrower <= STD0 * 2 * steep
 
 
 @pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)

@@ -18,6 +18,12 @@ from softstair import Stair
 
 pytestmark = pytest.mark.quick
 
+INTEGER = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
 NAMED = {
     "heaviside": Stair.heaviside(),
     "sign": Stair.sign(quantum=0.3),
@@ -27,6 +33,14 @@ NAMED = {
     "uint8": Stair.linear(8, quantum=0.013, thresholds="midpoint"),
     "arbitrary": Stair([-3.0, 0.1, 0.2, 7.7], [-1.3, 0.35, 11.1]),
 }
+
+
+def below(x: torch.Tensor) -> torch.Tensor:
+    """The next smaller number of the dtype."""
+    bits = x.view(INTEGER[x.dtype])
+    smaller = torch.where(x > 0, bits - 1, bits + 1).view(x.dtype)
+    tiny = torch.ones((), dtype=INTEGER[x.dtype]).view(x.dtype)
+    return torch.where(x == 0, -tiny, smaller)
 
 
 @given(oracle.stairs(), st.sampled_from(oracle.DTYPES), st.integers(0, 99))
@@ -45,6 +59,18 @@ def test_equals_the_sum_of_steps(shape, dtype, seed):
     np.testing.assert_array_equal(oracle.numpy(y), oracle.hard(v, q, t))
     np.testing.assert_array_equal(k.numpy()[known], oracle.index(v[known], t))
     np.testing.assert_array_equal(k.numpy()[known], np.searchsorted(t, v[known], side="right"))
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMED)
+def test_a_threshold_belongs_to_the_upper_bin(name, dtype):
+    """At every threshold as the dtype rounds it the step is made; one number below, it is not."""
+    stair = NAMED[name]
+    t = torch.tensor(stair.thresholds, dtype=torch.float64).to(dtype)
+    reached, passed = (t[:, None] >= t).sum(1), (t[:, None] > t).sum(1)
+    assert dtype == torch.bfloat16 or (reached - passed == 1).all(), "none collapse"
+    torch.testing.assert_close(stair.index(t), reached)
+    torch.testing.assert_close(stair.index(below(t)), passed)
 
 
 def test_named_stairs_have_the_levels_of_the_paper():
@@ -80,6 +106,19 @@ def test_linear_is_floor_and_clip(bits, signed):
         torch.testing.assert_close(midpoint(quantum * x), clip(x + 0.5), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
+@pytest.mark.parametrize("signed", [False, True])
+def test_outputs_stay_in_the_level_set(signed, dtype):
+    """At a quantum of 0.07 every output is k * 0.07 rounded once, never a sum of steps."""
+    stair = Stair.linear(4, signed=signed, quantum=0.07, thresholds="midpoint")
+    k = np.arange(16) - (8 if signed else 0)
+    np.testing.assert_allclose(stair.levels, 0.07 * k, rtol=1e-15)
+    x = torch.linspace(-1.5, 1.5, 20001).to(dtype)
+    found = stair(x).unique()
+    levels = torch.tensor(stair.levels, dtype=torch.float64).to(dtype)
+    torch.testing.assert_close(found, levels, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
 def test_channels_have_their_own_quantum(axis, dtype):
@@ -103,6 +142,11 @@ def test_channels_have_their_own_quantum(axis, dtype):
         v = oracle.numpy(table[c])
         np.testing.assert_array_equal(oracle.numpy(y[c]), oracle.hard(v, levels, thresholds))
         np.testing.assert_array_equal(k[c].numpy(), oracle.index(v, thresholds))
+    image = torch.randn(2, 3, 4, 5).to(dtype)
+    spatial = Stair.linear(3, signed=True, quantum=quantum, thresholds="midpoint", axis=1)
+    for c, q in enumerate(quantum):
+        one = Stair.linear(3, signed=True, quantum=q, thresholds="midpoint")
+        torch.testing.assert_close(spatial(image)[:, c], one(image[:, c]), rtol=0, atol=0)
 
 
 def test_shapes_layouts_and_extremes():
@@ -158,18 +202,26 @@ def test_equality_tells_stairs_apart():
     ("call", "words"),
     [
         (lambda: Stair((0, 1, 1), (0, 1)), ["levels", "1"]),
+        (lambda: Stair((0, 2, 1), (0, 1)), ["levels"]),
         (lambda: Stair((0, 1, 2), (1, 1)), ["thresholds"]),
+        (lambda: Stair((0, 1, 2), (1, 0)), ["thresholds"]),
         (lambda: Stair((0, 1, 2), (1,)), ["thresholds", "1"]),
         (lambda: Stair((0,), ()), ["levels"]),
+        (lambda: Stair((), ()), ["levels"]),
         (lambda: Stair((0, math.nan), (0,)), ["levels", "nan"]),
+        (lambda: Stair((0, math.inf), (0,)), ["levels", "inf"]),
+        (lambda: Stair((0, 1), (math.nan,)), ["thresholds", "nan"]),
         (lambda: Stair((0, 1), (math.inf,)), ["thresholds", "inf"]),
         (lambda: Stair((0, 1), (0,), quantum=0.0), ["quantum", "0"]),
+        (lambda: Stair((0, 1), (0,), quantum=-1.0), ["quantum", "-1"]),
         (lambda: Stair((0, 1), (0,), quantum=math.nan), ["quantum", "nan"]),
         (lambda: Stair((0, 1), (0,), quantum=(1.0, -2.0), axis=0), ["quantum", "-2"]),
         (lambda: Stair((0, 1), (0,), quantum=(), axis=0), ["quantum"]),
         (lambda: Stair((0, 1), (0,), quantum=1.0, axis=1), ["axis", "1"]),
         (lambda: Stair((0, 1), (0,), quantum=(1.0, 2.0), axis=0.5), ["axis", "0.5"]),
+        (lambda: Stair.ternary(quantum=-0.07), ["quantum", "-0.07"]),
         (lambda: Stair.linear(0), ["bits", "0"]),
+        (lambda: Stair.linear(-3), ["bits", "-3"]),
         (lambda: Stair.linear(2.5), ["bits", "2.5"]),
         (lambda: Stair.linear(2, thresholds="round"), ["thresholds", "round", "floor", "midpoint"]),
         (lambda: Stair.from_json({"levels": [1, 0], "thresholds": [0]}), ["levels"]),

@@ -114,3 +114,12 @@ def test_under_transforms_and_compilation(name):
     torch._dynamo.reset()
     compiled = torch.compile(torch.func.grad(total), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), g)
+
+
+def test_ternary_hard_sigmoid_is_the_saturating_estimator():
+    """Half-width half a quantum on thresholds at half a quantum: slope 1 on [-eps, eps)."""
+    quantum = 0.25
+    _, g = oracle.value_and_gradient(
+        lambda x: ss.ste.hard_sigmoid()(x, ss.Stair.ternary(quantum=quantum)), X
+    )
+    torch.testing.assert_close(g, (X.abs() < quantum).double(), rtol=0, atol=1e-12)

@@ -137,6 +137,15 @@ def test_every_compiled_transform_gives_the_density_sum(transform, name, forward
     check_slope(compiled(X), name)
 
 
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize("forward", oracle.FORWARDS)
+@pytest.mark.parametrize("name", ["uniform", "logistic"])
+def test_compile_of_func_grad(name, forward):
+    """compile(func.grad(f)): a plain autograd.Function gives zeros here, without a word."""
+    f = operator(name, forward, LINEAR)
+    check_slope(aot_eager(grad(lambda x: f(x).sum()))(X), name, LINEAR)
+
+
 @pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
@@ -306,6 +315,18 @@ def test_channels_under_transforms_and_compilation(forward):
         torch.testing.assert_close(slope, g, rtol=0, atol=1e-13)
     sliced = vmap(f, in_dims=2, out_dims=2)(x)
     torch.testing.assert_close(sliced, y, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("compile", [None, aot_eager], ids=["eager", "compiled"])
+def test_gradients_chain_through_layers(compile):
+    """Two soft stairs in a row: the chain rule over the oracle's slopes."""
+    first, second = operator("normal", "expectation"), operator("logistic", "mode", LINEAR)
+    f = lambda x: second(2 * first(x))
+    _, g = oracle.value_and_gradient(compile(f) if compile else f, X)
+    law = (STAIR.levels, STAIR.thresholds, "normal", MEAN, STD)
+    inner = 2 * oracle.expectation(X.numpy(), *law)
+    outer = oracle.gradient(inner, LINEAR.levels, LINEAR.thresholds, "logistic", MEAN, STD)
+    np.testing.assert_allclose(g.numpy(), 2 * outer * oracle.gradient(X.numpy(), *law), 0, 1e-11)
 
 
 @pytest.mark.nightly

@@ -235,6 +235,32 @@ def test_gradients_equal_a_network_quantised_by_hand(name):
             assert got[f"{module_name}.weight"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_put_together_from_stair_modules_is_the_same(name):
+    """Activations and layers of softstair.nn in the place of the float ones, module by module."""
+    if name.startswith("functional"):
+        pytest.skip("its activations are not modules")
+    model, net, x = converted(name, weights=INT4, features=UINT4, noise="normal")
+    hand, done = copy.deepcopy(model), {}
+    kinds = {nn.Linear: ss.nn.StairLinear, nn.Conv1d: ss.nn.StairConv1d}
+    kinds[nn.Conv2d] = ss.nn.StairConv2d
+    for parent in list(hand.modules()):
+        for key, child in list(parent.named_children()):
+            if type(child) in kinds:
+                weight = ss.nn.StairWeight(INT4, "normal")
+                new = kinds[type(child)].from_float(child, weight)
+                setattr(parent, key, done.setdefault(id(child), new))
+            elif isinstance(child, nn.ReLU | nn.ReLU6 | nn.GELU | nn.Tanh | nn.Hardtanh):
+                new = ss.nn.StairActivation(UINT4, "normal")
+                setattr(parent, key, done.setdefault(id(child), new))
+    hand.load_state_dict(net.state_dict(), strict=True)
+    for training in (True, False):
+        torch.manual_seed(0)
+        got = net.train(training)(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(got, hand.train(training)(x), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 @pytest.mark.parametrize("name", NAMES)
 def test_copies_and_pickles_are_networks_of_their_own(name, clone):

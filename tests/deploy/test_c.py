@@ -26,7 +26,7 @@ from compiled import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import Growing
+from random_networks import Growing, random_network
 
 from softstair.deploy import ExportError, IntegerNetwork, nodes
 from softstair.deploy.c import classes, write
@@ -50,6 +50,14 @@ def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path
     grown = NETWORKS[name]()
     network = grown.network()
     assert differing(grown.known, traced(network, grown.bytes, tmp_path, kind)) == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
+    grown = random_network(seed)
+    kind = [*BUILDS][seed % len(BUILDS)]
+    assert differing(grown.known, traced(grown.network(), grown.bytes, tmp_path, kind)) == {}
 
 
 OPTIONS = {
@@ -244,6 +252,12 @@ def test_weights_take_the_fewest_bits(
     assert packed is not None
     assert packed.bits == bits_each
     assert packed.data.nbytes == 9 * -(-37 * bits_each // 8)
+    for output in range(9):
+        number = int.from_bytes(packed.data[output].tobytes(), "little")
+        for i in range(37):
+            code = number >> (i * bits_each) & (2**bits_each - 1)
+            value = packed.base + packed.step * code
+            assert (-value if packed.negated[output] else value) == weight[output, i]
 
 
 def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
