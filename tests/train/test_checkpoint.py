@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import pydoc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,17 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)
 
 
-DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+]  # fmt: skip
 TIED = torch.arange(6.0)
 STATES: dict[str, dict[Any, Any]] = {
     "empty": {},
     "plain": {"a": 1, "b": -0.0, "c": "ü\n\x00\ud800", "d": None, "e": True, "f": 1e-320},
     "nested": {"a": {"b": {}, "c": []}, "d": [[], (), {}, [()]], "e": ((1, [2]), {"x": (3,)})},
     "int keys": {"state": {0: {"m": torch.ones(2)}, 1: {}}, 7: {-1: "x"}},
+    "generator": {"state": torch.get_rng_state()},
     "tags": {"a": {"@tensor": "/a"}, "b": {"@tuple": 5}, "@items": [{"@items": []}], -3: {0: {}}},
     "dtypes": {str(dtype): torch.tensor([0, 1, 100]).to(dtype) for dtype in DTYPES},
     "scalars": {"a": torch.tensor(0.1), "b": torch.tensor(3), "c": torch.tensor(True)},
@@ -46,6 +51,7 @@ STATES: dict[str, dict[Any, Any]] = {
     "not finite": {"a": torch.tensor([float("nan"), float("inf"), -0.0])},
     "strided": {"a": torch.arange(12).reshape(3, 4).T, "b": torch.ones(1).expand(5)},
     "tied": {"a": TIED, "b": TIED, "c": TIED[:2], "d": TIED.view(2, 3)},
+    "with gradient": {"a": torch.nn.Parameter(torch.ones(2))},
     "collisions": {1: torch.zeros(1), "1": torch.ones(1)},
     "names": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}, "": {"__metadata__": TIED}},
 }  # fmt: skip
@@ -55,6 +61,16 @@ STATES: dict[str, dict[Any, Any]] = {
 def test_round_trip(name: str, tmp_path: Path) -> None:
     save(tmp_path / "c", STATES[name])
     assert same(STATES[name], load(tmp_path / "c"))
+
+
+def test_loaded_tensors_share_no_memory(tmp_path: Path) -> None:
+    weight = torch.zeros(3)
+    save(tmp_path / "c", {"a": weight, "b": weight})
+    weight += 1
+    state = load(tmp_path / "c")
+    assert state is not None
+    state["a"][0] = 9
+    assert state["b"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +98,26 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert load(tmp_path / "c") == {"number": 3}
     save(tmp_path / "c", {"number": 5})
     assert load(tmp_path / "c") == {"number": 5}
+
+
+def test_other_files_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
+    save(tmp_path / "c", SMALL)
+    others = [tmp_path / "c" / name for name in ("notes.json", "٣.json", "-1.json", "1.5.json")]
+    for path in others:
+        path.write_text("{}")
+    save(tmp_path / "c", SMALL)
+    assert same(load(tmp_path / "c"), SMALL)
+    assert all(path.exists() for path in others)
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    save(tmp_path / "c", SMALL)
+    for name in ("00000002.safetensors", ".00000002.safetensors.77.part", ".00000003.json.78.part"):
+        (tmp_path / "c" / name).write_bytes(b"half")
+    assert same(load(tmp_path / "c"), SMALL)
+    save(tmp_path / "c", {"a": 1})
+    save(tmp_path / "c", {"a": 2})
+    assert len(list((tmp_path / "c").iterdir())) == 4
 
 
 @pytest.mark.parametrize(
@@ -170,13 +206,28 @@ def test_changed_or_cut_files_are_damaged(which: int, sealed: tuple[Path, Path, 
     assert not is_damaged(folder)
 
 
-def reseal(manifest: Path, tensors: Path) -> None:
+def reseal(manifest: Path, tensors: Path, state: Any = ...) -> None:
     """Makes the digests right again, as somebody would who edits a checkpoint on purpose."""
     body = json.loads(manifest.read_bytes())
     body.pop("digest")
+    if state is not ...:
+        body["state"] = state
     body["tensors"] = hashlib.sha256(tensors.read_bytes()).hexdigest()
     canonical = json.dumps(body, sort_keys=True).encode()
     put(manifest, json.dumps({**body, "digest": hashlib.sha256(canonical).hexdigest()}).encode())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"@tensor": "nowhere"}, {"@items": 5}, {"a": {"@items": [[{}, 1]]}}, {"a": {"@tuple": 5}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_edited_states_under_a_right_digest(state: Any, sealed: tuple[Path, Path, Path]) -> None:
+    folder, manifest, tensors = sealed
+    reseal(manifest, tensors, state)
+    assert is_damaged(folder)
 
 
 class Bomb:
@@ -213,9 +264,18 @@ def test_other_things_in_place_of_the_files(sealed: tuple[Path, Path, Path]) -> 
     assert is_damaged(folder)
     tensors.rmdir()
     tensors.write_bytes(content)
-    for other in (b"", b"null", b"{}", b"[" * 10**6, b"\xff\xfe"):
+    text = manifest.read_bytes()
+    edited = [text.replace(b'"step": 3', b'"step": ' + value) for value in (b"9" * 5000, b"NaN")]
+    for other in (b"", b"null", b"[]", b"{}", b"[" * 10**6, b"\xff\xfe", *edited):
         manifest.write_bytes(other)
         assert is_damaged(folder), other[:9]
+
+
+def test_a_swapped_checkpoint_is_noticed(sealed: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """The tensors of another checkpoint of the same shapes are not those of this one."""
+    other = save(tmp_path / "other", {**SMALL, "w": torch.zeros(2, 3)})
+    shutil.copy(other.with_suffix(".safetensors"), sealed[2])
+    assert is_damaged(sealed[0])
 
 
 def test_a_damaged_one_says_what_to_do_and_that_helps(sealed: tuple[Path, Path, Path]) -> None:

@@ -222,6 +222,7 @@ def test_evaluation_is_without_noise_and_in_integers(forward: Any) -> None:
     [
         {},
         {"weights": "float", "features": "float"},
+        {"weights": "float"},
         {"features": "float"},
         {"optimiser": "sgd", "learning_rate": 0.05},
         {"weights": "int4", "weight_quantum": 0.07, "features": "uint4", "feature_quantum": 0.07},
@@ -315,7 +316,6 @@ for backend, value in (
 """
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(
     not hasattr(torch.backends, "fp32_precision"), reason="torch has it by operation since 2.9"
 )
@@ -362,13 +362,19 @@ def test_own_data_and_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "    y = torch.arange(40) % 2\n"
         "    x = (y * 200).to(torch.uint8).reshape(40, 1, 1, 1).expand(40, 1, 2, 2).clone()\n"
         "    return Dataset('halves', x, y, ('dark', 'bright'), 100.0, 100.0)\n"
+        "def wrong(root=None):\n"
+        "    return 5\n"
+        "def raising(root=None):\n"
+        "    raise RuntimeError('no\\nway')\n"
     )
     monkeypatch.chdir(tmp_path)
     chosen = Recipe(epochs=2, batch=8, model="ours:network", data="ours:data")
     config = train(chosen, tmp_path / "x")["config"]
     assert (config["recipe"]["model"], config["data"]["name"]) == ("ours:network", "halves")
-    with pytest.raises(ValueError, match="data"):
-        train(replace(chosen, data="ours:missing"), tmp_path / "z")
+    for data in ("ours:wrong", "ours:raising", "ours:missing", "nowhere:data", "ours:", "a b:c"):
+        with pytest.raises(ValueError, match="data") as caught:
+            train(replace(chosen, data=data), tmp_path / "z")
+        assert is_sentence(str(caught.value)), str(caught.value)
     with pytest.raises(ValueError, match="model"):
         train(replace(chosen, model="auto"), tmp_path / "z")
 
@@ -378,9 +384,10 @@ def test_own_data_and_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         [nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 2)],
         [nn.Linear(35, 9), nn.ReLU(), nn.Linear(9, 3)],
+        [nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 3), nn.Flatten(0)],
         [nn.Linear(36, 3)],
     ],
-    ids=["too few classes", "another size", "no activation"],
+    ids=["too few classes", "another size", "one number", "no activation"],
 )
 def test_models_that_do_not_fit(layers: list[nn.Module], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), *layers)
@@ -403,6 +410,14 @@ def test_data_that_do_not_suffice(tmp_path: Path) -> None:
             train(chosen, tmp_path / "x", dataset=dataset, model=small_model())
     just = Recipe(batch=40, folds=3, epochs=1)
     assert train(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
+
+
+def test_limit(tmp_path: Path) -> None:
+    for limit, examples in ((100, 100), (10**6, 1797)):
+        chosen = recipe(limit=limit, batch=examples // 10, epochs=1)
+        notes, summary = noted(tmp_path / str(limit), chosen)
+        assert len(notes.batches) == 8
+        assert summary["config"]["data"]["examples"] == examples
 
 
 # Files and watchers

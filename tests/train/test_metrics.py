@@ -1,13 +1,14 @@
 """Metrics: fresh statistics against a network written by hand, stairs against counting."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from short import At, metrics_of, recipe, strike
+from short import metrics_of, recipe
 from torch import Tensor, nn
 
 import softstair as ss
@@ -44,9 +45,8 @@ def counted(x: Tensor, stair: Any, reach: float, mean: float) -> tuple[list[floa
     return [count / len(values) for count in at], dead / len(values)
 
 
-@pytest.mark.parametrize(
-    ("noise", "quantum", "std"), [("uniform", 1.0, 0.2), ("triangular", 0.25, 0.05)]
-)
+@pytest.mark.parametrize("noise", WIDTHS)
+@pytest.mark.parametrize(("quantum", "std"), [(1.0, 0.2), (0.25, 0.05), (0.5, 0.01)])
 def test_occupancy_and_dead_shares(noise: str, quantum: float, std: float) -> None:
     net = stair_net(noise, quantum, std)
     x = torch.randn(30, 12, generator=torch.Generator().manual_seed(1))
@@ -86,6 +86,11 @@ def test_it_leaves_the_network_unchanged() -> None:
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
+def test_without_noise_no_input_is_called_dead() -> None:
+    health = stair_health(stair_net(std=0.0), torch.zeros(2, 12))
+    assert {stair.dead for stair in health} == {None}
+
+
 def test_warnings() -> None:
     def warnings(occupancy: tuple[float, ...], dead: float | None, std: float = 0.25) -> list[str]:
         health = Health(name="features.3", layer=0, std=std, occupancy=occupancy, dead=dead)
@@ -120,6 +125,15 @@ def test_a_dead_network_gives_warnings(
 ) -> None:
     train(recipe(epochs=1, **changes), tmp_path / "run")
     assert any(problem in warning for warning in last_line(tmp_path / "run")["warnings"])
+
+
+@pytest.mark.nightly
+def test_a_healthy_network_gives_no_warnings(tmp_path: Path) -> None:
+    train(recipe(limit=600, epochs=4, period=9.0, batch=16), tmp_path / "x")
+    line = last_line(tmp_path / "x")
+    assert line["warnings"] == []
+    layers = [stair["layer"] for stair in line["stairs"]]
+    assert layers == [i // 2 for i in range(len(layers))]
 
 
 def some(count: int = 70) -> Examples:
@@ -227,7 +241,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same(tmp_path: Path) -> None:
     fresh = recipe(statistics="fresh", augment="crop")
     train(fresh, tmp_path / "whole")
 
+    class Stop:
+        def begin(self, state: object) -> None: ...
+
+        def step(self, state: object) -> None: ...
+
+        def epoch(self, state: object, metrics: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     with pytest.raises(Interrupted):
-        train(fresh, tmp_path / "parts", watchers=[At(1, 0, strike(signal.SIGTERM))])
+        train(fresh, tmp_path / "parts", watchers=[Stop()])
     train(fresh, tmp_path / "parts", resume=True)
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")

@@ -76,6 +76,12 @@ def test_code_that_a_run_names_is_called_only_by_the_users_word(
     assert Path("called").exists()
 
 
+def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "fold-0").mkdir()
+    with pytest.raises(SoftstairError, match="but folds: name one, such as fold-0"):
+        trained_network(tmp_path, load("digits"))
+
+
 def test_a_run_records_its_data_version_and_is_resumed_with_no_other(tmp_path: Path) -> None:
     run = tmp_path / "run"
     digits = load("digits")

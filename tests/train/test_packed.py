@@ -145,7 +145,13 @@ def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("integer", "centre", "numbers"), [(True, False, (5.0, 8.0)), (False, True, (9.0, 4.0))]
+    ("integer", "centre", "numbers"),
+    [
+        (False, False, (4.88, 6.02)),
+        (True, False, (5.0, 8.0)),
+        (False, True, (9.0, 4.0)),
+        (True, True, (9.0, 4.0)),
+    ],
 )
 def test_it_says_how_to_ask_it(
     integer: bool, centre: bool, numbers: tuple[float, float], digits: Dataset, tmp_path: Path
@@ -187,6 +193,14 @@ def test_runs_that_cannot_be_packed(run: Path, digits: Dataset, tmp_path: Path) 
     assert not file.exists()
 
 
+def test_it_takes_the_place_of_the_one_before(file: Path, run: Path, digits: Dataset) -> None:
+    before = file.read_bytes()
+    file.write_bytes(b"something else")
+    pack(run, digits, file)
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
 def error_of(file: Path) -> str:
     with pytest.raises(SoftstairError, match="is not a packed network, or is damaged") as caught:
         packed_network(file)
@@ -218,25 +232,43 @@ def test_code_that_a_file_or_run_names_is_not_called(
 
 
 WORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no format": lambda words: words.pop("format"),
     "another format": lambda words: words.update(format=2),
     "no recipe": lambda words: words.pop("recipe"),
+    "a list for a recipe": lambda words: words.update(recipe=[]),
     "no weights": lambda words: words["recipe"].pop("weights"),
+    "no shape": lambda words: words.pop("shape"),
     "shape of a word": lambda words: words.update(shape=["a", 8, 8]),
+    "shape without sides": lambda words: words.update(shape=[]),
+    "negative shape": lambda words: words.update(shape=[-1, 8, 8]),
+    "infinite shape": lambda words: words.update(shape=[math.inf, 8, 8]),
     "huge shape": lambda words: words.update(shape=[10**30, 8, 8]),
     "no mean": lambda words: words.update(mean=None),
+    "no classes": lambda words: words.update(classes=[]),
+    "classes of nothing": lambda words: words.update(classes=None),
     "too few classes": lambda words: words.update(classes=["a"] * 9),
     "another model": lambda words: words["recipe"].update(model="vgg8"),
+    "no such model": lambda words: words["recipe"].update(model="auto"),
+    "model of nothing": lambda words: words["recipe"].update(model=None),
+    "other weights": lambda words: words["recipe"].update(weights="int4"),
     "fewer levels": lambda words: words["recipe"].update(weights="heaviside"),
     "all in float": lambda words: words["recipe"].update(features="float", weights="float"),
+    "all skipped": lambda words: words["recipe"].update(skip=["*"]),
+    "another last layer": lambda words: words["recipe"].update(last_layer="stair"),
     "quantum of nan": lambda words: words["recipe"].update(weight_quantum=math.nan),
+    "unknown noise": lambda words: words["recipe"].update(noise="cauchy"),
 }
 WEIGHT = "features.4.weight"
 TABLES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "two sides": lambda table: table[WEIGHT].update(shape=[2, 8192]),
+    "another type": lambda table: table[WEIGHT].update(dtype="I8"),
     "another name": lambda table: table.update(other=table.pop(WEIGHT)),
     "no quantum": lambda table: table.update(x=table.pop("features.4.weight_stair.quantum")),
+    "quanta": lambda table: table["features.4.weight_stair.quantum"].update(shape=[1]),
     "integers": lambda table: table["features.2.running_mean"].update(dtype="I32"),
+    "sides exchanged": lambda table: table["classifier.weight"].update(shape=[256, 10]),
     "beyond the end": lambda table: table[WEIGHT].update(data_offsets=[0, 10**9]),
+    "backwards": lambda table: table[WEIGHT]["data_offsets"].reverse(),
 }
 
 
@@ -245,6 +277,14 @@ def test_edited_metadata_and_tensors(kind: str, file: Path) -> None:
     words, table, body = read(file)
     WORDS[kind](words) if kind in WORDS else TABLES[kind](table)
     error_of(make(file, words, table, body))
+
+
+@pytest.mark.parametrize("text", ["null", "{", "[]", "", "[" * 100_000, '{"format": NaN}'])
+def test_metadata_that_is_no_metadata(text: str, file: Path) -> None:
+    _, table, body = read(file)
+    error_of(make(file, text, table, body))
+    with pytest.raises(SoftstairError):
+        about(file)
 
 
 def test_a_level_or_quantum_that_cannot_be(file: Path) -> None:
@@ -264,8 +304,7 @@ def test_other_and_cut_files(file: Path) -> None:
     tensors = {"a": torch.zeros(3)}
     contents = [complete[:size] for size in (0, 7, 9, 3000, len(complete) // 2, len(complete) - 1)]
     contents += [bytes(500), complete + b"x", safetensors.save(tensors, {"format": "pt"})]
-    texts = (text, "null", "{", "[" * 100_000)
-    contents += [safetensors.save(tensors, {"softstair": each}) for each in texts]
+    contents += [safetensors.save(tensors, {"softstair": text})]
     for content in contents:
         file.write_bytes(content)
         error_of(file)

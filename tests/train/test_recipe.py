@@ -73,6 +73,16 @@ def test_frozen_and_normalised() -> None:
     assert repr(Recipe(period=7).period) == "7.0"
 
 
+def test_every_field_has_help_and_facts() -> None:
+    assert all(len(known.help.split()) >= 2 for known in describe(Recipe).values())
+    assert fields_with("paper_axis") == (
+        "noise", "forward", "static_mean", "static_std", "interval", "power",
+    )  # fmt: skip
+    unchanging = set(FIELDS) - set(fields_with("changes_result"))
+    assert unchanging == {"truncate", "compile", "kernels", "capture"}
+    assert fields_with("scales_with_epochs") == ("period", "drop")
+
+
 def values_of(name: str) -> st.SearchStrategy[Any]:
     """Return values that a field allows, whatever the others are."""
     known = describe(Recipe)[name]
@@ -124,6 +134,16 @@ def test_old_recipes_have_the_values_they_were_trained_with() -> None:
     written = Recipe(forward="random").to_json()
     del written["integer_input"], written["statistics"], written["centre_input"]
     assert Recipe.from_json(written) == Recipe(forward="random", centre_input=False)
+
+
+def test_cells_may_have_their_own_types() -> None:
+    row = {"epochs": 4.0, "static_mean": False, "limit": None, "period": 3, "noise": "normal"}
+    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal", centre_input=False)
+    assert Recipe.from_row(row) == expected
+    for name, cell in {"epochs": "4.5", "static_std": "maybe", "interval": "none"}.items():
+        with pytest.raises(SoftstairError) as caught:
+            Recipe.from_row({name: cell})
+        assert caught.value.field == name
 
 
 def test_tables_of_results_are_read() -> None:

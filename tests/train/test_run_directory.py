@@ -1,6 +1,7 @@
 """Run directories: what is refused, and that no good file is ever lost."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -111,6 +112,17 @@ def test_directories_that_cannot_be_made(
     assert files(tmp_path) == {"file": b"precious"}
 
 
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    text = refused(*FLAGS, "--out", str(tmp_path / "x"), capsys=capsys)
+    assert "Permission denied" in text
+
+
 FOREIGN = ("thesis.tex", "metrics.jsonl", "summary.json", "picture.png", ".hidden", "fold-0/x")
 FOREIGN += ("checkpoint/model.safetensors", "checkpoint/00000007.safetensors")
 
@@ -187,6 +199,7 @@ def changed(digits: Dataset) -> Iterator[Dataset]:
     x[-1, 0, 0, 0] += 1
     yield replace(digits, x=x)
     yield replace(digits, y=digits.y.roll(1))
+    yield replace(digits, x=digits.x[1:], y=digits.y[1:])
     yield replace(digits, mean=7.0)
     yield replace(digits, groups=torch.arange(len(digits)) // 3)
     yield replace(digits, test_x=digits.x[:50], test_y=digits.y[:50])
@@ -241,16 +254,30 @@ def forge(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no network": lambda s: s.pop("network"),
+    "no order": lambda s: s.update(order=None),
+    "half a step": lambda s: s.update(step=1.5),
     "step beyond": lambda s: s.update(step=99),
+    "epoch a word": lambda s: s.update(epoch="1"),
     "history too long": lambda s: s["history"].append({}),
-    "order of other examples": lambda s: s.update(order=s["order"][1:]),
+    "history without accuracy": lambda s: s.update(history=[{"epoch": 0}]),
+    "order with a repetition": lambda s: s["order"].__setitem__(0, s["order"][1]),
+    "order a list": lambda s: s.update(order=[1, 2]),
     "another parameter": lambda s: s["network"].update(more=torch.zeros(1)),
+    "optimiser of more": lambda s: s["optimiser"]["state"].update(
+        {999: {"exp_avg": torch.ones(2)}}
+    ),
     "optimiser of words": lambda s: s["optimiser"].update(state={0: "x"}),
     "no annealer": lambda s: s.update(annealer=None),
+    "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
+    "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),
     "threads": lambda s: s.update(threads=-3),
+    "sums": lambda s: s.update(sums={"loss": 3.0}),
+    "origin a word": lambda s: s.update(origin="here"),
+    "origin without data": lambda s: s["origin"].pop("data"),
 }
 
 
+@pytest.mark.nightly(keep=6)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_checkpoint_is_refused(name: str, out: Path) -> None:
     forge(out, FORGERIES[name])
@@ -368,9 +395,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     ends_well(out, complete)
 
 
-def test_a_limit_of_file_sizes(warm: Warm, out: Path, complete: Result, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [2_000, 60_000])
+def test_a_limit_of_file_sizes(
+    limit: int, warm: Warm, out: Path, complete: Result, tmp_path: Path
+) -> None:
     before = files(out / "checkpoint")
-    code = warm.run(["train", "--resume", "--out", str(out)], tmp_path / "errors", fsize=60_000)
+    code = warm.run(["train", "--resume", "--out", str(out)], tmp_path / "errors", fsize=limit)
     text = (tmp_path / "errors").read_text()
     assert (code, is_sentence(text)) == (2, True), text
     assert "File too large" in text
@@ -403,10 +433,9 @@ class Poisoned(nn.Module):
         return scores * float("nan")
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls", "stop"),
-    [("loss", 0, True), ("loss", 9, False), ("gradient", 7, True), ("gradient", 9, True)],
-)
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("calls", [0, 7, 9])
+@pytest.mark.parametrize("stop", [False, True])
 def test_a_loss_that_is_not_finite_is_never_saved(
     kind: str, calls: int, stop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,3 +456,21 @@ def test_a_loss_that_is_not_finite_is_never_saved(
     assert not (out / "summary.json").exists()
     with pytest.raises(RunError, match="in epoch"):
         train(float_recipe, out, model=Poisoned(kind, calls), resume=True)
+
+
+def test_the_command_names_the_learning_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "poison.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) / (0.0 if self.training else 1.0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = [*FLAGS, "--model", "poison:Net", "--weights", "float", "--features", "float"]
+    assert "--learning-rate" in refused(*flags, "--out", "x", capsys=capsys)
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert config["recipe"]["model"] == "poison:Net"

@@ -9,6 +9,7 @@ no pickle. The last two are kept, in case the newest is damaged.
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from torch import Tensor
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
 from softstair.train.recipe import Recipe
-from softstair.train.records import is_history
+from softstair.train.records import MAX_THREADS, is_history
 from softstair.train.state import State
 
 FORMAT = 1
@@ -76,7 +77,9 @@ def load(folder: Path) -> dict[str, Any] | None:
         data = manifest.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != body["tensors"]:
             raise ValueError("checksum mismatch of its .safetensors file")
-        state: dict[str, Any] = _decode(body["state"], load_tensors(data))
+        state = _decode(body["state"], load_tensors(data))
+        if not isinstance(state, dict):
+            raise ValueError("it has no state")
     except (
         ValueError, LookupError, TypeError, OSError, RecursionError, safetensors.SafetensorError,
     ) as error:  # fmt: skip
@@ -167,11 +170,18 @@ def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
             stacklevel=2,
         )
         return state
-    saved, given = (Recipe.from_json(each["recipe"]) for each in (origin, config))
+    try:
+        saved, data = Recipe.from_json(origin["recipe"]), origin["data"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint in {folder!r} does not say with which recipe and data it was trained "
+            f"({first_line(error)}): restore the checkpoint of this run."
+        ) from None
+    given = Recipe.from_json(config["recipe"])
     names = given.training_differences(saved)
     different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
-    if origin["data"] != config["data"]:
-        different["data set"] = (origin["data"], config["data"])
+    if data != config["data"]:
+        different["data set"] = (data, config["data"])
     if different:
         values = [f"{name} {was!r} instead of {now!r}" for name, (was, now) in different.items()]
         raise CheckpointError(
@@ -216,6 +226,11 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     if not is_like(saved["network"], state.network.state_dict()):
         raise ValueError("its parameters have other names, shapes or types")
     _check_position(state, saved)
+    threads, seconds = saved["threads"], float(saved["seconds"])
+    if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+        raise ValueError("invalid value of threads")
+    if not 0 <= seconds < math.inf:
+        raise ValueError("invalid value of seconds")
     random_states = [saved["generators"], *saved.get("others", [])]
     if len(random_states) != state.team.size:
         raise ValueError(f"it was saved by {len(random_states)} processes")
@@ -224,27 +239,38 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])
     order = saved["order"]
-    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], saved["seconds"]
+    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
     state.order = None if order is None else order.to(state.device)
     state.loss.copy_(saved["sums"]["loss"])
     state.correct.copy_(saved["sums"]["right"])
     state.history = list(saved["history"])
-    torch.set_num_threads(saved["threads"])
+    torch.set_num_threads(threads)
     state.set_random_state(random_states[state.team.rank])
 
 
 def _check_position(state: State, saved: dict[str, Any]) -> None:
     epoch, step, order = saved["epoch"], saved["step"], saved["order"]
-    if not (0 <= epoch <= state.recipe.epochs and 0 <= step <= state.steps):
+    integers = type(epoch) is int and type(step) is int
+    if not (integers and 0 <= epoch <= state.recipe.epochs and 0 <= step <= state.steps):
         raise ValueError("its position is outside the run")
-    if (order is None) != (step == 0) or (order is not None and len(order) != state.example_count):
-        raise ValueError("its order is of other examples")
+    if (order is None) != (step == 0):
+        raise ValueError("its order does not belong to its position")
+    if order is not None:
+        indices = torch.arange(state.example_count)
+        if order.dtype != torch.int64 or not torch.equal(order.sort().values, indices):
+            raise ValueError("its order is of other examples")
     if not is_history(saved["history"]) or len(saved["history"]) != epoch:
         raise ValueError("its history has other epochs")
 
 
 def _load_optimiser(state: State, saved: dict[str, Any]) -> None:
     optimiser = state.optimiser
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for number, values in saved["state"].items():
+        for value in values.values():
+            has_shape = isinstance(value, Tensor) and value.dim() > 0
+            if has_shape and value.shape != parameters[number].shape:
+                raise ValueError("its optimiser is of other parameters")
     optimiser.load_state_dict(saved)
     # Whether it is fused depends on this device, not on the one that saved it.
     for group in optimiser.param_groups:

@@ -72,7 +72,7 @@ def data_version_of(path: Path) -> str | None:
     """Return the version of the data set that a run recorded; None if it recorded none."""
     data = (read_json(path, "config.json") or {}).get("data")
     recorded = data.get("version") if isinstance(data, dict) else None
-    is_text = isinstance(recorded, str) and recorded.isprintable()
+    is_text = isinstance(recorded, str) and len(recorded) <= 200 and recorded.isprintable()
     return (recorded or None) if is_text else None
 
 
