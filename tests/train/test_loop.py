@@ -459,3 +459,12 @@ def test_absent_kernels_are_refused_before_a_run_begins(
         with pytest.raises(ValueError, match="must be auto"):
             train(recipe(**changes), tmp_path / "run", device="cpu")
     train(RECIPE, tmp_path / "run", device="cpu")  # nothing is in its way
+
+
+def test_training_ends_though_its_noise_becomes_very_narrow(tmp_path: Path) -> None:
+    """With a progressive power, the std falls below the spacing of float32 before it is 0."""
+    narrow = recipe(static_mean=False, power="progressive", batch=8, epochs=2, period=2.0)
+    train(narrow, tmp_path)
+    stds = [narrow.schedule(3)(0, step / 20)[1] for step in range(40)]
+    assert 0 < stds[-1] < 1e-8
+    assert len(lines(tmp_path)) == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from short import At, is_sentence, metrics_of, recipe, strike, summary_of, uninterrupted
 from warm import Warm
 
@@ -46,6 +47,8 @@ def finished(out: Path) -> list[Any]:
 RECIPES: dict[str, Recipe] = {
     "default": recipe(),
     "random": recipe(forward="random"),
+    "dynamic mean": recipe(static_mean=False, period=1.3),
+    "augmented": recipe(augment="crop-flip"),
     "sgd, dropping, not truncated": recipe(
         optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
     ),
@@ -138,6 +141,14 @@ def test_in_a_thread_there_are_no_signals_and_training_goes_on(tmp_path: Path) -
     assert summary["epochs"] == 1
 
 
+def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(recipe(), tmp_path / "x", watchers=[At(0, 2, strike(signal.SIGTERM))])
+    torch.set_num_threads(2)
+    train(recipe(), tmp_path / "x", resume=True)
+    assert torch.get_num_threads() == 2
+
+
 def test_metrics_that_were_written_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:
     wanted = uninterrupted(tmp_path / "whole")
     out = tmp_path / "parts"
@@ -227,6 +238,16 @@ def test_a_run_killed_many_times_equals_the_uninterrupted_run(
     assert len(codes) == kills
     assert codes.count(-9) == kills // 2
     assert not (tmp_path / "run-1").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "more",
+    [("--forward", "random", "--epochs", "4"), ("--no-static-mean", "--epochs", "4")],
+    ids=" ".join,
+)
+def test_kills_of_other_recipes(more: tuple[str, ...], warm: Warm, tmp_path: Path) -> None:
+    assert len(killed(warm, tmp_path, 8, reference(warm, tmp_path, *more), *more)) == 8
 
 
 def test_killed_while_it_writes(warm: Warm, tmp_path: Path) -> None:
