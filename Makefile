@@ -1,7 +1,7 @@
 # On a machine that has Python 3.11+, git and make:
 #   make demo      train a ternary network on the digits, in every fold of five
 #   make quick     the checks to run before a commit (40 s)
-#   make test      lint, types and the default lane of the tests (4 minutes on 2 cores)
+#   make test      lint, types and the default lane of the tests (5 minutes on 2 cores)
 #   make nightly   every test (an hour); make nightly ROOM=deploy: those of one room
 #   make oldest    part of the tests with the oldest packages that are supported
 #   make docs      the API site, in site/

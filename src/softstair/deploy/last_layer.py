@@ -35,7 +35,9 @@ def quantise_last_layer(
 
     Args:
         net: A trained stair network that ends in a float ``torch.nn.Linear``.
-        shape, zero, scale: As in :func:`integerise`.
+        shape: Shape of one example, as in :func:`integerise`.
+        zero: Zero point of the input.
+        scale: Scale of the input.
 
     Returns:
         A network in float32 and ``eval()``, for :func:`integerise` and :func:`verify`.
