@@ -9,11 +9,17 @@ __all__ = ["mutations", "outcomes"]
 
 # Numbers that parsers handle badly: signs, ends of ranges, sizes larger than any file.
 EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40)
+HEADERS = (b"", b"\0" * 8, b"\xff" * 8, b"PK\3\4", b"\x93NUMPY\1\0", b"\x80\2", b"\x89HDF")
 
 
 def _flip(data: bytearray, draw: random.Random) -> None:
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         data[draw.randrange(len(data))] ^= draw.choice((1, 2, 4, 8, 16, 32, 64, 128, 0xFF))
+
+
+def _replace(data: bytearray, draw: random.Random) -> None:
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        data[draw.randrange(len(data))] = draw.choice((0, 1, 0x28, 0x7F, 0x80, 0xFF, 0x2E))
 
 
 def _truncate(data: bytearray, draw: random.Random) -> None:
@@ -30,6 +36,18 @@ def _remove(data: bytearray, draw: random.Random) -> None:
     del data[start : start + draw.choice((1, 2, 4, 8, 64))]
 
 
+def _duplicate(data: bytearray, draw: random.Random) -> None:
+    start, size = draw.randrange(len(data)), draw.choice((1, 4, 16, 128, 1024))
+    target = draw.randrange(len(data) + 1)
+    data[target:target] = data[start : start + size]
+
+
+def _zero(data: bytearray, draw: random.Random) -> None:
+    start = draw.randrange(len(data))
+    end = min(len(data), start + draw.choice((1, 2, 4, 8, 32, 256)))
+    data[start:end] = bytes(end - start)
+
+
 def _number(data: bytearray, draw: random.Random) -> None:
     """Overwrite some bytes with a number of ``EDGES``, as if it were a length or a size."""
     size, order = draw.choice((2, 4, 8)), draw.choice(("little", "big"))
@@ -38,7 +56,12 @@ def _number(data: bytearray, draw: random.Random) -> None:
     data[start : start + size] = number
 
 
-KINDS = (_flip, _truncate, _insert, _remove, _number)
+def _header(data: bytearray, draw: random.Random) -> None:
+    header = draw.choice((*HEADERS, draw.randbytes(draw.randrange(1, 32))))
+    data[: draw.choice((len(header), draw.randrange(64)))] = header
+
+
+KINDS = (_flip, _replace, _truncate, _insert, _remove, _duplicate, _zero, _number, _header)
 
 
 def mutations(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:

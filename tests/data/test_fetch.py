@@ -226,6 +226,16 @@ def test_a_file_that_cannot_be_written_to_is_an_error_and_is_kept(server, tmp_pa
     assert server.ranges[-1] == "bytes=10000-"
 
 
+def test_an_interrupted_download_is_resumed(server, tmp_path):
+    def interrupt(action: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch("toy", tmp_path, sources=plain(server), progress=interrupt)
+    assert fetched(tmp_path, server) == CONTENT
+    assert (server.ranges[1] or "").startswith("bytes=")
+
+
 def test_two_processes_cannot_fetch_into_one_folder(server, tmp_path):
     (tmp_path / ".fetch").mkdir()
     with filelock.FileLock(tmp_path / ".fetch" / "lock"):
@@ -264,8 +274,9 @@ def test_archives_that_cannot_be_unpacked_safely_leave_nothing(server, tmp_path,
     assert [path.name for path in tmp_path.rglob("outside")] == []
 
 
-def test_archives_are_limited_in_size(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "MAX_MEMBERS", 2)
+@pytest.mark.parametrize("limit", ["MAX_MEMBERS", "MAX_UNPACKED"])
+def test_archives_are_limited_in_size(server, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(fetching, limit, 2)
     assert "more than" in fails(tmp_path, packed(server, TOYS))
 
 

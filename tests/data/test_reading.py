@@ -82,7 +82,7 @@ def test_mutated_npz_files_are_read_or_refused(tmp_path):
         arrays = read_arrays(path, EXPECTED, "make it again")
         assert arrays["x"].shape[1:] == (5, 2)
 
-    assert min(mutations.outcomes(read, content)) >= 5
+    assert min(mutations.outcomes(read, content)) > 5
 
     def read_with_valid_checksum(data: bytes) -> None:
         stream = io.BytesIO()

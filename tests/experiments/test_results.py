@@ -351,16 +351,25 @@ def first_unit(cells: list[list[str]], column: str, value: str) -> None:
 
 CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "no rows": (lambda cells: cells.__delitem__(slice(1, None)), "no row"),
+    "nothing": (lambda cells: cells.clear(), "no row"),
     "no noise": (lambda cells: put(cells, 0, "noise", "sound"), "no column noise"),
     "nan": (lambda cells: put(cells, 2, "valid_loss", "nan"), "nan"),
+    "too large": (lambda cells: put(cells, 2, "train_loss", "1e308"), "1e308"),
     "no accuracy": (lambda cells: put(cells, 2, "valid_accuracy", ""), ""),
+    "half an epoch": (lambda cells: put(cells, 2, "epoch", "1.5"), "1.5"),
     "an epoch missing": (lambda cells: cells.pop(2), "0, 1, 2"),
+    "an epoch twice": (lambda cells: cells.insert(2, cells[2]), "0, 1, 2"),
     "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), "row 3 has not as many"),
+    "a long row": (lambda cells: cells[2].append("1"), "row 3 has not as many"),
+    "an odd outcome": (lambda cells: all_rows(cells, "seconds", "long"), "long"),
     "a unit cut off": (lambda cells: cells.pop(3), "2 of 3 epochs"),
     "more epochs": (lambda cells: all_rows(cells, "epochs", "2"), "3 of 2 epochs"),
+    "epochs below": (lambda cells: all_rows(cells, "epochs", "-5"), "epochs must be"),
     "no fold": (lambda cells: first_unit(cells, "fold", ""), "fold is empty"),
+    "a long fold": (lambda cells: first_unit(cells, "fold", "9" * 5000), "fold must be"),
     "above one": (lambda cells: put(cells, 2, "valid_accuracy", "2.5"), "valid_accuracy is 2.5"),
     "time runs back": (lambda cells: all_rows(cells, "seconds", "-1"), "seconds is -1"),
+    "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "static_mean"),
     "another end": (lambda cells: put(cells, 3, "seconds", "1"), "differ in what came of it"),
     "another best": (
         lambda cells: first_unit(cells, "best_valid_accuracy", "0.125"),
@@ -559,24 +568,47 @@ def test_cells_that_a_merged_table_leaves_empty_have_their_defaults(
     assert load(spoiled(store, tmp_path / "table.csv", empty)) == load(tmp_path / "before.csv")
 
 
-@pytest.mark.parametrize(
-    ("column", "written", "default"),
-    [("centre_input", "true", "false"), ("data_version", "scikit-learn digits", "unknown")],
-)
-def test_columns_that_older_tables_lack_have_their_defaults(
-    column: str, written: str, default: str, store: Path, tmp_path: Path
+def test_tables_older_than_centred_input_are_of_inputs_that_are_not_centred(
+    store: Path, tmp_path: Path
 ) -> None:
     def without(cells: list[list[str]]) -> None:
-        number = cells[0].index(column)
+        number = cells[0].index("centre_input")
         for row in cells:
             del row[number]
 
-    write(load(store), tmp_path / "new.csv")
-    assert {one.settings[column] for one in load(tmp_path / "new.csv")} == {written}
+    found = load(store)
+    assert {one.settings["centre_input"] for one in found} == {"true"}
+    write(found, tmp_path / "new.csv")
+    assert {one.settings["centre_input"] for one in load(tmp_path / "new.csv")} == {"true"}
     old = load(spoiled(store, tmp_path / "old.csv", without))
-    assert {one.settings[column] for one in old} == {default}
+    assert {one.settings["centre_input"] for one in old} == {"false"}
     write(old, tmp_path / "again.csv")
-    assert column not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+    assert "centre_input" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+
+
+def test_tables_keep_the_data_version_and_older_ones_do_not_know_it(
+    mine: Path, tmp_path: Path
+) -> None:
+    config = mine / ODD / "fold-2" / "config.json"
+    config.write_text(config.read_text().replace("scikit-learn digits", "other, digits"))
+    found = load(mine)
+    versions = ["scikit-learn digits"] * 3 + ["other, digits"]
+    for name in ("table.csv", "table.parquet"):
+        if name.endswith("parquet"):
+            pytest.importorskip("pyarrow", reason="needs pyarrow")
+        write(found, tmp_path / name)
+        again = load(tmp_path / name)
+        assert [one.settings["data_version"] for one in again] == versions
+
+    def without(cells: list[list[str]]) -> None:
+        number = cells[0].index("data_version")
+        for row in cells:
+            del row[number]
+
+    old = load(spoiled(mine, tmp_path / "old.csv", without))
+    assert {one.settings["data_version"] for one in old} == {"unknown"}
+    write(old, tmp_path / "again.csv")
+    assert "data_version" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:

@@ -49,6 +49,36 @@ def compare(found: Tensor, wanted: Tensor, dtype: torch.dtype, what: str, rare: 
     assert bad <= (few if rare else 0.0), f"{what}: {bad:.2%} off, worst {error.max():.3g}"
 
 
+def operator(stair: ss.Stair, noise: str, forward: str):
+    def function(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        return ss.regularise(x, stair, noise, mean, std, forward)
+
+    return function
+
+
+def check(function, dtype: torch.dtype, name: str, noise: str, forward: str, std: float) -> None:
+    stair = STAIRS[name]
+    x = inputs(dtype, stair, std).cuda().requires_grad_()
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    mean, deviation = torch.tensor([0.0, std], dtype=precise, device="cuda")
+    y = function(x, mean, deviation)
+    assert y.dtype == dtype
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    value, slope = oracle(x, stair, noise, 0.0, std, forward)
+    what = f"{dtype} {name} {noise} {forward} std={std}"
+    compare(y, value, dtype, what, rare=forward == "mode")
+    compare(gradient, slope, dtype, what + " gradient", rare=dtype not in (torch.float64,))
+    if std > 0:
+        assert gradient.count_nonzero() > 0, what + ": dead gradient"
+
+
+def test_eager_equals_the_oracle() -> None:
+    """Every family × forward × stair × dtype, with noise and without."""
+    for dtype, (name, stair) in itertools.product(TOLERANCE, STAIRS.items()):
+        for (noise, forward), std in itertools.product(cases(stair), (0.0, 0.3, 2.0)):
+            check(operator(STAIRS[name], noise, forward), dtype, name, noise, forward, std)
+
+
 def cases(stair: ss.Stair) -> list[tuple[str, str]]:
     """Families × forwards; 255 thresholds, which unbounded families unroll, only for bounded."""
     families = FAMILIES if len(stair) < 64 else ("uniform", "triangular")
@@ -69,38 +99,29 @@ def all_cases(stair: ss.Stair):
     return function
 
 
-def check_all(
-    values: Tensor | None, slopes: Tensor, xs: Tensor, stair: ss.Stair, std: float, rare=True
-) -> None:
+def check_all(values: Tensor | None, slopes: Tensor, xs: Tensor, stair: ss.Stair, std: float):
     for number, (noise, forward) in enumerate(cases(stair)):
         value, slope = oracle(xs[number], stair, noise, 0.0, std, forward)
         what = f"{xs.dtype} {stair} {noise} {forward} std={std}"
         if values is not None:
             compare(values[number], value, xs.dtype, what, rare=forward == "mode")
-        compare(slopes[number], slope, xs.dtype, what + " gradient", rare)
+        compare(slopes[number], slope, xs.dtype, what + " gradient", rare=True)
         assert std == 0 or slopes[number].count_nonzero() > 0, what + ": dead gradient"
 
 
-def noise_and_inputs(dtype: torch.dtype, stair: ss.Stair, std: float) -> tuple[Tensor, Tensor]:
-    xs = inputs(dtype, stair, std).cuda().repeat(len(cases(stair)), 1, 1, 1)
-    precise = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.tensor(std, dtype=precise, device="cuda"), xs.requires_grad_()
-
-
-def test_eager_and_compiled_equal_the_oracle() -> None:
-    """Inductor's kernels as well, std moved to 0 and back without recompiling."""
+def test_compiled_equals_the_oracle() -> None:
+    """Inductor's kernels, std moved to 0 and back without recompiling."""
     for dtype, (name, stair) in itertools.product(TOLERANCE, STAIRS.items()):
         torch._dynamo.reset()
-        compiled = torch.compile(all_cases(stair), fullgraph=True)
+        function = torch.compile(all_cases(stair), fullgraph=True)
         for number, std in enumerate((0.3, 0.0, 2.0)):
-            moved, xs = noise_and_inputs(dtype, stair, std)
-            for function in (all_cases(stair), compiled):
-                with torch._dynamo.config.patch(error_on_recompile=number > 0):
-                    values = function(xs, moved)
-                    (slopes,) = torch.autograd.grad(values, xs, torch.ones_like(values))
-                assert values.dtype == dtype
-                rare = function is compiled or dtype != torch.float64
-                check_all(values, slopes, xs, stair, std, rare)
+            xs = inputs(dtype, stair, std).cuda().repeat(len(cases(stair)), 1, 1, 1)
+            with torch._dynamo.config.patch(error_on_recompile=number > 0):
+                precise = torch.float64 if dtype == torch.float64 else torch.float32
+                moved = torch.tensor(std, dtype=precise, device="cuda")
+                values = function(xs.requires_grad_(), moved)
+                (slopes,) = torch.autograd.grad(values, xs, torch.ones_like(values))
+            check_all(values, slopes, xs, stair, std)
         print("  compiled", dtype, name, flush=True)
 
 
@@ -108,7 +129,9 @@ def test_captured_equals_the_oracle() -> None:
     """Every family × forward × stair × dtype in a CUDA graph, std moved between replays."""
     for dtype, stair in itertools.product(TOLERANCE, STAIRS.values()):
         function = all_cases(stair)
-        std, xs = noise_and_inputs(dtype, stair, 0.3)
+        precise = torch.float64 if dtype == torch.float64 else torch.float32
+        std = torch.tensor(0.3, dtype=precise, device="cuda")
+        xs = inputs(dtype, stair, 0.3).cuda().repeat(len(cases(stair)), 1, 1, 1).requires_grad_()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             torch.autograd.grad(function(xs, std).sum(), xs)
@@ -118,8 +141,9 @@ def test_captured_equals_the_oracle() -> None:
             values = function(xs, std)
             (slopes,) = torch.autograd.grad(values, xs, torch.ones_like(values))
         for new in (0.3, 0.0, 2.0):
+            fresh = inputs(dtype, stair, new).cuda().repeat(len(cases(stair)), 1, 1, 1)
             with torch.no_grad():
-                xs.copy_(noise_and_inputs(dtype, stair, new)[1])
+                xs.copy_(fresh)
             std.fill_(new)
             graph.replay()
             check_all(values, slopes, xs, stair, new)
@@ -128,7 +152,7 @@ def test_captured_equals_the_oracle() -> None:
 def test_transforms_equal_the_oracle() -> None:
     """torch.func on the device, eager and compiled: compile(grad) above all."""
     stair, std = STAIRS["ternary"], torch.tensor(0.3, device="cuda")
-    xs = noise_and_inputs(torch.float32, stair, 0.3)[1].detach()
+    xs = inputs(torch.float32, stair, 0.3).cuda().repeat(len(cases(stair)), 1, 1, 1)
     function = all_cases(stair)
     gradient = torch.func.grad(lambda t: function(t, std).sum())
     tangent = lambda t: torch.func.jvp(lambda u: function(u, std), (t,), (torch.ones_like(t),))[1]
@@ -201,6 +225,33 @@ def test_compiled_network_has_the_gradients_of_the_eager_one() -> None:
             assert close, f"step {step} {name}: {(found - wanted).abs().max():.3g}"
         if step == 0:
             assert all(g.count_nonzero() > 0 for n, g in gradients[1].items() if "weight" in n)
+
+
+def test_captured_step_follows_the_noise() -> None:
+    """A whole step in a CUDA graph: the noise moves between replays, to 0 as well."""
+    net = network()
+    x = torch.randn(32, 3, 16, 16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            net.zero_grad(set_to_none=False)
+            net(x).square().sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    net.zero_grad(set_to_none=False)
+    with torch.cuda.graph(graph):
+        net(x).square().sum().backward()
+    first = dict(net.named_parameters())["0.weight"]
+    for std in (0.2, 0.0, 0.4):
+        for _, stair in ss.nn.stair_modules(net):
+            stair.std.fill_(std)
+        net.zero_grad(set_to_none=False)
+        graph.replay()
+        captured = first.grad.clone()
+        net.zero_grad(set_to_none=False)
+        net(x).square().sum().backward()
+        assert torch.allclose(captured, first.grad, rtol=1e-3, atol=1e-5)
+        assert (captured.count_nonzero() == 0) == (std == 0.0)
 
 
 if __name__ == "__main__":
