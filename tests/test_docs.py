@@ -51,6 +51,16 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
 
 
+def load_script(name: str) -> ModuleType:
+    """Return docs/<name>.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 # What a page takes as given: its author's network and schedule, or the run of an earlier step.
 
 
@@ -206,12 +216,7 @@ def test_broken_links_of_every_form_are_noticed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def site_pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("site_pages")
 
 
 def test_the_site_has_every_page(site_pages: ModuleType) -> None:
@@ -314,12 +319,7 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A script beside the pages, as a module."""
     monkeypatch.syspath_prepend(DOCS)
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(name)
 
 
 def test_tables_of_speed_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,12 +363,7 @@ def test_every_result_names_its_commit_command_data_and_machine() -> None:
 
 @pytest.fixture(scope="module")
 def draw() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("draw")
 
 
 def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
