@@ -132,9 +132,9 @@ def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Tra
     trainings = [training for path in chosen if (training := _read(path, folder)) is not None]
     if not trainings:
         raise RunError(
-            f"{str(folder)!r} must hold run directories, as softstair grid and softstair train "
-            "make them, or tables of them, or be one, but "
-            + ("there is none with an epoch done." if folder.exists() else "it does not exist.")
+            f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table "
+            "of them (.csv, .parquet), but "
+            + ("none of them has a finished epoch." if folder.exists() else "it does not exist.")
         )
     return trainings
 
