@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from softstair import _check
+from softstair.convert import ATTRIBUTE
 from softstair.convert.graph import Graph
-from softstair.convert.report import ATTRIBUTE
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
 from softstair.schedule import NoisePath, Schedule
 

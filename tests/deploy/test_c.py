@@ -30,7 +30,7 @@ from random_networks import Growing, random_network
 
 from softstair.deploy import ExportError, IntegerNetwork, nodes
 from softstair.deploy.c import classes, write
-from softstair.deploy.c.layout import Buffer, arrange
+from softstair.deploy.c.program import Buffer, arrange
 from softstair.deploy.c.sums import pack_fields
 
 NETWORKS: dict[str, Callable[[], Growing]] = {

@@ -3,11 +3,12 @@
 :mod:`~softstair.convert.graph` finds out what a network computes. :mod:`~softstair.convert.ops` is
 the table of what each operation does to quantised features. :mod:`~softstair.convert.sites` decides
 what is quantised, with which layer number. :mod:`~softstair.convert.rewrite` turns functional
-activations into modules, and :mod:`~softstair.convert.report` holds the outcome.
+activations into modules.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
@@ -17,7 +18,6 @@ from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import operator_of
-from softstair.convert.report import ATTRIBUTE, Conversion, Row, report
 from softstair.convert.rewrite import call_names, rewrite
 from softstair.convert.sites import (
     LayerOptions,
@@ -36,6 +36,47 @@ from softstair.stair import Stair, fit_quantum
 from softstair.ste import Estimator
 
 __all__ = ["quantise", "report"]
+
+ATTRIBUTE = "_softstair_conversion"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module or function call, and what became of it."""
+
+    name: str
+    kind: str  # its class, or the name of the function
+    layer: int | None  # None if it is left in float
+    became: str  # what it is now, or why it is left in float
+    stair: str = ""
+    noise: str = ""
+    forward: str = ""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table."""
+
+    rows: tuple[Row, ...]  # in order of execution
+    graph: Graph
+
+    @property
+    def layers(self) -> int:
+        """The number of quantised layers."""
+        return 1 + max(row.layer for row in self.rows if row.layer is not None)
+
+    def __str__(self) -> str:
+        lines = [["layer", "name", "was", "became", "stair", "noise", "forward"]]
+        for row in self.rows:
+            layer = "" if row.layer is None else str(row.layer)
+            cells = [row.name, row.kind, row.became, row.stair, row.noise, row.forward]
+            lines.append([layer, *cells])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["─" * width for width in widths])
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
 
 
 def quantise(
@@ -87,7 +128,13 @@ def quantise(
     Raises:
         ValueError: If an option does not fit the network, or if nothing can be quantised.
     """
-    _check_options(model, weights, features, init, fit)
+    if not isinstance(model, nn.Module):
+        raise _check.wrong("model", model, "a torch.nn.Module")
+    if weights is None and features is None:
+        raise _check.invalid("weights", "or features must be a Stair, but both are None")
+    _check.choice("init", init, ("thresholds", "keep"))
+    if fit is not None:
+        _check.choice("fit", fit, ("layer", "channel"))
     options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
     net = copy.deepcopy(model)
     graph, traced = _graph(net, example_inputs)
@@ -102,7 +149,7 @@ def quantise(
         else:
             site.replacement = StairActivation(**keywords).to(device)
     rows = _rows(net, sites)
-    _swap(net, {site.module: site.replacement for site in settings if site.module})
+    swap_modules(net, {site.module: site.replacement for site in settings if site.module})
     calls = {
         site.step: (site.name, site.replacement)
         for site in settings
@@ -114,24 +161,36 @@ def quantise(
     return net
 
 
-def _check_options(
-    model: object, weights: object, features: object, init: str, fit: str | None
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise _check.wrong("model", model, "a torch.nn.Module")
-    for option, value in (("weights", weights), ("features", features)):
-        if value is not None and not isinstance(value, Mapping | list | tuple):
-            _check_stair(option, value)
-    if weights is None and features is None:
-        raise _check.invalid("weights", "or features must be a Stair, but both are None")
-    _check.choice("init", init, ("thresholds", "keep"))
-    if fit is not None:
-        _check.choice("fit", fit, ("layer", "channel"))
+def report(net: nn.Module) -> Conversion:
+    """Return what became of each layer of a quantised network, as a table to print.
 
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="2")
+    >>> print(ss.report(net))
+    layer  name  was     became            stair                noise      forward
+    ─────  ────  ──────  ────────────────  ───────────────────  ─────────  ───────
+    0      0     Linear  stair weights     3 levels, quantum 1  Uniform()  mode
+    0      1     ReLU    stair activation  3 levels, quantum 1  Uniform()  mode
+           2     Linear  float: skipped
 
-def _check_stair(option: str, stair: object) -> None:
-    if not isinstance(stair, Stair):
-        raise _check.wrong(option, stair, "a softstair.Stair or None")
+    Args:
+        net: A network that :func:`softstair.quantise` returned.
+
+    Returns:
+        The table: ``rows`` has an entry for each layer, ``layers`` counts the quantised ones.
+
+    Raises:
+        ValueError: If ``net`` was not quantised. DDP and ``torch.compile`` wrap the network.
+    """
+    conversion = getattr(net, ATTRIBUTE, None)
+    if not isinstance(conversion, Conversion):
+        raise _check.invalid(
+            "net",
+            f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
+            "pass the network inside DDP or torch.compile",
+        )
+    return conversion
 
 
 def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:
@@ -209,8 +268,9 @@ def _assign_options(
         site.stair = options.entry(site.option, site)
         if site.stair is None:
             site.why_float = f"no stair for {site.option}"
+        elif not isinstance(site.stair, Stair):
+            raise _check.wrong(site.option, site.stair, "a softstair.Stair or None")
         else:
-            _check_stair(site.option, site.stair)
             settings[site] = _noise(options.entry("noise", site), options.entry("forward", site))
     if not settings:
         raise _check.invalid("weights", "and features must not be None for every layer")
@@ -258,7 +318,8 @@ def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> 
     return layer
 
 
-def _swap(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
+def swap_modules(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
+    """Replace modules of a network under every name that they have."""
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
             replacement = replacements.get(child) if child is not None else None
@@ -272,7 +333,7 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
         if site.replacement is None:
             rows.append(Row(site.name, site.kind, None, f"float: {site.why_float}"))
         else:
-            rows.append(_row(site, site.replacement))
+            rows.append(stair_row(site.name, site.kind, site.replacement))
     called = {site.module for site in sites}
     for name, module in net.named_modules():
         operator, kind = operator_of(module), type(module)
@@ -281,10 +342,11 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(site: Site, replacement: StairLayer | StairActivation) -> Row:
-    became = "stair weights" if site.is_weights else "stair activation"
+def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:
+    """Return the row of a module of class ``kind``, or of a function, that was replaced."""
+    became = "stair weights" if isinstance(replacement, StairLayer) else "stair activation"
     module = replacement.weight_stair if isinstance(replacement, StairLayer) else replacement
     quantum = module.stair.quantum
     quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
-    shape = f"{len(module.stair)} levels, {quanta}"
-    return Row(site.name, site.kind, site.layer, became, shape, repr(module.noise), module.strategy)
+    stair = f"{len(module.stair)} levels, {quanta}"
+    return Row(name, kind, module.layer, became, stair, repr(module.noise), module.strategy)

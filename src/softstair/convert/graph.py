@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from softstair.nn import StairLayer, StairModule
-
-__all__ = ["Graph", "GraphStep", "record", "steps_of", "trace", "training_mode"]
 
 IN_PLACE_OPERATORS = frozenset(
     "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
@@ -27,6 +25,9 @@ IN_PLACE_OPERATORS = frozenset(
 
 WRITING_FUNCTIONS = IN_PLACE_OPERATORS | {"set", "setitem", "set_data"}
 """Functions without a trailing ``_`` that write into their first argument."""
+
+REPLACING_FUNCTIONS = frozenset({"set", "set_data"})
+"""Functions that give their first argument the memory of another, such as ``x.data = y``."""
 
 SHARING_FUNCTIONS = frozenset(
     "adjoint alias align_as align_to alpha_dropout as_strided as_subclass as_tensor asarray "
@@ -202,30 +203,35 @@ def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
     return changed
 
 
-def steps_of(traced: fx.Graph, model: nn.Module, complete: bool = True) -> Graph:
-    """Return the graph of a graph of torch.fx."""
+def steps_of(
+    traced: fx.Graph, model: nn.Module, complete: bool = True, results: Iterable[fx.Node] = ()
+) -> Graph:
+    """Return the graph of a graph of torch.fx; its outputs are the output node and ``results``."""
     numbers = {node: number for number, node in enumerate(traced.nodes)}
-    steps, outputs, attributes = [], set(), set()
+    outputs = {numbers[node] for node in results}
+    steps, attributes = [], set()
     # For each step, the steps that allocated the memory of its result.
     allocated_by: list[frozenset[int]] = []
+
+    def allocators(sources: Iterable[int]) -> frozenset[int]:
+        return frozenset[int]().union(*(allocated_by[source] for source in sources))
+
     for number, node in enumerate(traced.nodes):
         inputs = tuple(numbers[source] for source in node.all_input_nodes)
         module = str(node.target) if node.op == "call_module" else None
-        leaves = tree_leaves((node.args, node.kwargs))
-        has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
         called = None if module is None else model.get_submodule(module)
-        targets = [
-            numbers[target]
-            for target in _targets(_raw_name(node), called, node.args, node.kwargs)
-            if isinstance(target, fx.Node)
-        ]
-        memory = frozenset[int]().union(*(allocated_by[target] for target in targets))
-        written = {n for n in range(number) if not memory.isdisjoint(allocated_by[n])}
-        shared = inputs if _shares_memory(node, called) else targets
-        allocators = frozenset[int]().union(*(allocated_by[source] for source in shared))
-        allocated_by.append(allocators or frozenset({number}))
         # The bare name: relu for F.relu, torch.relu, x.relu and x.relu_.
         name = _raw_name(node).strip("_") or None
+        leaves = tree_leaves((node.args, node.kwargs))
+        has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
+        targets = [numbers[target] for target in _targets(node, called)]
+        memory = allocators(targets)
+        written = {n for n in range(number) if not memory.isdisjoint(allocated_by[n])}
+        if name in REPLACING_FUNCTIONS:
+            for n in written:
+                allocated_by[n] |= allocators(inputs)
+        shared = inputs if _shares_memory(node, called) else targets
+        allocated_by.append(allocators(shared) or frozenset({number}))
         steps.append(GraphStep(module, name, inputs, has_numbers, frozenset(written)))
         if node.op == "output":
             outputs.add(number)
@@ -245,16 +251,17 @@ def _raw_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
-def _targets(name: str, module: nn.Module | None, args: Any, named: Any) -> list[Any]:
+def _targets(node: fx.Node, module: nn.Module | None) -> list[fx.Node]:
     """Return the arguments that a call writes into."""
-    named = named or {}
-    name = name.partition(".")[0]  # of an overload: mul_.Tensor
+    args, named = node.args, node.kwargs
+    name = _raw_name(node).partition(".")[0]  # of an overload: mul_.Tensor
     in_place = name.endswith("_") and not name.endswith("__")
     in_place = in_place or name.strip("_") in WRITING_FUNCTIONS
     in_place = in_place or bool(named.get("inplace", False))
     in_place = in_place or bool(getattr(module, "inplace", False))
     first = args[0] if args else named.get("input", named.get("self"))
-    return tree_leaves(([first] if in_place else [], named.get("out")))
+    leaves = tree_leaves(([first] if in_place else [], named.get("out")))
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
 def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
@@ -283,64 +290,47 @@ def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
     finally:
         for handle in handles:
             handle.remove()
-    outputs = frozenset(recorder.sources(tree_leaves(result)))
-    return Graph(tuple(recorder.steps), outputs, complete=False).with_written_outputs()
+    results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return steps_of(recorder.graph, model, complete=False, results=results)
 
 
 class _Recorder(TorchFunctionMode):
-    """Records the calls of leaf modules, and of functions outside of them."""
+    """Records the calls of leaf modules, and of functions outside of them, as nodes of torch.fx.
+
+    Functions are recorded as methods: only their names are read.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[GraphStep] = []
-        self.step_of: dict[int, int] = {}
-        """The step that returned each tensor, by id."""
-        self.memory: list[set[int]] = []
-        """For each step, the addresses of the tensors that it returned."""
-        self.alive: list[Tensor] = []  # ids and addresses are unique only while tensors live
+        self.graph = fx.Graph()
+        self.nodes: dict[int, fx.Node] = {}
+        """The node that returned each tensor, by id."""
+        self.alive: list[Tensor] = []  # ids are unique only while tensors live
         self.depth = 0
 
-    def sources(self, values: Iterable[Any]) -> list[int]:
-        steps = (self.step_of.get(id(v)) for v in values if isinstance(v, Tensor))
-        return list(dict.fromkeys(number for number in steps if number is not None))
+    def add(self, op: str, target: str, args: Any, kwargs: Any, result: Any) -> None:
+        args, kwargs = tree_map_only(Tensor, self.node, (args, kwargs))
+        self._set_node(self.graph.create_node(op, target, args, kwargs), result)
 
-    def record_call(
-        self, module: str | None, function: str | None, targets: list[Any], inputs: Any, result: Any
-    ) -> None:
-        leaves = tree_leaves(inputs)
-        for leaf in leaves:
-            if isinstance(leaf, Tensor) and id(leaf) not in self.step_of:
-                # The network's input, a parameter or a constant.
-                self.add(GraphStep(None, None, ()), [leaf])
-        targets = [target for target in targets if isinstance(target, Tensor)]
-        for target in targets:  # the write may have given it other memory
-            self.memory[self.step_of[id(target)]].add(_address(target))
-        addresses = set[int]().union(*(self.memory[number] for number in self.sources(targets)))
-        written = {n for n, memory in enumerate(self.memory) if not memory.isdisjoint(addresses)}
-        has_numbers = any(isinstance(leaf, int | float) for leaf in leaves)
-        sources = tuple(self.sources(leaves))
-        self.add(
-            GraphStep(module, function, sources, has_numbers, frozenset(written)),
-            tree_leaves(result),
-        )
+    def node(self, tensor: Tensor) -> fx.Node:
+        if id(tensor) not in self.nodes:  # the network's input, a parameter or a constant
+            self._set_node(self.graph.placeholder("tensor"), tensor)
+        return self.nodes[id(tensor)]
 
-    def add(self, step: GraphStep, results: list[Any]) -> None:
-        tensors = [result for result in results if isinstance(result, Tensor)]
-        for tensor in tensors:
-            self.alive.append(tensor)
-            self.step_of[id(tensor)] = len(self.steps)
-        self.memory.append({_address(tensor) for tensor in tensors})
-        self.steps.append(step)
+    def _set_node(self, node: fx.Node, result: Any) -> None:
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.alive.append(tensor)
+                self.nodes[id(tensor)] = node
 
     def enter(self, *_: Any) -> None:
         self.depth += 1
 
     def leave(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, named: Any, result: Any) -> None:
-            if self.depth == 1:  # not 0: the functions that record_call uses are not recorded
-                targets = _targets("", module, inputs, named)
-                self.record_call(name, None, targets, (inputs, named), result)
+        def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             self.depth -= 1
+            if self.depth == 0:
+                self.add("call_module", name, args, kwargs, result)
 
         return hook
 
@@ -353,13 +343,5 @@ class _Recorder(TorchFunctionMode):
             name = full.removesuffix(".__get__").rsplit(".", 1)[-1]
             if isinstance(function, torch._ops.OpOverload):
                 name = function.__name__
-            targets = _targets(name, None, args, kwargs)
-            self.record_call(None, name.strip("_"), targets, (args, kwargs), result)
+            self.add("call_method", name, args, kwargs or {}, result)
         return result
-
-
-def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, which its views share."""
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -36,8 +36,6 @@ from torch import nn
 
 from softstair.nn import StairConv1d, StairConv2d, StairLayer, StairLinear
 
-__all__ = ["OPERATORS", "UNKNOWN", "Effect", "Operator", "operator_named", "operator_of"]
-
 
 class Effect(Enum):
     """What an operation does to quantised features; the table above explains each."""

@@ -22,8 +22,6 @@ from softstair import _check
 from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, steps_of, trace
 from softstair.convert.ops import OPERATORS, Effect
 
-__all__ = ["call_names", "call_operators", "rewrite"]
-
 DROPOUTS = {
     getattr(F, row.name): row.modules[0] for row in OPERATORS if row.effect is Effect.DROPOUT
 }

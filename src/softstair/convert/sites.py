@@ -22,8 +22,6 @@ from softstair.regularise import Forward
 from softstair.stair import Stair
 from softstair.ste import Estimator
 
-__all__ = ["LayerOptions", "PerLayer", "Site", "find_sites", "number_layers", "set_input_units"]
-
 Value = TypeVar("Value")
 PerLayer: TypeAlias = (
     Value | Sequence[Value] | Mapping[int, Value] | Mapping[str, Value] | Mapping[int | str, Value]

@@ -1,10 +1,8 @@
 """Deployment: integer networks that give the answers of the trained ones, as ONNX, QONNX and C."""
 
 from softstair.deploy.comparison import Comparison, Runner, c_runner, onnx_runner, verify
-from softstair.deploy.cost import Cost, costs
-from softstair.deploy.integer import integerise
-from softstair.deploy.last_layer import quantise_last_layer
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.integer import integerise, quantise_last_layer
+from softstair.deploy.nodes import Cost, ExportError, IntegerNetwork, costs
 
 __all__ = [
     "Comparison",

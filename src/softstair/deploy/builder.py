@@ -17,8 +17,6 @@ from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum, fold
 from softstair.nn import StairActivation, StairLayer
 
-__all__ = ["NodeBuilder", "Value", "no_integer_form"]
-
 Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
 MAX_SHORTCUT_VALUES = 256

@@ -13,8 +13,6 @@ from softstair.deploy import c, onnx
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.nn import StairActivation
 
-__all__ = ["CLASS", "Comparison", "Runner", "c_runner", "onnx_runner", "trained_runner", "verify"]
-
 CLASS = "class"
 """The row of the classes."""
 Runner = Callable[[Tensor], Mapping[str, Tensor]]

@@ -12,18 +12,7 @@ from numpy.typing import NDArray
 import softstair
 from softstair._errors import SoftstairError, import_extra
 from softstair.deploy import nodes
-from softstair.deploy.cost import narrowest
-from softstair.deploy.nodes import IntegerNetwork
-
-__all__ = [
-    "Array",
-    "OnnxGraph",
-    "TensorInfo",
-    "largest_sum",
-    "node_names",
-    "sum_operands",
-    "write_model",
-]
+from softstair.deploy.nodes import IntegerNetwork, narrowest
 
 Array = NDArray[Any]
 IR_VERSION = 8

@@ -14,8 +14,7 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes
-from softstair.deploy.cost import bits
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.nodes import ExportError, IntegerNetwork, bits
 from softstair.deploy.onnx_graph import (
     Array,
     OnnxGraph,

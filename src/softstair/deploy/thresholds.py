@@ -14,8 +14,6 @@ from torch import Tensor
 from softstair.deploy.nodes import MaxPool, Steps, Sum
 from softstair.nn import StairActivation, StairLayer
 
-__all__ = ["IntegerFeatures", "LevelThresholds", "PendingSum", "fold", "search"]
-
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]

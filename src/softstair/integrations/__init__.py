@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from softstair.anneal import Annealer
-from softstair.convert.report import ATTRIBUTE
+from softstair.convert import ATTRIBUTE
 from softstair.schedule import NoisePath, Schedule
 
 

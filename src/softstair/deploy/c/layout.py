@@ -1,22 +1,32 @@
-"""Layout of each node's result in memory: as bit planes, bytes or 32-bit words, and where.
+"""What a generated program consists of: results in memory, constants, and operations.
 
-Features of −1, 0 and 1 are bit planes if all layers that read them count bits: those with ternary
-or binary weights over enough channels to fill words. Other features are bytes, with a bias if they
-would not fit otherwise, or words.
+A result is stored as bit planes, bytes or 32-bit words. Features of −1, 0 and 1 are bit planes if
+all layers that read them count bits: those with ternary or binary weights over enough channels to
+fill words. Other features are bytes, with a bias if they would not fit otherwise, or words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
-__all__ = ["Buffer", "Features", "MemoryLayout", "arrange", "layout"]
-
+Pair = tuple[int, ...]
+C_TYPES = {
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "uint8": "uint8_t",
+    "uint32": "uint32_t",
+    "float32": "float",
+}
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
 MAX_BITS_PER_CHANNEL = 1.5
 """Bits are counted if the words of a position have at most so many bits per channel."""
-ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -138,32 +148,74 @@ def _numbers(node: nodes.Node) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Bytes that are in use from operation ``first`` to operation ``last``, both included."""
+class Constant:
+    """An array in flash; ``part`` is "weights" or "thresholds", where the memory plan counts it."""
 
     name: str
-    size: int
-    first: int
-    last: int
+    values: npt.NDArray[Any]
+    part: str
 
-    @property
-    def room(self) -> int:
-        """Size with alignment."""
-        return -(-self.size // ALIGNMENT) * ALIGNMENT
+    def text(self) -> str:
+        """Return its definition."""
+        values = self.values.reshape(-1)
+        kind = C_TYPES[values.dtype.name]
+        lines = "\n".join(_lines(_literals(values)))
+        return f"static const {kind} {self.name}[{len(values)}] = {{\n{lines}\n}};"
 
 
-def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
-    """Return the offset of each buffer and the total size; buffers share bytes over time.
+def _literals(values: npt.NDArray[Any]) -> Iterator[str]:
+    if values.dtype == np.uint32:
+        return (f"0x{value:08x}U" for value in values.tolist())
+    if values.dtype == np.float32:
+        return (f"{value.hex()}F" for value in values.tolist())
+    return (str(value) for value in values.tolist())
 
-    The largest are placed first, each as low as those in use at the same time allow.
-    """
-    placed: list[tuple[int, Buffer]] = []
-    for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):
-        offset = 0
-        for begin, other in sorted(placed, key=lambda entry: entry[0]):
-            together = other.first <= buffer.last and buffer.first <= other.last
-            if together and begin < offset + buffer.room and offset < begin + other.room:
-                offset = begin + other.room
-        placed.append((offset, buffer))
-    total = max((offset + buffer.room for offset, buffer in placed), default=0)
-    return {buffer.name: offset for offset, buffer in placed}, total
+
+def _lines(literals: Iterable[str], width: int = 100) -> Iterator[str]:
+    line = "   "
+    for literal in literals:
+        if len(line) + len(literal) + 2 > width:
+            yield line
+            line = "   "
+        line += f" {literal},"
+    yield line
+
+
+def structure(kind: str, name: str, /, **fields: Any) -> str:
+    """Return the definition of a constant structure; fields that are None stay 0."""
+    lines = [f"    .{field} = {value}," for field, value in fields.items() if value is not None]
+    return "\n".join([f"static const {kind} {name} = {{", *lines, "};"])
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of the generated program; nodes are given by their numbers."""
+
+    number: int  # the node whose result it writes; its C names begin with layer_<number>
+    nodes: tuple[int, ...]  # all nodes that it computes
+    reads: tuple[int, ...]  # the nodes whose results it reads
+    calls: tuple[str, ...]  # lines of C
+    how: str  # description for the memory plan
+    constants: tuple[Constant, ...] = ()
+    structures: tuple[str, ...] = ()  # definitions of the structures that the calls take
+    scratch: int = 0  # bytes of memory that it needs while it runs
+    weights: int = 0  # number of weights
+
+    def part(self, name: str) -> int:
+        """Return the bytes of one kind of constants."""
+        return sum(constant.values.nbytes for constant in self.constants if constant.part == name)
+
+
+def window_fields(
+    x: Features,
+    output: Features,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair = (1, 1),
+) -> dict[str, int]:
+    """Return the fields of ss_window in softstair_window.h, in order."""
+    names = "height width rows columns kernel_y kernel_x stride_y stride_x padding_y padding_x"
+    sizes = (x.height, x.width, output.height, output.width)
+    numbers = map(int, (*sizes, *kernel, *stride, *padding, *dilation))
+    return dict(zip([*names.split(), "dilation_y", "dilation_x"], numbers, strict=True))

@@ -7,13 +7,16 @@ import numpy.typing as npt
 import torch
 
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import Features, MemoryLayout
-from softstair.deploy.c.operation import Constant, Operation, structure, window_fields
+from softstair.deploy.c.layout import (
+    Constant,
+    Features,
+    MemoryLayout,
+    Operation,
+    structure,
+    window_fields,
+)
 from softstair.deploy.c.sums import weighted_sum
-from softstair.deploy.cost import narrowest
-from softstair.deploy.nodes import ExportError, IntegerNetwork
-
-__all__ = ["lower"]
+from softstair.deploy.nodes import ExportError, IntegerNetwork, narrowest
 
 
 def lower(network: IntegerNetwork, layout: MemoryLayout) -> list[Operation]:

@@ -2,15 +2,15 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import Buffer, Features, arrange, layout
+from softstair.deploy.c.layout import Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
-from softstair.deploy.c.operation import Operation, structure
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
-__all__ = ["MemoryPlan", "PlanRow", "sources"]
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,38 @@ class MemoryPlan:
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>8,}  bytes")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes that are in use from operation ``first`` to operation ``last``, both included."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+    @property
+    def room(self) -> int:
+        """Size with alignment."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+
+def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+    """Return the offset of each buffer and the total size; buffers share bytes over time.
+
+    The largest are placed first, each as low as those in use at the same time allow.
+    """
+    placed: list[tuple[int, Buffer]] = []
+    for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):
+        offset = 0
+        for begin, other in sorted(placed, key=lambda entry: entry[0]):
+            together = other.first <= buffer.last and buffer.first <= other.last
+            if together and begin < offset + buffer.room and offset < begin + other.room:
+                offset = begin + other.room
+        placed.append((offset, buffer))
+    total = max((offset + buffer.room for offset, buffer in placed), default=0)
+    return {buffer.name: offset for offset, buffer in placed}, total
 
 
 def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryPlan]:

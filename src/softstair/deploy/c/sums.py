@@ -13,12 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import Features
-from softstair.deploy.c.operation import Constant, Operation, structure, window_fields
-from softstair.deploy.cost import narrowest
-from softstair.deploy.nodes import ExportError
-
-__all__ = ["pack_fields", "pack_planes", "weighted_sum"]
+from softstair.deploy.c.layout import Constant, Features, Operation, structure, window_fields
+from softstair.deploy.nodes import ExportError, narrowest
 
 POSITIONS, BLOCK = 4, 64
 """As in softstair_vector.h."""
