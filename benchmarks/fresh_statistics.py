@@ -36,8 +36,10 @@ from torch import nn
 
 from sentence import tell
 from softstair.data import load
-from softstair.data.batches import Examples
+from softstair.data.augment import Augmentation
+from softstair.data.batches import PLAIN, Examples
 from softstair.data.folds import split
+from softstair.train import Recipe
 from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.packed import about, packed_network
 
@@ -81,7 +83,8 @@ def measure(
     test = None
     if data.test_x is not None and data.test_y is not None:
         test = Examples(data.test_x, data.test_y, *numbers)
-    for statistics, network in networks(name, training, recipe["augment"], every_layer):
+    augmentation = Recipe.from_json(recipe).augmentation
+    for statistics, network in networks(name, training, augmentation, every_layer):
         network.to(device)
         yield {
             "network": name.stem,
@@ -93,18 +96,18 @@ def measure(
 
 
 def networks(
-    name: Path, training: Examples, augment: str, every_layer: bool
+    name: Path, training: Examples, augmentation: Augmentation, every_layer: bool
 ) -> Iterator[tuple[str, nn.Module]]:
     """The packed network with each choice of statistics."""
     running = packed_network(name)
     yield "running", running
     fresh = packed_network(name).train().to(training.y.device)
-    refresh_statistics(fresh, training, BATCH, SEED, augment)
+    refresh_statistics(fresh, training, BATCH, SEED, augmentation)
     yield "fresh", fresh.eval()
     for layer in range(len(norms(running)) if every_layer else 1):
         yield f"fresh in layer {layer} alone", with_norm(name, running, fresh, layer)
         yield f"fresh in all but layer {layer}", with_norm(name, fresh, running, layer)
-    if augment != "none":
+    if augmentation != PLAIN:
         refresh_statistics(fresh.train(), training, BATCH, SEED)
         yield "fresh, not augmented", fresh.eval()
 

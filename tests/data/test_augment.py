@@ -1,10 +1,23 @@
-"""Crops, flips and shifts against loops over examples, and their random numbers."""
+"""Augmentations against loops over examples in numpy, and the distributions of their draws."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from softstair.data.batches import crop, cut, flip, shift
+from softstair.data.augment import (
+    Augmentation,
+    crop,
+    cut,
+    cutmix,
+    cutout,
+    erase,
+    flip,
+    mask,
+    mixup,
+    shift,
+)
+from softstair.data.batches import Examples
 
 
 def images(count: int, shape: tuple[int, int, int] = (3, 32, 32)) -> Tensor:
@@ -81,26 +94,158 @@ def test_shift_moves_each_recording_and_repeats_its_first_or_last_frame():
     assert torch.equal(shift(x, frames=0), x)
 
 
-def test_the_generator_determines_the_result():
-    x = images(50)
-    for augment in (crop, flip):
-        first = augment(x, generator=Generator().manual_seed(5))
-        torch.manual_seed(123)
-        assert torch.equal(first, augment(x, generator=Generator().manual_seed(5)))
-        assert not torch.equal(first, augment(x, generator=Generator().manual_seed(6)))
-        torch.manual_seed(5)
-        assert torch.equal(first, augment(x))
+def test_cutout_sets_a_square_around_a_random_pixel_to_zero():
+    x = torch.rand(300, 3, 8, 10) + 1
+    result, draw = cutout(x, 5, Generator().manual_seed(0)), Generator().manual_seed(0)
+    rows, columns = (torch.randint(side, (300,), generator=draw) for side in (8, 10))
+    expected = x.numpy().copy()
+    for n, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+        expected[n, :, max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = 0
+    assert np.array_equal(result, expected)
+    assert set(rows.tolist()) == set(range(8))
+    zeros = (cutout(x, 4) == 0).sum((1, 2, 3))
+    assert int(zeros.max()) == 3 * 4 * 4
 
 
-def test_no_value_is_read_from_the_device():
+def boxes(changed: Tensor) -> np.ndarray:
+    """Return (first row, first column, rows, columns) of the rectangle of each changed image."""
+    rectangles = []
+    for image in changed.numpy().any(1):
+        rows, columns = image.any(1).nonzero()[0], image.any(0).nonzero()[0]
+        rectangles.append((rows[0], columns[0], np.ptp(rows) + 1, np.ptp(columns) + 1))
+        assert image.sum() == rectangles[-1][2] * rectangles[-1][3]
+    return np.array(rectangles)
+
+
+def test_erase_replaces_rectangles_by_random_bytes():
+    x = torch.zeros(4000, 2, 32, 32, dtype=torch.uint8)
+    result = erase(x, 0.25, Generator().manual_seed(0))
+    is_erased = result.flatten(1).any(1)
+    assert abs(int(is_erased.sum()) - 1000) < 4 * 28  # four standard deviations
+    noise = erase(x, 1.0, Generator().manual_seed(1))
+    # With 16 channels, a pixel of noise is nearly never zero in all of them.
+    rectangles = boxes(erase(x[:1000].repeat(1, 8, 1, 1), 1.0, Generator().manual_seed(1)))
+    areas = rectangles[:, 2] * rectangles[:, 3] / 1024
+    assert 0.015 < areas.min() < 0.04
+    assert 0.30 < areas.max() < 0.35
+    assert abs(areas.mean() - 0.175) < 0.01
+    ratios = rectangles[:, 2] / rectangles[:, 3]
+    assert abs(np.log(ratios).mean()) < 0.1
+    assert ratios.max() < 4
+    assert rectangles[:, 0].min() == rectangles[:, 1].min() == 0
+    assert (rectangles[:, :2] + rectangles[:, 2:]).max() == 32
+    values = noise[noise > 0].float()  # uniform from 1 to 255
+    assert abs(float(values.mean()) - 128) < 1
+    assert abs(float(values.std()) - 255 / 12**0.5) < 1
+
+
+@pytest.mark.parametrize(("axis", "longest"), [(2, 8), (3, 2), (3, 50)])
+def test_mask_hides_up_to_so_many_frames_or_coefficients(axis, longest):
+    x = torch.rand(3000, 1, 49, 10) + 1
+    result = mask(x, axis, longest, Generator().manual_seed(0))
+    draw, size = Generator().manual_seed(0), x.shape[axis]
+    lengths = torch.randint(min(longest, size) + 1, (3000,), generator=draw)
+    begins = (torch.rand(3000, generator=draw) * (size - lengths + 1)).int()
+    expected = x.numpy().copy()
+    for recording, begin, length in zip(expected, begins.tolist(), lengths.tolist(), strict=True):
+        hidden = [slice(None), slice(None), slice(None)]
+        hidden[axis - 1] = slice(begin, begin + length)
+        recording[tuple(hidden)] = 0
+    assert np.array_equal(result, expected)
+    hidden_places = (result == 0).flatten(1).any(1)
+    assert abs(float(hidden_places.float().mean()) - 1 + 1 / (min(longest, size) + 1)) < 0.04
+    last = result[:, :, -1] if axis == 2 else result[:, :, :, -1]
+    assert bool((last == 0).any())  # no begin is left out
+
+
+def test_mixup_adds_the_example_from_the_other_end():
+    x = torch.rand(5, 3, 4, 4)
+    mixed, share = mixup(x, 0.4, Generator().manual_seed(0))
+    weight = 0.4 * torch.rand((), generator=Generator().manual_seed(0)).item()
+    assert share.item() == pytest.approx(weight)
+    for n in range(5):
+        expected = (1 - weight) * x[n].numpy() + weight * x[4 - n].numpy()
+        np.testing.assert_allclose(mixed[n], expected, rtol=1e-6, atol=1e-7)
+    draw = Generator().manual_seed(0)
+    shares = np.array([mixup(x[:1], 0.4, draw)[1].item() for _ in range(1000)])
+    assert 0 <= shares.min() < 0.01
+    assert 0.39 < shares.max() < 0.4
+    assert abs(shares.mean() - 0.2) < 0.02
+
+
+def test_cutmix_replaces_a_rectangle_of_the_share_of_the_area():
+    x = torch.arange(40.0).reshape(40, 1, 1, 1).expand(40, 2, 16, 12).contiguous()
+    draw, shares = Generator().manual_seed(0), []
+    for _ in range(100):
+        mixed, share = cutmix(x, 0.5, draw)
+        assert bool(((mixed == x) | (mixed == x.flip(0))).all())
+        shares.append(share.item())
+        if share > 0:
+            rectangles = boxes(mixed != x)
+            assert (rectangles[:, 2] * rectangles[:, 3] / (16 * 12)).tolist() == pytest.approx(
+                shares[-1:] * 40
+            )
+            assert len({tuple(box[:2]) for box in rectangles}) > 1  # a position for each example
+    assert abs(np.mean(shares) - 0.25) < 0.06
+    assert max(shares) <= 0.55
+
+
+def test_a_batch_is_moved_and_erased_as_bytes_then_normalised_and_masked():
+    x, y = images(12, (1, 8, 8)), torch.arange(12)
+    examples, indices = Examples(x, y, mean=100.0, std=32.0), torch.tensor([3, 1, 11, 0])
+    augmentation = Augmentation("crop-flip", cutout=3, erase=0.5, time_mask=2, coefficient_mask=2)
+    inputs, labels = examples.batch(indices, augmentation, Generator().manual_seed(4))
+    draw = Generator().manual_seed(4)
+    expected = erase(flip(crop(x[indices], generator=draw), draw), 0.5, draw)
+    expected = cutout((expected.float() - 100) / 32, 3, draw)
+    expected = mask(mask(expected, 2, 2, draw), 3, 2, draw)
+    assert torch.equal(inputs, expected)
+    assert labels.tolist() == indices.tolist()
+    assert augmentation.mix(inputs) == (inputs, None)
+    mixed, share = Augmentation(mixup=1.0).mix(inputs, Generator().manual_seed(5))
+    expected, expected_share = mixup(inputs, 1.0, Generator().manual_seed(5))
+    assert torch.equal(mixed, expected)
+    assert share == expected_share
+
+
+EVERYTHING = {
+    "crop": crop,
+    "flip": flip,
+    "shift": shift,
+    "cutout": lambda x, generator=None: cutout(x, 3, generator),
+    "erase": lambda x, generator=None: erase(x, 0.5, generator),
+    "mask": lambda x, generator=None: mask(x, 3, 4, generator),
+    "mixup": lambda x, generator=None: mixup(x.float(), 0.5, generator)[0],
+    "cutmix": lambda x, generator=None: cutmix(x, 0.5, generator)[0],
+}
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_the_generator_determines_the_result(name):
+    augment, x = EVERYTHING[name], images(50)
+    first = augment(x, generator=Generator().manual_seed(5))
+    torch.manual_seed(123)
+    assert torch.equal(first, augment(x, generator=Generator().manual_seed(5)))
+    assert not torch.equal(first, augment(x, generator=Generator().manual_seed(6)))
+    torch.manual_seed(5)
+    assert torch.equal(first, augment(x))
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_no_value_is_read_from_the_device(name):
     x = torch.empty(6, 3, 32, 32, dtype=torch.uint8, device="meta")
-    assert crop(x).shape == flip(x).shape == x.shape
+    assert EVERYTHING[name](x).shape == x.shape
 
 
 def test_augmentation_compiles_to_one_graph():
-    compiled = torch.compile(lambda x: flip(crop(x)), backend="eager", fullgraph=True)
-    x = images(8)
+    augmentation = Augmentation("crop-flip", cutout=8, erase=0.5, cutmix=0.5)
+    examples = Examples(images(8), torch.arange(8), mean=128.0, std=64.0)
+
+    def augmented(indices: Tensor) -> Tensor:
+        return augmentation.mix(examples.batch(indices, augmentation)[0])[0]
+
+    compiled = torch.compile(augmented, backend="eager", fullgraph=True)
     torch.manual_seed(0)
-    result = compiled(x)
+    result = compiled(torch.arange(8))
     torch.manual_seed(0)
-    assert torch.equal(result, flip(crop(x)))
+    assert torch.equal(result, augmented(torch.arange(8)))

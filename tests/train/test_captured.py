@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from short import recipe
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -73,3 +74,21 @@ def test_steps_are_undone_when_one_fails() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         fail()
     assert torch.equal(tensors(state)[0], kept[0])
+
+
+@pytest.mark.parametrize("mixture", ["mixup", "cutmix"])
+def test_a_mixture_has_the_losses_of_both_labels(mixture: str) -> None:
+    state, step = begun(**{mixture: 0.8, "augment": "crop", "cutout": 2})
+    network, examples = copy.deepcopy(state.network), step.examples
+    random_state = torch.get_rng_state()
+    step()
+    torch.set_rng_state(random_state)
+    assert state.order is not None
+    x, y = examples.batch(state.order[:32], state.recipe.augmentation)
+    mixed, share = state.recipe.augmentation.mix(x)
+    assert share is not None
+    assert 0 < share < 0.8
+    losses = -F.log_softmax(network(mixed), 1).double()
+    first, second = (sum(losses[n, label[n]] for n in range(32)) / 32 for label in (y, y.flip(0)))
+    expected = (1 - share) * first + share * second
+    torch.testing.assert_close(state.loss, expected.detach(), rtol=1e-5, atol=0.0)

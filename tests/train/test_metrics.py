@@ -12,7 +12,8 @@ from short import metrics_of, recipe
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.data.batches import Examples, crop, flip
+from softstair.data.augment import Augmentation, crop, flip
+from softstair.data.batches import Examples
 from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules
@@ -152,13 +153,14 @@ def network() -> nn.Sequential:
     return ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), forward="random", skip="8")
 
 
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
-def test_they_are_the_means_over_batches_of_the_network_without_noise(augment: str) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_they_are_the_means_over_batches_of_the_network_without_noise(mixed: bool) -> None:
     net, examples = network(), some()
     net.train()
     net(examples.batch(torch.arange(32))[0] * 9)  # other statistics, to begin with
     before = torch.get_rng_state()
-    refresh_statistics(net, examples, batch=16, seed=5, augment=augment)
+    augmentation = Augmentation("crop-flip", mixup=0.5) if mixed else Augmentation()
+    refresh_statistics(net, examples, 16, 5, augmentation)
     assert torch.equal(torch.get_rng_state(), before)
     assert net.training
     assert (net[2].momentum, net[6].momentum) == (0.3, 0.1)
@@ -166,8 +168,12 @@ def test_they_are_the_means_over_batches_of_the_network_without_noise(augment: s
     draw, batches = torch.Generator().manual_seed(5), []
     for part in order[:64].split(16):
         x = examples.x[part]
-        x = flip(crop(x, generator=draw), draw) if augment == "crop-flip" else x
-        batches.append((x.double() - 100) / 50)
+        if mixed:
+            x = flip(crop(x, generator=draw), draw)
+        x = (x.double() - 100) / 50
+        if mixed:
+            x = x.lerp(x.flip(0), 0.5 * torch.rand((), generator=draw).double())
+        batches.append(x)
     steps = lambda x: (x >= 0.5).double() - (x < -0.5).double()
     first = [x.flatten(1) @ steps(net[1].weight).t() for x in batches]
     norm = net[2]
@@ -233,7 +239,7 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     )
     assert evaluate(net, valid)[1] == summary["valid_accuracy"]
     kept = {name: value.clone() for name, value in net.state_dict().items()}
-    refresh_statistics(net.train(), training, fresh.batch, fresh.seed, fresh.augment)
+    refresh_statistics(net.train(), training, fresh.batch, fresh.seed, fresh.augmentation)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
 
 

@@ -30,7 +30,7 @@ BEYOND: dict[str, list[Any]] = {
     "limit": [0], "batch": [1], "epochs": [0], "folds": [1], "fold": [5], "seed": [2**63],
     "weight_quantum": [0, -1.0, 1e40], "feature_quantum": [0.0], "std0": [-0.1], "period": [0],
     "learning_rate": [-1e-3, 1e300], "momentum": [1.0], "weight_decay": [-1e-9], "drop": [-1.0],
-    "drop_factor": [-0.1],
+    "drop_factor": [-0.1], "erase": [-0.1, 1.5], "mixup": [1.01], "cutmix": [2.0], "cutout": [-1],
 }  # fmt: skip
 
 
@@ -56,6 +56,9 @@ def test_wrong_values_name_the_field(name: str) -> None:
         ("freeze", {"freeze": True, "truncate": False}),
         ("kernels", {"kernels": "triton", "compile": "always"}),
         ("augment", {"augment": "shift"}),
+        ("cutmix", {"mixup": 0.5, "cutmix": 0.5}),
+        ("cutout", {"data": "speech", "cutout": 4}),
+        ("time_mask", {"data": "digits", "time_mask": 4}),
         ("epochs", {"epochs": ["x" * 10**6]}),
     ],
 )
@@ -99,7 +102,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 
 FREE = [name for name in FIELDS if name not in ("fold", "folds", "kernels", "truncate", "freeze")]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
-    lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none"})
+    lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0})
 )
 
 

@@ -48,7 +48,7 @@ RECIPES: dict[str, Recipe] = {
     "default": recipe(),
     "random": recipe(forward="random"),
     "dynamic mean": recipe(static_mean=False, period=1.3),
-    "augmented": recipe(augment="crop-flip"),
+    "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
     "sgd, dropping, not truncated": recipe(
         optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
     ),

@@ -215,9 +215,8 @@ def measure(
     """Return the metrics of the epoch that has just ended; ``between`` is called during it."""
     recipe = state.recipe
     if recipe.statistics == "fresh":
-        refresh_statistics(
-            state.network, training, recipe.batch, recipe.seed, recipe.augment, between, state.team
-        )
+        settings = (recipe.batch, recipe.seed, recipe.augmentation)
+        refresh_statistics(state.network, training, *settings, between, state.team)
     valid_loss, valid_accuracy = evaluate(
         state.network, valid, between, state.team, state.execution.eval_forward
     )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from softstair import kernels
 from softstair.convert.graph import training_mode
-from softstair.data.batches import Examples
+from softstair.data.augment import Augmentation
+from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
 from softstair.train.parallel import SINGLE_PROCESS, Team
@@ -65,7 +66,7 @@ def refresh_statistics(
     examples: Examples,
     batch: int,
     seed: int,
-    augment: str = "none",
+    augmentation: Augmentation = PLAIN,
     callback: Callable[[], None] = lambda: None,
     team: Team = SINGLE_PROCESS,
 ) -> None:
@@ -98,7 +99,8 @@ def refresh_statistics(
                 norm.reset_running_stats()
                 norm.momentum = None  # all batches have the same weight
             for indices in batches:
-                network(examples.batch(indices, augment, generator)[0])
+                x, _ = examples.batch(indices, augmentation, generator)
+                network(augmentation.mix(x, generator)[0])
                 callback()
     finally:
         for norm, (momentum, tracked) in zip(norms, before, strict=True):

@@ -11,6 +11,7 @@ import torch
 
 from softstair import _check
 from softstair import noise as noises
+from softstair.data.augment import Augmentation
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 
@@ -145,11 +146,17 @@ IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
 AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
 SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
 
+IMAGES = ("digits", "cifar10", "svhn")
 AUGMENTATIONS = {
-    **dict.fromkeys(("digits", "cifar10", "svhn"), ("none", "crop", "crop-flip")),
+    **dict.fromkeys(IMAGES, ("none", "crop", "crop-flip")),
     "speech": ("none", "shift"),
 }
 """The augmentations of each data set; a data set of the user's own has all of them."""
+UNSUITED = {
+    **dict.fromkeys(IMAGES, ("time_mask", "coefficient_mask")),
+    "speech": ("cutout", "erase"),
+}
+"""The fields that must be 0 for a data set."""
 
 
 @lru_cache(maxsize=64)  # frozen data, and rounding it to every dtype takes milliseconds
@@ -184,6 +191,32 @@ class DataOptions(Options):
     augment: Literal["none", "crop", "crop-flip", "shift"] = option(
         "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
+    cutout: int = option(
+        0,
+        "Side of a random square of each image that is set to 0.",
+        low=0,
+        high=10**6,
+        older_value=0,
+    )
+    erase: float = option(
+        0.0,
+        "Probability that a rectangle of 2 to 33 % of an image is replaced by noise.",
+        low=0.0,
+        high=1.0,
+        older_value=0.0,
+    )
+    mixup: float = option(
+        0.0, "Largest share of a second example in a mixture.", low=0.0, high=1.0, older_value=0.0
+    )
+    cutmix: float = option(
+        0.0, "Largest area that a second example replaces.", low=0.0, high=1.0, older_value=0.0
+    )
+    time_mask: int = option(
+        0, "Most frames of a recording that are set to 0.", low=0, high=10**6, older_value=0
+    )
+    coefficient_mask: int = option(
+        0, "Most coefficients of a recording that are set to 0.", low=0, high=10**6, older_value=0
+    )
     integer_input: bool = option(
         False,
         "Normalise the input with an integer zero point and a power-of-two scale, so that the "
@@ -194,6 +227,13 @@ class DataOptions(Options):
         True, "Centre the input of speech: (x - 128) / 16 instead of x.", older_value=False
     )
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to the examples of each training batch."""
+        return Augmentation(
+            **{field.name: getattr(self, field.name) for field in fields(Augmentation)}
+        )
+
     def _check_together(self) -> None:
         super()._check_together()
         allowed = AUGMENTATIONS.get(self.data, (self.augment,))
@@ -201,6 +241,11 @@ class DataOptions(Options):
             names = ", ".join(allowed)
             problem = f"must be one of {names} for {self.data}, but {self.augment!r} was given"
             raise _check.invalid("augment", problem)
+        for name in UNSUITED.get(self.data, ()):
+            if getattr(self, name):
+                raise _check.wrong(name, getattr(self, name), f"0 for {self.data}")
+        if self.mixup and self.cutmix:
+            raise _check.wrong("cutmix", self.cutmix, "0 with mixup")
 
 
 @dataclass(frozen=True)

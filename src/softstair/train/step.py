@@ -43,10 +43,14 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     No value is read back from the device: the host does not wait for it, and the operations can be
     captured in a CUDA graph.
     """
-    x, y = examples.batch(indices, state.recipe.augment)
+    augmentation = state.recipe.augmentation
+    x, y = examples.batch(indices, augmentation)
+    x, share = augmentation.mix(x)
     with state.autocast():
         scores = state.forward(x)
         loss = F.cross_entropy(scores, y)
+        if share is not None:
+            loss = (1 - share) * loss + share * F.cross_entropy(scores, y.flip(0))
     state.optimiser.zero_grad()
     with state.team.connected():
         loss.backward()
