@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from random_networks import Growing
+from random_networks import RandomBuilder
 from torch import Tensor
 
 from softstair.deploy import IntegerNetwork
@@ -42,17 +42,17 @@ needs_cortex = pytest.mark.skipif(
 
 
 def differing(expected: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, int]:
-    """How many values of each node differ; the last, which are floats, by more than rounding."""
-    *whole, last = expected
-    found = {name: int((expected[name] != given[name]).sum()) for name in whole}
+    """Return how many values of each node differ; of the scores, by more than rounding."""
+    *names, last = expected
+    counts = {name: int((expected[name] != given[name]).sum()) for name in names}
     largest = float(expected[last].abs().max())
     near = torch.allclose(expected[last], given[last], rtol=1e-5, atol=1e-5 * (1 + largest))
-    found[last] = 0 if near else expected[last].numel()
-    return {name: count for name, count in found.items() if count}
+    counts[last] = 0 if near else expected[last].numel()
+    return {name: count for name, count in counts.items() if count}
 
 
 def traced(network: IntegerNetwork, x: Tensor, folder: Path, kind: str) -> dict[str, Tensor]:
-    """What every node gives, compiled in one of the ways above."""
+    """Return the result of every node from a program of one of the builds above."""
     write(network, folder)
     return features(build(folder, trace=True, flags=BUILDS[kind]), network, x)
 
@@ -75,7 +75,7 @@ int main(int count, char **arguments) {{
 
 
 def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
-    """One sanitized and traced program of many networks; its argument says which of them runs."""
+    """Compile many networks into one sanitised, traced program; its argument selects one."""
     write(next(iter(networks.values())), folder)
     cases = []
     for number, network in networks.items():
@@ -97,7 +97,7 @@ def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
 def run_in_program(
     program: Path, number: int, network: IntegerNetwork, x: Tensor
 ) -> dict[str, Tensor]:
-    """What every node of one of its networks gives; raises ValueError if the program fails."""
+    """Return the result of every node of a network; raises ValueError if the program fails."""
     done = subprocess.run(
         [str(program), str(number)], input=x.numpy().tobytes(), capture_output=True, check=False
     )
@@ -108,7 +108,7 @@ def run_in_program(
 
 
 def emulated(folder: Path, x: Tensor, trace: bool = False) -> list[str]:
-    """The lines that a written network prints on an emulated Cortex-M4."""
+    """Return the lines that a written network prints on an emulated Cortex-M4."""
     (folder / "examples.bin").write_bytes(x.numpy().tobytes())
     strict = "WARNINGS=-Wall -Wextra -Wconversion -Wpedantic -Werror"
     more = ["LANGUAGE=-std=c99 -DSOFTSTAIR_TRACE"] if trace else []
@@ -119,35 +119,35 @@ def emulated(folder: Path, x: Tensor, trace: bool = False) -> list[str]:
 
 
 def emulated_features(folder: Path, network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
-    """What every node gives there: the words stand before the class of each example."""
+    """Return the result of every node: its words precede the class of each example."""
     words = [line for line in emulated(folder, x, trace=True) if " " not in line]
     values = np.array([int(word, 16) for word in words], dtype=np.uint32).view(np.int32)
     return from_trace(values.reshape(len(x), -1), network)
 
 
-def bits(seed: int = 0) -> Growing:
-    """Ternary and binary numbers in words of bits, none of which they fill."""
-    net = Growing(seed, (2, 9, 8), zero=121, batch=3)
+def bit_features(seed: int = 0) -> RandomBuilder:
+    """Ternary and binary features in bit planes whose last words are not full."""
+    net = RandomBuilder(seed, (2, 9, 8), zero=121, batch=3)
     net.sum("first", 45, "ternary", padding=(1, 1))
     net.steps("first.stair", (-1, 0, 1))
-    net.pool("pool", 3, 2, 1)
+    net.max_pool("pool", 3, 2, 1)
     net.sum("signs", 70, "sign", padding=(1, 1))
     net.steps("signs.stair", (-1, 1))
     net.sum("dilated", 130, "ternary", padding=(2, 2), dilation=(2, 2), stride=(1, 2))
     net.steps("dilated.stair", (0, 1))
-    net.pool("largest", 2, 1, 0)
-    net.flat("flat")
+    net.max_pool("largest", 2, 1, 0)
+    net.flatten("flat")
     net.sum("linear", 22, "ternary")
     net.steps("linear.stair", (-1, 0))
-    net.sum("switches", 100, "sign")
-    net.steps("switches.stair", (-1, 0, 1))
+    net.sum("binary", 100, "sign")
+    net.steps("binary.stair", (-1, 0, 1))
     net.scores("last", 5, unit=1.0)
     return net
 
 
-def numbers(seed: int = 0) -> Growing:
-    """Bytes: of 8 bits with a bias, each channel by itself, in groups, places alone."""
-    net = Growing(seed, (3, 8, 7), zero=0, batch=3)
+def byte_features(seed: int = 0) -> RandomBuilder:
+    """Features in bytes: with a bias, depthwise, grouped and pointwise convolutions."""
+    net = RandomBuilder(seed, (3, 8, 7), zero=0, batch=3)
     net.sum("first", 36, "int8", padding=(2, 1), stride=(2, 1))
     net.steps("first.stair", tuple(range(200)))
     net.sum("depthwise", 36, "int4", padding=(1, 1), groups=36)
@@ -158,70 +158,71 @@ def numbers(seed: int = 0) -> Growing:
     net.steps("pointwise.stair", (-1, 0, 1))
     net.sum("many", 68, "int4", padding=(1, 1), groups=34)
     net.steps("many.stair", (3, 4, 9))
-    high, across = net.known[net.last].shape[2:]
-    net.sum_pool("average", (high, across), (high, across))
-    net.flat("flat")
+    net.sum_pool("average")
+    net.flatten("flat")
     net.scores("last", 3)
     return net
 
 
-def shortcuts(seed: int = 0) -> Growing:
-    """Features that several nodes take, in memory that is used again."""
-    net = Growing(seed, (1, 6, 6), zero=255, batch=3)
+def shared_features(seed: int = 0) -> RandomBuilder:
+    """Features that several nodes read, in memory that is used again."""
+    net = RandomBuilder(seed, (1, 6, 6), zero=255, batch=3)
     net.sum("first", 48, "ternary", padding=(1, 1))
     start = net.steps("first.stair", (-1, 0, 1))
     net.sum("deep", 48, "ternary", padding=(1, 1))
-    one = net.steps("deep.stair", (-1, 0, 1), beside=start)
+    deep = net.steps("deep.stair", (-1, 0, 1), shortcut=start)
     net.last = "deep"
     net.steps("deep.other", (-1, 1))
     net.sum("third", 48, "ternary", padding=(1, 1))
-    net.steps("third.stair", tuple(range(16)), beside=one)
-    net.plus("added", net.last, start)
-    net.pool("pool", 3, 3, 0)
-    flat = net.flat("flat")
-    net.sum("linear", net.known[flat].shape[1], "ternary")
+    net.steps("third.stair", tuple(range(16)), shortcut=deep)
+    net.add_features("added", net.last, start)
+    net.max_pool("pool", 3, 3, 0)
+    flat = net.flatten("flat")
+    net.sum("linear", net.results[flat].shape[1], "ternary")
     net.steps("linear.stair", (-900, 0, 900))
-    net.plus("summed", net.last, flat)
+    net.add_features("summed", net.last, flat)
     net.sum("last", 4, "int12")
     net.rescaled("scores")
     return net
 
 
-def expansions(seed: int = 0) -> Growing:
-    """Bits, bytes and sums that are repeated along axes with one place."""
-    net = Growing(seed, (1, 6, 6), zero=100, batch=3)
+def expanded_features(seed: int = 0) -> RandomBuilder:
+    """Bit planes, bytes and sums that are repeated along axes of length 1."""
+    net = RandomBuilder(seed, (1, 6, 6), zero=100, batch=3)
     net.sum("first", 48, "ternary", padding=(1, 1))
     start = net.steps("first.stair", (-1, 0, 1))
-    net.sum("whole", 48, "ternary", kernel=6)
-    small = net.steps("whole.stair", (-1, 0, 1))
+    net.sum("all positions", 48, "ternary", kernel=6)
+    small = net.steps("all positions.stair", (-1, 0, 1))
     wide = net.expand("wide", (48, 6, 6))
     net.last = start
     net.sum("deep", 48, "ternary", padding=(1, 1))
-    net.steps("deep.stair", tuple(range(16)), beside=wide)
-    deep = net.plus("deep.added", net.last, wide)
+    net.steps("deep.stair", tuple(range(16)), shortcut=wide)
+    deep = net.add_features("deep.added", net.last, wide)
     net.last = small  # counted as bits, too
     net.sum("again", 48, "ternary", kernel=1)
     net.expand("again.sums", (48, 6, 6))
-    again = net.steps("again.stair", (-1, 0, 1), beside=start)
-    net.sum("one", 1, "int4", kernel=1)
-    net.steps("one.stair", tuple(range(200)))
-    one = net.expand("one.channel", (48, 6, 6))
+    again = net.steps("again.stair", (-1, 0, 1), shortcut=start)
+    net.sum("single", 1, "int4", kernel=1)
+    net.steps("single.stair", tuple(range(200)))
+    single = net.expand("single.channel", (48, 6, 6))
     net.last = start
     net.sum("row", 1, "int4", kernel=1)
     net.expand("row.sums", (48, 6, 6))
     net.steps("row.stair", (-5, -1, 0, 4, 100))
-    net.plus("summed", net.plus("sum", net.plus("more", net.last, one), deep), again)
-    net.flat("flat")
+    net.add_features(
+        "summed", net.add_features("sum", net.add_features("more", net.last, single), deep), again
+    )
+    net.flatten("flat")
     net.scores("last", 4)
     return net
 
 
-def whole_scores(seed: int = 0) -> Growing:
-    """A last layer of bytes, over features with a bias that are no multiple of 16."""
-    net = Growing(seed, (2, 5, 6), zero=7, batch=3)
+def int8_last_layer(seed: int = 0) -> RandomBuilder:
+    """An INT8 last layer over features with a bias; their number is no multiple of 16."""
+    net = RandomBuilder(seed, (2, 5, 6), zero=7, batch=3)
     net.sum("first", 9, "ternary", padding=(1, 1), stride=(2, 2))
     net.steps("first.stair", tuple(range(200)))
-    net.flat("flat")
+    net.flatten("flat")
     net.sum("last", 11, "int8")
     net.rescaled("scores")
     return net

@@ -95,7 +95,7 @@ ADDITIONS: Functions = dict(add=lambda x, y: x + y, torch_add=lambda x, y: torch
 
 @dataclass
 class Generated:
-    """A random network: the model in float, how to quantise it, and what it is made of."""
+    """A random float network, the options of ``quantise``, and the constructs it contains."""
 
     seed: int
     shape: Shape
@@ -129,7 +129,7 @@ class Generated:
     def _move(
         self, net: nn.Module, stair: str, layer: str, axis: int, x: Tensor, rng: random.Random
     ) -> None:
-        """Changes a bias so that in each channel one input is a threshold, or an ulp beside it."""
+        """Change a bias so that in each channel one input is a threshold, or an ulp beside it."""
         module, bias = net.get_submodule(stair), net.get_parameter(f"{layer}.bias")
         assert isinstance(module, StairActivation)
         seen: list[Tensor] = []
@@ -183,7 +183,7 @@ class _Builder:
         self.bias_of: dict[str, tuple[str, int]] = {}
 
     def run(self, function: Callable[..., Tensor] | nn.Module, *names: str) -> str:
-        """Adds an operation; returns the name of its result."""
+        """Add an operation and return the name of its result."""
         result = f"v{len(self.lines)}"
         called: Any = function
         if isinstance(function, nn.Module):
@@ -245,8 +245,8 @@ class _Builder:
     def small(self, x: str) -> str:
         """A sum of one value a channel, a row, a column, or of one channel."""
         channels, height, width = self.shapes[x]
-        kind = self.rng.choice(["place", "row", "column", "channel", "value"])
-        kernel = {"place": (height, width), "row": (height, 1), "column": (1, width),
+        kind = self.rng.choice(["position", "row", "column", "channel", "value"])
+        kernel = {"position": (height, width), "row": (height, 1), "column": (1, width),
                   "channel": 1, "value": (height, width)}[kind]  # fmt: skip
         return self.conv(x, 1 if kind in ("channel", "value") else channels, kernel)
 
@@ -338,7 +338,7 @@ def _view_read(b: _Builder, h: str) -> str:
     return b.stair(b.conv(view, b.shapes[h][0], 3))
 
 
-def _linear_over_places(b: _Builder, h: str) -> str:
+def _linear_over_rows(b: _Builder, h: str) -> str:
     width = b.shapes[h][-1]
     outputs = width if b.rng.random() < 0.4 else b.rng.choice([3, 5])
     y = b.sum(h, nn.Linear(width, outputs), norm=b.rng.random() < 0.15)
@@ -374,12 +374,12 @@ BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
     "slice": _slice_read,
     "written view": _view_written,
     "view": _view_read,
-    "Linear on (N, L, C)": _linear_over_places,
+    "Linear on (N, L, C)": _linear_over_rows,
     "flattened": _flattened,
 }
 HIDDEN = {"slice", "view", "written view"}
 """Not exported, so that the others are not combined with them."""
-HEADS = ("linear", "whole linear", "whole linear on (N, L, C)", "convolutional head")
+HEADS = ("linear", "integer linear", "integer linear on (N, L, C)", "convolutional head")
 
 
 def generate(seed: int) -> Generated:
@@ -421,18 +421,18 @@ def generate(seed: int) -> Generated:
 def _head(b: _Builder, h: str, exact: bool) -> None:
     """The last layer. Scores of float weights have equal bits everywhere if they are exact."""
     size = b.shapes[h]
-    kinds = ["linear", "whole linear"] if exact else ["whole linear"]
+    kinds = ["linear", "integer linear"] if exact else ["integer linear"]
     if len(size) == 3:
         kinds += ["convolutional head"]
     if len(size) > 1:
-        kinds += ["whole linear on (N, L, C)"]
+        kinds += ["integer linear on (N, L, C)"]
     kind = b.rng.choice(kinds)
     b.constructs.add(kind)
     if kind == "convolutional head":
         kernel = b.rng.choice([1, size[1:], size[1:]])
         b.run(nn.Conv2d(size[0], 4, kernel, bias=b.rng.random() < 0.7), h)
         return
-    if kind == "whole linear on (N, L, C)":
+    if kind == "integer linear on (N, L, C)":
         b.run(nn.Linear(size[-1], 4), h)
         return
     if len(size) > 1:

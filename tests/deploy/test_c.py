@@ -1,4 +1,4 @@
-"""The C of integer networks gives, node by node, what the networks give."""
+"""Generated C against the integer network, node by node."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import pytest
 import torch
 from compiled import (
     BUILDS,
-    bits,
+    bit_features,
+    byte_features,
     differing,
-    expansions,
+    expanded_features,
+    int8_last_layer,
     needs_compiler,
-    numbers,
-    shortcuts,
+    shared_features,
     traced,
-    whole_scores,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_networks import Growing, random_network
+from random_networks import RandomBuilder, random_network
 
 from softstair.deploy import ExportError, IntegerNetwork, nodes
 from softstair.deploy.c import classes, write
 from softstair.deploy.c.program import Buffer, arrange
 from softstair.deploy.c.sums import pack_fields
 
-NETWORKS: dict[str, Callable[[], Growing]] = {
-    "bits": bits,
-    "numbers": numbers,
-    "both": shortcuts,
-    "expansions": expansions,
-    "scores": whole_scores,
+NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
+    "bits": bit_features,
+    "bytes": byte_features,
+    "shared": shared_features,
+    "expanded": expanded_features,
+    "scores": int8_last_layer,
 }
 
 
@@ -47,17 +47,19 @@ NETWORKS: dict[str, Callable[[], Growing]] = {
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path) -> None:
-    grown = NETWORKS[name]()
-    network = grown.network()
-    assert differing(grown.known, traced(network, grown.bytes, tmp_path, kind)) == {}
+    builder = NETWORKS[name]()
+    network = builder.network()
+    assert differing(builder.results, traced(network, builder.bytes, tmp_path, kind)) == {}
 
 
 @needs_compiler
 @pytest.mark.parametrize("seed", range(4))
 def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
-    grown = random_network(seed)
+    builder = random_network(seed)
     kind = [*BUILDS][seed % len(BUILDS)]
-    assert differing(grown.known, traced(grown.network(), grown.bytes, tmp_path, kind)) == {}
+    assert (
+        differing(builder.results, traced(builder.network(), builder.bytes, tmp_path, kind)) == {}
+    )
 
 
 OPTIONS = {
@@ -70,20 +72,20 @@ OPTIONS = {
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] or ["cc"]
 
 
-def few_classes(classes: int) -> Growing:
+def few_classes(classes: int) -> RandomBuilder:
     """A float last layer with so few classes that a compiler may unroll the loop over them."""
-    net = Growing(3, (1, 6, 6), zero=7, batch=60)
-    net.flat("flat")
+    net = RandomBuilder(3, (1, 6, 6), zero=7, batch=60)
+    net.flatten("flat")
     net.sum("linear", 300, "int4")
     net.steps("linear.stair", tuple(range(-8, 8)))
     net.scores("scores", classes)
     return net
 
 
-def int8_scores(unbiased: bool) -> Growing:
+def int8_scores(unbiased: bool) -> RandomBuilder:
     """An INT8 last layer; some sums are 0, and some scales negative."""
-    net = Growing(3, (1, 6, 6), zero=7, batch=60)
-    net.flat("flat")
+    net = RandomBuilder(3, (1, 6, 6), zero=7, batch=60)
+    net.flatten("flat")
     net.sum("linear", 40, "ternary")
     net.steps("linear.stair", (-1, 0, 1))
     net.sum("last", 11, "ternary" if unbiased else "int8")
@@ -95,13 +97,13 @@ def int8_scores(unbiased: bool) -> Growing:
     return net
 
 
-def exact_scores(net: Growing) -> torch.Tensor:
+def exact_scores(net: RandomBuilder) -> torch.Tensor:
     """The scores as documented: in double precision, class by class, rounded to float once."""
     last = net.nodes["scores"]
     if isinstance(last, nodes.Rescaled):
-        return net.known["scores"]
+        return net.results["scores"]
     assert isinstance(last, nodes.Scores)
-    features = (net.known[last.inputs[0]].float() * last.unit).double().numpy()
+    features = (net.results[last.inputs[0]].float() * last.unit).double().numpy()
     weight = last.weight.double().numpy()
     totals = np.zeros((len(features), len(weight)))
     for i in range(features.shape[1]):
@@ -111,7 +113,7 @@ def exact_scores(net: Growing) -> torch.Tensor:
     return torch.from_numpy(totals.astype(np.float32))
 
 
-SCORED: dict[str, Callable[[], Growing]] = {
+SCORED: dict[str, Callable[[], RandomBuilder]] = {
     "INT8": lambda: int8_scores(unbiased=False),
     "INT8 without bias": lambda: int8_scores(unbiased=True),
     "float": lambda: few_classes(2),
@@ -143,41 +145,43 @@ HOSTILE = 'a */ int x; /* b\n#error "c" \\\n??/\n" %s é 💥'
 
 
 @needs_compiler
-def test_names_from_a_file_stay_in_comments(tmp_path: Path) -> None:
-    grown = numbers()
-    renamed = {name: f"{HOSTILE} {i}" for i, name in enumerate(grown.nodes)}
-    made = tuple(
-        replace(node, name=renamed[node.name], inputs=tuple(renamed[one] for one in node.inputs))
-        for node in grown.nodes.values()
+def test_hostile_layer_names_stay_in_comments(tmp_path: Path) -> None:
+    builder = byte_features()
+    renamed = {name: f"{HOSTILE} {i}" for i, name in enumerate(builder.nodes)}
+    renamed_nodes = tuple(
+        replace(
+            node, name=renamed[node.name], inputs=tuple(renamed[source] for source in node.inputs)
+        )
+        for node in builder.nodes.values()
     )
-    sizes = {renamed[name]: tuple(x.shape[1:]) for name, x in grown.known.items()}
-    network = IntegerNetwork(made, sizes)
-    expected = {renamed[name]: x for name, x in grown.known.items()}
-    assert differing(expected, traced(network, grown.bytes, tmp_path, "portable")) == {}
+    sizes = {renamed[name]: tuple(x.shape[1:]) for name, x in builder.results.items()}
+    network = IntegerNetwork(renamed_nodes, sizes)
+    expected = {renamed[name]: x for name, x in builder.results.items()}
+    assert differing(expected, traced(network, builder.bytes, tmp_path, "portable")) == {}
     texts = [path.read_bytes() for path in tmp_path.glob("network*.[ch]")]
     assert not any(b"??" in text or b"#error" in text or b"int x;" in text for text in texts)
 
 
 @pytest.mark.parametrize("name", ["", "1st", "../up", "a\n", "int", "ss_x", "a" * 90])
-def test_a_name_that_is_no_identifier_is_refused(name: str, tmp_path: Path) -> None:
+def test_name_that_is_no_c_identifier_raises(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name must be a C identifier"):
-        write(numbers().network(), tmp_path / "out", name)
+        write(byte_features().network(), tmp_path / "out", name)
     assert not (tmp_path / "out").exists()
 
 
 @needs_compiler
-def test_another_name_and_the_makefile(tmp_path: Path) -> None:
+def test_makefile_builds_a_network_of_another_name(tmp_path: Path) -> None:
     if shutil.which("make") is None:
-        pytest.skip("make is not installed, so its file cannot be tried.")
-    grown = bits()
-    write(grown.network(), tmp_path, "tiny_net")
+        pytest.skip("make is not installed, so the Makefile cannot be tested.")
+    builder = bit_features()
+    write(builder.network(), tmp_path, "tiny_net")
     strict = "WARNINGS=-Wall -Wextra -Wconversion -Wpedantic -Werror"
     subprocess.run(["make", "-s", strict, "CFLAGS=-O1"], cwd=tmp_path, check=True)
-    found, scores = classes(tmp_path / "tiny_net", grown.bytes)
-    assert torch.equal(found, grown.known["last"].argmax(1))
-    last = grown.nodes["last"]
+    predicted, scores = classes(tmp_path / "tiny_net", builder.bytes)
+    assert torch.equal(predicted, builder.results["last"].argmax(1))
+    last = builder.nodes["last"]
     assert isinstance(last, nodes.Scores)
-    exact = grown.known["switches.stair"].double() @ last.weight.double().T
+    exact = builder.results["binary.stair"].double() @ last.weight.double().T
     exact = exact if last.bias is None else exact + last.bias.double()
     torch.testing.assert_close(scores, exact.float(), rtol=2e-7, atol=0.0)  # rounded once
     short = subprocess.run(
@@ -188,15 +192,15 @@ def test_another_name_and_the_makefile(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_nothing_is_asked_of_a_library_and_weights_take_their_bits(tmp_path: Path) -> None:
+def test_object_file_needs_no_library_and_packs_weights(tmp_path: Path) -> None:
     if shutil.which("nm") is None or shutil.which("size") is None:
-        pytest.skip("nm and size are not installed, so object files cannot be looked into.")
-    net = Growing(0, (1, 4, 4), zero=0, batch=1)
+        pytest.skip("nm and size are not installed, so object files cannot be inspected.")
+    net = RandomBuilder(0, (1, 4, 4), zero=0, batch=1)
     net.sum("first", 256, "ternary", padding=(1, 1))
     net.steps("first.stair", (-1, 0, 1))
     net.sum("large", 256, "ternary", padding=(1, 1))
     net.steps("large.stair", (-1, 0, 1))
-    net.flat("flat")
+    net.flatten("flat")
     net.sum("linear", 256, "ternary")
     net.rescaled("scores")
     plan = write(net.network(), tmp_path)
@@ -215,20 +219,21 @@ def test_nothing_is_asked_of_a_library_and_weights_take_their_bits(tmp_path: Pat
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)), max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_what_lives_together_shares_no_byte(given_buffers: list[tuple[int, int, int]]) -> None:
+def test_buffers_in_use_at_once_share_no_byte(given_buffers: list[tuple[int, int, int]]) -> None:
     buffers = [Buffer(str(i), s, f, f + n) for i, (s, f, n) in enumerate(given_buffers)]
     placed, total = arrange(buffers)
     for step in range(14):
         used = np.zeros(total, dtype=int)
-        for one in buffers:
-            if one.first <= step <= one.last:
-                used[placed[one.name] : placed[one.name] + one.size] += 1
-                assert placed[one.name] + one.size <= total
+        for buffer in buffers:
+            if buffer.first <= step <= buffer.last:
+                start = placed[buffer.name]
+                used[start : start + buffer.size] += 1
+                assert start + buffer.size <= total
         assert used.max(initial=0) <= 1
 
 
-def test_a_chain_of_layers_needs_two_of_them_at_a_time(tmp_path: Path) -> None:
-    plan = write(bits().network(), tmp_path)
+def test_memory_of_a_chain_is_that_of_two_layers(tmp_path: Path) -> None:
+    plan = write(bit_features().network(), tmp_path)
     rows = plan.rows
     most = max(a.memory[1] + b.memory[1] + b.scratch for a, b in pairwise(rows))
     assert plan.ram <= most + 16 * 4 + 8 * 5
@@ -237,16 +242,16 @@ def test_a_chain_of_layers_needs_two_of_them_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "turned", "bits_each"),
+    ("values", "negated", "bits_each"),
     [((-1, 1), False, 1), ((-1, 0, 1), True, 2), (tuple(range(-8, 8)), True, 4),
      ((-5, 3), False, 4), (tuple(range(-128, 128)), True, 8)],
 )  # fmt: skip
-def test_weights_take_the_fewest_bits(
-    values: tuple[int, ...], turned: bool, bits_each: int
+def test_weights_are_packed_into_the_fewest_bits(
+    values: tuple[int, ...], negated: bool, bits_each: int
 ) -> None:
     random = np.random.default_rng(1)
     weight = random.choice(values, (9, 37))
-    if turned:
+    if negated:
         weight[::2] *= -1
     packed = pack_fields(weight)
     assert packed is not None
@@ -260,19 +265,19 @@ def test_weights_take_the_fewest_bits(
             assert (-value if packed.negated[output] else value) == weight[output, i]
 
 
-def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path) -> None:
-    grown = numbers()
-    cut = IntegerNetwork(tuple(grown.nodes.values())[:-1], grown.network().sizes)
+def test_network_without_exact_c_raises_and_names_the_layer(tmp_path: Path) -> None:
+    builder = byte_features()
+    cut = IntegerNetwork(tuple(builder.nodes.values())[:-1], builder.network().sizes)
     with pytest.raises(ExportError, match="'flat': the network must end in scores"):
         write(cut, tmp_path)
-    last = grown.nodes["last"]
+    last = builder.nodes["last"]
     assert isinstance(last, nodes.Scores)
     broken = replace(last, weight=last.weight * float("nan"))
-    made = (*tuple(grown.nodes.values())[:-1], broken)
+    with_broken = (*tuple(builder.nodes.values())[:-1], broken)
     with pytest.raises(ExportError, match="'last': its weights are not finite"):
-        write(IntegerNetwork(made, grown.network().sizes), tmp_path)
-    large = Growing(0, (1, 1, 2), zero=0)
-    large.flat("flat")
+        write(IntegerNetwork(with_broken, builder.network().sizes), tmp_path)
+    large = RandomBuilder(0, (1, 1, 2), zero=0)
+    large.flatten("flat")
     large.sum("huge", 2, "int12")
     huge = large.nodes["huge"]
     assert isinstance(huge, nodes.Sum)

@@ -1,4 +1,4 @@
-"""Integer networks give the results of the networks that they were made from."""
+"""Integer networks against the trained networks that they were converted from."""
 
 from typing import Any
 
@@ -158,10 +158,10 @@ def test_thresholds_are_the_first_sums_that_reach_a_level() -> None:
     scale, shift = torch.randn(40) * 0.1, torch.randn(40)
     scale[0] = 0.0
     index = lambda sums: STAIRS["int4, 0.07"].index(sums.float() * scale + shift)
-    found = search(index, torch.full((40,), -200), torch.full((40,), 150), levels=16)
+    result = search(index, torch.full((40,), -200), torch.full((40,), 150), levels=16)
     sums = torch.arange(-200, 151)[:, None].expand(-1, 40)
-    sign = torch.where(found.decreasing, -1, 1)
-    assert torch.equal(((sign * sums)[..., None] >= found.thresholds).sum(-1), index(sums))
+    sign = torch.where(result.decreasing, -1, 1)
+    assert torch.equal(((sign * sums)[..., None] >= result.thresholds).sum(-1), index(sums))
 
 
 def test_a_mismatch_is_counted_and_located() -> None:
@@ -214,7 +214,7 @@ def without_statistics() -> nn.Module:
     return net
 
 
-REFUSED: dict[str, Any] = {
+RAISING: dict[str, Any] = {
     "'3': Sigmoid": lambda: build(nn.BatchNorm1d(3), nn.Sigmoid(), nn.ReLU(), nn.Linear(3, 2)),
     "'3': Softmax": lambda: build(nn.BatchNorm1d(3), nn.Softmax(1), nn.ReLU(), nn.Linear(3, 2)),
     "'2': its input, '1', is not quantised": lambda: build(nn.Linear(3, 2)),
@@ -228,10 +228,10 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("message", RAISING)
 def test_what_cannot_be_exact_raises_an_error_that_names_the_layer(message: str) -> None:
     with pytest.raises(ExportError, match=f"cannot export {message}"):
-        integerise(REFUSED[message](), (1, 2, 2))
+        integerise(RAISING[message](), (1, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_every_export_has_equal_bits(name: str, tmp_path: Path) -> None:
     others = {"onnx": onnx_runner(integer, tmp_path)}
     if shutil.which("cc") is not None:
         others["c"] = c_runner(integer, tmp_path)
-    for way, comparison in verify(int8, integer, random_bytes(shape, 8), others).items():
-        assert comparison.mismatches == 0, (way, str(comparison))
+    for runner, comparison in verify(int8, integer, random_bytes(shape, 8), others).items():
+        assert comparison.mismatches == 0, (runner, str(comparison))
         assert comparison.compared["classifier.scores"] == 8 * integer.sizes["classifier"][0]
     cost = costs(integer)[-1]
     assert (cost.name, cost.weight_bits, cost.bytes) == ("classifier", 8, cost.weights)
@@ -167,7 +167,7 @@ def not_finite() -> nn.Module:
     return net
 
 
-REFUSED: dict[str, Any] = {
+RAISING: dict[str, Any] = {
     "'5': this last layer is already": lambda: pooled(TERNARY, 64, nn.Linear(2, 2), skip=""),
     "'1': it reads the input": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64 * 64, 2)),
     "'5': float32 cannot average 1044480": lambda: pooled(WIDE, 64, nn.Linear(2, 2)),
@@ -178,10 +178,10 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("message", RAISING)
 def test_what_cannot_be_int8_raises_an_error_that_names_the_layer(message: str) -> None:
     with pytest.raises(ExportError, match=message):
-        quantise_last_layer(REFUSED[message](), (1, 64, 64))
+        quantise_last_layer(RAISING[message](), (1, 64, 64))
 
 
 def test_the_largest_average_that_is_accepted_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""Graphs of PyTorch networks: shortcuts that broadcast, in-place operations, axes of channels."""
+"""Export of PyTorch networks with in-place operations, several heads and other channel axes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def random_bytes(shape: tuple[int, ...] = SHAPE) -> Tensor:
 def exported(net: nn.Module, shape: tuple[int, ...] = SHAPE) -> IntegerNetwork:
     """The integer network, after a comparison with the trained one."""
     network, x = integerise(net, shape, ZERO, SCALE), random_bytes(shape)
-    found = verify(net, network, x)["integer network"]
-    assert found.mismatches == 0, str(found)
+    comparison = verify(net, network, x)["integer network"]
+    assert comparison.mismatches == 0, str(comparison)
     with torch.no_grad():
         scores = net(as_floats(x))
     assert torch.equal(network(x), scores)
@@ -51,7 +51,7 @@ def exported(net: nn.Module, shape: tuple[int, ...] = SHAPE) -> IntegerNetwork:
     return network
 
 
-class Places(nn.Module):
+class LinearOverRows(nn.Module):
     """A linear layer that is applied to matrices: its outputs are the last axis."""
 
     def __init__(self, *, norm: bool = False, pool: bool = False) -> None:
@@ -69,15 +69,17 @@ class Places(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["norm", "pool"])
-def test_what_works_on_another_axis_than_the_weights_is_refused(kind: str, tmp_path: Path) -> None:
+def test_norm_or_pooling_over_another_axis_than_the_channels_raises(
+    kind: str, tmp_path: Path
+) -> None:
     with pytest.raises(ExportError, match="linear layer over positions"):
-        write(exported(quantised(Places())), tmp_path)
+        write(exported(quantised(LinearOverRows())), tmp_path)
     with pytest.raises(ExportError, match=rf"'{kind}': (.* on axis 3|it pools over the channels)"):
-        integerise(quantised(Places(**{kind: True})), SHAPE, ZERO, SCALE)
+        integerise(quantised(LinearOverRows(**{kind: True})), SHAPE, ZERO, SCALE)
 
 
 class InPlace(nn.Module):
-    """Features h and a sum t, of which ``body`` makes what the last stair takes."""
+    """``body`` computes the input of the last stair from features h and a sum t."""
 
     def __init__(self, body: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -111,19 +113,19 @@ def _flat_and_doubled(h: Tensor) -> Tensor:
 
 
 VIEWS = {
-    "a copy, perhaps": lambda net, h, t: _both(_add_to(t.contiguous(), h), t),
-    "the features": lambda net, h, t: _both(_add_to(h.flatten(1), h.flatten(1)), t + h),
-    "a view": lambda net, h, t: net.side(_flat_and_doubled(h)),
+    "contiguous": lambda net, h, t: _both(_add_to(t.contiguous(), h), t),
+    "features": lambda net, h, t: _both(_add_to(h.flatten(1), h.flatten(1)), t + h),
+    "flattened view": lambda net, h, t: net.side(_flat_and_doubled(h)),
 }
 
 
 @pytest.mark.parametrize("kind", VIEWS)
-def test_what_was_changed_through_another_view_is_not_read(kind: str) -> None:
+def test_reading_a_tensor_changed_through_another_view_raises(kind: str) -> None:
     with pytest.raises(ExportError, match="in place through another view"):
         integerise(quantised(InPlace(VIEWS[kind])), SHAPE, ZERO, SCALE)
 
 
-def test_an_addition_in_place_that_does_not_fit_is_refused() -> None:
+def test_in_place_addition_that_must_broadcast_its_target_raises() -> None:
     """The float network raises an error too: (3, 1, 1) cannot hold the sum."""
     body = lambda net, h, t: _add_to(net.small(h), h)
     with pytest.raises(ExportError, match="Write x = x"):
@@ -147,7 +149,7 @@ class Heads(nn.Module):
 
 @pytest.mark.parametrize("skip", [("a", "b"), ()])
 @pytest.mark.parametrize("returned", ["a", "b"])
-def test_the_head_that_is_returned_gives_the_scores(
+def test_scores_come_from_the_head_that_is_returned(
     returned: str, skip: tuple[str, ...], tmp_path: Path
 ) -> None:
     net = quantised(Heads(returned), skip)
@@ -160,20 +162,20 @@ def test_the_head_that_is_returned_gives_the_scores(
                           ss.nn.StairLinear)  # fmt: skip
 
 
-def test_a_sum_that_is_the_scores_and_has_a_stair_is_refused() -> None:
-    """The stair may turn the sign of its weights round."""
+def test_scores_that_a_stair_also_reads_raise() -> None:
+    """The stair may negate the weights."""
     with pytest.raises(ExportError, match="'b': a stair reads it"):
         integerise(quantised(Heads("b, with a stair")), SHAPE, ZERO, SCALE)
 
 
-def test_features_of_another_quantum_than_a_layer_sums_are_refused() -> None:
+def test_features_of_another_quantum_than_the_layer_expects_raise() -> None:
     net = quantised(nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1)))
     net[2].input_quantum = 0.5
     with pytest.raises(ExportError, match=r"quantum 1\.0, not 0\.5"):
         integerise(net, SHAPE, ZERO, SCALE)
 
 
-def test_a_convolution_over_matrices_is_refused() -> None:
+def test_convolution_over_matrices_raises() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
     with pytest.raises(ExportError, match="its input has shape \\(3, 4\\)"):
         integerise(quantised(model), (3, 4), ZERO, SCALE)

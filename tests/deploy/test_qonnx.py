@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_networks import KINDS, STAIRS, Growing, random_network
+from random_networks import LEVELS, WEIGHT_BITS, WEIGHTS, RandomBuilder, random_network
 
 from softstair.deploy import ExportError, IntegerNetwork
 from softstair.deploy import qonnx as export
@@ -26,7 +26,7 @@ from qonnx.util.cleanup import cleanup_model  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def an_older_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def older_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """qonnx has ONNX Runtime run a model of one node at a time, in onnx's newest format, which may
     be newer than the runtime reads."""
     monkeypatch.setattr(onnx, "IR_VERSION", 8)
@@ -37,22 +37,23 @@ def execute(model: Any, x: torch.Tensor, everything: bool = True) -> dict[str, n
     return execute_onnx(model, {name: x.numpy().astype(np.float32)}, everything)
 
 
-def assert_equal(network: IntegerNetwork, x: torch.Tensor, got: dict[str, np.ndarray]) -> None:
-    want, tensors = network.features(x), export.feature_tensors(network)
+def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.ndarray]) -> None:
+    expected, tensors = network.features(x), export.feature_tensors(network)
     for node in network.nodes[:-1]:
-        np.testing.assert_array_equal(got[tensors[node.name]], want[node.name].numpy(), node.name)
-    scores = want[network.nodes[-1].name].numpy()
+        result = actual[tensors[node.name]]
+        np.testing.assert_array_equal(result, expected[node.name].numpy(), node.name)
+    scores = expected[network.nodes[-1].name].numpy()
     spread = float(np.abs(scores).max())
-    np.testing.assert_allclose(got["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
+    np.testing.assert_allclose(actual["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_networks(tmp_path: Path, seed: int) -> None:
-    grown = random_network(seed, shortcut=False, widest=False)
-    network, x = grown.network(), grown.bytes
-    assert grown.hits > 0
+def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
+    builder = random_network(seed, shortcut=False, widest=False)
+    network, x = builder.network(), builder.bytes
+    assert builder.sums_on_thresholds > 0
     path = export.write(network, tmp_path / "network.onnx")
-    # As it is written, an image at a time.
+    # As written, with a batch of one.
     model = ModelWrapper(str(path))
     assert_equal(network, x[:1], execute(model, x[:1]))
     # After the package's own transformations, which infer shapes and types anew.
@@ -63,56 +64,54 @@ def test_random_networks(tmp_path: Path, seed: int) -> None:
     clean = cleanup_model(typed)
     (scores,) = execute(clean, x, everything=False).values()
     np.testing.assert_array_equal(scores, execute(model, x)["scores"])
-    kinds = {one.op_type for one in clean.graph.node}
+    kinds = {node.op_type for node in clean.graph.node}
     assert "MultiThreshold" in kinds
     assert kinds & {"Quant", "BipolarQuant"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "stair"), [*zip([*KINDS][:-1], STAIRS, strict=False), ("ternary", "uint6")]
+    ("kind", "stair"), [*zip([*WEIGHTS][:-1], LEVELS, strict=False), ("ternary", "uint6")]
 )
-def test_tensors_say_which_integers_they_hold(kind: str, stair: str) -> None:
-    net = Growing(1, (3, 5, 5), zero=121)
+def test_tensors_are_annotated_with_their_integer_type(kind: str, stair: str) -> None:
+    net = RandomBuilder(1, (3, 5, 5), zero=121)
     net.sum("conv", 4, kind)
-    net.steps("stair", STAIRS[stair])
-    net.flat("flat")
+    net.steps("stair", LEVELS[stair])
+    net.flatten("flat")
     net.scores("scores", 3)
     network = net.network()
     model = ModelWrapper(export.model(network))
-    got = execute(model, net.bytes[:1])
-    assert_equal(network, net.bytes[:1], got)
-    said = {name: model.get_tensor_datatype(name) for name in ("bytes", "conv", "stair")}
-    for name, integers in said.items():
-        assert integers.is_integer()
-        assert np.all(integers.allowed(got[name])), (name, integers)
+    actual = execute(model, net.bytes[:1])
+    assert_equal(network, net.bytes[:1], actual)
+    datatypes = {name: model.get_tensor_datatype(name) for name in ("bytes", "conv", "stair")}
+    for name, datatype in datatypes.items():
+        assert datatype.is_integer()
+        assert np.all(datatype.allowed(actual[name])), (name, datatype)
     weight = model.get_tensor_datatype("conv_weight")
-    assert np.all(weight.allowed(np.array(KINDS[kind], np.float32)))
-    assert weight.bitwidth() == {"ternary": 2, "sign": 1, "switches": 1, "even": 4}.get(
-        kind, int(kind[-1:] or 0, 36)
-    )
-    # qonnx comes to the same types by its own rules.
+    assert np.all(weight.allowed(np.array(WEIGHTS[kind], np.float32)))
+    assert weight.bitwidth() == WEIGHT_BITS[kind]
+    # qonnx infers the same types.
     inferred = model.transform(InferDataTypes())
-    assert inferred.get_tensor_datatype("stair") == said["stair"]
+    assert inferred.get_tensor_datatype("stair") == datatypes["stair"]
     assert inferred.get_tensor_datatype("conv_weight") == weight
     if stair == "sign":
-        assert said["stair"] == DataType["BIPOLAR"]
+        assert datatypes["stair"] == DataType["BIPOLAR"]
 
 
-def test_a_shortcut_into_a_stair_is_refused_by_name() -> None:
-    net = Growing(0, (3, 6, 6), zero=3)
+def test_shortcut_into_a_stair_raises() -> None:
+    net = RandomBuilder(0, (3, 6, 6), zero=3)
     net.sum("first", 4, "ternary", padding=(1, 1))
     start = net.steps("first.stair", (-1, 0, 1))
     net.sum("deep", 4, "ternary", padding=(1, 1))
-    net.steps("my.block", (-1, 0, 1), beside=start)
-    net.flat("flat")
+    net.steps("my.block", (-1, 0, 1), shortcut=start)
+    net.flatten("flat")
     net.scores("last", 3)
     with pytest.raises(ExportError, match=r"'my\.block': QONNX cannot add a shortcut"):
         export.model(net.network())
 
 
-def test_sums_beyond_the_whole_numbers_of_float32_are_refused_by_name() -> None:
-    net = Growing(0, (64, 4, 4), zero=0)
-    net.flat("flat")
+def test_sums_that_float32_rounds_raise() -> None:
+    net = RandomBuilder(0, (64, 4, 4), zero=0)
+    net.flatten("flat")
     net.sum("too.wide", 4, "int12")
     net.rescaled("scores")
     with pytest.raises(ExportError, match=r"'too\.wide': QONNX holds integers below"):

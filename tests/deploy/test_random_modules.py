@@ -1,4 +1,4 @@
-"""Random PyTorch networks: refused with an error, or equal bits wherever they run."""
+"""Random PyTorch networks: either ExportError, or equal bits in every format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NETWORKS, PER_PROGRAM = 120, 25
 
 @dataclass
 class Result:
-    """What became of one network; ``wrong`` says what differs."""
+    """The outcome for one network; ``wrong`` lists what differs."""
 
     seed: int
     constructs: frozenset[str]
@@ -44,7 +44,7 @@ class Result:
 
 
 def examine(seed: int) -> Result:
-    """Compares ``eval()``, integers and ONNX Runtime on one network."""
+    """Compare ``eval()``, integers and ONNX Runtime on one network."""
     generated = generate(seed)
     result = Result(seed, generated.constructs, inputs(generated))
     try:
@@ -78,13 +78,13 @@ def _compare(generated: Generated, result: Result) -> None:
         result.written = True
 
 
-def _differ(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
-    """The nodes of which a bit differs."""
-    return [name for name in expected if not torch.equal(expected[name], given[name])]
+def _differ(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:
+    """Return the nodes whose results differ."""
+    return [name for name in expected if not torch.equal(expected[name], actual[name])]
 
 
 def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
-    """What every node gives under ONNX Runtime."""
+    """Return the result of every node under ONNX Runtime."""
     runtime = pytest.importorskip("onnxruntime")
     model = onnx_export.model(network, features=True).SerializeToString()
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -99,7 +99,7 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
 
 @needs_compiler
 @pytest.mark.parametrize("count", [30, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
-def test_random_networks_are_refused_or_equal_everywhere(count: int, tmp_path: Path) -> None:
+def test_random_networks_raise_or_are_equal_everywhere(count: int, tmp_path: Path) -> None:
     results = [examine(seed) for seed in range(count)]
     written = [result for result in results if result.written]
     for first in range(0, len(written), PER_PROGRAM):
@@ -112,31 +112,31 @@ def test_random_networks_are_refused_or_equal_everywhere(count: int, tmp_path: P
 
 
 def _examine_in_c(results: list[Result], folder: Path) -> None:
-    """Compares networks as one C program with their integers."""
+    """Compare networks in one C program with their integer networks."""
     networks = {r.seed: r.network for r in results if r.network is not None}
     program = program_of(networks, folder)
     for result in results:
         network = networks[result.seed]
         try:
-            given = run_in_program(program, result.seed, network, result.x)
-            differing = _differ(network.features(result.x), given)
+            actual = run_in_program(program, result.seed, network, result.x)
+            differing = _differ(network.features(result.x), actual)
             result.wrong += [f"C: {differing}"] if differing else []
         except ValueError as error:
             result.wrong.append(f"C: {error}")
 
 
 NOT_EXPORTED = {"slice", "view", "written view"}
-"""What integers do not follow at all; these networks are compared in ``eval()``."""
-NOT_IN_C = {"Linear on (N, L, C)", "whole linear on (N, L, C)"}
+"""Constructs without an integer form; these networks are compared in ``eval()`` only."""
+NOT_IN_C = {"Linear on (N, L, C)", "integer linear on (N, L, C)"}
 
 
 def _assert_accepted(results: list[Result]) -> None:
-    """Networks of every construct are exported; otherwise all could be refused, and none wrong."""
-    made = Counter(name for r in results for name in r.constructs)
+    """Networks of every construct are exported: if all raised, none would be wrong."""
+    generated = Counter(name for r in results for name in r.constructs)
     accepted = Counter(name for r in results if r.network is not None for name in r.constructs)
     written = Counter(name for r in results if r.written for name in r.constructs)
     for name in (*BLOCKS, *HEADS):
-        assert made[name] >= 12, name
+        assert generated[name] >= 12, name
         if name not in NOT_EXPORTED:
-            assert accepted[name] >= made[name] / 4, name
-            assert written[name] >= made[name] / 8 or name in NOT_IN_C, name
+            assert accepted[name] >= generated[name] / 4, name
+            assert written[name] >= generated[name] / 8 or name in NOT_IN_C, name
