@@ -16,7 +16,7 @@ from parts import put
 
 from softstair import noise as noises
 from softstair.experiments import Training, load
-from softstair.experiments.claims import Finding, judged
+from softstair.experiments.claims import Finding, Judgement, judged
 from softstair.experiments.design import DESIGNS, FORWARDS
 from softstair.experiments.studies import (
     DYNAMIC,
@@ -28,7 +28,7 @@ from softstair.experiments.studies import (
     select,
     studies,
 )
-from softstair.experiments.verdicts import Judgement, before_the_drop, final
+from softstair.experiments.verdicts import before_the_drop, final
 from softstair.schedule import POWERS
 
 DOCS = Path(__file__).parent

@@ -12,7 +12,7 @@ from made import Level, changed, made
 from softstair.experiments.claims import CLAIMS, judged
 from softstair.experiments.results import Training, load, write
 from softstair.experiments.studies import DYNAMIC, STATIC, mean_of, studies
-from softstair.experiments.verdicts import Group, above, before_the_drop, compare, same
+from softstair.experiments.verdicts import Group, above, before_the_drop, compare, within
 
 CLAIM = {claim.name: claim for claim in CLAIMS}
 INTERVALS = {"partition": 0.0, "same_start": -0.005, "overlapped": -0.04, "same_end": -0.2}
@@ -268,12 +268,12 @@ def test_a_difference_counts_by_its_interval_or_on_every_fold() -> None:
 
 def test_accuracies_are_the_same_if_their_interval_is_within_the_tolerance() -> None:
     """And differ if it is outside; with one or two folds, by the range."""
-    assert same(mean_of([0.004, 0.005, 0.006]), 0.01) == "holds"
-    assert same(mean_of([0.004, 0.02, 0.006]), 0.01) == "holds in part"
-    assert same(mean_of([0.014, 0.015, 0.016]), 0.01) == "does not hold"
-    assert same(mean_of([0.008, 0.012]), 0.01) == "holds in part"
-    assert same(mean_of([-0.012]), 0.01) == "does not hold"
-    assert same(mean_of([0.5]), 1.0, below=0.01) == "holds"
+    assert within(mean_of([0.004, 0.005, 0.006]), -0.01, 0.01) == "holds"
+    assert within(mean_of([0.004, 0.02, 0.006]), -0.01, 0.01) == "holds in part"
+    assert within(mean_of([0.014, 0.015, 0.016]), -0.01, 0.01) == "does not hold"
+    assert within(mean_of([0.008, 0.012]), -0.01, 0.01) == "holds in part"
+    assert within(mean_of([-0.012]), -0.01, 0.01) == "does not hold"
+    assert within(mean_of([0.5]), -0.01, 1.0) == "holds"
 
 
 def test_what_is_not_all_there_holds_in_part() -> None:
