@@ -22,7 +22,7 @@ import torch
 import softstair
 from softstair.experiments import _ray_cluster, ray_engine
 from softstair.experiments.design import Unit
-from softstair.experiments.ray_engine import TaskResources
+from softstair.experiments.ray_engine import choose_resources
 from softstair.train import Recipe, train
 from softstair.train.parallel import Interrupted
 from softstair.train.records import RunError
@@ -275,9 +275,6 @@ class HereRay:
         if what is ray_engine.Mailbox:
             box = SimpleNamespace(take=SimpleNamespace(remote=lambda: "mail"))
             return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: box))
-        if settings == {"max_retries": 0}:
-            warm = SimpleNamespace(remote=lambda given: None)
-            return lambda function: SimpleNamespace(options=lambda **_: warm)
         return lambda function: SimpleNamespace(options=self.options)
 
     def options(self, name: str, **resources: Any) -> Any:
@@ -405,9 +402,7 @@ def test_a_listener_that_fails_leaves_nobody_behind(
 def test_shares(
     machines: list[dict[str, float]], settings: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
-    nothing = {"device": "auto", "threads": None, "jobs": "auto", "cpus": None, "gpus": None}
-    share = TaskResources(**(nothing | settings))
-    share.settle(machines)
+    share = choose_resources(machines, **settings)
     assert (share.device, share.cpus, share.gpus, share.at_once(machines)) == wanted
 
 

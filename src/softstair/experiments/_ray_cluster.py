@@ -45,11 +45,7 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
     """Yield the module ray, connected to a cluster; with no address, to one that is started here
     and ends with the block. If the caller is connected already, that connection is used."""
     options: dict[str, Any] = {}
-    with (
-        _handlers_kept(),
-        _environment({"RAY_USAGE_STATS_ENABLED": "0"}),
-        contextlib.ExitStack() as ending,
-    ):
+    with _environment({"RAY_USAGE_STATS_ENABLED": "0"}), contextlib.ExitStack() as ending:
         ray = import_extra("ray", "ray")
         if ray.is_initialized():
             yield ray
@@ -60,10 +56,13 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
             parent = parent if len(parent) <= LONGEST_FOLDER else "/tmp"
             folder = tempfile.mkdtemp(prefix="ray-", dir=parent)
             ending.callback(shutil.rmtree, folder, ignore_errors=True)
-            options |= {"_temp_dir": folder, "include_dashboard": False}
-            # Only text goes through the object store, which is given in bytes.
-            options |= {"object_store_memory": 100_000_000, "num_cpus": cpus}
-            options |= {"num_gpus": torch.cuda.device_count()}
+            options = {
+                "_temp_dir": folder,
+                "include_dashboard": False,
+                "object_store_memory": 100_000_000,  # bytes; only text goes through it
+                "num_cpus": cpus,
+                "num_gpus": torch.cuda.device_count(),
+            }
         else:
             check_reachable(address)
         # A thread of Ray's prints what becomes of workers, though ``log_to_driver`` be False.
@@ -71,8 +70,7 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
         worker._worker_logs_enabled = False
         ending.callback(setattr, worker, "_worker_logs_enabled", True)
         ending.callback(ray.shutdown)
-        with _handlers_kept():  # Ray would handle SIGTERM itself
-            _connect(ray, address, options)
+        _connect(ray, address, options)
         yield ray
 
 
@@ -147,6 +145,7 @@ def _check_listens(address: str) -> None:
 
 
 def _connect(ray: Any, address: str | None, options: dict[str, Any]) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -157,6 +156,10 @@ def _connect(ray: Any, address: str | None, options: dict[str, Any]) -> None:
         raise _error(address, f"it ended with code {stop.code}") from None
     except (RuntimeError, OSError, ValueError) as error:
         raise _error(address, first_line(error)) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray would handle SIGTERM itself
+                signal.signal(number, handler)
 
 
 def _error(address: str | None, reason: str) -> SoftstairError:
@@ -172,20 +175,6 @@ def _error(address: str | None, reason: str) -> SoftstairError:
         "command, ray start, or give no `address` to use this machine alone.",
         field="address",
     )
-
-
-@contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM at the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ seed that it would have alone: on CPUs of one kind its results are the same to t
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import platform
@@ -15,7 +14,9 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +34,6 @@ from softstair.train.progress import Event
 
 RETRIES = 3
 """How often a unit is started again whose process, or machine, was lost."""
-MOST_WARM = 32
-"""Processes that import their modules before there is a unit for them."""
 SAVE_TIMEOUT = 10.0
 """Seconds for tasks to save their runs when this process ends because of an error."""
 LOCK_TIMEOUT = 60.0
@@ -69,93 +68,48 @@ def run(
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
-    resources = TaskResources(device, threads, jobs, cpus, gpus)
     here = cores() if jobs == "auto" else max(cores(), jobs)
+    asked: dict[str, Any] = {
+        "device": device,
+        "threads": threads,
+        "jobs": jobs,
+        "cpus": cpus,
+        "gpus": gpus,
+    }
     with StopRequest() as stop, joined(address, here) as ray, token_in(folder) as token:
-        resources.settle(_machines(ray))
-        data_dir = os.path.abspath(data_dir)
-        names = [name for name in os.environ if name.startswith("SOFTSTAIR_")]
+        resources = choose_resources(_machines(ray), **asked)
+        settings = {"data_dir": os.path.abspath(data_dir), "threads": threads}
         surroundings = {
-            "settings": {"data_dir": data_dir, "threads": threads, "device": resources.device},
+            "settings": {**settings, "device": resources.device},
             "token": token,
             "threads": torch.get_num_threads(),
             "versions": {"softstair": softstair.__version__, "torch": str(torch.__version__)},
             "path": [os.path.abspath(path) for path in sys.path],
             "folder": os.getcwd(),
-            "environment": {name: os.environ[name] for name in names},
+            "environment": {n: v for n, v in os.environ.items() if n.startswith("SOFTSTAIR_")},
         }
-        with RayPool(ray, left, folder.absolute(), on_event, resources, surroundings) as pool:
+        choose = partial(choose_resources, **{**asked, "device": resources.device})
+        with RayPool(ray, left, folder.absolute(), on_event, choose, surroundings) as pool:
             return pool.run(stop)
 
 
+@dataclass(frozen=True)
 class TaskResources:
-    """The resources of a task, and so how many tasks run at a time.
+    """Where a task trains, its CPUs and its share of a GPU, and so how many run at a time."""
 
-    What was not asked for is chosen when the machines, and the threads of a unit, are known.
-
-    >>> resources = TaskResources("auto", threads=None, jobs="auto", cpus=None, gpus=None)
-    >>> machines = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0}]
-    >>> resources.settle(machines)
-    >>> resources.device, resources.cpus, resources.gpus, resources.at_once(machines)
-    ('cuda', 1, 0.25, 16)
-    """
-
-    def __init__(
-        self, device: str, threads: int | None, jobs: Jobs, cpus: float | None, gpus: float | None
-    ) -> None:
-        # Ray decides which GPU a unit is given.
-        self.device = _check.choice("device", device, ("auto", "cpu", "cuda"))
-        if jobs != "auto":
-            _check.integer("jobs", jobs, 1)
-        if cpus is not None:
-            _check.number("cpus", cpus, high=1024, above=0)
-        if gpus is not None:
-            _check.number("gpus", gpus, 0, 1)
-        self.cpus, self.gpus = 1 if cpus is None else cpus, 0.0
-        self._threads, self._jobs = threads, jobs
-        self._given_cpus, self._given_gpus = cpus, gpus
-
-    def settle(self, machines: Sequence[Machine]) -> None:
-        """Choose the device and the share of a GPU; raise an error if no machine has them."""
-        best = max(machines, key=lambda machine: (machine.get("GPU", 0.0), machine.get("CPU", 0.0)))
-        count, given = best.get("GPU", 0.0), self._given_gpus
-        if self.device == "cuda" and (not count or given == 0):
-            reason = "0 GPUs for each unit" if count else "the cluster has no GPU"
-            raise SoftstairError(
-                f"device must be one that the cluster has, but 'cuda' was given, and {reason}.",
-                field="device",
-            )
-        self.device = "cuda" if self.device != "cpu" and count and given != 0 else "cpu"
-        if self.device == "cuda":
-            cores_per_gpu = best.get("CPU", 0.0) / count
-            number = min(MAX_RUNS_PER_GPU, max(1, int(cores_per_gpu // 2)))
-            number = number if self._jobs == "auto" else self._jobs
-            self.gpus = given or int(10_000 / number) / 10_000  # Ray counts in steps of 0.0001
-        self.learn(self._threads or 1, machines)
-        if not self._capacity(machines):
-            raise SoftstairError(
-                f"a unit needs {self.cpus:g} CPUs and {self.gpus:g} GPUs, but no machine of the "
-                "cluster has them: ask for fewer.",
-                field="cpus",
-            )
-
-    def learn(self, threads: int, machines: Sequence[Machine]) -> None:
-        """Give a unit as many CPUs as it has threads, if there are."""
-        if self._given_cpus is not None:
-            return
-        counts = [node.get("CPU", 0.0) for node in machines if node.get("GPU", 0.0) >= self.gpus]
-        self.cpus = 1 if self.device == "cuda" and self._threads is None else threads
-        if self.device == "cpu" and self._jobs != "auto":
-            self.cpus = min(self.cpus, max(1, int(sum(counts) / self._jobs)))
-        self.cpus = min(self.cpus, max(1, int(max(counts))))
+    device: str
+    cpus: float
+    gpus: float
+    jobs: Jobs
 
     def at_once(self, machines: Sequence[Machine]) -> int:
         """Return how many tasks to submit: as many wait as train, so that no machine is idle."""
-        if self.device == "cpu" and self._jobs != "auto":
-            return self._jobs
-        return max(1, 2 * self._capacity(machines))
+        if self.device == "cpu" and self.jobs != "auto":
+            return self.jobs
+        return max(1, 2 * self.capacity(machines))
 
-    def _capacity(self, machines: Sequence[Machine]) -> int:
+    def capacity(self, machines: Sequence[Machine]) -> int:
+        """Return how many tasks the machines can train at a time."""
         number = 0
         for machine in machines:
             places = machine.get("CPU", 0.0) / self.cpus
@@ -163,6 +117,62 @@ class TaskResources:
                 places = min(places, machine.get("GPU", 0.0) * int(1 / self.gpus))
             number += int(places)
         return number
+
+
+def choose_resources(
+    machines: Sequence[Machine],
+    device: str = "auto",
+    threads: int | None = None,
+    jobs: Jobs = "auto",
+    cpus: float | None = None,
+    gpus: float | None = None,
+    measured_threads: int | None = None,
+) -> TaskResources:
+    """Return the resources of a task; what was not asked for is chosen to suit the machines.
+
+    A task has as many CPUs as threads, once ``measured_threads`` of the first unit are known.
+
+    >>> machines = [{"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0}]
+    >>> resources = choose_resources(machines)
+    >>> resources.device, resources.cpus, resources.gpus, resources.at_once(machines)
+    ('cuda', 1, 0.25, 16)
+    """
+    # Ray decides which GPU a unit is given.
+    _check.choice("device", device, ("auto", "cpu", "cuda"))
+    if jobs != "auto":
+        _check.integer("jobs", jobs, 1)
+    if cpus is not None:
+        _check.number("cpus", cpus, high=1024, above=0)
+    if gpus is not None:
+        _check.number("gpus", gpus, 0, 1)
+    best = max(machines, key=lambda machine: (machine.get("GPU", 0.0), machine.get("CPU", 0.0)))
+    count = best.get("GPU", 0.0)
+    if device == "cuda" and (not count or gpus == 0):
+        reason = "0 GPUs for each unit" if count else "the cluster has no GPU"
+        raise SoftstairError(
+            f"device must be one that the cluster has, but 'cuda' was given, and {reason}.",
+            field="device",
+        )
+    device = "cuda" if device != "cpu" and count and gpus != 0 else "cpu"
+    share = 0.0
+    if device == "cuda":
+        shared_by = min(MAX_RUNS_PER_GPU, max(1, int(best.get("CPU", 0.0) / count // 2)))
+        shared_by = shared_by if jobs == "auto" else jobs
+        share = gpus or int(10_000 / shared_by) / 10_000  # Ray counts in steps of 0.0001
+    if cpus is None:
+        counts = [node.get("CPU", 0.0) for node in machines if node.get("GPU", 0.0) >= share]
+        cpus = 1 if device == "cuda" and threads is None else measured_threads or threads or 1
+        if device == "cpu" and jobs != "auto":
+            cpus = min(cpus, max(1, int(sum(counts) / jobs)))
+        cpus = min(cpus, max(1, int(max(counts))))
+    resources = TaskResources(device, cpus, share, jobs)
+    if not resources.capacity(machines):
+        raise SoftstairError(
+            f"a unit needs {cpus:g} CPUs and {share:g} GPUs, but no machine of the cluster has "
+            "them: ask for fewer.",
+            field="cpus",
+        )
+    return resources
 
 
 class RayPool(Pool):
@@ -174,27 +184,24 @@ class RayPool(Pool):
         units: Sequence[Unit],
         folder: Path,
         on_event: OnEvent,
-        resources: TaskResources,
+        choose: Callable[..., TaskResources],
         surroundings: dict[str, Any],
     ) -> None:
         super().__init__(
             (Task(unit.name, unit.recipe, unit.path(folder), key=unit) for unit in units), on_event
         )
-        self._ray, self._task_resources, self._surroundings = ray, resources, surroundings
+        self._ray, self._choose, self._surroundings = ray, choose, surroundings
+        self._resources = choose(_machines(ray))
+        self._knows_threads = False
         self._refs: dict[Any, Task] = {}
-        self._has_learnt = False
         # By value, so that a machine without softstair, or with another version, can report it.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         # A process that has used one GPU would use it again, whichever Ray gives it next.
-        once = {"max_calls": 1} if resources.gpus else {}
+        once = {"max_calls": 1} if self._resources.gpus else {}
         self._train = ray.remote(max_retries=RETRIES, **once)(train_unit)
         mailbox = ray.remote(Mailbox)
         self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1).remote()
         self._mail = self._mailbox.take.remote()
-        # Other processes import their modules while the first unit trains alone.
-        warm = ray.remote(max_retries=0)(warm_up).options(**self._resources)
-        for _ in range(min(len(units), self.capacity(), MOST_WARM) - 1):
-            warm.remote(surroundings)
 
     def __enter__(self) -> "RayPool":
         return self
@@ -205,20 +212,17 @@ class RayPool(Pool):
                 self.stop()
             self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=SAVE_TIMEOUT)
 
-    @property
-    def _resources(self) -> dict[str, float]:
-        return {"num_cpus": self._task_resources.cpus, "num_gpus": self._task_resources.gpus}
-
     def capacity(self) -> int:
         machines = _machines(self._ray)
-        if self.threads is not None and not self._has_learnt:
-            self._has_learnt = True
-            self._task_resources.learn(self.threads, machines)
-        return self._task_resources.at_once(machines)
+        if self.threads is not None and not self._knows_threads:
+            self._knows_threads = True
+            self._resources = self._choose(machines, measured_threads=self.threads)
+        return self._resources.at_once(machines)
 
     def start(self, task: Task) -> None:
         message = {"name": task.name, "recipe": task.recipe.to_json(), "out": str(task.out)}
-        train = self._train.options(name=task.name, **self._resources)
+        share = {"num_cpus": self._resources.cpus, "num_gpus": self._resources.gpus}
+        train = self._train.options(name=task.name, **share)
         self._refs[train.remote(message | self._surroundings, self._mailbox)] = task
 
     def stop(self) -> None:
@@ -322,14 +326,6 @@ def train_unit(task: dict[str, Any], mailbox: Any) -> dict[str, Any]:
         trace = traceback.format_exc() if task["environment"].get("SOFTSTAIR_TRACEBACK") else ""
         return {**outcome, "kind": "failed", "why": error_message(error), "trace": trace}
     return {**outcome, "kind": "done"}
-
-
-def warm_up(task: dict[str, Any]) -> None:
-    """Import what training needs, which takes seconds."""
-    _take_over(task)
-    for name in ("softstair.train.loop", "torch._dynamo"):
-        with contextlib.suppress(ImportError):  # the unit will report it
-            importlib.import_module(name)
 
 
 def _take_over(task: dict[str, Any]) -> None:
