@@ -20,7 +20,7 @@ from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import grid, main
 from softstair.experiments import load
-from softstair.experiments.design_file import read
+from softstair.experiments.design import read_design
 from softstair.experiments.grid import Estimate
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
@@ -161,7 +161,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """runs/mine as the engine leaves it, made by plain training."""
     folder = tmp_path_factory.mktemp("done")
     (folder / "mine.toml").write_text(DESIGN)
-    for unit in read(folder / "mine.toml").units():
+    for unit in read_design(folder / "mine.toml").units():
         train(unit.recipe, unit.path(folder / "runs" / "mine"), device="cpu")
     return folder
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from softstair.data import Dataset
-from softstair.experiments import DESIGNS, Configuration, Design, design_file
-from softstair.experiments.design import conditions
-from softstair.experiments.design_file import parse, read
+from softstair.experiments import DESIGNS, Configuration, Design, design
+from softstair.experiments.design import conditions, parse, read_design
 from softstair.nn import layer_count
 from softstair.train import PRESETS, Recipe
 from softstair.train.network import make_network
@@ -323,7 +322,7 @@ def put(folder: Path, text: str | bytes, name: str = "mine.toml") -> Path:
 
 
 def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
-    design = read(put(tmp_path, EXAMPLE))
+    design = read_design(put(tmp_path, EXAMPLE))
     base = Recipe(epochs=20, period=4.5, drop=16.0)
     wanted = {
         "forward=mode,interval=partition": replace(base, forward="mode", interval="partition"),
@@ -332,8 +331,8 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
     }
     assert {each.name: each.recipe for each in design.configurations} == wanted
     assert (design.name, design.folds, len(design)) == ("quanta", (0, 1), 6)
-    assert read(put(tmp_path, EXAMPLE.replace("\n", "\r\n"))) == design
-    empty = read(put(tmp_path, "", "a_name-1.toml"))
+    assert read_design(put(tmp_path, EXAMPLE.replace("\n", "\r\n"))) == design
+    empty = read_design(put(tmp_path, "", "a_name-1.toml"))
     assert (empty.name, empty.folds, empty.names_folds) == ("a_name-1", (0, 1, 2, 3, 4), False)
     assert empty.configurations == (Configuration("all", Recipe()),)
 
@@ -463,7 +462,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 def test_a_bad_design_is_refused_with_its_file_and_reason(kind: str, tmp_path: Path) -> None:
     text, match = BAD[kind]
     with pytest.raises(ValueError, match=rf"(?s)mine\.toml.*{match}") as caught:
-        read(put(tmp_path, text))
+        read_design(put(tmp_path, text))
     assert len(str(caught.value)) < 600
     assert str(caught.value).isprintable()
 
@@ -471,11 +470,11 @@ def test_a_bad_design_is_refused_with_its_file_and_reason(kind: str, tmp_path: P
 def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
     for path, match in (("no.toml", "no such file"), (".", "directory"), ("x" * 300, "too long")):
         with pytest.raises(ValueError, match=match):
-            read(tmp_path / path)
+            read_design(tmp_path / path)
 
 
 def test_more_configurations_than_anybody_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(design_file, "MOST_CONFIGURATIONS", 30)
+    monkeypatch.setattr(design, "MOST_CONFIGURATIONS", 30)
     assert len(parse({"vary": {"seed": list(range(30))}}).configurations) == 30
     numbers = list(range(2, 1002))  # refused before they are counted
     for vary in ({"seed": list(range(31))}, dict.fromkeys(("seed", "batch", "epochs"), numbers)):

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from softstair.experiments import Design, Unit, grid
-from softstair.experiments.design import Configuration
-from softstair.experiments.design_file import read
+from softstair.experiments.design import Configuration, read_design
 from softstair.experiments.grid import Pace, statuses, summarise, unfinished
 from softstair.train import Interrupted, Recipe, RunError, train
 from softstair.train.progress import Event
@@ -112,7 +111,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
     (tmp_path / "mine.toml").write_text(DESIGN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    stages = Stages(read(Path("mine.toml")), Path("runs"))
+    stages = Stages(read_design(Path("mine.toml")), Path("runs"))
     assert interrupt(stages.folder) == 128 + signal.SIGINT
     assert stages.check()["done"] < 4
 

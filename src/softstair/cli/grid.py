@@ -24,8 +24,15 @@ from softstair.cli._progress import Progress
 from softstair.cli._table import Console, mean_and_std, print_line, print_table, table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import results
-from softstair.experiments.design import DESIGNS, Design, Unit, conditions, named
-from softstair.experiments.design_file import changed, read
+from softstair.experiments.design import (
+    DESIGNS,
+    Design,
+    Unit,
+    changed,
+    conditions,
+    named,
+    read_design,
+)
 from softstair.experiments.grid import (
     STATES,
     Estimate,
@@ -137,7 +144,7 @@ class Command:
     def chosen(self) -> Design:
         """Return the part of the design that the flags choose, with their changes."""
         is_file = self.design.endswith(".toml") or "/" in self.design
-        design = read(Path(self.design)) if is_file else named(self.design)
+        design = read_design(Path(self.design)) if is_file else named(self.design)
         design = design.where(conditions(self.where, "where"))
         if self.epochs is not None:
             design = design.rescaled(self.epochs)
