@@ -11,8 +11,8 @@ import pytest
 from made import made, varied
 from matplotlib.colors import to_hex, to_rgb
 
-from softstair.experiments import figures
-from softstair.experiments.figures.style import COLOURS, blank
+from softstair.experiments import figures, panels
+from softstair.experiments.panels import COLOURS, blank
 from softstair.experiments.results import Training
 from softstair.experiments.studies import mean_of
 from softstair.experiments.variance import BLOCKS, explained
@@ -317,7 +317,7 @@ def test_every_colour_can_be_read_on_white() -> None:
 def test_files_are_the_same_twice(
     svhn: list[Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "draw_schedules", lambda layers: blank(1, 1))
+    monkeypatch.setattr(panels, "draw_schedules", lambda layers: blank(1, 1))
     few = [one for one in svhn if one.configuration == "normal-mode-static" and one.fold < 2]
     few = varied(few, data="own.module:load")
     written = figures.draw(few, tmp_path / "a" / "b", ("svg", "png", "pdf"))

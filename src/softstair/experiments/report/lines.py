@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from softstair.experiments import panels
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.figures import style
 from softstair.experiments.results import NAMES, SETTINGS, Training, located
 from softstair.experiments.studies import TITLES, Mean, Numbers, curve_of, drop_of, mean_of
 from softstair.train.records import RunError, read_json
@@ -127,7 +127,7 @@ def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
 
 def values_of(lines: Iterable[ReportLine], field: str) -> list[str]:
     every = dict.fromkeys(line.value(field) for line in lines)
-    return style.in_order(field, [value for value in every if value is not None])
+    return panels.in_order(field, [value for value in every if value is not None])
 
 
 def in_words(field: str, value: str | None = None) -> str:
@@ -240,8 +240,8 @@ def clean(text: str) -> str:
 
 
 def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
-    paper = {**style.COLOURS[name], "none": style.GREY} if name in ("noise", "interval") else {}
-    names = {getattr(style, colour.upper()): colour for colour in PAPER_COLOURS}
+    paper = {**panels.COLOURS[name], "none": panels.GREY} if name in ("noise", "interval") else {}
+    names = {getattr(panels, colour.upper()): colour for colour in PAPER_COLOURS}
     return {
         "name": name,
         "label": in_words(name),
