@@ -89,7 +89,7 @@ def page(
     if title is None:
         data = [in_words("data", value) for value in values_of(lines, "data")]
         title = f"Additive noise annealing on {_listed(data)}"
-    style, script = _resource("report.css"), _resource("report.js")
+    style, script = _resource("report.css"), _resource("chart.js") + _resource("report.js")
     absent = {"claims": not claims, "figures": not figures}
     names = ("claims", "curves", "figures", "configurations", "runs")
     links = [f'<a href="#{name}">{name}</a>' for name in names if not absent.get(name)]
