@@ -325,20 +325,15 @@ def _is_training(path: Path) -> bool:
     try:
         import fcntl
 
-        file = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)) as file:
+            # Shared, so that two who test it do not take each other for a trainer.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except (ImportError, OSError):
-        return _wrote_recently(path)
-    try:
-        # Shared, so that two who test it do not take each other for a trainer.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (ImportError, OSError):
         return _wrote_recently(path)
-    finally:
-        os.close(file)
     return False
 
 

@@ -52,17 +52,10 @@ VERDICT_NOTE = (
 )
 
 
-def write(
-    trainings: Sequence[Training],
-    file: Path | str,
-    claims: Sequence[Finding] = (),
-    figures: Mapping[str, str] | None = None,
-    title: str | None = None,
-    made: datetime.datetime | None = None,
-) -> None:
-    """Write the page atomically; see :func:`page`."""
+def write(trainings: Sequence[Training], file: Path | str, *args: Any, **options: Any) -> None:
+    """Write the page atomically, with the arguments of :func:`page`."""
     file = Path(file)
-    text = page(trainings, file.parent, claims, figures, title, made)
+    text = page(trainings, file.parent, *args, **options)
     with replacing(file) as partial:
         # As bytes: the policy has the digest of the script, line endings included.
         partial.write_bytes(text.encode())

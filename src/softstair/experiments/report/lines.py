@@ -17,11 +17,6 @@ from softstair.experiments.results import NAMES, SETTINGS, Training, located
 from softstair.experiments.studies import TITLES, Mean, Numbers, curve_of, drop_of, mean_of
 from softstair.train.records import RunError, read_json
 
-__all__ = [
-    "ReportLine", "arranged", "clean", "data_of", "escaped", "gather", "in_words", "values_of",
-    "varied",
-]  # fmt: skip
-
 FIELD_WORDS = {"power": "power law", "data": "data set"}
 VALUE_WORDS = {
     "data": TITLES,
