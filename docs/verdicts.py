@@ -55,7 +55,7 @@ def reproduction() -> list[Training]:
 
 def variations(pattern: str) -> list[Training]:
     """The trainings of the tables in results/variations whose names match."""
-    return [one for path in sorted((RESULTS / "variations").glob(pattern)) for one in load(path)]
+    return [run for path in sorted((RESULTS / "variations").glob(pattern)) for run in load(path)]
 
 
 # Cells of a table
@@ -109,12 +109,12 @@ def is_fresh(training: Training) -> bool:
 def grouped(trainings: Iterable[Training]) -> dict[str, list[Training]]:
     """Trainings by their configuration, the best first; by fresh statistics, where there are."""
     groups: dict[str, list[Training]] = {}
-    for one in trainings:
-        groups.setdefault(one.configuration, []).append(one)
+    for run in trainings:
+        groups.setdefault(run.configuration, []).append(run)
 
     def level(name: str) -> float:
-        fresh = [one for one in groups[name] if is_fresh(one)]
-        return -mean_of(one.valid_accuracy for one in fresh or groups[name]).value
+        fresh = [run for run in groups[name] if is_fresh(run)]
+        return -mean_of(run.valid_accuracy for run in fresh or groups[name]).value
 
     return {name: groups[name] for name in sorted(groups, key=level)}
 
@@ -129,11 +129,11 @@ def coverage(trainings: Sequence[Training]) -> str:
         data = name.removeprefix("paper-")
         units = {(unit.configuration, unit.recipe.fold) for unit in design.units()}
         kinds: dict[tuple[str, int], set[tuple[bool, bool]]] = {}
-        for one in select(trainings, {"data": data}):
-            if (one.configuration, one.fold) in units:
-                kind = is_full(one), is_fresh(one)
-                kinds.setdefault((one.configuration, one.fold), set()).add(kind)
-        best = {unit: max(found, key=[*KINDS].index) for unit, found in kinds.items()}
+        for run in select(trainings, {"data": data}):
+            if (run.configuration, run.fold) in units:
+                kind = is_full(run), is_fresh(run)
+                kinds.setdefault((run.configuration, run.fold), set()).add(kind)
+        best = {unit: max(reached, key=[*KINDS].index) for unit, reached in kinds.items()}
         counts = Counter(best.values())
         never = len(units) - len(best)
         shown = [len(units), counts[True, False], counts[True, True]]
@@ -152,7 +152,10 @@ KINDS = {(False, True): 0, (False, False): 1, (True, True): 2, (True, False): 3}
 def summary(findings: Sequence[Finding]) -> str:
     """How many claims hold under the paper's evaluation, at full length."""
     words = [
-        next((one.verdict for one in finding.tested if _is_papers(one)), "not tested")
+        next(
+            (judgement.verdict for judgement in finding.tested if _is_papers(judgement)),
+            "not tested",
+        )
         for finding in findings
     ]
     counts = Counter(words)
@@ -165,12 +168,15 @@ def claims(findings: Sequence[Finding]) -> str:
     """A row for each claim: its verdicts, and of how many trainings they are."""
     rows = []
     for place, finding in enumerate(findings, 1):
-        kinds = {(_full(one), one.study.is_fresh): one for one in reversed(finding.tested)}
+        kinds = {
+            (_full(judgement), judgement.study.is_fresh): judgement
+            for judgement in reversed(finding.tested)
+        }
         cells = [f"[{place}](claims.md#{anchor(place, finding)})", finding.says]
         cells.append(DATA[finding.data])
         for kind in ((True, False), (False, False), (True, True)):
-            one = kinds.get(kind)
-            cells += [one.verdict, str(one.trainings)] if one else [NONE, "0"]
+            judgement = kinds.get(kind)
+            cells += [judgement.verdict, str(judgement.trainings)] if judgement else [NONE, "0"]
         rows.append(cells)
     head = ["claim", "the paper says", "data"]
     for kind in ("full length, running", "shortened, running", "full length, fresh"):
@@ -198,23 +204,23 @@ def anchor(place: int, finding: Finding) -> str:
 
 def levels(trainings: Sequence[Training], data: str) -> str:
     """A row for each configuration of a data set at full length, the best first."""
-    full = [one for one in select(trainings, {"data": data}) if is_full(one)]
+    full = [run for run in select(trainings, {"data": data}) if is_full(run)]
     head = ["configuration", "paper", "folds", "validation", "95 % or range", "before the drop"]
     head += [f"last {LAST} epochs", "test", "fresh: folds", "fresh: validation"]
     head += ["fresh: 95 % or range", "fresh: test"]
     rows = []
     for name, group in grouped(full).items():
-        running = [one for one in group if not is_fresh(one)]
-        fresh = [one for one in group if is_fresh(one)]
-        valid = average(one.valid_accuracy for one in running)
+        running = [run for run in group if not is_fresh(run)]
+        fresh = [run for run in group if is_fresh(run)]
+        valid = average(run.valid_accuracy for run in running)
         cells = [f"`{name}`", PAPER.get(name, NONE) if data == "cifar10" else NONE]
         cells += [str(len(running)), number(valid), spread(valid)]
-        cells += [number(average(before_the_drop(one) for one in running))]
-        cells += [number(average(tail(one) for one in running))]
-        cells += [number(average(one.test_accuracy for one in running))]
-        valid = average(one.valid_accuracy for one in fresh)
+        cells += [number(average(before_the_drop(run) for run in running))]
+        cells += [number(average(tail(run) for run in running))]
+        cells += [number(average(run.test_accuracy for run in running))]
+        valid = average(run.valid_accuracy for run in fresh)
         cells += [str(len(fresh)), number(valid), spread(valid)]
-        cells += [number(average(one.test_accuracy for one in fresh))]
+        cells += [number(average(run.test_accuracy for run in fresh))]
         rows.append(cells)
     keep = [at for at in range(len(head)) if any(row[at] not in (NONE, "0") for row in rows)]
     pick = lambda cells: [cells[at] for at in keep]
@@ -227,10 +233,10 @@ def by_tail(trainings: Sequence[Training]) -> str:
     ours = select(trainings, {"data": "speech"})
     smooth = [
         replace(
-            one,
-            curve=(*one.curve[:-1], replace(one.curve[-1], valid_accuracy=tail(one))),
+            run,
+            curve=(*run.curve[:-1], replace(run.curve[-1], valid_accuracy=tail(run))),
         )
-        for one in ours
+        for run in ours
     ]
     rows = []
     for last, mean in zip(judged(ours), judged(smooth), strict=True):
@@ -252,7 +258,7 @@ def shortened(trainings: Sequence[Training]) -> str:
     for interval in INTERVALS:
         for power in POWERS:
             wanted = {**DYNAMIC, "interval": interval, "power": power}
-            cells = [_validation(ours, {**wanted, "forward": one}) for one in FORWARDS]
+            cells = [_validation(ours, {**wanted, "forward": forward}) for forward in FORWARDS]
             rows.append([interval.replace("_", " "), power, *map(number, cells)])
     return table(["decay interval", "power law", *FORWARDS], rows)
 
@@ -260,13 +266,13 @@ def shortened(trainings: Sequence[Training]) -> str:
 def static_noises(trainings: Sequence[Training]) -> str:
     """Static noise types by data set and forward pass, over fewer epochs than the paper's."""
     rows = []
-    for study in studies(one for one in trainings if not is_full(one)):
+    for study in studies(run for run in trainings if not is_full(run)):
         for forward in ("mode", "random"):
             wanted = {**STATIC, "forward": forward}
             group = select(study.trainings, wanted)
             if group:
                 cells = [_validation(group, {"noise": noise}) for noise in noises.names()]
-                folds = len({one.fold for one in group})
+                folds = len({run.fold for run in group})
                 about = [DATA[study.data], str(study.epochs), study.statistics, forward, str(folds)]
                 rows.append([*about, *map(number, cells)])
     head = ["data", "epochs", "statistics", "forward", "folds"]
@@ -274,7 +280,7 @@ def static_noises(trainings: Sequence[Training]) -> str:
 
 
 def _validation(trainings: Sequence[Training], wanted: dict[str, str]) -> Mean | None:
-    return average(one.valid_accuracy for one in select(trainings, wanted))
+    return average(run.valid_accuracy for run in select(trainings, wanted))
 
 
 def per_layer(trainings: Sequence[Training]) -> str:
@@ -289,11 +295,11 @@ def per_layer(trainings: Sequence[Training]) -> str:
             study.trainings,
             {**DYNAMIC, **uniform, "interval": "partition", "power": "homogeneous"},
         )
-        static = {one.fold: one for one in select(study.trainings, {**STATIC, **uniform})}
-        pairs = [(one, static[one.fold]) for one in partition if one.fold in static]
+        static = {run.fold: run for run in select(study.trainings, {**STATIC, **uniform})}
+        pairs = [(run, static[run.fold]) for run in partition if run.fold in static]
         if pairs:
             steps = float(partition[0].settings["period"]) * STEPS[study.data]
-            gap = mean_of(one.valid_accuracy - other.valid_accuracy for one, other in pairs)
+            gap = mean_of(run.valid_accuracy - other.valid_accuracy for run, other in pairs)
             cells = [DATA[study.data], str(study.epochs), study.statistics, str(len(pairs))]
             rows.append((steps, [*cells, f"{steps:,.0f}", number(gap), spread(gap)]))
     head = ["data", "epochs", "statistics", "folds", "steps per layer", "partition less static"]
@@ -313,8 +319,8 @@ def precisions(trainings: Sequence[Training]) -> str:
             ("100", "float32", "0"): variations("cifar10-100-epochs-float32.csv"),
         }
         for about, group in groups.items():
-            (one,) = (one for one in group if one.configuration == name and not is_fresh(one))
-            cells = [number(one.valid_accuracy), number(one.test_accuracy)]
+            (run,) = (run for run in group if run.configuration == name and not is_fresh(run))
+            cells = [number(run.valid_accuracy), number(run.test_accuracy)]
             rows.append([f"`{name}`", *about, *cells])
     return table(["configuration", "epochs", "precision", "seed", "validation", "test"], rows)
 
@@ -333,11 +339,11 @@ def centred(trainings: Sequence[Training]) -> str:
     rows = []
     for forward in ("mode", "random"):
         for centre, kind in (("false", "running"), ("true", "running"), ("false", "fresh")):
-            one = {"forward": forward, "centre_input": centre, "statistics": kind}
-            group = select(every, {**wanted, **one})
+            settings = {"forward": forward, "centre_input": centre, "statistics": kind}
+            group = select(every, {**wanted, **settings})
             valid, last = (average(map(of, group)) for of in (final, tail))
             shown = [number(valid), spread(valid), number(last)]
-            shown.append(number(average(one.test_accuracy for one in group)))
+            shown.append(number(average(run.test_accuracy for run in group)))
             about = [forward, "x" if centre == "false" else "(x − 128)/16", kind, str(len(group))]
             rows.append([*about, *shown])
     head = ["forward", "input", "statistics", "folds", "validation", "95 % or range"]
@@ -347,26 +353,26 @@ def centred(trainings: Sequence[Training]) -> str:
 def digits() -> str:
     """Dynamic means on the digits."""
     rows = []
-    for one in variations("digits-dynamic-means.csv"):
-        std = "static" if one.settings["static_std"] == "true" else "dynamic"
-        rows.append([std, one.settings["learning_rate"], number(one.valid_accuracy)])
+    for run in variations("digits-dynamic-means.csv"):
+        std = "static" if run.settings["static_std"] == "true" else "dynamic"
+        rows.append([std, run.settings["learning_rate"], number(run.valid_accuracy)])
     return table(["std", "learning rate", "validation"], sorted(rows, reverse=True))
 
 
 def widths(trainings: Sequence[Training]) -> str:
     """A row for each width of static noise that DSCNN was trained with, with fresh statistics."""
-    every = [one for one in (*trainings, *variations("speech-*.csv")) if is_fresh(one)]
+    every = [run for run in (*trainings, *variations("speech-*.csv")) if is_fresh(run)]
     groups: dict[tuple[int, int, float], list[Training]] = {}
-    for one in select(every, {**STATIC, "data": "speech", "forward": "mode"}):
-        noise, std0 = one.settings["noise"], one.settings.get("std0", "None")
+    for run in select(every, {**STATIC, "data": "speech", "forward": "mode"}):
+        noise, std0 = run.settings["noise"], run.settings.get("std0", "None")
         std = noises.get(noise).std_within(0.5) if std0 == "None" else float(std0)
-        if one.settings["centre_input"] == "false":
-            key = -int(one.settings["epochs"]), list(noises.names()).index(noise), -std
-            groups.setdefault(key, []).append(one)
+        if run.settings["centre_input"] == "false":
+            key = -int(run.settings["epochs"]), list(noises.names()).index(noise), -std
+            groups.setdefault(key, []).append(run)
     rows = []
     for (epochs, noise, std), group in sorted(groups.items()):
-        valid = average(one.valid_accuracy for one in group)
-        test = average(one.test_accuracy for one in group)
+        valid = average(run.valid_accuracy for run in group)
+        test = average(run.test_accuracy for run in group)
         about = [str(-epochs), noises.names()[noise], f"{-std:.3f}", str(len(group))]
         rows.append([*about, number(valid), spread(valid), number(test)])
     head = ["epochs", "noise", "std, quanta", "folds", "validation", "95 % or range", "test"]
@@ -407,10 +413,10 @@ def left_out(trainings: Sequence[Training]) -> str:
     """The configurations that decide nothing, each with its mean validation accuracy."""
     names = []
     for study in studies(trainings):
-        kept = {one.configuration for one in decisive(study).trainings}
+        kept = {run.configuration for run in decisive(study).trainings}
         for name, group in grouped(study.trainings).items():
             if name not in kept:
-                mean = number(average(one.valid_accuracy for one in group))
+                mean = number(average(run.valid_accuracy for run in group))
                 names.append(f"`{name}` ({study.epochs} epochs, {mean} %)")
     return f"  {', '.join(names)}."
 
@@ -421,11 +427,18 @@ def evidence(findings: Sequence[Finding]) -> str:
     for place, finding in enumerate(findings, 1):
         lines = [f"## {place} {finding.claim}", f"{DATA[finding.data]}. {finding.says}"]
         lines += [] if finding.tested else ["", f"Not tested. {finding.measured}"]
-        for one in finding.tested:
-            scale = f"{one.study.epochs} epochs, {one.study.statistics} statistics"
-            without = f" Without {', '.join(one.missing)}." if one.missing else ""
-            trained = f"from {one.trainings} training{'' if one.trainings == 1 else 's'}"
-            lines += ["", f"**{scale}: {one.verdict}**, {trained}.{without}", "", rows_of(one)]
+        for judgement in finding.tested:
+            scale = f"{judgement.study.epochs} epochs, {judgement.study.statistics} statistics"
+            without = f" Without {', '.join(judgement.missing)}." if judgement.missing else ""
+            trained = (
+                f"from {judgement.trainings} training{'' if judgement.trainings == 1 else 's'}"
+            )
+            lines += [
+                "",
+                f"**{scale}: {judgement.verdict}**, {trained}.{without}",
+                "",
+                rows_of(judgement),
+            ]
         sections.append("\n".join(lines))
     return "\n\n".join(sections)
 
@@ -452,11 +465,11 @@ def configurations(trainings: Sequence[Training]) -> str:
     writer.writerow([*head, "half_interval_95", "least", "most", "test"])
     for study in studies(trainings):
         about = [study.data, study.epochs, study.statistics]
-        for name, group in grouped(one for one in study.trainings if one.is_done).items():
-            mean = mean_of(one.valid_accuracy for one in group)
-            test = average(one.test_accuracy for one in group)
+        for name, group in grouped(run for run in study.trainings if run.is_done).items():
+            mean = mean_of(run.valid_accuracy for run in group)
+            test = average(run.test_accuracy for run in group)
             shown = [mean.value, mean.margin, mean.least, mean.most, test and test.value]
-            cells = ["" if one is None else f"{100 * one:.2f}" for one in shown]
+            cells = ["" if value is None else f"{100 * value:.2f}" for value in shown]
             writer.writerow([*about, name, mean.folds, *cells])
     return text.getvalue()
 

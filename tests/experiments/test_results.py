@@ -370,12 +370,12 @@ CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "above one": (lambda cells: put(cells, 2, "valid_accuracy", "2.5"), "valid_accuracy is 2.5"),
     "time runs back": (lambda cells: all_rows(cells, "seconds", "-1"), "seconds is -1"),
     "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "static_mean"),
-    "another end": (lambda cells: put(cells, 3, "seconds", "1"), "differ in what came of it"),
+    "another end": (lambda cells: put(cells, 3, "seconds", "1"), "have different results"),
     "another best": (
         lambda cells: first_unit(cells, "best_valid_accuracy", "0.125"),
-        "is not that of an epoch",
+        "is that of no epoch",
     ),
-    "no name": (lambda cells: all_rows(cells, "configuration", "a\x07b"), "is no name of"),
+    "no name": (lambda cells: all_rows(cells, "configuration", "a\x07b"), "is not a valid name"),
 }
 
 

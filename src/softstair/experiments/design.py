@@ -69,7 +69,7 @@ class Design:
     """Configurations, and the folds on which each is trained.
 
     Raises:
-        SoftstairError: If there is no configuration, or two have one name, or a fold is none.
+        SoftstairError: If there is no configuration, a name is repeated, or a fold is invalid.
 
     >>> few = DESIGNS["paper-svhn"].where({"interval": ["partition"], "power": ["progressive"]})
     >>> len(few), next(few.units()).name
@@ -80,7 +80,7 @@ class Design:
     configurations: tuple[Configuration, ...]
     folds: tuple[int, ...]
     names_folds: bool = True
-    """Whether it says which folds it takes; else it takes all that its recipes have."""
+    """Whether the folds were listed; else they are all folds of the recipes."""
     left_out: int = 0
     """How many combinations ``without`` excludes."""
 
@@ -161,7 +161,7 @@ class Design:
 
 
 def configuration(recipe: Recipe) -> Configuration:
-    """A recipe under the name that the paper's degrees of freedom give it."""
+    """Return a recipe, named after the values of the paper's degrees of freedom."""
     words: list[str] = [recipe.noise, recipe.forward]
     moving = [what for what in ("mean", "std") if not getattr(recipe, f"static_{what}")]
     words += ["_".join(moving), recipe.interval, recipe.power] if moving else ["static"]
@@ -169,10 +169,12 @@ def configuration(recipe: Recipe) -> Configuration:
 
 
 def _paper(name: str, is_full: bool) -> Design:
-    """Every combination that differs from the others. Under static variance the expectation would
-    never become a stair, and is left out; without movement neither interval nor power law matters.
-    If not ``is_full``: static noise of every family, and uniform noise whose variance alone is
-    annealed."""
+    """Return every distinct combination.
+
+    The expectation under static variance would never become a stair, and is left out. Static noise
+    has neither interval nor power law. If not ``is_full``: static noise of every family, and
+    uniform noise with annealed variance and static mean.
+    """
     base = preset(name)
     recipes = []
     static = (True, False)
@@ -212,7 +214,7 @@ def conditions(words: Sequence[str], name: str) -> dict[str, list[str]]:
     """Return the values of each field from words such as field=value,value.
 
     Raises:
-        SoftstairError: If a word is none; ``name`` is the parameter that has the words.
+        SoftstairError: If a word has another form; ``name`` is the parameter to name.
 
     >>> conditions(["interval=partition,same_end", "forward=mode"], "where")
     {'interval': ['partition', 'same_end'], 'forward': ['mode']}
@@ -258,19 +260,19 @@ def read_design(path: Path | str) -> Design:
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)  # a pipe has no length to ask for
         if len(data) > LARGEST_FILE:
-            raise SoftstairError("it is too long for a design.")
+            raise SoftstairError("the file is too long.")
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
         raise SoftstairError(
             f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {str(path)!r} was "
-            "given, and there is no such file.",
+            "given: no such file.",
             field="design",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]
         raise SoftstairError(
-            f"the design in {str(path)!r} cannot be followed ({reason}): see docs/experiments.md.",
+            f"invalid design in {str(path)!r} ({reason}): see docs/experiments.md.",
             field="design",
         ) from None
 
@@ -319,7 +321,7 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
 def _configurations(
     base: Recipe, vary: Mapping[str, Any], without: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Configuration], int]:
-    """Every combination but for those without, and how many these are."""
+    """Return every combination except those in ``without``, and the number of these."""
     for field, values in vary.items():
         check_field(field)
         if field == "folds":
@@ -355,7 +357,7 @@ def _configurations(
 
 
 def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[str, list[Any]]:
-    """The values that an entry of without has for each field: one, or a list of them."""
+    """Return the values of each field of an entry of ``without``."""
     wanted = {}
     for field, value in entry.items():
         check_field(field)
@@ -375,14 +377,14 @@ def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[s
 
 
 def _from_toml(field: str, value: Any) -> Any:
-    """A value of TOML as a recipe has it; TOML has no word for None."""
+    """Convert a value from TOML, which has no null."""
     if value == "None" and describe(Recipe)[field].is_optional:
         return None
     return tuple(value) if isinstance(value, list) else value
 
 
 def _same_number(value: str, values: Sequence[str]) -> str:
-    """The one of the values that is the same number, or the value.
+    """Return the element of ``values`` that is the same number, else ``value``.
 
     >>> _same_number("4", ["0.5", "4.0"]), _same_number("mode", ["mode", "random"])
     ('4.0', 'mode')
@@ -394,6 +396,6 @@ def _same_number(value: str, values: Sequence[str]) -> str:
 
 
 def _hint(word: str, words: Sequence[str]) -> str:
-    """The end of a message: the one of the words that may have been meant."""
+    """Return the end of a message, with the closest of the words if there is one."""
     close = difflib.get_close_matches(word, words, n=1)
     return f"; did you mean {close[0]!r}?" if close else "."

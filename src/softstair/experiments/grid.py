@@ -1,5 +1,5 @@
-"""Grids: the units of a design in a folder, how far each is, how long it takes, and the engine of
-one machine.
+"""Grids: the units of a design in a folder, their state, an estimate of their time, and the local
+engine.
 
 An engine is a function ``run(units, folder, on_event, …)`` that returns how many units failed. It
 trains each in its run directory, which is all that it leaves behind: a unit that is done there is
@@ -45,9 +45,9 @@ STATES = ("done", "training", "begun", "waiting")
 RECENT = 120.0
 """Where a lock cannot be tested, a unit that wrote a file within so many seconds is training."""
 WINDOW = 20.0
-"""Seconds in which steps are counted, once as many units train as should."""
+"""Seconds over which steps are counted."""
 GAIN = 1.03
-"""One more at a time must raise the steps per second by this factor to be worth its memory."""
+"""Factor by which another parallel unit must raise the steps per second."""
 PATIENCE, FEWEST_STEPS, MOST_STEPS = 3.0, 2, 200
 """Seconds and numbers of steps from which the time of a unit is estimated."""
 EVALUATED = 500
@@ -56,7 +56,7 @@ EVALUATED = 500
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """How far a unit is: its epochs so far, and the validation accuracy of the last of them."""
+    """State of a unit: epochs so far, and the validation accuracy of the last of them."""
 
     unit: Unit
     state: str
@@ -80,7 +80,7 @@ class UnitStatus:
 
 
 def statuses(design: Design, folder: Path) -> list[UnitStatus]:
-    """Return how far each unit of a design is; raise RunError if one has another recipe."""
+    """Return the state of each unit; raise RunError if a run directory has another recipe."""
     return [_status(unit, folder) for unit in design.units()]
 
 
@@ -121,7 +121,7 @@ def data_versions(units: Iterable[UnitStatus]) -> list[str]:
 
 
 def _has_begun(unit: Unit, folder: Path) -> bool:
-    """Whether a unit has a run directory; raise RunError if it has another recipe."""
+    """Return whether a unit has a run directory; raise RunError if it has another recipe."""
     path = unit.path(folder)
     if (begun := recipe_of(path)) is None:
         return False
@@ -247,7 +247,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, of an evaluation of the validation fold, and of a unit alone."""
+    """Seconds of a step, of an evaluation of the validation fold, and of a unit."""
 
     step: float
     evaluation: float
@@ -258,7 +258,7 @@ class Estimate:
 def estimate(
     recipe: Recipe, data_dir: str = "data", device: str = "auto", threads: int | None = None
 ) -> Estimate:
-    """Measure a few steps and an evaluation of a recipe, and multiply; nothing is kept.
+    """Estimate the time of a unit from a few steps and an evaluation.
 
     >>> measured = estimate(Recipe(limit=200, epochs=10, batch=32), device="cpu")
     >>> 0 < measured.step < measured.unit
@@ -274,12 +274,12 @@ def estimate(
         parts = split(dataset, recipe.fold, recipe.folds)
         numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
         training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
-        # Compiling takes longer than what is measured, and pays in a whole unit alone.
+        # Compiling takes longer than what is measured, and pays off only in a complete unit.
         state = State(replace(recipe, compile="never"), network, len(training), place)
         step = _seconds_of_a_step(state, training)
         few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], *numbers)
         score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
-        score()  # what is slow but once
+        score()  # the first call is slower
         evaluation = _seconds(place, score) * len(valid) / len(few)
         if recipe.statistics == "fresh":
             refresh = lambda: refresh_statistics(state.network, training, recipe.batch, recipe.seed)
@@ -291,7 +291,7 @@ def estimate(
 def _seconds_of_a_step(state: State, training: Examples) -> float:
     step = (CapturedStep if state.execution.captured else Step)(state, training)
     state.begin_epoch()
-    _seconds(state.device, step)  # what is slow but once
+    _seconds(state.device, step)  # the first call is slower
     seconds, count = 0.0, 0
     while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
         if state.step >= state.steps:
@@ -321,12 +321,12 @@ def _status(unit: Unit, folder: Path) -> UnitStatus:
 
 
 def _is_training(path: Path) -> bool:
-    """Whether a process holds the lock of a run directory."""
+    """Return whether a process holds the lock of a run directory."""
     try:
         import fcntl
 
         with os.fdopen(os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)) as file:
-            # Shared, so that two who test it do not take each other for a trainer.
+            # Shared, so that two processes that test it do not report each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -346,7 +346,7 @@ def _wrote_recently(path: Path) -> bool:
 
 
 def _last_epoch(file: Path) -> tuple[int, float | None]:
-    """The number of epochs done, and the accuracy of the last. The file may be being written."""
+    """Return the number of epochs and the accuracy of the last; the last line may be incomplete."""
     lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
     if not lines:
         return 0, None

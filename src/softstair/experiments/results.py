@@ -46,7 +46,7 @@ METRICS = tuple(field.name for field in fields(Epoch))
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
 NAMES = (*FIELDS, DATA_VERSION)
-"""What tells trainings apart: the fields of a recipe, and the version of the data set."""
+"""What identifies a training: the fields of its recipe, and the version of the data set."""
 SETTINGS = (*fields_with("in_tables"), "seed", "fold")
 """The fields of a recipe that every table has."""
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
@@ -65,7 +65,7 @@ NEEDED = ("configuration", *(COLUMNS[name] for name in SETTINGS), *METRICS, *OUT
 
 
 class ForeignTable(RunError):
-    """A file whose columns are those of another kind of table, not a damaged one of ours."""
+    """Raised for a table of something else than trainings."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def write(trainings: Sequence[Training], path: Path) -> None:
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:
-    """Each file once, whichever links lead to it."""
+    """Return each file once, even if several links lead to it."""
     known: dict[Path, Path] = {}
     for path in paths:
         known.setdefault(path.resolve(), path)
@@ -239,13 +239,13 @@ def _unique(paths: Iterable[Path]) -> list[Path]:
 
 
 def _order(path: Path) -> tuple[str, int]:
-    """Folds by number, the tenth after the ninth."""
+    """Sort folds by number."""
     number = path.name.removeprefix("fold-")
     return str(path.parent), int(number) if number.isdecimal() else -1
 
 
 def _read(path: Path, folder: Path) -> Training | None:
-    """The unit in a run directory; None if it has no epoch."""
+    """Return the unit in a run directory; None if it has no epoch."""
     recipe = recipe_of(path)
     if recipe is None:
         return None
@@ -269,15 +269,15 @@ def _read(path: Path, folder: Path) -> Training | None:
 
 
 def _load_table(path: Path) -> list[Training]:
-    """The trainings of a table; the rows of one need not lie together."""
+    """Return the trainings of a table; rows of several units may be interleaved."""
     units: dict[tuple[str, ...], tuple[dict[str, Any], list[Epoch]]] = {}
     try:
         columns, table = _READERS[path.suffix](path)
         missing = [name for name in NEEDED if name not in columns]
         if columns and 2 * len(missing) > len(NEEDED):
             raise ForeignTable(
-                f"{str(path)!r} is no table of trainings (it has no column "
-                f"{', '.join(missing[:3])}): take it away, or write it again from the run "
+                f"{str(path)!r} is not a table of trainings (it has no column "
+                f"{', '.join(missing[:3])}): remove it, or write it again from the run "
                 "directories."
             )
         if columns and missing:
@@ -287,7 +287,7 @@ def _load_table(path: Path) -> list[Training]:
             first, curve = units.setdefault(tuple(str(row[name]) for name in keys), (row, []))
             curve.append(Epoch(int(row["epoch"]), *(_number(row, name) for name in METRICS[1:])))
             if any(row[name] != first[name] for name in OUTCOME):
-                raise ValueError(f"the rows of {row['configuration']!r} differ in what came of it")
+                raise ValueError(f"the rows of {row['configuration']!r} have different results")
         if not units:
             raise ValueError("it has no row")
         return [_training(*unit) for unit in units.values()]
@@ -297,14 +297,14 @@ def _load_table(path: Path) -> list[Training]:
         message = "".join(c if c.isprintable() else " " for c in str(error))
         reason = " ".join(message.partition(". ")[0].split()).rstrip(".")[:200]
         raise RunError(
-            f"{str(path)!r} is no table of trainings, or was damaged ({reason}): write it again "
+            f"{str(path)!r} is not a table of trainings, or is damaged ({reason}): write it again "
             "from the run directories."
         ) from None
 
 
 def _read_csv(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
     if path.stat().st_size > LARGEST_FILE:
-        raise ValueError("it is too long to be one")
+        raise ValueError("it is too large")
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         columns = next(csv.reader(file), [])
 
@@ -312,15 +312,15 @@ def _read_csv(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file, strict=True), start=2):
                 if None in row or None in row.values():
-                    raise ValueError(f"row {number} has not as many cells as the first")
+                    raise ValueError(f"row {number} has not as many cells as the header")
                 yield row
 
     return columns, records()
 
 
 def _read_parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """Null is None in the column of a field that may be None; but an empty cell in a column of
-    text, as older versions wrote all settings."""
+    """Read a table. Null means None in the column of an optional field, but an empty cell in a
+    column of text, which older versions wrote for all settings."""
     table = import_extra("pyarrow.parquet", "tables").read_table(path)
     texts = {field.name for field in table.schema if "string" in str(field.type)}
     columns = table.column_names
@@ -346,14 +346,10 @@ _READERS = {".csv": _read_csv, ".parquet": _read_parquet}
 
 
 def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
-    """The unit of a row and its epochs.
-
-    Raises:
-        ValueError: If no training can have given them.
-    """
+    """Return the unit of a row and its epochs; raise ValueError if they are inconsistent."""
     name = str(first["configuration"])
     if any(unicodedata.category(character) == "Cc" for character in name):
-        raise ValueError(f"{name[:40]!r} is no name of a configuration")
+        raise ValueError(f"{name[:40]!r} is not a valid name")
     if empty := [field for field in SETTINGS if first[COLUMNS[field]] in ("", None)]:
         raise ValueError(f"{empty[0]} is empty")
     recipe = Recipe.from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
@@ -369,15 +365,15 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
         raise ValueError(f"{name!r} has {len(curve)} of {recipe.epochs} epochs")
     best = training.best_valid_accuracy
     if best is not None and abs(best - max(epoch.valid_accuracy for epoch in curve)) > 1e-6:
-        raise ValueError(f"the best_valid_accuracy of {name!r} is not that of an epoch")
+        raise ValueError(f"best_valid_accuracy of {name!r} is that of no epoch")
     return training
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """A number that a training can have given."""
+    """Return a number; raise ValueError if it is out of range."""
     number = float(row[name])
     least = 0.0 if name in OUTCOME or name.endswith("accuracy") else -LARGEST_NUMBER
     most = 1.0 if name.endswith("accuracy") else LARGEST_NUMBER
     if not least <= number <= most:
-        raise ValueError(f"{name} is {str(row[name])[:40]}, and cannot be")
+        raise ValueError(f"{name} is {str(row[name])[:40]}, which is out of range")
     return number

@@ -126,11 +126,11 @@ BLOCKS: dict[str, Block] = {
         ),
     )
 }
-"""Those of the paper's figures."""
+"""Blocks of the paper's figures."""
 
 
 def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, str]:
-    """The table of a block, and a sentence that says what is in it; or None, and why there is none.
+    """Return the table of a block, and a sentence about it; or None, and the reason.
 
     Levels are those of which a unit is done; each combination of them must be there, on a fold that
     it shares with all others. Factors of one level explain nothing, and are left out.
@@ -167,7 +167,7 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
 
 
 def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | None, str]:
-    """The shares of a block, and a sentence as :func:`tabled` has it."""
+    """Return the shares of a block, and a sentence as :func:`tabled` does."""
     table, sentence = tabled(block, trainings)
     if table is None:
         return None, sentence
@@ -177,7 +177,7 @@ def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | N
 
 
 def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
-    """The analysis of variance of (levels of each factor …, folds).
+    """Return the analysis of variance of (levels of each factor …, folds).
 
     >>> table = np.array([[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, 0.7]]])
     >>> [(term.name, round(term.eta, 3)) for term in shares(table, ["forward", "power"])]
@@ -197,7 +197,7 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
         if error is None:
             results.append(Share(name, freedom, square / total))
             continue
-        # Nothing is left: what there is, is there for certain; and what is rounding, is not.
+        # Without a rest, a term is certain unless it is rounding.
         sure = inf if square > NEGLIGIBLE * total else 0.0
         f = square / freedom / error if error else sure
         results.append(
@@ -221,7 +221,7 @@ def _levels(block: Block, name: str, done: Sequence[Training]) -> tuple[str, ...
 
 
 def _squares(values: Numbers) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], int]]:
-    """Sums of squares and degrees of freedom of each axis and each pair of factors."""
+    """Return sums of squares and degrees of freedom of each axis and each pair of factors."""
     last = values.ndim - 1
     terms: list[tuple[int, ...]] = [(axis,) for axis in range(last)]
     terms += combinations(range(last), 2)
@@ -244,7 +244,7 @@ def _intervals(
     left: int,
     values: Numbers,
 ) -> dict[tuple[int, ...], tuple[float, float]]:
-    """The interval of each term's share: see the head of this file."""
+    """Return the interval of each term's share; the module's docstring describes it."""
     total = sum(squares.values()) + rest
     if not rest:
         return {term: (square / total, square / total) for term, square in squares.items()}
@@ -266,7 +266,7 @@ def _intervals(
 
 
 def _centrality(square: Numbers, freedom: int, chance: Numbers) -> Numbers:
-    """The λ for which a χ² with that non-centrality lies below ``square`` with that chance."""
+    """Return λ such that P(χ²(freedom, λ) ≤ square) = chance."""
     special = import_extra("scipy.special")
     # Far out, where the series are long, √χ² is normal around √(λ + df − 1) to 3 figures.
     far = square > 1000
