@@ -241,48 +241,48 @@ def test_parquet_says_what_csv_says(part: slice, store: Path, tmp_path: Path) ->
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
 
 
-def test_parquet_of_words_as_it_was_written_before(store: Path, tmp_path: Path) -> None:
-    """There an empty cell is the default, since tables were put together, and None is a word."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    found = [trained(store, **fields) for fields in EVERY]
-    table = list(rows(found))
+def as_text(arrow: Any, units: list[Training], file: Path) -> Any:
+    """A table of an older version: all settings are text, and an empty cell is the default."""
+    table = list(rows(units))
     columns: dict[str, Any] = {name: [row[name] for row in table] for name in table[0]}
     assert columns["drop"][::3] == ["None", "32.0", "1e-07", "32.0"]
-    columns["drop"] = [None if one == "32.0" else one for one in columns["drop"]]
-    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
-    again = load(tmp_path / "table.parquet")
-    assert [one.settings for one in again] == [one.settings for one in found]
+    columns["drop"] = [None if cell == "32.0" else cell for cell in columns["drop"]]
+    return arrow.table(columns)
 
 
-def test_parquet_put_together(store: Path, tmp_path: Path) -> None:
-    """What only one of them has is empty in the other, and no None."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    found = [trained(store, **fields) for fields in ({"drop": None}, {"period": 7}, EVERY[1])]
+def concatenated(arrow: Any, units: list[Training], file: Path) -> Any:
+    """Tables of one unit each, put together: what only one of them has is null in the others."""
     parts = []
-    for one in found:
-        write([one], tmp_path / "part.parquet")
-        parts.append(parquet.read_table(tmp_path / "part.parquet"))
-    whole = arrow.concat_tables(parts, promote_options="default")
-    parquet.write_table(whole, tmp_path / "table.parquet")
-    again = load(tmp_path / "table.parquet")
-    assert [one.settings for one in again] == [one.settings for one in found]
+    for unit in units:
+        write([unit], file)
+        parts.append(arrow.parquet.read_table(file))
+    return arrow.concat_tables(parts, promote_options="default")
 
 
-def test_parquet_whose_numbers_became_floats(store: Path, tmp_path: Path) -> None:
-    """As pandas makes of whole numbers some of which are missing."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    found = [trained(store, **fields) for fields in EVERY[:2]]
-    write(found, tmp_path / "table.parquet")
-    table = parquet.read_table(tmp_path / "table.parquet")
+def as_floats(arrow: Any, units: list[Training], file: Path) -> Any:
+    """What pandas makes of integers some of which are missing."""
+    write(units, file)
+    table = arrow.parquet.read_table(file)
     for name in ("limit", "fold", "epochs", "seed", "batch"):
         number = table.column_names.index(name)
         table = table.set_column(number, name, table.column(name).cast(arrow.float64()))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "units"),
+    [(as_text, EVERY), (concatenated, [{"drop": None}, {"period": 7}, EVERY[1]]),
+     (as_floats, EVERY[:2])],
+)  # fmt: skip
+def test_parquet_that_others_wrote_says_the_same(
+    rewrite: Callable[..., Any], units: list[dict[str, Any]], store: Path, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    found = [trained(store, **fields) for fields in units]
+    table = rewrite(sys.modules["pyarrow"], found, tmp_path / "table.parquet")
     parquet.write_table(table, tmp_path / "table.parquet")
     again = load(tmp_path / "table.parquet")
-    assert [one.settings for one in again] == [one.settings for one in found]
+    assert [unit.settings for unit in again] == [unit.settings for unit in found]
 
 
 def test_a_table_takes_the_place_of_the_one_before(store: Path, tmp_path: Path) -> None:
@@ -568,47 +568,40 @@ def test_cells_that_a_merged_table_leaves_empty_have_their_defaults(
     assert load(spoiled(store, tmp_path / "table.csv", empty)) == load(tmp_path / "before.csv")
 
 
-def test_tables_older_than_centred_input_are_of_inputs_that_are_not_centred(
-    store: Path, tmp_path: Path
-) -> None:
-    def without(cells: list[list[str]]) -> None:
-        number = cells[0].index("centre_input")
+def dropped(column: str) -> Callable[[list[list[str]]], None]:
+    def change(cells: list[list[str]]) -> None:
+        number = cells[0].index(column)
         for row in cells:
             del row[number]
 
-    found = load(store)
-    assert {one.settings["centre_input"] for one in found} == {"true"}
-    write(found, tmp_path / "new.csv")
-    assert {one.settings["centre_input"] for one in load(tmp_path / "new.csv")} == {"true"}
-    old = load(spoiled(store, tmp_path / "old.csv", without))
-    assert {one.settings["centre_input"] for one in old} == {"false"}
-    write(old, tmp_path / "again.csv")
-    assert "centre_input" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+    return change
 
 
-def test_tables_keep_the_data_version_and_older_ones_do_not_know_it(
-    mine: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("column", "old_value"), [("centre_input", "false"), ("data_version", "unknown")]
+)
+def test_tables_older_than_a_column_have_its_former_value(
+    column: str, old_value: str, store: Path, tmp_path: Path
 ) -> None:
+    found = load(store)
+    (value,) = {unit.settings[column] for unit in found}
+    write(found, tmp_path / "new.csv")
+    assert {unit.settings[column] for unit in load(tmp_path / "new.csv")} == {value} != {old_value}
+    old = load(spoiled(store, tmp_path / "old.csv", dropped(column)))
+    assert {unit.settings[column] for unit in old} == {old_value}
+    write(old, tmp_path / "again.csv")
+    assert column not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_tables_keep_the_data_version_of_each_unit(name: str, mine: Path, tmp_path: Path) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
     config = mine / ODD / "fold-2" / "config.json"
     config.write_text(config.read_text().replace("scikit-learn digits", "other, digits"))
-    found = load(mine)
+    write(load(mine), tmp_path / name)
     versions = ["scikit-learn digits"] * 3 + ["other, digits"]
-    for name in ("table.csv", "table.parquet"):
-        if name.endswith("parquet"):
-            pytest.importorskip("pyarrow", reason="needs pyarrow")
-        write(found, tmp_path / name)
-        again = load(tmp_path / name)
-        assert [one.settings["data_version"] for one in again] == versions
-
-    def without(cells: list[list[str]]) -> None:
-        number = cells[0].index("data_version")
-        for row in cells:
-            del row[number]
-
-    old = load(spoiled(mine, tmp_path / "old.csv", without))
-    assert {one.settings["data_version"] for one in old} == {"unknown"}
-    write(old, tmp_path / "again.csv")
-    assert "data_version" not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+    assert [unit.settings["data_version"] for unit in load(tmp_path / name)] == versions
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:

@@ -51,16 +51,7 @@ WORDS: dict[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper about a data set: what it says in our words, and how to judge it.
-
-    groups       what is compared
-    needs        what it takes to test it, in words; empty: trainings of full length
-    gaps         differences of cells and gaps of several groups
-    keep         which groups of a family are judged: all, the one whose cells lie furthest apart,
-                 or the one with the highest accuracy
-    variability  compare the std over folds, averaged over the last sixth of the epochs
-    all_cells    whether the verdict says which cells are not there
-    """
+    """A claim of the paper about a data set; claims.toml describes the fields."""
 
     name: str
     data: str

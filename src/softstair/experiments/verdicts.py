@@ -31,17 +31,7 @@ a half standard errors of one on the same 10,000 examples, if the networks part 
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference, left less right, and the rules that turn it into parts of the verdict.
-
-    Each side is the label of a cell or of an earlier gap, a constant, or the "highest", "lowest" or
-    "mean" of the cells of a group: all of them, those "of" a prefix, or those "but" one.
-
-    label      None: it is not shown; {} stands for the name of the group
-    above      it must be positive
-    within     it must lie within these bounds
-    at_most    its mean must not exceed this
-    at_least   what its mean must be in trainings of full length
-    """
+    """A difference and the rules that judge it; claims.toml describes the fields."""
 
     left: str | float
     right: str | float
@@ -64,18 +54,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that are compared with each other.
+    """Cells that are compared with each other; claims.toml describes the fields.
 
-    cells         settings of each cell by its label; cells are matched in all other degrees of
-                  freedom
-    gaps          differences within the group; those whose cells are absent are left out
-    name          tells it from other groups; it is added to the labels of its cells
-    family        a claim is tested where a group of each family is there
-    optional      two of the cells are enough
-    one_of        of each of these tuples of labels, one must be there
-    over          degrees of freedom that are averaged over, and not matched
-    before_drop   compare accuracies before the learning rate drops, not those of the last epoch
-    folds         how many it takes at least
+    ``cells`` has the settings of each cell by its label. A claim is tested if at least one group of
+    each ``family`` can be compared.
     """
 
     cells: Mapping[str, Mapping[str, str]]
