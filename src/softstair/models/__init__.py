@@ -1,4 +1,4 @@
-"""Networks by name: the paper's two, a small one for digits, or one of the user's own.
+"""Networks by name: the paper's two, their teachers, a small one for digits, or a user's own.
 
 They are float networks; :func:`softstair.quantise` makes stair networks of them, with all layers
 but :func:`last_layer` quantised.
@@ -13,9 +13,21 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError
-from softstair.models.networks import digits, dscnn, vgg8
+from softstair.models.networks import digits, dscnn, resnet18, vgg8
 
-__all__ = ["NETWORKS", "Entry", "build", "default_for", "digits", "dscnn", "last_layer", "vgg8"]
+__all__ = [
+    "NETWORKS",
+    "Entry",
+    "build",
+    "default_for",
+    "digits",
+    "dscnn",
+    "first_layer",
+    "last_layer",
+    "resnet18",
+    "teacher_for",
+    "vgg8",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,14 @@ NETWORKS: dict[str, Entry] = {
         (1, 49, 10),
         "depthwise separable convolutions for spoken words, 23 k parameters",
     ),
+    "resnet18": Entry(
+        resnet18, (None, 32, 32), "residual network, a teacher of vgg8, 11.2 M parameters"
+    ),
+    "dscnn-276": Entry(
+        lambda classes, channels: dscnn(classes, channels=276, blocks=5),
+        (1, 49, 10),
+        "dscnn of 276 channels and five blocks, its teacher, 414 k parameters",
+    ),
     "digits": Entry(
         lambda classes, channels: digits(classes),
         (1, 8, 8),
@@ -51,6 +71,7 @@ NETWORKS: dict[str, Entry] = {
 
 DEFAULTS = {"digits": "digits", "cifar10": "vgg8", "svhn": "vgg8", "speech": "dscnn"}
 """The network of each data set."""
+TEACHERS = ("resnet18", "dscnn-276")
 
 
 def build(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -80,8 +101,7 @@ def build(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
             field="model",
         )
     entry = NETWORKS[name]
-    sizes = zip(entry.shape, shape, strict=False)
-    if len(shape) != 3 or any(size not in (None, given) for size, given in sizes):
+    if not _takes(entry, shape):
         allowed = "×".join("any" if size is None else str(size) for size in entry.shape)
         raise SoftstairError(
             f"model {name!r} takes examples of {allowed} (channels×height×width), but those of the "
@@ -100,7 +120,29 @@ def default_for(data: str) -> str:
     return DEFAULTS[_check.choice("data", data, DEFAULTS)]
 
 
-@torch.no_grad()
+def teacher_for(shape: tuple[int, ...]) -> str | None:
+    """Return the name of the teacher of networks for such examples; None if there is none.
+
+    >>> teacher_for((3, 32, 32)), teacher_for((1, 49, 10)), teacher_for((1, 8, 8))
+    ('resnet18', 'dscnn-276', None)
+    """
+    return next((name for name in TEACHERS if _takes(NETWORKS[name], shape)), None)
+
+
+def _takes(entry: Entry, shape: tuple[int, ...]) -> bool:
+    sizes = zip(entry.shape, shape, strict=False)
+    return len(shape) == 3 and all(size in (None, given) for size, given in sizes)
+
+
+def first_layer(model: nn.Module, example: Tensor | None = None) -> str:
+    """Return the name of the first Linear, Conv1d or Conv2d; arguments as for `last_layer`.
+
+    >>> first_layer(vgg8())
+    'features.0'
+    """
+    return _layers(model, example)[0]
+
+
 def last_layer(model: nn.Module, example: Tensor | None = None) -> str:
     """Return the name of the last Linear, Conv1d or Conv2d, which usually stays in float.
 
@@ -112,6 +154,11 @@ def last_layer(model: nn.Module, example: Tensor | None = None) -> str:
     >>> last_layer(vgg8())
     'classifier.6'
     """
+    return _layers(model, example)[-1]
+
+
+@torch.no_grad()
+def _layers(model: nn.Module, example: Tensor | None) -> list[str]:
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     if example is not None:
@@ -127,4 +174,4 @@ def last_layer(model: nn.Module, example: Tensor | None = None) -> str:
             f"model must have a Linear, Conv1d or Conv2d, but {type(model).__name__} has none.",
             field="model",
         )
-    return names[-1]
+    return names

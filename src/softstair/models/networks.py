@@ -1,10 +1,10 @@
-"""The float networks: VGG8 and DSCNN of the paper, and a small one for digits."""
+"""The float networks: VGG8 and DSCNN of the paper, a small one for digits, and two teachers."""
 
 from collections import OrderedDict
 
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["digits", "dscnn", "vgg8"]
+__all__ = ["digits", "dscnn", "resnet18", "vgg8"]
 
 
 def vgg8(classes: int = 10, inputs: int = 3) -> nn.Module:
@@ -38,12 +38,13 @@ def vgg8(classes: int = 10, inputs: int = 3) -> nn.Module:
     )
 
 
-def dscnn(classes: int = 12) -> nn.Module:
+def dscnn(classes: int = 12, channels: int = 64, blocks: int = 4) -> nn.Module:
     """DSCNN, the paper's network for spoken words: (N, 1, 49, 10) -> (N, classes).
 
     A 10×4 convolution with stride 2 and padding (5, 1), which gives 64×25×5; four blocks of a
     depthwise 3×3 and a pointwise 1×1 convolution; the average over 25×5; a linear layer. No layer
-    has a bias. Nine layers are quantised, all but the last.
+    has a bias. Nine layers are quantised, all but the last. With 276 ``channels`` and five
+    ``blocks`` it is the teacher ``dscnn-276``.
 
     >>> net = dscnn()
     >>> sum(parameter.numel() for parameter in net.parameters())
@@ -51,12 +52,12 @@ def dscnn(classes: int = 12) -> nn.Module:
     >>> net.block1[0]
     Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), groups=64, bias=False)
     """
-    last = _last(64, classes, bias=False)
-    stem = nn.Conv2d(1, 64, (10, 4), stride=2, padding=(5, 1), bias=False)
+    last = _last(channels, classes, bias=False)
+    stem = nn.Conv2d(1, channels, (10, 4), stride=2, padding=(5, 1), bias=False)
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(*_normalised(stem))}
-    for number in range(1, 5):
-        depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False)
-        pointwise = nn.Conv2d(64, 64, 1, bias=False)
+    for number in range(1, blocks + 1):
+        depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
+        pointwise = nn.Conv2d(channels, channels, 1, bias=False)
         stages[f"block{number}"] = nn.Sequential(*_normalised(depthwise), *_normalised(pointwise))
     pool = nn.Sequential(nn.AvgPool2d((25, 5)), nn.Flatten())
     return nn.Sequential(OrderedDict(**stages, pool=pool, classifier=last))
@@ -76,6 +77,46 @@ def digits(classes: int = 10) -> nn.Module:
         layers += _normalised(nn.Linear(inputs, 256, bias=False))
     features = nn.Sequential(*layers)
     return nn.Sequential(OrderedDict(features=features, classifier=_last(256, classes)))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut, which is a 1×1 convolution if the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.sums = nn.Sequential(
+            *_normalised(nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.sums(x) + self.shortcut(x))
+
+
+def resnet18(classes: int = 10, inputs: int = 3) -> nn.Module:
+    """ResNet-18 for small images, a teacher of VGG8: (N, inputs, 32, 32) -> (N, classes).
+
+    As for ImageNet, but with a 3×3 convolution of stride 1 and no pooling at the input.
+
+    >>> sum(parameter.numel() for parameter in resnet18().parameters())
+    11173962
+    """
+    blocks: list[nn.Module] = [
+        nn.Sequential(*_normalised(nn.Conv2d(inputs, 64, 3, padding=1, bias=False)))
+    ]
+    channels = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [ResidualBlock(channels, outputs, stride), ResidualBlock(outputs, outputs, 1)]
+        channels = outputs
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    features = nn.Sequential(*blocks, pool)
+    return nn.Sequential(OrderedDict(features=features, classifier=nn.Linear(512, classes)))
 
 
 def _normalised(layer: nn.Conv2d | nn.Linear) -> list[nn.Module]:
