@@ -39,6 +39,8 @@ CELLS = [
     ("ternary", "uniform", "hard"),
     *itertools.product(("ternary", "INT4"), ss.noise.names(), ("expectation", "mode")),
     ("ternary", "normal", "hard"),
+    ("INT8 first", "uniform", "mode"),
+    ("float first", "uniform", "mode"),
 ]
 
 

@@ -16,6 +16,11 @@ STAIRS = {
         ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
         ss.Stair.linear(4, quantum=0.07, thresholds="midpoint"),
     ),
+    "INT8 first": (
+        {"0": ss.Stair.linear(8, signed=True, quantum=2**-7, thresholds="midpoint"), "*": TERNARY},
+        TERNARY,
+    ),
+    "float first": ({"0": None, "*": TERNARY}, TERNARY),
     "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5)),
 }
 

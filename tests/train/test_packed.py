@@ -31,6 +31,7 @@ RECIPES: dict[str, tuple[Recipe, int]] = {  # with the bits per weight
     "int4": (replace(SHORT, weights="int4", features="uint4", **FOUR), 4),
     "uint2, floor": (replace(SHORT, weights="uint2", features="uint2", thresholds="floor"), 2),
     "int8": (replace(SHORT, weights="int8", features="uint8", weight_quantum=0.01), 8),
+    "int8 first": (replace(SHORT, first_layer="int8"), 2),
     "last layer": (replace(SHORT, last_layer="stair"), 2),
     "some in float": (replace(SHORT, skip=("features.4",)), 2),
     "float weights": (replace(SHORT, weights="float"), 0),
@@ -87,9 +88,13 @@ def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: P
         if getattr(module, "weight_stair", None) is not None
     }
     assert packed == set(stairs)
+    size = 0
     for key, layer in stairs.items():
+        if chosen.first_layer != "same":
+            bits = 8 if key == "features.1.weight" else 2
         start, end = table[key]["data_offsets"]
         assert end - start == math.ceil(layer.weight.numel() * bits / 8)
+        size += end - start
         unpacked = np.unpackbits(np.frombuffer(body[start:end], np.uint8), bitorder="little")
         index = unpacked.reshape(-1, bits) @ (1 << np.arange(bits))
         stair = layer.weight_stair.stair
@@ -98,9 +103,16 @@ def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: P
         assert torch.equal(levels.float(), hard)
     # Nothing else is larger than it was: floats of four bytes, and a few of eight.
     others = [value for key, value in before.state_dict().items() if key not in packed]
-    assert len(body) == sum(one.numel() * one.element_size() for one in others) + sum(
-        math.ceil(layer.weight.numel() * bits / 8) for layer in stairs.values()
-    )
+    assert len(body) == size + sum(tensor.nbytes for tensor in others)
+
+
+def test_a_file_older_than_a_field_of_the_network(digits: Dataset, tmp_path: Path) -> None:
+    train(SHORT, tmp_path / "run", dataset=digits)
+    file = pack(tmp_path / "run", digits, tmp_path / "packed.safetensors")
+    words, table, body = read(file)
+    del words["recipe"]["first_layer"]
+    older = packed_network(make(tmp_path / "older.safetensors", words, table, body))
+    assert torch.equal(scores(packed_network(file), EXAMPLES), scores(older, EXAMPLES))
 
 
 def test_a_speech_network_in_four_bits(tmp_path: Path) -> None:

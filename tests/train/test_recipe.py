@@ -23,7 +23,7 @@ WRONG: dict[type, list[Any]] = {
     bool: [None, 0, 1, "True", [True]],
     int: [1.0, 2.5, "2", True, [2], math.nan, 1j, -1, 10**30],
     float: ["1", "x", True, [1.0], 1j, math.nan, math.inf, -math.inf, 10**400],
-    str: [None, 0, True, "", b"digits", ["digits"]],
+    str: [0, True, "", b"digits", ["digits"]],
     tuple: [None, 0, "classifier", ("a", 1), {"a": 1}, {"a"}],
 }
 BEYOND: dict[str, list[Any]] = {

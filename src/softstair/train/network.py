@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert import quantise, report
 from softstair.data import Dataset
-from softstair.models import build, default_for, last_layer
+from softstair.models import build, default_for, first_layer, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, read_json, recipe_of
@@ -45,9 +46,12 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
     skip = recipe.skip
     if recipe.last_layer == "float":
         skip = (*skip, last_layer(model, example))
+    weights: Any = recipe.stair("weights")
+    if (first := recipe.stair("first_layer")) != weights:
+        weights = {first_layer(model, example): first, "*": weights}
     return quantise(
         model,
-        weights=recipe.stair("weights"),
+        weights=weights,
         features=recipe.stair("features"),
         noise=recipe.noise,
         forward=recipe.forward,

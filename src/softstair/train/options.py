@@ -1,6 +1,7 @@
 """The groups of options that make up a recipe. Each field declares its help, range and role."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -39,12 +40,15 @@ class Option:
     name: str = ""
     kind: type = str  # bool, int, float, str or tuple
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # which a number may be instead
     is_optional: bool = False
 
     def check(self, value: Any) -> Any:
         """Return the value as the field stores it, or raise SoftstairError."""
         if value is None and self.is_optional:
             return None
+        if isinstance(value, str) and value in self.words:
+            return value
         if self.choices:
             return _check.choice(self.name, value, self.choices)
         if self.kind is bool:
@@ -126,12 +130,14 @@ def _describe(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
     is_union = get_origin(annotation) not in (None, Literal, tuple)
     alternatives = get_args(annotation) if is_union else (annotation,)
     kinds = [get_origin(kind) or kind for kind in alternatives if kind is not NoneType]
-    choices = [name for kind in alternatives for name in get_args(kind) if kinds[0] is Literal]
+    names = tuple(name for kind in alternatives for name in get_args(kind) if Literal in kinds)
+    are_choices = kinds[0] is Literal
     return replace(
         field.metadata["option"],
         name=field.name,
-        kind=str if choices else kinds[0],
-        choices=tuple(choices),
+        kind=str if are_choices else kinds[0],
+        choices=names if are_choices else (),
+        words=() if are_choices else names,
         is_optional=NoneType in alternatives,
     )
 
@@ -183,7 +189,9 @@ class DataOptions(Options):
         "digits", "Data set: digits, cifar10, svhn, speech, or package.module:load.", *IDENTITY
     )
     model: str = option(
-        "auto", "Network: auto, digits, vgg8, dscnn, or package.module:build.", *IDENTITY
+        "auto",
+        "Network: auto, digits, vgg8, dscnn, resnet18, dscnn-276, or package.module:build.",
+        *IDENTITY,
     )
     limit: int | None = option(
         None, "Use only N random examples of each set, for a quick trial.", low=1, high=10**12
@@ -265,6 +273,12 @@ class NetworkOptions(Options):
     thresholds: Literal["midpoint", "floor"] = option(
         "midpoint", "Thresholds of intN and uintN: between levels, or at them.", "architecture"
     )
+    first_layer: Literal["same"] | StairName | Literal["float"] = option(
+        "same",
+        "Stair of the first layer's weights (same: as the others; intN: within ±1).",
+        "architecture",
+        older_value="same",
+    )
     last_layer: Literal["float", "stair"] = option(
         "float", "Keep the last layer in float, or quantise its weights too.", "architecture"
     )
@@ -275,17 +289,31 @@ class NetworkOptions(Options):
     @property
     def is_float(self) -> bool:
         """Whether nothing is quantised: the float twin."""
-        return self.weights == self.features == "float"
+        is_first_float = self.first_layer in ("same", "float")
+        return self.weights == self.features == "float" and is_first_float
 
-    def stair(self, of: Literal["weights", "features"]) -> Stair | None:
-        """Return the stair of weights or features; None for float."""
+    def stair(self, of: Literal["weights", "features", "first_layer"]) -> Stair | None:
+        """Return the stair of weights, features or the first layer's weights; None for float.
+
+        A first layer of its own has levels within ±1: int8 has the quantum 2⁻⁷.
+
+        >>> NetworkOptions(first_layer="int8").stair("first_layer").quantum
+        0.0078125
+        """
+        if of == "first_layer" and self.first_layer == "same":
+            of = "weights"
         name = getattr(self, of)
+        if name == "float":
+            return None
         quantum = self.weight_quantum if of == "weights" else self.feature_quantum
-        return None if name == "float" else stair_named(name, quantum, self.thresholds)
+        if of == "first_layer":
+            reach = max(map(abs, stair_named(name).levels))
+            quantum = 2.0 ** -math.ceil(math.log2(reach))
+        return stair_named(name, quantum, self.thresholds)
 
     def _check_together(self) -> None:
         super()._check_together()
-        self.stair("weights"), self.stair("features")
+        self.stair("weights"), self.stair("features"), self.stair("first_layer")
 
 
 @dataclass(frozen=True)

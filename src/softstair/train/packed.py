@@ -25,7 +25,7 @@ from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train.checkpoint import is_like
 from softstair.train.network import stair_network, trained_network
-from softstair.train.recipe import Recipe, fields_with
+from softstair.train.recipe import OLDER_VALUES, Recipe, fields_with
 from softstair.train.records import recipe_of, summary_of
 
 FORMAT = 1
@@ -69,10 +69,9 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
     file = _find(name, folder)
     metadata, tensors = _read(file)
     try:
-        architecture = {field: metadata["recipe"][field] for field in fields_with("architecture")}
-        if ":" in architecture["model"]:
+        recipe = packed_recipe(metadata)
+        if ":" in recipe.model:
             raise ValueError("its model is code of its own")
-        recipe = Recipe(**architecture)
         shape, classes = metadata["shape"], len(metadata["classes"])
         if classes < 1 or len(shape) != 3:
             raise ValueError(f"{classes} classes of examples of shape {shape}")
@@ -93,6 +92,12 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
 def about(name: Path | str, folder: Path | str = NETWORKS) -> dict[str, Any]:
     """Return the metadata of a packed file: recipe, classes, accuracies."""
     return _read(_find(name, folder))[0]
+
+
+def packed_recipe(metadata: Mapping[str, Any], *names: str) -> Recipe:
+    """Return a recipe with what the metadata of a file say of the network, and of some fields."""
+    recipe = {**OLDER_VALUES, **metadata["recipe"]}
+    return Recipe(**{name: recipe[name] for name in (*fields_with("architecture"), *names)})
 
 
 def _find(name: Path | str, folder: Path | str) -> Path:

@@ -14,7 +14,7 @@ from softstair.schedule import Schedule
 from softstair.theory import Distances, distances_on_network
 from softstair.train import packed
 from softstair.train.network import trained_network
-from softstair.train.recipe import Recipe, fields_with
+from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, metrics_of, recipe_of, summary_of
 
 LastLayer = Literal["float", "int8"]
@@ -75,8 +75,7 @@ def deployed(
         )
     else:
         about, trained = packed.about(run), packed.packed_network(run)
-        names = (*fields_with("architecture"), "fold", "folds", "limit")
-        recipe = Recipe(**{name: about["recipe"][name] for name in names})
+        recipe = packed.packed_recipe(about, "fold", "folds", "limit")
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
         mean, std = about["mean"], about["std"]
     if recipe.is_float:
