@@ -51,8 +51,8 @@ def test_constants_made_in_forward_are_not_saved():
     net = ss.quantise(model, TERNARY, TERNARY).eval()
     net.load_state_dict(model.state_dict(), strict=True)
     x = torch.randn(4, 6)
-    wanted = soft_linear(net.b, TERNARY(soft_linear(net.a, x)) * torch.arange(8.0))
-    torch.testing.assert_close(net(x), wanted)
+    expected = soft_linear(net.b, TERNARY(soft_linear(net.a, x)) * torch.arange(8.0))
+    torch.testing.assert_close(net(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_an_addition_to_an_alias_stays_in_place_where_code_is_rewritten():
     x = torch.randn(8, 6)
     net = ss.quantise(AliasedActivation(None), TERNARY, TERNARY).eval()
     stair = net.get_submodule("stair_relu")
-    wanted = net.b(stair(net.a(x) + x.sum(1, keepdim=True))) + 16
-    for tried in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert torch.equal(tried(x), wanted)
+    expected = net.b(stair(net.a(x) + x.sum(1, keepdim=True))) + 16
+    for copied in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(copied(x), expected)
 
 
 def test_functional_dropout_follows_the_mode():
@@ -253,7 +253,7 @@ def test_a_functional_network_keeps_its_attributes_and_containers():
         lambda m, h, x: h - torch.full((8,), 0.2),
     ],
 )
-def test_a_recorded_run_knows_what_is_no_feature(added):
+def test_recorded_run_does_not_round_values_that_are_no_features(added):
     """Parameters, inputs and constants added to features are not rounded to the quantum."""
     features, x = ss.Stair.ternary(0.5), torch.randn(5, 6)
     code = lambda m, x: m.b(added(m, h, x) if (h := m.act(m.a(x))).sum() < 1e9 else h)
@@ -270,8 +270,8 @@ def test_a_function_that_was_only_recorded_is_reported():
     assert rows["relu"].startswith("float: a function")
 
 
-def test_what_a_network_keeps_of_itself_is_left_alone():
-    """A hidden result, for a loss elsewhere, keeps its gradient."""
+def test_results_kept_as_attributes_keep_their_gradient():
+    """The hidden result may be part of a loss elsewhere."""
 
     def code(m, x):
         m.hidden = m.a(x)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize("name", [n for n in networks.ZOO if n != "branching"])
 def test_recording_sees_the_modules_that_tracing_sees(name):
-    """In the same order: modules with parameters or functions' names aside, execution is one."""
+    """In the same order of execution."""
     if name == "transformer":
         pytest.skip("attention is one module to the tracer and its parts to the recorder")
     model, x = networks.make(name)
@@ -118,14 +118,14 @@ class Dictionary(Writes):
 
 @pytest.mark.parametrize("kind", [Writes, Own, OutArgument, CopyInto, IntoView, Dictionary])
 def test_recording_loses_no_path_to_the_output(kind):
-    """A path that is lost is a gradient that is cut: more would be truncated than may be."""
+    """The gradient of a lost path would be truncated."""
     graph = record(kind(), (torch.randn(2, 6),))
     numbers = {step.module: n for n, step in enumerate(graph.steps) if step.module}
     assert set(numbers.values()) <= graph.reaching_output(())
     assert numbers["a"] not in graph.reaching_output({numbers["r"]})
 
 
-def test_walls():
+def test_walls_block_paths_to_the_output():
     """0 → 1 → 2(wall) → 4 ; 1 → 3 → 4: one path is open, so 0 and 1 are reached."""
     steps = [
         GraphStep("in", None, ()),
@@ -222,7 +222,7 @@ WRITES = {
 
 
 class WritesInto(nn.Module):
-    """h, something made of it, and a write into that."""
+    """Writes into a view or a copy of h."""
 
     def __init__(self, view, write) -> None:
         super().__init__()
@@ -238,8 +238,8 @@ class WritesInto(nn.Module):
 @pytest.mark.parametrize("view", [*SHARED, *(f"copied: {name}" for name in COPIED)])
 def test_a_write_reaches_what_shares_the_memory_and_nothing_else(view, write):
     shares = view in SHARED
-    made = SHARED[view] if shares else COPIED[view.removeprefix("copied: ")]
-    model = WritesInto(made, WRITES[write])
+    derive = SHARED[view] if shares else COPIED[view.removeprefix("copied: ")]
+    model = WritesInto(derive, WRITES[write])
     for graph in (trace(model)[0], record(model, (torch.ones(4, 4),))):
         source = next(n for n, step in enumerate(graph.steps) if step.function == "tanh")
         writers = [n for n, step in enumerate(graph.steps) if step.written]
@@ -248,7 +248,7 @@ def test_a_write_reaches_what_shares_the_memory_and_nothing_else(view, write):
         assert graph.is_read_elsewhere(writers[0]) or not shares
 
 
-def test_a_size_is_no_value_that_was_written():
+def test_reading_a_size_is_not_reading_the_values():
     class Net(nn.Module):
         def forward(self, x):
             h = torch.tanh(x)

@@ -1,4 +1,4 @@
-"""quantise() on networks nobody wrote for it, against the same networks quantised by hand."""
+"""quantise() on common architectures, against the same networks quantised by hand."""
 
 from __future__ import annotations
 
@@ -162,19 +162,19 @@ def gradients(net: nn.Module, run, x: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_table(name):
+def test_report_lists_layers_in_order_of_execution(name):
     """Layers by execution; weights join the next activation; shared modules their first use."""
     model, net, _ = converted(name)
     table = ss.report(net)
     rows = [(row.name, row.layer) for row in table.rows if row.layer is not None]
     assert len(rows) == len(LAYERS[name])
-    for (found, layer), (wanted, number) in zip(rows, LAYERS[name], strict=True):
+    for (row_name, layer), (expected, number) in zip(rows, LAYERS[name], strict=True):
         assert layer == number
-        assert wanted is None or found == wanted
+        assert expected is None or row_name == expected
     assert table.layers == ss.nn.layer_count(net) == 1 + max(n for _, n in LAYERS[name])
     modules = dict(net.named_modules())
-    for found, layer in rows:
-        module = modules[found]
+    for row_name, layer in rows:
+        module = modules[row_name]
         stair = module if isinstance(module, ss.nn.StairActivation) else module.weight_stair
         assert stair.layer == layer
     printed = str(table)
@@ -187,7 +187,7 @@ def test_table(name):
     assert norms <= {row.name for row in table.rows if row.layer is None}
 
 
-def test_table_says_what_was_left_in_float_and_why():
+def test_report_says_why_modules_stay_in_float():
     floats = {
         r.name: r.became for r in ss.report(converted("transformer")[1]).rows if r.layer is None
     }
@@ -212,10 +212,10 @@ def test_outputs_equal_a_network_quantised_by_hand(name, training):
     net.train(training)
     hand = float_twin(model, net)
     torch.manual_seed(3)
-    got = net(x)
+    actual = net(x)
     torch.manual_seed(3)
-    wanted = HANDS[name](hand, x)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+    expected = HANDS[name](hand, x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     for key, value in hand.state_dict().items():
         torch.testing.assert_close(net.state_dict()[key], value)
 
@@ -225,23 +225,23 @@ def test_gradients_equal_a_network_quantised_by_hand(name):
     """And every quantised weight has one that is not zero."""
     model, net, x = converted(name)
     hand = float_twin(model, net)
-    wanted = gradients(hand, lambda x: HANDS[name](hand, x), x)
-    got = gradients(net, net, x)
-    assert got.keys() == wanted.keys()
-    for key, gradient in got.items():
-        torch.testing.assert_close(gradient, wanted[key], rtol=1e-4, atol=1e-4)
+    expected = gradients(hand, lambda x: HANDS[name](hand, x), x)
+    actual = gradients(net, net, x)
+    assert actual.keys() == expected.keys()
+    for key, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-4)
     for module_name, module in net.named_modules():
         if isinstance(module, ss.nn.StairLayer):
-            assert got[f"{module_name}.weight"].abs().sum() > 0
+            assert actual[f"{module_name}.weight"].abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_network_put_together_from_stair_modules_is_the_same(name):
+def test_network_equals_one_assembled_from_stair_modules(name):
     """Activations and layers of softstair.nn in the place of the float ones, module by module."""
     if name.startswith("functional"):
         pytest.skip("its activations are not modules")
     model, net, x = converted(name, weights=INT4, features=UINT4, noise="normal")
-    hand, done = copy.deepcopy(model), {}
+    hand, replaced = copy.deepcopy(model), {}
     kinds = {nn.Linear: ss.nn.StairLinear, nn.Conv1d: ss.nn.StairConv1d}
     kinds[nn.Conv2d] = ss.nn.StairConv2d
     for parent in list(hand.modules()):
@@ -249,21 +249,21 @@ def test_a_network_put_together_from_stair_modules_is_the_same(name):
             if type(child) in kinds:
                 weight = ss.nn.StairWeight(INT4, "normal")
                 new = kinds[type(child)].from_float(child, weight)
-                setattr(parent, key, done.setdefault(id(child), new))
+                setattr(parent, key, replaced.setdefault(id(child), new))
             elif isinstance(child, nn.ReLU | nn.ReLU6 | nn.GELU | nn.Tanh | nn.Hardtanh):
                 new = ss.nn.StairActivation(UINT4, "normal")
-                setattr(parent, key, done.setdefault(id(child), new))
+                setattr(parent, key, replaced.setdefault(id(child), new))
     hand.load_state_dict(net.state_dict(), strict=True)
     for training in (True, False):
         torch.manual_seed(0)
-        got = net.train(training)(x)
+        actual = net.train(training)(x)
         torch.manual_seed(0)
-        torch.testing.assert_close(got, hand.train(training)(x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual, hand.train(training)(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 @pytest.mark.parametrize("name", NAMES)
-def test_copies_and_pickles_are_networks_of_their_own(name, clone):
+def test_copies_and_pickles_are_independent(name, clone):
     _, net, x = converted(name)
     twin = clone(net)
     assert str(ss.report(twin)) == str(ss.report(net))
@@ -305,7 +305,7 @@ def test_checkpoints_load_strictly(name, settings, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_model_is_untouched(name):
+def test_model_is_unchanged(name):
     model, x = networks.make(name)
     model.eval()
     state = copy.deepcopy(model.state_dict())
@@ -315,16 +315,15 @@ def test_the_model_is_untouched(name):
     assert {key: (type(m), m.training) for key, m in model.named_modules()} == modules
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert torch.equal(model(x), before)
-    mine = {p.data_ptr() for p in model.parameters()}
-    assert not mine & {p.data_ptr() for p in net.parameters()}
+    pointers = {p.data_ptr() for p in model.parameters()}
+    assert not pointers & {p.data_ptr() for p in net.parameters()}
     assert not net.training
 
 
-FAST = ("mlp",)
 COMPILED = [
-    n if n in FAST else pytest.param(n, marks=pytest.mark.nightly)
-    for n in NAMES
-    if n != "branching"
+    name if name == "mlp" else pytest.param(name, marks=pytest.mark.nightly)
+    for name in NAMES
+    if name != "branching"
 ]
 
 
@@ -338,24 +337,23 @@ def test_compiled_equals_eager(name):
             module.p = 0.0
     twin = copy.deepcopy(net)
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
-    got, wanted = gradients(twin, compiled, x), gradients(net, net, x)
-    assert got.keys() == wanted.keys()
-    for key, gradient in got.items():
-        torch.testing.assert_close(gradient, wanted[key], rtol=1e-4, atol=1e-5)
+    actual, expected = gradients(twin, compiled, x), gradients(net, net, x)
+    assert actual.keys() == expected.keys()
+    for key, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
-    if name in FAST:
-        twin.eval(), net.eval()
-        torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
+    twin.eval(), net.eval()
+    torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
 
 
 def integer_sums(layer: nn.Module, x: Tensor) -> Tensor:
     """What the layer's sums must be: INT4 weights and multiples of 0.07, in float64 integers."""
-    whole = (x.double() / 0.07).round()
-    assert (whole * 0.07 - x.double()).abs().max() < 1e-5
+    integers = (x.double() / 0.07).round()
+    assert (integers * 0.07 - x.double()).abs().max() < 1e-5
     weight = (layer.weight.detach().double() / 0.07 + 0.5).floor().clamp(-8, 7)
     if isinstance(layer, nn.Linear):
-        return F.linear(whole, weight)
-    return layer._conv_forward(whole, weight, None)
+        return F.linear(integers, weight)
+    return layer._conv_forward(integers, weight, None)
 
 
 class ViewBySize(nn.Module):
@@ -445,15 +443,15 @@ class Offset(nn.Module):
         lambda h: torch.stack([h, h + 0.01], 1)[:, 1],
     ],
 )
-def test_evaluation_rounds_nothing_that_is_no_multiple_of_the_quantum(between):
-    """Constants added on the way are no whole quanta: the sum must still be the network's."""
+def test_evaluation_does_not_round_other_values_to_the_quantum(between):
+    """Constants are no multiples of the quantum, but must be summed as they are."""
     torch.manual_seed(0)
     net = ss.quantise(Offset(between), INT4, UINT4).eval()
     x = torch.randn(4, 6)
     a, b = net.a, net.b
     hidden = UINT4(F.linear(x, INT4(a.weight), a.bias))
-    wanted = F.linear(between(hidden), INT4(b.weight), b.bias)
-    torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
+    expected = F.linear(between(hidden), INT4(b.weight), b.bias)
+    torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_hooks_attributes_modes_and_frozen_parameters_survive():
@@ -471,7 +469,7 @@ def test_hooks_attributes_modes_and_frozen_parameters_survive():
     assert (net.training, net[0].training, net[1].training) == (True, True, False)
 
 
-def test_the_noise_is_where_the_network_is():
-    """A model on another device, be it one without data, gets its stairs there."""
+def test_noise_is_on_the_device_of_the_network():
+    """Also on the meta device."""
     net = ss.quantise(networks.mlp(6, 8, 3).to("meta"), TERNARY, TERNARY)
     assert {buffer.device.type for buffer in net.buffers()} == {"meta"}

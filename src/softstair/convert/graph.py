@@ -127,13 +127,11 @@ def training_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = own
 
 
-class _InPlaceOperators:
-    """Trace ``x += y`` as in place; torch.fx's own proxies trace ``x = x + y``."""
-
-    tracer: fx.proxy.TracerBase
+class _Proxy(fx.Proxy):
+    """A value of a traced network; ``x += y`` is in place, and not ``x = x + y`` as in torch.fx."""
 
     def __getattr__(self, name: str) -> Any:
-        return _Attribute(self, name)  # type: ignore[arg-type]
+        return _Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data":
@@ -141,25 +139,21 @@ class _InPlaceOperators:
         super().__setattr__(name, value)
 
 
+class _Attribute(fx.proxy.Attribute, _Proxy):
+    """An attribute of a traced value, such as ``x.data``."""
+
+
 def _in_place(name: str) -> Callable[..., Any]:
     function = getattr(operator, name)
 
-    def method(self: _InPlaceOperators, other: Any) -> Any:
+    def method(self: fx.Proxy, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     return method
 
 
 for _operator in IN_PLACE_OPERATORS:
-    setattr(_InPlaceOperators, f"__{_operator}__", _in_place(_operator))
-
-
-class _Proxy(_InPlaceOperators, fx.Proxy):
-    """A value of a traced network."""
-
-
-class _Attribute(_InPlaceOperators, fx.proxy.Attribute):
-    """An attribute of a traced value, such as ``x.data``."""
+    setattr(_Proxy, f"__{_operator}__", _in_place(_operator))
 
 
 class Tracer(fx.Tracer):

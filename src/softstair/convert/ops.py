@@ -19,6 +19,15 @@ FLOAT      keeps it; ``report`` shows ``why``        float
 
 An operation that has no row is kept, and its result is float.
 
+In ``Conv2d → BatchNorm2d → ReLU → MaxPool2d → Linear``, for example, the rows conv2d and linear
+(WEIGHTS) become StairConv2d and StairLinear, and relu (ACTIVATION) becomes a StairActivation.
+BatchNorm (FLOAT) stays. max_pool2d (MOVE) stays and keeps features quantised: StairLinear therefore
+knows the quantum of its input.
+
+:mod:`~softstair.convert.sites` reads the table to choose what to replace and to derive the quanta
+of inputs, :mod:`~softstair.convert.rewrite` for its dropouts, and :mod:`softstair.deploy.integer`
+to convert a trained network.
+
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
 ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment knows what PASS and DROPOUT
 do; any other operation that it shall accept needs a case in :mod:`softstair.deploy.integer`.
