@@ -13,9 +13,14 @@ from softstair import Stair
 from softstair._errors import SoftstairError
 from softstair.anneal import Annealer
 from softstair.bench import Effort, Times, measure_partition, measure_step, training_step
-from softstair.bench.partition import PartitionReport, Phase, spans
-from softstair.bench.training_step import StepReport, brevitas_network, naive_network
-from softstair.bench.workload import WORKLOADS, StepRunner, workload
+from softstair.bench.training_step import PartitionReport, Phase, StepReport, _rates, spans
+from softstair.bench.workload import (
+    WORKLOADS,
+    StepRunner,
+    brevitas_network,
+    naive_network,
+    workload,
+)
 from softstair.models import build, last_layer
 from softstair.nn import layer_count
 from softstair.train.network import stair_network
@@ -137,13 +142,13 @@ def test_spans_are_those_of_an_annealer(load) -> None:
     for _ in range(recipe.epochs):
         annealer.step()
         annealed.append(annealer.annealed)
-    parts = spans(recipe, layers)
-    assert [part.annealed for part in parts for _ in range(part.epochs)] == annealed
-    assert [part.first for part in parts] == [annealed.index(part.annealed) for part in parts]
-    drops = sum(part.rates - 1 for part in parts)
-    assert drops == 1 - (recipe.drop in [part.first for part in parts])
-    (static,) = spans(replace(recipe, static_std=True), layers)
-    assert (static.annealed, static.epochs, static.rates) == ((), recipe.epochs, 2)
+    epochs = spans(recipe, layers)
+    assert [layers for layers, span in epochs.items() for _ in span] == annealed
+    assert [epoch for span in epochs.values() for epoch in span] == [*range(recipe.epochs)]
+    drops = sum(_rates(recipe, span) - 1 for span in epochs.values())
+    assert drops == 1 - (recipe.drop in [span.start for span in epochs.values()])
+    assert spans(replace(recipe, static_std=True), layers) == {(): range(recipe.epochs)}
+    assert _rates(recipe, range(recipe.epochs)) == 2
 
 
 def test_seconds_and_images_add_up() -> None:

@@ -6,8 +6,7 @@ functions return records; ``softstair bench`` prints them.
 
 from softstair.bench.clock import Effort, Times, about, race
 from softstair.bench.operators import measure_exact, measure_operator
-from softstair.bench.partition import measure_partition
-from softstair.bench.training_step import measure_step
+from softstair.bench.training_step import measure_partition, measure_step
 
 __all__ = [
     "Effort",

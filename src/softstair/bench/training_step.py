@@ -1,36 +1,42 @@
-"""A whole training step with every forward, beside that of the float network.
+"""A training step beside that of the float network, and what truncation saves of a schedule.
 
 The float twin has the same topology, batch, precision, optimiser and data, and is as fast as can
 be: compiled, captured, channels-last, with cuDNN's kernels chosen by trial. The fastest variant is
 the twin, and every other row is timed in turns with it. Baselines are the same network quantised
 by a plain autograd function ("naive") and by Brevitas.
+
+For truncation, the step with 0, 1, …, n layers annealed is timed beside one with static noise. The
+seconds of a schedule are those of its steps and captures, each measured once per phase and added
+up. Evaluation and checkpoints are not included.
 """
 
 import contextlib
 import gc
 import importlib.util
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
 from softstair._errors import first_line
+from softstair.anneal import SMALLEST_STD
 from softstair.bench.clock import Effort, Record, Times, is_out_of_memory, race
-from softstair.bench.workload import StepRunner, Workload, workload
+from softstair.bench.workload import (
+    StepRunner,
+    Workload,
+    brevitas_network,
+    naive_network,
+    workload,
+)
 from softstair.data.batches import Examples
-from softstair.models import last_layer
 from softstair.regularise import FORWARDS
-from softstair.stair import Stair
 from softstair.train.execution import choose_threads, training_settings
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
-__all__ = ["StepReport", "StepRow", "brevitas_network", "measure_step", "naive_network"]
+__all__ = ["PartitionReport", "StepReport", "measure_partition", "measure_step"]
 
 
 @dataclass(frozen=True)
@@ -95,15 +101,25 @@ def measure_step(
     recipe = load.recipe(batch, **common)
     skipped: dict[str, str] = {}
     rows = []
-    with bench_settings(load, recipe, device):
-        build = partial(_build, load, load.examples(batch, effort.calls, device), device, skipped)
+
+    def build(name: str, start: Callable[[], StepRunner]) -> StepRunner | None:
+        progress(f"step: {name}")
+        try:
+            return start()
+        except Exception as error:
+            if name in ("float", *FORWARDS) or is_out_of_memory(error):
+                raise
+            skipped[name] = f"{type(error).__name__}: {first_line(error)}"
+            return None
+
+    with _bench_settings(load, recipe, device):
+        networks = _Networks(load, recipe, load.examples(batch, effort.calls, device), device)
         runners = {}
         with _cudnn_benchmark():
-            for variant in _float_variants(recipe, device, tune):
-                progress(f"step: {variant.name}")
-                if runner := build(variant):
-                    runners[variant.name] = runner
-        times = race_steps(runners, device, effort)
+            for name, start in networks.floats(tune).items():
+                if runner := build(name, start):
+                    runners[name] = runner
+        times = _race(runners, device, effort)
         names = sorted(times, key=lambda name: times[name].median)
         twin, twin_times = runners[names[0]], times[names[0]]
         with _cudnn_benchmark():
@@ -112,86 +128,81 @@ def measure_step(
             figures = times[name], twin_times, batch, memory[name], memory[names[0]]
             rows.append(StepRow(name, runners[name].treatment, *figures))
         del runners, runner
-        for variant in _quantised_variants(load, recipe, skipped):
-            progress(f"step: {variant.name}")
-            if runner := build(variant):
+        for name, start in networks.quantised(skipped).items():
+            if runner := build(name, start):
                 peak = runner.memory()
-                pair = race_steps({"twin": twin, "other": runner}, device, effort)
+                pair = _race({"twin": twin, "other": runner}, device, effort)
                 figures = pair["other"], pair["twin"], batch, peak, rows[0].memory
-                rows.append(StepRow(variant.name, runner.treatment, *figures))
+                rows.append(StepRow(name, runner.treatment, *figures))
             del runner
             gc.collect()  # frees a graph's memory before the next is captured
         precision, threads = twin.state.execution.precision, torch.get_num_threads()
         return StepReport(model, batch, precision, augment, threads, rows, skipped)
 
 
-class _Variant(NamedTuple):
-    """A network to measure: how it is made of the float network, and how it is trained."""
+Starts = dict[str, Callable[[], StepRunner]]
+"""Functions that prepare the training of a network, by its name."""
 
-    name: str
+
+@dataclass(frozen=True)
+class _Networks:
+    """The networks to measure."""
+
+    load: Workload
     recipe: Recipe
-    quantise: Callable[[nn.Module], nn.Module] = lambda network: network
-    compiler: str | None = None
-    required: bool = True
+    examples: Examples
+    device: torch.device
+
+    def floats(self, tune: bool) -> Starts:
+        start = partial(self._start, self._float_recipe)
+        if self.device.type != "cuda":
+            return {"float": start}
+        starts: Starts = {"float compiled": partial(start, compiler="default"), "float": start}
+        if tune:
+            starts["float tuned"] = partial(start, compiler="max-autotune-no-cudagraphs")
+        return starts
+
+    def quantised(self, skipped: dict[str, str]) -> Starts:
+        starts: Starts = {}
+        example = torch.zeros(2, *self.load.shape)
+        for forward in FORWARDS:
+            recipe = replace(self.recipe, forward=forward)
+            quantise = partial(stair_network, recipe=recipe, example=example)
+            starts[forward] = partial(self._start, recipe, quantise)
+        weights, features = self.recipe.stair("weights"), self.recipe.stair("features")
+        assert weights is not None
+        assert features is not None
+        eager = replace(self._float_recipe, capture="never")
+        baselines = {"naive": naive_network, "Brevitas": brevitas_network}
+        if importlib.util.find_spec("brevitas") is None:
+            skipped["Brevitas"] = "not installed"
+            del baselines["Brevitas"]
+        for name, baseline in baselines.items():
+            quantise = partial(baseline, weights=weights, features=features)
+            starts[name] = partial(self._start, eager, quantise)
+        return starts
+
+    @property
+    def _float_recipe(self) -> Recipe:
+        return replace(self.recipe, weights="float", features="float", compile="never")
+
+    def _start(
+        self,
+        recipe: Recipe,
+        quantise: Callable[[nn.Module], nn.Module] = lambda network: network,
+        compiler: str | None = None,
+    ) -> StepRunner:
+        network = quantise(self.load.network())
+        return StepRunner(recipe, network, self.examples, self.device, compiler)
 
 
-def _float_variants(recipe: Recipe, device: torch.device, tune: bool) -> Iterator[_Variant]:
-    recipe = replace(recipe, weights="float", features="float", compile="never")
-    if device.type == "cuda":
-        yield _Variant("float compiled", recipe, compiler="default", required=False)
-    yield _Variant("float", recipe)
-    if device.type == "cuda" and tune:
-        mode = "max-autotune-no-cudagraphs"
-        yield _Variant("float tuned", recipe, compiler=mode, required=False)
-
-
-def _quantised_variants(
-    load: Workload, recipe: Recipe, skipped: dict[str, str]
-) -> Iterator[_Variant]:
-    example = torch.zeros(2, *load.shape)
-    for forward in FORWARDS:
-        own = replace(recipe, forward=forward)
-        yield _Variant(forward, own, partial(stair_network, recipe=own, example=example))
-    weights, features = recipe.stair("weights"), recipe.stair("features")
-    assert weights is not None
-    assert features is not None
-    eager = replace(recipe, weights="float", features="float", compile="never", capture="never")
-    baselines = {"naive": naive_network, "Brevitas": brevitas_network}
-    if importlib.util.find_spec("brevitas") is None:
-        skipped["Brevitas"] = "not installed"
-        del baselines["Brevitas"]
-    for name, baseline in baselines.items():
-        quantise = partial(baseline, weights=weights, features=features)
-        yield _Variant(name, eager, quantise, required=False)
-
-
-def _build(
-    load: Workload,
-    examples: Examples,
-    device: torch.device,
-    skipped: dict[str, str],
-    variant: _Variant,
-) -> StepRunner | None:
-    """Return the runner of a variant; None, with the reason in ``skipped``, if it fails."""
-    try:
-        network = variant.quantise(load.network())
-        return StepRunner(variant.recipe, network, examples, device, variant.compiler)
-    except Exception as error:
-        if variant.required or is_out_of_memory(error):
-            raise
-        skipped[variant.name] = f"{type(error).__name__}: {first_line(error)}"
-        return None
-
-
-def race_steps(
-    runners: dict[str, StepRunner], device: torch.device, effort: Effort
-) -> dict[str, Times]:
+def _race(runners: dict[str, StepRunner], device: torch.device, effort: Effort) -> dict[str, Times]:
     """Time steps in turns, each sample from the start of an epoch."""
     return race(runners, device, effort, before=lambda name: runners[name].rewind())
 
 
 @contextlib.contextmanager
-def bench_settings(load: Workload, recipe: Recipe, device: torch.device) -> Iterator[None]:
+def _bench_settings(load: Workload, recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Set seed, threads, device and precision as in a training run, and restore them afterwards."""
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with training_settings(recipe, device), on_device:
@@ -212,66 +223,144 @@ def _cudnn_benchmark() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-class _RoundSTE(torch.autograd.Function):
-    """Rounds to multiples of a quantum, with a straight-through gradient."""
+@dataclass(frozen=True)
+class Phase(Record):
+    """Epochs in which the same layers are annealed, and the seconds of a step and of a capture."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, quantum: float, low: int, high: int) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.bounds = (low - 0.5) * quantum, (high + 0.5) * quantum
-        return torch.clamp(torch.round(x / quantum), low, high) * quantum
+    annealed: tuple[int, ...]
+    epochs: int
+    rates: int  # number of different learning rates: a step is captured again for each
+    times: Times
+    static_times: Times  # of the step with static noise beside it
+    capture: float
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        low, high = ctx.bounds
-        return grad * ((x >= low) & (x <= high)), None, None, None
-
-
-class _Rounding(nn.Module):
-    def __init__(self, stair: Stair) -> None:
-        super().__init__()
-        assert stair.integers is not None  # the stairs of presets have equal rises
-        self.settings = stair.quantum, min(stair.integers), max(stair.integers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _RoundSTE.apply(x, *self.settings)
+    @property
+    def speed_up(self) -> float:
+        return self.static_times.median / self.times.median
 
 
-def naive_network(network: nn.Module, weights: Stair, features: Stair) -> nn.Module:
-    """Round every ReLU's input and all weights but the last layer's, in place."""
-    last = last_layer(network)
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.ReLU):
-            network.set_submodule(name, _Rounding(features))
-        elif isinstance(module, nn.Conv2d | nn.Linear) and name != last:
-            parametrize.register_parametrization(module, "weight", _Rounding(weights))
-    return network
+@dataclass(frozen=True)
+class PartitionReport(Record):
+    """The phases of a schedule and their sums; ``steps`` is the number of steps per epoch."""
+
+    model: str
+    preset: str
+    forward: str
+    batch: int
+    precision: str
+    augment: str
+    treatment: str
+    threads: int
+    epochs: int
+    steps: int
+    phases: list[Phase]
+    static_capture: float
+    static_rates: int
+
+    @property
+    def images(self) -> int:
+        """Images seen in the whole schedule."""
+        return self.epochs * self.steps * self.batch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the schedule with truncation, captures included."""
+        return sum(
+            phase.epochs * self.steps * phase.times.median + phase.rates * phase.capture
+            for phase in self.phases
+        )
+
+    @property
+    def static_seconds(self) -> float:
+        """Seconds of as many epochs with static noise, captures included."""
+        steps = sum(phase.epochs * self.steps * phase.static_times.median for phase in self.phases)
+        return steps + self.static_rates * self.static_capture
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+    @property
+    def static_images_per_second(self) -> float:
+        return self.images / self.static_seconds
+
+    @property
+    def speed_up(self) -> float:
+        return self.static_seconds / self.seconds
 
 
-def brevitas_network(network: nn.Module, weights: Stair, features: Stair) -> nn.Module:
-    """Replace layers by those of Brevitas with as many levels, except the last, in place."""
-    layers = importlib.import_module("brevitas.nn")
-    quantisers = importlib.import_module("brevitas.quant")
-    weight_bits, bits = (math.ceil(math.log2(len(s.levels))) for s in (weights, features))
-    settings = {"weight_quant": quantisers.SignedTernaryWeightPerTensorConst}
-    if len(weights.levels) != 3:
-        settings = {"weight_quant": quantisers.Int8WeightPerTensorFloat}
-        settings["weight_bit_width"] = weight_bits
-    ternary = {"act_quant": quantisers.SignedTernaryActPerTensorConst}
-    unsigned = {"act_quant": quantisers.Uint8ActPerTensorFloat, "bit_width": bits}
-    last = last_layer(network)
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.ReLU) and len(features.levels) == 3:
-            network.set_submodule(name, layers.QuantIdentity(**ternary))
-        elif isinstance(module, nn.ReLU):
-            network.set_submodule(name, layers.QuantReLU(**unsigned))
-        elif isinstance(module, nn.Conv2d) and name != last:
-            names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
-            copied = {name: getattr(module, name) for name in (*names, "dilation", "groups")}
-            conv = layers.QuantConv2d(**copied, bias=module.bias is not None, **settings)
-            network.set_submodule(name, conv)
-        elif isinstance(module, nn.Linear) and name != last:
-            sizes, bias = (module.in_features, module.out_features), module.bias is not None
-            network.set_submodule(name, layers.QuantLinear(*sizes, bias=bias, **settings))
-    return network
+def spans(recipe: Recipe, layers: int) -> dict[tuple[int, ...], range]:
+    """Return the layers that are annealed in a recipe's schedule, and the epochs in which they
+    are, in order."""
+    schedule = recipe.schedule(layers)
+    epochs: dict[tuple[int, ...], range] = {}
+    for epoch in range(recipe.epochs):
+        stds = [schedule(layer, float(epoch))[1] for layer in range(layers)]
+        annealed = tuple(layer for layer, std in enumerate(stds) if std < SMALLEST_STD)
+        epochs[annealed] = range(epochs.get(annealed, range(epoch, 0)).start, epoch + 1)
+    return epochs
+
+
+def _rates(recipe: Recipe, epochs: range) -> int:
+    return len({recipe.learning_rate_at(float(epoch)) for epoch in epochs})
+
+
+def measure_partition(
+    device: torch.device | str,
+    model: str = "vgg8",
+    batch: int = 256,
+    precision: str = "auto",
+    augment: str = "none",
+    forward: str = "mode",
+    effort: Effort | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> PartitionReport:
+    """Measure the partition schedule of the model's preset, phase by phase, beside static noise.
+
+    ``forward`` is that of both networks; other arguments are those of ``measure_step``.
+    """
+    device = torch.device(device)
+    effort = effort or Effort.on(device)
+    load = workload(model)
+    common = {"precision": precision, "augment": augment, "forward": forward, "static_mean": True}
+    dynamic = load.recipe(batch, static_std=False, interval="partition", truncate=True, **common)
+    recipes = {"static": replace(dynamic, static_std=True), "partition": dynamic}
+    with _bench_settings(load, dynamic, device):
+        examples = load.examples(batch, effort.calls, device)
+        runners = {}
+        for name, recipe in recipes.items():
+            progress(f"partition: {name}")
+            network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
+            runners[name] = StepRunner(recipe, network, examples, device)
+        static, partition = runners["static"], runners["partition"]
+        assert partition.state.annealer is not None
+        layers = partition.state.annealer.layers
+        phases: list[Phase] = []
+        for annealed, epochs in spans(dynamic, layers).items():
+            progress(f"partition: {len(annealed)} of {layers} layers annealed")
+            # In the first phase it was compiled and captured when it was created.
+            first_step = partition.go_to(epochs.start) if phases else partition.seconds
+            times = _race(runners, device, effort)
+            capture = _capture(first_step, times["partition"], partition)
+            figures = times["partition"], times["static"], capture
+            phases.append(Phase(annealed, len(epochs), _rates(dynamic, epochs), *figures))
+        return PartitionReport(
+            model=model,
+            preset=load.preset,
+            forward=forward,
+            batch=batch,
+            precision=static.state.execution.precision,
+            augment=augment,
+            treatment=partition.treatment,
+            threads=torch.get_num_threads(),
+            epochs=dynamic.epochs,
+            steps=max(1, load.images // batch),
+            phases=phases,
+            static_capture=_capture(static.seconds, phases[0].static_times, static),
+            static_rates=_rates(dynamic, range(dynamic.epochs)),
+        )
+
+
+def _capture(first_step: float, times: Times, runner: StepRunner) -> float:
+    """Return the seconds of a capture: those of the first step beyond a usual one."""
+    return max(0.0, first_step - times.median) if runner.state.execution.captured else 0.0

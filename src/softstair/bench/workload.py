@@ -1,22 +1,34 @@
-"""A training workload: a network, random examples, and a training step that can be repeated."""
+"""A training workload: a network and its baselines, random examples, and a repeatable step."""
 
+import importlib
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from softstair import _check
 from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
 from softstair.data.batches import Examples
-from softstair.models import build
+from softstair.models import build, last_layer
+from softstair.stair import Stair
 from softstair.train.execution import Compiled
 from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 
-__all__ = ["BATCH", "WORKLOADS", "StepRunner", "Workload", "workload"]
+__all__ = [
+    "BATCH",
+    "WORKLOADS",
+    "StepRunner",
+    "Workload",
+    "brevitas_network",
+    "naive_network",
+    "workload",
+]
 
 BATCH = (2, 4096)
 """Smallest batch (for batch-norm) and largest."""
@@ -143,3 +155,68 @@ class StepRunner:
 
     def _new_step(self) -> Step | CapturedStep:
         return (CapturedStep if self.state.execution.captured else Step)(self.state, self.examples)
+
+
+class _RoundSTE(torch.autograd.Function):
+    """Rounds to multiples of a quantum, with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quantum: float, low: int, high: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.bounds = (low - 0.5) * quantum, (high + 0.5) * quantum
+        return torch.clamp(torch.round(x / quantum), low, high) * quantum
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        low, high = ctx.bounds
+        return grad * ((x >= low) & (x <= high)), None, None, None
+
+
+class _Rounding(nn.Module):
+    def __init__(self, stair: Stair) -> None:
+        super().__init__()
+        assert stair.integers is not None  # the stairs of presets have equal rises
+        self.settings = stair.quantum, min(stair.integers), max(stair.integers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _RoundSTE.apply(x, *self.settings)
+
+
+def naive_network(network: nn.Module, weights: Stair, features: Stair) -> nn.Module:
+    """Round every ReLU's input and all weights but the last layer's, in place."""
+    last = last_layer(network)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.ReLU):
+            network.set_submodule(name, _Rounding(features))
+        elif isinstance(module, nn.Conv2d | nn.Linear) and name != last:
+            parametrize.register_parametrization(module, "weight", _Rounding(weights))
+    return network
+
+
+def brevitas_network(network: nn.Module, weights: Stair, features: Stair) -> nn.Module:
+    """Replace layers by those of Brevitas with as many levels, except the last, in place."""
+    layers = importlib.import_module("brevitas.nn")
+    quantisers = importlib.import_module("brevitas.quant")
+    weight_bits, bits = (math.ceil(math.log2(len(s.levels))) for s in (weights, features))
+    settings = {"weight_quant": quantisers.SignedTernaryWeightPerTensorConst}
+    if len(weights.levels) != 3:
+        settings = {"weight_quant": quantisers.Int8WeightPerTensorFloat}
+        settings["weight_bit_width"] = weight_bits
+    ternary = {"act_quant": quantisers.SignedTernaryActPerTensorConst}
+    unsigned = {"act_quant": quantisers.Uint8ActPerTensorFloat, "bit_width": bits}
+    last = last_layer(network)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.ReLU) and len(features.levels) == 3:
+            network.set_submodule(name, layers.QuantIdentity(**ternary))
+        elif isinstance(module, nn.ReLU):
+            network.set_submodule(name, layers.QuantReLU(**unsigned))
+        elif isinstance(module, nn.Conv2d) and name != last:
+            names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
+            copied = {name: getattr(module, name) for name in (*names, "dilation", "groups")}
+            conv = layers.QuantConv2d(**copied, bias=module.bias is not None, **settings)
+            network.set_submodule(name, conv)
+        elif isinstance(module, nn.Linear) and name != last:
+            sizes, bias = (module.in_features, module.out_features), module.bias is not None
+            network.set_submodule(name, layers.QuantLinear(*sizes, bias=bias, **settings))
+    return network

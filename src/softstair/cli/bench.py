@@ -19,8 +19,7 @@ from softstair._files import output_file
 from softstair.bench import Times
 from softstair.bench.clock import REPEATS, Effort, is_out_of_memory
 from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
-from softstair.bench.partition import PartitionReport
-from softstair.bench.training_step import StepReport
+from softstair.bench.training_step import PartitionReport, StepReport
 from softstair.bench.workload import BATCH, workload
 from softstair.cli._args import flag, spelling
 from softstair.cli._table import Console, print_line, print_table, table
