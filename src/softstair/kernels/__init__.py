@@ -19,7 +19,7 @@ from torch import Tensor
 
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair.kernels import cpu, draws, reference, triton
+from softstair.kernels import cpu, reference, triton
 from softstair.kernels.bound import BoundStair, Scalar, SoftStair, channel_quanta
 from softstair.stair import Stair, check_tensor
 
@@ -107,7 +107,9 @@ def forward(
         compact = compact and triton.can_compact(soft, x.dtype)
         y, saved = triton.forward(x, soft, strategy, generator, compact)
         return y, saved if compact else x
-    draw = draws.like(x, soft.noise, bound.compute, generator) if strategy == "random" else x
+    draw = x
+    if strategy == "random":
+        draw = reference.draws_like(x, soft.noise, bound.compute, generator)
     return reference.value(x, bound, strategy, draw), x
 
 

@@ -12,10 +12,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from softstair.kernels import draws, reference
+from softstair.kernels import reference
 from softstair.kernels.bound import FEW_LEVELS, BoundStair
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
@@ -61,12 +62,12 @@ def _forward_kernel(
     if std < reference.smallest_std(bound.compute):
         return _look_up(x, bound, shift=mean)
     if forward == "random" and not noise.has_ppf:
-        fill = draws.stream(noise, 0.0, 1.0, bound.compute, generator)
+        fill = _stream(noise, 0.0, 1.0, bound.compute, generator)
         return lambda out, x: out.copy_(
             reference.sample(x - mean, bound, 1 / std, fill(torch.empty_like(x)))
         )
     if forward == "random":
-        return _look_up(x, bound, draw=draws.stream(noise, mean, std, bound.compute, generator))
+        return _look_up(x, bound, draw=_stream(noise, mean, std, bound.compute, generator))
     if forward == "expectation":
         term = None if reference.has_closed_form(bound) else CDF.get(type(noise))
         if term is not None and not _overflows(bound, term.factor(1 / std)):
@@ -78,6 +79,34 @@ def _forward_kernel(
     first, last = bound.rounded.thresholds[0], bound.rounded.thresholds[-1]
     tie = reference.tie(bound.compute)
     return _look_up(x, bound, mode_limits(first, last, spacing[0], noise, std, tie), shift=mean)
+
+
+def _stream(
+    noise: Noise, mean: float, std: float, dtype: torch.dtype, generator: torch.Generator | None
+) -> Callable[[Tensor], Tensor]:
+    """Return a function that fills a flat tensor with the next draws of mean + std·Z, or with
+    uniform numbers for a family that cannot invert its cdf.
+
+    NumPy's numbers are two to three times cheaper than torch's; torch's generator seeds them.
+    """
+    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    bits = np.random.Generator(np.random.SFC64(seed))
+    numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+
+    def draw(target: Tensor) -> Tensor:
+        if isinstance(noise, Normal):
+            bits.standard_normal(out=target.numpy(), dtype=numpy_dtype)
+            return target.mul_(std).add_(mean)
+        bits.random(out=target.numpy(), dtype=numpy_dtype)
+        if not noise.has_ppf:
+            return target
+        if isinstance(noise, Uniform):
+            half = std * noise.support
+            return target.mul_(2 * half).add_(mean - half)
+        target.clamp_(min=reference.SMALLEST_UNIFORM)
+        return target.copy_(noise.ppf(target)).mul_(std).add_(mean)
+
+    return draw
 
 
 def _expectation(total: Kernel, bound: BoundStair) -> Kernel:

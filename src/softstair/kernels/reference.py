@@ -3,6 +3,9 @@
 Nothing here writes in place, branches on a tensor's value or keeps K copies of x, so it is right on
 any device, under every functional transform and inside a compiled graph. A std of 0 (or too small
 for the dtype to divide by) is a Dirac at the mean.
+
+Random numbers come from torch here. The other backends draw one number from torch's generator and
+seed a stream of their own with it, which is cheaper and as reproducible.
 """
 
 from typing import NamedTuple
@@ -11,10 +14,12 @@ import torch
 from torch import Tensor
 
 from softstair.kernels.bound import BoundStair, Scalar
-from softstair.noise import Noise, Triangular, Uniform
+from softstair.noise import Noise, Normal, Triangular, Uniform
 
 EDGE = 1e-6
 """Relative to the support: more than float32 loses on the way from a schedule to here."""
+SMALLEST_UNIFORM = 2.0**-25
+"""Half of the smallest uniform number above 0, which would be −∞ under unbounded noise."""
 
 
 def smallest_std(dtype: torch.dtype) -> float:
@@ -55,6 +60,20 @@ def _value(x: Tensor, bound: BoundStair, forward: str, draw: Tensor) -> Tensor:
     if isinstance(std, float):
         return result
     return torch.where(std < smallest, bound.hard(centred), result)
+
+
+def draws_like(
+    x: Tensor, noise: Noise, dtype: torch.dtype, generator: torch.Generator | None
+) -> Tensor:
+    """Return a draw for each element of x, as :func:`value` reads it."""
+    is_normal = isinstance(noise, Normal)
+    # Compilers and vmap know the functions without a generator; only the others take one.
+    if generator is None:
+        draw = torch.randn_like(x, dtype=dtype) if is_normal else torch.rand_like(x, dtype=dtype)
+    else:
+        function = torch.randn if is_normal else torch.rand
+        draw = function(x.shape, dtype=dtype, device=x.device, generator=generator)
+    return draw if is_normal or not noise.has_ppf else noise.ppf(draw.clamp(min=SMALLEST_UNIFORM))
 
 
 def inverse(std: Scalar, dtype: torch.dtype) -> Scalar:

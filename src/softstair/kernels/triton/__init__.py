@@ -10,7 +10,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from softstair.kernels import draws
 from softstair.kernels.bound import FEW_LEVELS, Scalar, SoftStair, compute_dtype
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 from softstair.stair import Stair
@@ -80,7 +79,10 @@ def forward(
     """Return the value of x, and with ``compact`` the bytes that replace x (else nothing)."""
     from softstair.kernels.triton import elementwise
 
-    seed = draws.seed(x.device, generator) if strategy == "random" else None
+    seed = None
+    if strategy == "random":
+        # It stays on the device: a captured graph draws another at each replay.
+        seed = torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
     operands = elementwise.Operands(*_operands(x, x.dtype, soft))
     return elementwise.forward(x, operands, seed, strategy, compact)
 
