@@ -171,12 +171,26 @@ def test_json_and_pickle(interval, power, static_mean, static_std):
         ({"std0": -0.1}, ["std0", "-0.1"]),
         ({"std0": math.nan}, ["std0", "nan"]),
         ({"mean0": math.inf}, ["mean0", "inf"]),
+        ({"start": -1.0}, ["start", "-1"]),
     ],
     ids=str,
 )
 def test_nonsense_is_refused_in_a_sentence(change, words):
     """Every bad parameter is named with what was given and what is allowed."""
     oracle.refuses(lambda: Schedule(**{"layers": 3, "period": 5, "std0": 0.3, **change}), *words)
+
+
+@pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)
+def test_a_start_delays_every_range(interval, power, static_mean, static_std):
+    """Before it the noise is static; from then on it is that of a schedule without it."""
+    kind = (interval, power, static_mean, static_std)
+    plain, late = (make(*kind, layers=3, period=2.0, std0=STD0, start=s) for s in (0.0, 16.0))
+    for layer in range(3):
+        assert {late(layer, t) for t in (0.0, 8.0, 16.0)} == {plain(layer, 0.0)}
+        for step in range(30):
+            assert late(layer, 16 + step / 4) == plain(layer, step / 4)
+    assert late.end == 22.0
+    assert Schedule.from_json(late.to_json()) == late
 
 
 @pytest.mark.parametrize("layer", [-1, 3, 99])

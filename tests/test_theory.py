@@ -317,6 +317,12 @@ def test_exact_order_agrees_with_a_grid(n: int) -> None:
             assert abs(pair.end - other.end) <= 1.001 * grid.resolution
 
 
+def test_breaks_begin_after_the_start() -> None:
+    plain, late = (Schedule(4, 10, interval="same_end", start=start) for start in (0, 25))
+    for first, second in zip(*(synchronisation(s).breaks for s in (plain, late)), strict=True):
+        assert (second.start, second.end) == (first.start + 25, first.end + 25)
+
+
 def test_a_users_function_is_judged_on_a_grid() -> None:
     def crossing(layer: int, t: float) -> tuple[float, float]:
         return 0.0, max(0.0, 1 - t) if layer == 0 else max(0.0, 1 - 2 * t * t)

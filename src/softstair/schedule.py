@@ -11,7 +11,8 @@ partition   P·ℓ            P(ℓ+1)
 overlapped  0              P·n
 =========== ============== ==========        =========== ======= ========
 
-P is the period, n the number of quantised layers, ℓ and t count from 0. Means and standard
+P is the period, n the number of quantised layers, ℓ and t count from 0. A start other than 0 is
+added to t_start and t_end: before it the noise of all layers is static. Means and standard
 deviations are in quanta of each layer's stair; t is in the unit that P is in (epochs, usually).
 """
 
@@ -61,6 +62,8 @@ class Schedule:
         mean0: The first mean, in quanta. By default 0 if it is static and −0.5 if it is dynamic:
             with σ(x − ν), the theorem needs the negative sign.
         std0: The first standard deviation, in quanta.
+        start: The time at which the ranges begin, for annealing late in a training: the noise of
+            all layers is static before it.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -74,11 +77,13 @@ class Schedule:
     static_std: bool = False
     mean0: float | None = None
     std0: float = UNIFORM_HALF_QUANTUM
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         _check.integer("layers", self.layers, 1)
         _check.number("period", self.period, above=0)
         _check.number("std0", self.std0, 0)
+        _check.number("start", self.start, 0)
         if self.mean0 is not None:
             _check.number("mean0", self.mean0)
         _check.choice("interval", self.interval, INTERVALS)
@@ -104,7 +109,7 @@ class Schedule:
     @property
     def end(self) -> float:
         """The time from which the noise no longer changes."""
-        return self.period * self.layers
+        return self.start + self.period * self.layers
 
     @property
     def is_static(self) -> bool:
@@ -115,12 +120,13 @@ class Schedule:
         """Return (t_start, t_end), the annealing range of a layer."""
         n, period = self.layers, self.period
         _check.integer("layer", layer, 0, n - 1)
-        return {
+        first, last = {
             "same_start": (0.0, period * (layer + 1)),
             "same_end": (period * (n - layer - 1), period * n),
             "partition": (period * layer, period * (layer + 1)),
             "overlapped": (0.0, period * n),
         }[self.interval]
+        return self.start + first, self.start + last
 
     def exponent(self, layer: int) -> int:
         """Return d_α, the exponent of the mean; that of the std is twice as large."""

@@ -3,7 +3,7 @@
 ρ_ℓ(t) = β_ℓ(t)/β_ℓ(0) is the share of its noise that layer ℓ still has at time t, or
 |α_ℓ(t)|/|α_ℓ(0)| if the std is static. A schedule is synchronised if ρ_ℓ(t) ≤ ρ_{ℓ+1}(t) for all ℓ
 and t: no layer is annealed before a layer that feeds it. For a :class:`~softstair.Schedule` the
-answer is exact (with n layers, period P, k = ℓ + 1 and d = n − ℓ):
+answer is exact (with n layers, period P, k = ℓ + 1, d = n − ℓ and t from its start):
 
 - same_end: ℓ is behind ℓ+1 for P(n−k−1) < t < P·n under the homogeneous power, and for
   P(n−k−1) < t < P(n − k^d/(k+1)^(d−1)) under the progressive one;
@@ -114,14 +114,15 @@ def synchronisation(
 
 def _synchronisation_of_schedule(schedule: Schedule) -> Synchronisation:
     """Return the exact answer, by the rules at the top of the module."""
-    n, period = schedule.layers, float(schedule.period)
+    n, period, begin = schedule.layers, float(schedule.period), schedule.start
     homogeneous = schedule.power == "homogeneous"
     breaks = []
     if schedule.interval == "same_end":
         for layer in range(n - 1):
             k, d = layer + 1, n - layer
             left = 0.0 if homogeneous else k**d / (k + 1) ** (d - 1)
-            breaks.append(Break(layer, k, period * (n - k - 1), period * (n - left)))
+            start, end = period * (n - k - 1), period * (n - left)
+            breaks.append(Break(layer, k, begin + start, begin + end))
     equal = range(n - 1) if schedule.interval == "overlapped" and homogeneous else range(0)
     dynamic_mean = not schedule.static_mean and schedule.first_mean != 0
     dynamic_std = not schedule.static_std and schedule.std0 != 0
