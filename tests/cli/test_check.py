@@ -125,13 +125,15 @@ def test_lines_fit_the_terminal(
 
 
 def test_network_of_a_run(run: Run) -> None:
-    short = Recipe(epochs=2, period=0.5, limit=150, batch=24, interval="same_end")
+    settings = {"anneal_from": 0.25, "interval": "same_end"}
+    short = Recipe(epochs=2, period=0.5, limit=150, batch=24, **settings)
     train(short, "run", device="cpu")
     code, out, _ = run("check", "--run", "run", "--json", "report.json")
     assert code == 1, "the recipe's schedule is checked"
     assert "on the trained network" in out
     report = json.loads(Path("report.json").read_text())
     assert (report["schedule"]["layers"], report["schedule"]["period"]) == (3, 0.5)
+    assert report["schedule"]["start"] == 0.25
     distances = report["distances_on_run"]
     assert [values[-1] for values in distances["values"]] == [0, 0, 0]
     # The same by hand.

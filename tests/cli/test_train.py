@@ -89,6 +89,11 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
         ("--preset paper-cifar10 --epochs 100", {"epochs": 100, "period": 10.0, "drop": 80.0}),
         ("--preset paper-speech --epochs 60 --period 7", {"period": 7.0, "drop": 50.0}),
         ("--preset paper-svhn --lr-drop-epoch None", {"drop": None, "period": 50.0}),
+        (
+            "--epochs 80 --anneal-from 50% --period None",
+            {"anneal_from": 40.0, "period": None, "drop": 64.0},
+        ),
+        ("--anneal-from 12.5 --period 2", {"anneal_from": 12.5}),
         ("--no-static-mean --static-std", {"static_mean": False, "static_std": True}),
         ("", {"data": "digits", "model": "auto", "weights": "ternary"}),
     ],
@@ -103,6 +108,8 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
     [
         ("--epochs 0", ["--epochs must be an integer from 1", "0 was given"]),
         ("--fold 5", ["fold", "5"]),
+        ("--anneal-from half", ["--anneal-from must be", "'half' was given"]),
+        ("--anneal-from 50%", ["--period must be at most 6.26667 for 3 layers"]),
         ("--limit 40", ["batch", "32", "64"]),
         ("--device toaster", ["device", "'toaster'"]),
         ("--model vgg8", ["vgg8", "32"]),

@@ -59,6 +59,8 @@ def test_wrong_values_name_the_field(name: str) -> None:
         ("cutmix", {"mixup": 0.5, "cutmix": 0.5}),
         ("cutout", {"data": "speech", "cutout": 4}),
         ("time_mask", {"data": "digits", "time_mask": 4}),
+        ("momentum", {"optimiser": "nesterov", "momentum": 0.0}),
+        ("anneal_from", {"anneal_from": 40.0}),
         ("epochs", {"epochs": ["x" * 10**6]}),
     ],
 )
@@ -83,7 +85,7 @@ def test_every_field_has_help_and_facts() -> None:
     )  # fmt: skip
     unchanging = set(FIELDS) - set(fields_with("changes_result"))
     assert unchanging == {"truncate", "compile", "kernels", "capture"}
-    assert fields_with("scales_with_epochs") == ("period", "drop")
+    assert fields_with("scales_with_epochs") == ("period", "anneal_from", "warm_up", "drop")
 
 
 def values_of(name: str) -> st.SearchStrategy[Any]:
@@ -100,7 +102,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return kinds[known.kind] | st.none() if known.is_optional else kinds[known.kind]
 
 
-FREE = [name for name in FIELDS if name not in ("fold", "folds", "kernels", "truncate", "freeze")]
+BOUND = ("fold", "folds", "kernels", "truncate", "freeze", "anneal_from", "momentum")
+FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
     lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0})
 )
@@ -179,6 +182,27 @@ def test_rescaled_in_proportion() -> None:
     for epochs in (0, 1.5, True, "3", None):
         with pytest.raises(ValueError, match="epochs"):
             Recipe().rescaled(epochs)  # type: ignore[arg-type]
+
+
+def test_annealing_may_begin_late() -> None:
+    late = Recipe(epochs=100, anneal_from="50%", period=None)
+    assert (late.anneal_from, late.rescaled(40).anneal_from) == (50.0, 20.0)
+    for recipe in (late, late.rescaled(40)):
+        schedule = recipe.schedule(7)
+        assert schedule.start == 0.5 * recipe.epochs
+        assert schedule.end == pytest.approx(0.97 * recipe.epochs)
+    assert Recipe(epochs=100, period=None).schedule(4).period == 24.25
+    assert Recipe.from_row(late.to_row()) == Recipe.from_json(late.to_json()) == late
+    static = replace(late, static_std=True, anneal_from=99.0)  # does not anneal
+    assert static.schedule(7).is_static
+    with pytest.raises(SoftstairError, match=r"6\.71429 for 7 layers") as caught:
+        replace(late, period=7.0).schedule(7)
+    assert caught.value.field == "period"
+    assert replace(late, period=6.71429).schedule(7).period == 6.71429
+    assert replace(late, anneal_from=0.0, period=7.0).schedule(20).end == 140.0
+    for wrong in (98.0, "98%", "half", "50 %%"):
+        with pytest.raises(SoftstairError, match="anneal_from"):
+            replace(late, anneal_from=wrong)
 
 
 def test_the_learning_rate_drops_where_it_should() -> None:

@@ -267,6 +267,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
         {999: {"exp_avg": torch.ones(2)}}
     ),
     "optimiser of words": lambda s: s["optimiser"].update(state={0: "x"}),
+    "optimiser of other groups": lambda s: s["optimiser"]["param_groups"][0]["params"].pop(),
     "no annealer": lambda s: s.update(annealer=None),
     "annealer elsewhere": lambda s: s["annealer"].update(steps=-5),
     "generator": lambda s: s["generators"].update(cpu=torch.zeros(3, dtype=torch.uint8)),

@@ -47,6 +47,22 @@ def finished(out: Path) -> list[Any]:
 RECIPES: dict[str, Recipe] = {
     "default": recipe(),
     "random": recipe(forward="random"),
+    "groups, clipped, late": recipe(
+        optimiser="adamw",
+        latent_rate=0.03,
+        norm_rate=0.3,
+        last_rate=0.1,
+        rate_shape="cosine",
+        warm_up=0.5,
+        weight_decay=0.1,
+        norm_decay=0.0,
+        clip_gradient=1.0,
+        clip_latent=True,
+        label_smoothing=0.1,
+        anneal_from="50%",
+        period=None,
+        forward="random",
+    ),
     "dynamic mean": recipe(static_mean=False, period=1.3),
     "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
     "sgd, dropping, not truncated": recipe(

@@ -229,7 +229,6 @@ class Phase(Record):
 
     annealed: tuple[int, ...]
     epochs: int
-    rates: int  # number of different learning rates: a step is captured again for each
     times: Times
     static_times: Times  # of the step with static noise beside it
     capture: float
@@ -255,7 +254,6 @@ class PartitionReport(Record):
     steps: int
     phases: list[Phase]
     static_capture: float
-    static_rates: int
 
     @property
     def images(self) -> int:
@@ -266,15 +264,14 @@ class PartitionReport(Record):
     def seconds(self) -> float:
         """Seconds of the schedule with truncation, captures included."""
         return sum(
-            phase.epochs * self.steps * phase.times.median + phase.rates * phase.capture
-            for phase in self.phases
+            phase.epochs * self.steps * phase.times.median + phase.capture for phase in self.phases
         )
 
     @property
     def static_seconds(self) -> float:
         """Seconds of as many epochs with static noise, captures included."""
         steps = sum(phase.epochs * self.steps * phase.static_times.median for phase in self.phases)
-        return steps + self.static_rates * self.static_capture
+        return steps + self.static_capture
 
     @property
     def images_per_second(self) -> float:
@@ -299,10 +296,6 @@ def spans(recipe: Recipe, layers: int) -> dict[tuple[int, ...], range]:
         annealed = tuple(layer for layer, std in enumerate(stds) if std < SMALLEST_STD)
         epochs[annealed] = range(epochs.get(annealed, range(epoch, 0)).start, epoch + 1)
     return epochs
-
-
-def _rates(recipe: Recipe, epochs: range) -> int:
-    return len({recipe.learning_rate_at(float(epoch)) for epoch in epochs})
 
 
 def measure_partition(
@@ -343,7 +336,7 @@ def measure_partition(
             times = _race(runners, device, effort)
             capture = _capture(first_step, times["partition"], partition)
             figures = times["partition"], times["static"], capture
-            phases.append(Phase(annealed, len(epochs), _rates(dynamic, epochs), *figures))
+            phases.append(Phase(annealed, len(epochs), *figures))
         return PartitionReport(
             model=model,
             preset=load.preset,
@@ -357,7 +350,6 @@ def measure_partition(
             steps=max(1, load.images // batch),
             phases=phases,
             static_capture=_capture(static.seconds, phases[0].static_times, static),
-            static_rates=_rates(dynamic, range(dynamic.epochs)),
         )
 
 

@@ -149,7 +149,7 @@ class _Option:
                 try:
                     return kind(text)
                 except ValueError:
-                    break
+                    continue
         names = self.choices + [TYPES[kind] for kind in self.kinds if kind in TYPES]
         allowed = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
         raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given.")

@@ -47,6 +47,7 @@ class Command:
     power: Power = flag("homogeneous", "How fast each layer anneals within its interval.")
     layers: int = flag(7, "Number of quantised layers, from 1 to 200.")
     period: float = flag(50.0, "Epochs per layer.")
+    anneal_from: float = flag(0.0, "Epoch at which annealing begins.")
     static_mean: bool = flag(True, "Keep the mean constant instead of decaying it to 0.")
     static_std: bool = flag(False, "Keep the std constant instead of decaying it to 0.")
     mean0: float | None = flag(
@@ -88,7 +89,10 @@ class Command:
 
         recipe, layers = trained_recipe(run)
         names = ("noise", *fields_with("schedule"))
-        base = cls(layers=layers, **{name: getattr(recipe, name) for name in names})
+        schedule = recipe.schedule(layers)
+        values = {name: getattr(recipe, name) for name in names}
+        values |= {"period": schedule.period, "anneal_from": schedule.start}
+        base = cls(layers=layers, **values)
         if recipe.features == "float":
             return base
         return replace(base, stair=recipe.features, quantum=recipe.feature_quantum)
@@ -97,7 +101,8 @@ class Command:
         """Return the schedule that the flags describe."""
         std0 = noise.get(self.noise).std_within(0.5) if self.std0 is None else self.std0
         names = ("layers", "period", "interval", "power", "static_mean", "static_std", "mean0")
-        return Schedule(std0=std0, **{name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        return Schedule(std0=std0, start=self.anneal_from, **values)
 
     def target(self) -> Stair:
         """Return the stair that the flags describe."""
@@ -143,7 +148,8 @@ def _heading(report: Examination, console: Console) -> None:
     std = "static" if schedule.static_std else "dynamic"
     console.print(
         f"[bold]{report.noise.name}[/] noise, [bold]{schedule.interval}[/], "
-        f"[bold]{schedule.power}[/], {schedule.layers} layers, period {schedule.period:g}\n"
+        f"[bold]{schedule.power}[/], {schedule.layers} layers, period {schedule.period:g}"
+        f"{f' from {schedule.start:g} on' if schedule.start else ''}\n"
         f"{mean} mean from {schedule.first_mean:.4g}, {std} std from {schedule.std0:.4g} (quanta)\n"
     )
 

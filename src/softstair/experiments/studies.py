@@ -242,6 +242,8 @@ def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> C
 
 def drop_of(training: Training) -> int | None:
     """Return how many epochs were done when the learning rate dropped; None if it never did."""
+    if training.recipe.rate_shape != "drop":
+        return None
     first = training.curve[0].learning_rate
     lower = (e.epoch for e in training.curve if e.learning_rate < first * (1 - 1e-6))
     return next(lower, None)

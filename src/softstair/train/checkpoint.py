@@ -271,11 +271,13 @@ def _load_optimiser(state: State, saved: dict[str, Any]) -> None:
             has_shape = isinstance(value, Tensor) and value.dim() > 0
             if has_shape and value.shape != parameters[number].shape:
                 raise ValueError("its optimiser is of other parameters")
-    optimiser.load_state_dict(saved)
-    # Whether it is fused depends on this device, not on the one that saved it.
-    for group in optimiser.param_groups:
-        for name in {"fused", "capturable"} & set(optimiser.defaults):
-            group[name] = optimiser.defaults[name]
+    own = optimiser.state_dict()
+    if [group["params"] for group in saved["param_groups"]] != [
+        group["params"] for group in own["param_groups"]
+    ]:
+        raise ValueError("its optimiser has other groups of parameters")
+    # Rates and settings of the groups are those of the recipe and of this device.
+    optimiser.load_state_dict({**own, "state": saved["state"]})
     for parameter, values in optimiser.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

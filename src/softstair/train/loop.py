@@ -230,7 +230,7 @@ def measure(
     }
     if state.annealer is not None:
         x, _ = next(valid.chunks(EXAMINED))
-        stairs = stair_health(state.network, x)
+        stairs = stair_health(state.network, x, state.latent_bounds)
         messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]
         metrics["annealed"] = list(state.annealer.annealed)

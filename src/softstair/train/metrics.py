@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.train.execution import matmul_precision
+from softstair.train.optimiser import Bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
 
 CHUNK, CHUNK_ON_GPU = 500, 1000
@@ -123,6 +124,7 @@ class Health:
         occupancy: Share of the inputs at each level. If all are at one level, the stair computes a
             constant.
         dead: Share of the inputs that pass no gradient; None without noise, when none does.
+        edge: Share of the weights at the bounds to which they are clipped; None if they are not.
     """
 
     name: str
@@ -130,12 +132,14 @@ class Health:
     std: float
     occupancy: tuple[float, ...]
     dead: float | None
+    edge: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, rounded to four digits, for a line of metrics."""
         dead = None if self.dead is None else round(self.dead, 4)
         levels = [round(share, 4) for share in self.occupancy]
-        return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead}
+        edge = {} if self.edge is None else {"edge": round(self.edge, 4)}
+        return {"name": self.name, "layer": self.layer, "levels": levels, "dead": dead, **edge}
 
     def warning(self, fading: bool) -> str | None:
         """Return what is wrong, or None; noise that is ``fading`` passes no gradient at the end."""
@@ -144,12 +148,19 @@ class Health:
             return f"{self.dead:.1%} of the inputs of {self.name} pass no gradient"
         if max(self.occupancy) >= NEARLY_ALL:
             return f"{max(self.occupancy):.1%} of the inputs of {self.name} lie at one level"
+        if self.edge is not None and self.edge >= NEARLY_ALL:
+            return f"{self.edge:.1%} of {self.name} lie at the bounds to which they are clipped"
         return None
 
 
 @torch.no_grad()
-def stair_health(network: nn.Module, x: Tensor) -> list[Health]:
-    """Return the health of every stair of a network for some inputs; draws no random numbers."""
+def stair_health(
+    network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds] | None = None
+) -> list[Health]:
+    """Return the health of every stair of a network for some inputs; draws no random numbers.
+
+    ``bounds`` are those to which the weights of layers are clipped, by the name of the layer.
+    """
     stairs = dict(stair_modules(network))
     inputs: dict[str, Tensor] = {}
     hooks = []
@@ -168,15 +179,17 @@ def stair_health(network: nn.Module, x: Tensor) -> list[Health]:
             inputs[f"{name}.weight_stair"] = module.weight
     used = [name for name in stairs if name in inputs]
     # One transfer for all stairs, instead of three for each.
-    measured = [_measure(stairs[name], inputs[name]) for name in used]
+    limits = {f"{name}.weight_stair": limit for name, limit in (bounds or {}).items()}
+    measured = [_measure(stairs[name], inputs[name], limits.get(name)) for name in used]
     numbers = torch.cat(measured).cpu().split([len(part) for part in measured]) if measured else ()
     return [
-        _health(name, stairs[name], part.tolist()) for name, part in zip(used, numbers, strict=True)
+        _health(name, stairs[name], part.tolist(), name in limits)
+        for name, part in zip(used, numbers, strict=True)
     ]
 
 
-def _measure(module: StairModule, x: Tensor) -> Tensor:
-    """Return (std, share without gradient, share of each level …) on the device of ``x``."""
+def _measure(module: StairModule, x: Tensor, limits: Bounds | None) -> Tensor:
+    """Return (std, share without gradient, share at the limits, share of each level …) of ``x``."""
     index = module.stair.index(x).flatten()
     levels = len(module.stair)
     if levels <= FEW_LEVELS:
@@ -186,12 +199,16 @@ def _measure(module: StairModule, x: Tensor) -> Tensor:
     mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
     soft = kernels.SoftStair(module.stair, module.noise, mean, std)
     dead = (kernels.slope(x.float(), soft) == 0).sum()
-    shares = torch.cat([dead[None], counts]).double() / x.numel()
+    edge = torch.zeros_like(dead)
+    if limits is not None:
+        edge = ((x <= limits[0]) | (x >= limits[1])).sum()
+    shares = torch.cat([dead[None], edge[None], counts]).double() / x.numel()
     return torch.cat([module.std.double().reshape(1), shares])
 
 
-def _health(name: str, module: StairModule, numbers: list[float]) -> Health:
-    std, dead, *occupancy = numbers
+def _health(name: str, module: StairModule, numbers: list[float], clipped: bool) -> Health:
+    std, dead, edge, *occupancy = numbers
     weights = " weights" if isinstance(module, StairWeight) else ""
     name = name.removesuffix(".weight_stair") + weights
-    return Health(name, module.layer, std, tuple(occupancy), dead if std > 0 else None)
+    dead_share, edge_share = (dead if std > 0 else None), (edge if clipped else None)
+    return Health(name, module.layer, std, tuple(occupancy), dead_share, edge_share)

@@ -148,7 +148,7 @@ def advice(state: State) -> list[str]:
         layers = f"layer {late[0]}" if len(late) == 1 else f"layers {late[0]} to {late[-1]}"
         warnings.append(
             f"{layers} will still have noise after the last epoch, {recipe.epochs}, since "
-            f"{schedule.layers} layers anneal over {schedule.end:g}: lower `period`"
+            f"{schedule.layers} layers anneal until {schedule.end:g}: lower `period`"
         )
     if schedule.static_std and _has_gaps(recipe, schedule.std0):
         warnings.append(
@@ -170,8 +170,9 @@ def advice(state: State) -> list[str]:
         )
     distance = abs(schedule.first_mean) * recipe.weight_quantum
     # Adam moves a weight by about its learning rate per step.
-    reach = min(recipe.period, recipe.epochs) * state.steps * recipe.learning_rate
-    if recipe.optimiser == "adam" and reach < distance:
+    rate = recipe.latent_rate_for(recipe.weight_quantum)
+    reach = min(schedule.period, recipe.epochs) * state.steps * rate
+    if recipe.optimiser.startswith("adam") and reach < distance:
         warnings.append(
             f"the mean of the noise moves by {distance:g} within a period, but weights only by "
             f"about {reach:.2g}: raise `period`, `epochs` or `learning_rate`"

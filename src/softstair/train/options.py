@@ -18,6 +18,9 @@ from softstair.stair import Stair
 
 ValueT = TypeVar("ValueT")
 
+LAST_SHARE = 0.97
+"""Of a run, at which an annealing ends whose period is fitted, or that begins late."""
+
 Fact = Literal[
     "architecture",  # decides which network is built
     "paper_axis",  # is a degree of freedom of the paper's experiments
@@ -346,8 +349,19 @@ class NoiseOptions(Options):
     power: Power = option(
         "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
     )
-    period: float = option(
-        9.0, "Epochs to anneal one layer (all: times layers).", "schedule", "scales_with_epochs"
+    period: float | None = option(
+        9.0,
+        "Epochs to anneal one layer (all: times layers; None: end at 97 % of the run).",
+        "schedule",
+        "scales_with_epochs",
+    )
+    anneal_from: float | str = option(
+        0.0,
+        "Epoch at which annealing begins, or a share of the epochs such as 50%.",
+        "scales_with_epochs",
+        low=0.0,
+        high=1e9,
+        older_value=0.0,
     )
     update: Literal["iteration", "epoch"] = option(
         "iteration", "Update the noise at every iteration, or once per epoch."
@@ -359,50 +373,26 @@ class NoiseOptions(Options):
         False, "Freeze parameters before annealed layers, which momentum would still move."
     )
 
-    def schedule(self, layers: int) -> Schedule:
-        """Return the noise schedule of a network with that many quantised layers."""
+    def _schedule(self, layers: int, epochs: int, starts: bool) -> Schedule:
+        """Return the schedule in a run of so many epochs; ``anneal_from`` counts if it starts."""
         known = describe(NoiseOptions).items()
         values = {name: getattr(self, name) for name, field in known if "schedule" in field.facts}
         if self.std0 is None:
             values["std0"] = noises.get(self.noise).std_within(0.5)
-        return Schedule(layers=layers, **values)
+        start, last = float(self.anneal_from) if starts else 0.0, LAST_SHARE * epochs
+        if start >= last:
+            problem = (
+                f"must be below {last:g}, {LAST_SHARE:g} of the epochs, but {start:g} was given"
+            )
+            raise _check.invalid("anneal_from", problem)
+        if self.period is None:
+            values["period"] = (last - start) / layers
+        return Schedule(layers=layers, start=start, **values)
 
     def _check_together(self) -> None:
         super()._check_together()
         if self.freeze and not self.truncate:
             raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
-        self.schedule(1)
-
-
-@dataclass(frozen=True)
-class OptimiserOptions(Options):
-    """The optimiser, its learning rate, and how long it runs."""
-
-    optimiser: Literal["adam", "sgd"] = option(
-        "adam", "Adam, or stochastic gradient descent with momentum."
-    )
-    learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
-    momentum: float = option(0.9, "Momentum of sgd.", low=0.0, high=0.999999)
-    weight_decay: float = option(0.0, "Weight decay.", low=0.0, high=1e6)
-    drop: float | None = option(
-        32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
-    )
-    drop_factor: float = option(0.1, "Factor by which the learning rate drops.", low=0.0, high=1e6)
-    batch: int = option(
-        64, "Examples per batch; an incomplete last batch is left out.", low=2, high=10**9
-    )
-    epochs: int = option(
-        40,
-        "Passes over the data; as a flag, scales period and drop.",
-        "in_tables",
-        low=1,
-        high=10**7,
-    )
-
-    def learning_rate_at(self, t: float) -> float:
-        """Return the learning rate at time ``t`` in epochs, counting from 0."""
-        dropped = self.drop is not None and t >= self.drop
-        return self.learning_rate * self.drop_factor if dropped else self.learning_rate
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,26 @@
 """Recipes: everything that decides how a network is trained, in one frozen, checked record."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from softstair import _check
 from softstair._errors import SoftstairError
+from softstair.schedule import Schedule
+from softstair.train.optimiser import OptimiserOptions
 from softstair.train.options import (
+    LAST_SHARE,
     DataOptions,
     ExecutionOptions,
     Fact,
     NetworkOptions,
     NoiseOptions,
-    OptimiserOptions,
     SplitOptions,
     describe,
 )
+
+PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,42 @@ class Recipe(
     10.0
     """
 
+    def __post_init__(self) -> None:
+        if isinstance(self.anneal_from, str) and (match := PERCENT.fullmatch(self.anneal_from)):
+            epochs = _check.integer("epochs", self.epochs, 1)
+            object.__setattr__(self, "anneal_from", float(match[1]) / 100 * epochs)
+        super().__post_init__()
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        self._schedule(1, self.epochs, self._is_annealed)
+
+    def schedule(self, layers: int) -> Schedule:
+        """Return the noise schedule of a network with that many quantised layers.
+
+        Raises:
+            SoftstairError: If annealing begins late and would not end by 0.97 of the epochs.
+
+        >>> schedule = Recipe(epochs=100, anneal_from="50%", period=None).schedule(layers=4)
+        >>> schedule.start, schedule.period, schedule.end
+        (50.0, 11.75, 97.0)
+        """
+        schedule = self._schedule(layers, self.epochs, self._is_annealed)
+        last = LAST_SHARE * self.epochs
+        if schedule.start > 0 and schedule.end > last * (1 + 1e-5):  # the message has six digits
+            raise _check.invalid(
+                "period",
+                f"must be at most {(last - schedule.start) / layers:g} for {layers} layers to "
+                f"anneal from {schedule.start:g} until {last:g}, {LAST_SHARE:g} of the epochs, but "
+                f"{schedule.period:g} was given",
+            )
+        return schedule
+
     def rescaled(self, epochs: int) -> "Recipe":
         """Return the recipe for another number of epochs; times in epochs scale in proportion."""
         if epochs == self.epochs:
             return self
-        stretched = replace(self, epochs=epochs)  # raises if that is no number of epochs
+        epochs = describe(Recipe)["epochs"].check(epochs)
         times = {name: getattr(self, name) for name in fields_with("scales_with_epochs")}
         # Twelve digits, so that two steps of scaling give the same as one.
         scaled: dict[str, Any] = {
@@ -51,7 +87,7 @@ class Recipe(
             for name, time in times.items()
             if time is not None
         }
-        return replace(stretched, **scaled)
+        return replace(self, epochs=epochs, **scaled)
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return the names of the fields in which another recipe differs."""

@@ -9,7 +9,7 @@ from typing import Any
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
 from softstair.data import version
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import Recipe, fields_with
 
 MAX_JSON_BYTES = 1 << 20
 MAX_THREADS = 1024
@@ -25,8 +25,9 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
     """Raise RunError if a run was begun with another recipe than the given one."""
     if not (names := begun.differences(given)):
         return
-    # Another number of epochs rescales `period` and `drop`, which were not given.
-    name = "epochs" if names[0] in ("period", "drop") and "epochs" in names else names[0]
+    # Another number of epochs rescales times in epochs, which were not given.
+    rescaled = names[0] in fields_with("scales_with_epochs") and "epochs" in names
+    name = "epochs" if rescaled else names[0]
     raise RunError(
         f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but "
         f"{getattr(given, name)!r} was given: leave out `{name}`, or give another `out`.",

@@ -11,6 +11,7 @@ from softstair import _check
 from softstair.anneal import Annealer
 from softstair.nn import layer_count
 from softstair.train.execution import choose_execution
+from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 
@@ -47,11 +48,13 @@ class State:
             for parameter in self.network.parameters():
                 if parameter.dim() == 4:  # the layout of the tensor cores
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.optimiser = make_optimiser(self.network, recipe, device)
+        self.optimiser = make_optimiser(self.network, recipe, recipe.stair("weights"), device)
+        self.rates = Rates(self.optimiser, device)
         # A model's own buffers may be infinite by design, as attention masks are.
         values = self.network.state_dict().items()
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
         self.annealer = self._make_annealer(recipe)
+        self.latent_bounds = self._latent_bounds(recipe)
         own = own or ":" in recipe.model
         self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, team.size
@@ -82,6 +85,12 @@ class State:
             annealer.gather()
         return annealer
 
+    def _latent_bounds(self, recipe: Recipe) -> dict[str, Bounds]:
+        """Return the bounds of latent weights by layer; none if they are not clipped."""
+        if self.annealer is None or not recipe.clip_latent:
+            return {}
+        return latent_bounds(self.network, recipe.schedule(self.annealer.layers))
+
     def begin_epoch(self) -> None:
         """Draw the order of the examples, unless a checkpoint had one."""
         if self.order is None:
@@ -108,17 +117,27 @@ class State:
         self._since = now
 
     @property
+    def t(self) -> float:
+        """The time in epochs of the next step; at the end of an epoch, of its last step."""
+        return self.epoch + min(self.step, self.steps - 1) / self.steps
+
+    @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step; at the end of an epoch, of its last step."""
-        step = min(self.step, self.steps - 1)
-        return self.recipe.learning_rate_at(self.epoch + step / self.steps)
+        return self.recipe.learning_rate_at(self.t)
 
     def begin_step(self) -> None:
-        """Set the noise and the learning rate of the next step."""
+        """Set the noise and the learning rates of the next step."""
         if self.annealer is not None:
             self.annealer.step()
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate
+        self.rates.set(self.recipe.rate_factor(self.t))
+
+    def update(self) -> None:
+        """Change the parameters by their gradients, as the optimiser and the recipe say."""
+        if self.recipe.clip_gradient is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_gradient)
+        self.fill_gradients()  # of parameters that the backward pass did not reach
+        self.optimiser.step()
+        clip_latent(self.network, self.latent_bounds)
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.
@@ -181,18 +200,3 @@ class State:
         torch.set_rng_state(states["cpu"])
         if self.device.type == "cuda" and states["cuda"] is not None:
             torch.cuda.set_rng_state(states["cuda"], self.device)
-
-
-def make_optimiser(
-    network: nn.Module, recipe: Recipe, device: torch.device
-) -> torch.optim.Optimizer:
-    """Return the optimiser of a recipe; on a GPU it is fused and can be captured in a graph."""
-    rate, decay = recipe.learning_rate, recipe.weight_decay
-    cuda = device.type == "cuda"
-    if recipe.optimiser == "adam":
-        return torch.optim.Adam(
-            network.parameters(), rate, weight_decay=decay, fused=cuda, capturable=cuda
-        )
-    return torch.optim.SGD(
-        network.parameters(), rate, momentum=recipe.momentum, weight_decay=decay, fused=cuda
-    )

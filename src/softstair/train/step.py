@@ -7,7 +7,6 @@ CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,21 +47,24 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     x, share = augmentation.mix(x)
     with state.autocast():
         scores = state.forward(x)
-        loss = F.cross_entropy(scores, y)
+        loss = _cross_entropy(state, scores, y)
         if share is not None:
-            loss = (1 - share) * loss + share * F.cross_entropy(scores, y.flip(0))
+            loss = (1 - share) * loss + share * _cross_entropy(state, scores, y.flip(0))
     state.optimiser.zero_grad()
     with state.team.connected():
         loss.backward()
-    state.fill_gradients()  # of parameters that the backward pass did not reach
     with torch.no_grad():
         correct = (scores.argmax(1) == y).sum()
         if state.team.size > 1:
             state.team.average([*state.running_statistics(), loss], correct)
-    state.optimiser.step()
+    state.update()
     with torch.no_grad():
         state.loss += loss
         state.correct += correct
+
+
+def _cross_entropy(state: State, scores: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(scores, y, label_smoothing=state.recipe.label_smoothing)
 
 
 class CapturedStep(Step):
@@ -70,9 +72,9 @@ class CapturedStep(Step):
 
     A step has about a hundred kernels. The host needs more time to launch them than the device to
     run them; a graph needs one launch. What changes in every step is in tensors on the device: the
-    position in the epoch, the noise, the state of the random numbers. The learning rate and the
-    layers at which the backward pass ends are constants of the graph. When one of them changes,
-    which happens a few times per run, the step is captured again.
+    position in the epoch, the noise, the learning rates, the state of the random numbers. The
+    layers at which the backward pass ends are constants of the graph. When they change, which
+    happens once per layer, the step is captured again.
     """
 
     def __init__(self, state: State, examples: Examples) -> None:
@@ -84,7 +86,7 @@ class CapturedStep(Step):
         self._offsets = torch.arange(state.recipe.batch, device=device)
         self._copied_order: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._graph_constants: tuple[Any, ...] | None = None
+        self._truncated_layers: tuple[int, ...] = ()
         self.captures = 0
 
     def __call__(self) -> None:
@@ -96,10 +98,10 @@ class CapturedStep(Step):
             self._order.copy_(state.order)
             self._step.fill_(state.step)
             self._copied_order = state.order
-        constants = (state.learning_rate, state.truncated_layers)
-        if self._graph is None or constants != self._graph_constants:
+        layers = state.truncated_layers
+        if self._graph is None or layers != self._truncated_layers:
             self._capture()
-            self._graph_constants = constants
+            self._truncated_layers = layers
         assert self._graph is not None
         self._graph.replay()
         state.end_step()

@@ -1,0 +1,245 @@
+"""The optimiser of a training: its options, groups of parameters, learning rates and clipping."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from softstair import _check
+from softstair.nn import StairLayer
+from softstair.schedule import Schedule
+from softstair.stair import Stair
+from softstair.train.options import Options, option
+
+INSIDE = 1 - 1e-4
+"""Of the half-width of the noise: latent weights that are clipped keep a positive density."""
+FACTOR = "Factor of the learning rate of"
+
+
+@dataclass(frozen=True)
+class OptimiserOptions(Options):
+    """The optimiser, its learning rate, and how long it runs."""
+
+    optimiser: Literal["adam", "adamw", "sgd", "nesterov"] = option(
+        "adam", "Adam, AdamW (decoupled weight decay), or SGD with momentum or Nesterov's."
+    )
+    learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
+    latent_rate: float | None = option(
+        None,
+        "Initial learning rate of quantised weights, in quanta (None: the learning rate).",
+        low=0.0,
+        high=1e6,
+        older_value=None,
+    )
+    norm_rate: float = option(
+        1.0, f"{FACTOR} normalisations and biases.", low=0.0, high=1e6, older_value=1.0
+    )
+    first_rate: float = option(
+        1.0,
+        f"{FACTOR} the first layer's weights, if their stair is not that of the others.",
+        low=0.0,
+        high=1e6,
+        older_value=1.0,
+    )
+    last_rate: float = option(
+        1.0, f"{FACTOR} a last layer in float.", low=0.0, high=1e6, older_value=1.0
+    )
+    rate_shape: Literal["drop", "cosine", "linear", "flat-then-linear"] = option(
+        "drop",
+        "Learning rate over the run: one drop, or to 0 along a cosine or a line, which may begin "
+        "after 60 % of the run.",
+        older_value="drop",
+    )
+    warm_up: float = option(
+        0.0,
+        "Epochs in which the learning rate rises from 0.",
+        "scales_with_epochs",
+        low=0.0,
+        high=1e9,
+        older_value=0.0,
+    )
+    momentum: float = option(0.9, "Momentum of sgd and nesterov.", low=0.0, high=0.999999)
+    weight_decay: float = option(0.0, "Weight decay.", low=0.0, high=1e6)
+    norm_decay: float | None = option(
+        None,
+        "Weight decay of normalisations and biases (None: as of weights).",
+        low=0.0,
+        high=1e6,
+        older_value=None,
+    )
+    clip_gradient: float | None = option(
+        None,
+        "Largest norm of the gradient (None: any).",
+        low=1e-30,
+        high=1e30,
+        older_value=None,
+    )
+    clip_latent: bool = option(
+        False,
+        "Clip quantised weights after each step to where the initial noise has a density.",
+        older_value=False,
+    )
+    label_smoothing: float = option(
+        0.0, "Share of each label that all classes get.", low=0.0, high=1.0, older_value=0.0
+    )
+    drop: float | None = option(
+        32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
+    )
+    drop_factor: float = option(0.1, "Factor by which the learning rate drops.", low=0.0, high=1e6)
+    batch: int = option(
+        64, "Examples per batch; an incomplete last batch is left out.", low=2, high=10**9
+    )
+    epochs: int = option(
+        40,
+        "Passes over the data; as a flag, scales period and drop.",
+        "in_tables",
+        low=1,
+        high=10**7,
+    )
+
+    def learning_rate_at(self, t: float) -> float:
+        """Return the learning rate at time ``t`` in epochs, counting from 0."""
+        return self.learning_rate * self.rate_factor(t)
+
+    def rate_factor(self, t: float) -> float:
+        """Return by which factor all learning rates differ from their initial ones at time ``t``.
+
+        >>> [OptimiserOptions(rate_shape="linear", epochs=4).rate_factor(t) for t in (0, 1, 4)]
+        [1.0, 0.75, 0.0]
+        """
+        left = max(1 - t / self.epochs, 0.0)
+        factors = {
+            "drop": self.drop_factor if self.drop is not None and t >= self.drop else 1.0,
+            "cosine": 0.5 * (1 - math.cos(math.pi * left)),
+            "linear": left,
+            "flat-then-linear": min(left / 0.4, 1.0),
+        }
+        warm = min(t / self.warm_up, 1.0) if self.warm_up else 1.0
+        return factors[self.rate_shape] * warm
+
+    def latent_rate_for(self, quantum: float) -> float:
+        """Return the initial learning rate of latent weights whose stair has this quantum.
+
+        A step of Adam is as large as its rate. One of SGD is the rate times a gradient, which in
+        quanta is ``quantum`` times larger: so the rate of SGD scales with the square.
+        """
+        if self.latent_rate is None:
+            return self.learning_rate
+        return self.latent_rate * quantum ** (1 if self.optimiser.startswith("adam") else 2)
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.optimiser == "nesterov" and not self.momentum:
+            raise _check.invalid("momentum", "must be above 0 with nesterov, but 0 was given")
+
+
+def parameter_groups(
+    network: nn.Module, options: OptimiserOptions, stair: Stair | None
+) -> list[dict[str, Any]]:
+    """Return the parameters of a network in groups of equal initial learning rate and decay.
+
+    Latent weights are those with as many levels as ``stair``, that of the network's weights. The
+    first and the last layer are so in the order of the modules. Without options for a group there
+    is one group.
+    """
+    rate = options.learning_rate
+    norm_decay = options.weight_decay if options.norm_decay is None else options.norm_decay
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d
+    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    rates: dict[Tensor, float] = {}
+    for parameter in network.parameters():
+        rates[parameter] = rate * options.norm_rate if parameter.dim() < 2 else rate
+    for layer in layers[-1:]:
+        rates |= {parameter: rate * options.last_rate for parameter in layer.parameters()}
+    for layer in layers:
+        own = layer.weight_stair.stair if isinstance(layer, StairLayer) else None
+        if own is not None and len(own) == len(stair or ()):
+            rates[layer.weight] = options.latent_rate_for(_mean_quantum(own))
+        elif layer is layers[0] and own != stair:
+            rates[layer.weight] = rate * options.first_rate
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for parameter in network.parameters():
+        decay = norm_decay if parameter.dim() < 2 else options.weight_decay
+        groups.setdefault((rates[parameter], decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
+    ]
+
+
+def _mean_quantum(stair: Stair) -> float:
+    return stair.quantum if isinstance(stair.quantum, float) else statistics.fmean(stair.quantum)
+
+
+def make_optimiser(
+    network: nn.Module, options: OptimiserOptions, stair: Stair | None, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return the optimiser; on a GPU it is fused and can be captured in a graph."""
+    cuda = device.type == "cuda"
+    groups = parameter_groups(network, options, stair)
+    if options.optimiser in ("adam", "adamw"):
+        kind = torch.optim.Adam if options.optimiser == "adam" else torch.optim.AdamW
+        return kind(groups, fused=cuda, capturable=cuda)
+    nesterov = options.optimiser == "nesterov"
+    return torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, fused=cuda)
+
+
+class Rates:
+    """The learning rates of an optimiser's groups.
+
+    On a GPU they are tensors, which a captured graph reads: it is not captured again when a rate
+    changes.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimiser = optimiser
+        self._initial = [float(group["lr"]) for group in optimiser.param_groups]
+        self._tensors: tuple[Tensor, Tensor] | None = None
+        if device.type == "cuda":
+            initial = torch.tensor(self._initial, dtype=torch.float32, device=device)
+            self._tensors = initial, initial.clone()
+
+    def set(self, factor: float) -> None:
+        """Set each rate to a multiple of its initial value."""
+        rates: Iterable[float | Tensor] = [rate * factor for rate in self._initial]
+        if self._tensors is not None:
+            initial, current = self._tensors
+            rates = torch.mul(initial, factor, out=current).unbind()
+        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+Bounds = tuple[Tensor, Tensor]
+"""The smallest and the largest latent weight of a layer, or of each of its channels."""
+
+
+def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
+    """Return by layer the range of latent weights in which the first noise has a density.
+
+    It is [θ₁ − h, θₙ + h], with the first and the last threshold of the layer's stair, and h the
+    half-width of the first noise of the schedule; of an unbounded family, that which holds 95 %. A
+    mean of the noise moves the range; one that changes widens it.
+    """
+    means = (schedule.first_mean, schedule.first_mean if schedule.static_mean else 0.0)
+    bounds: dict[str, Bounds] = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, StairLayer):
+            stair = layer.weight_stair.stair
+            reach = schedule.std0 / layer.weight_stair.noise.std_within(1.0) * INSIDE
+            unit = stair.quantum if isinstance(stair.quantum, float) else 1.0
+            scale = layer.weight_stair.scale(layer.weight, layer.weight.dim() - 1)
+            lowest = layer.weight.new_tensor(stair.thresholds[0] / unit + min(means) - reach)
+            highest = layer.weight.new_tensor(stair.thresholds[-1] / unit + max(means) + reach)
+            bounds[name] = (lowest * scale, highest * scale)
+    return bounds
+
+
+@torch.no_grad()
+def clip_latent(network: nn.Module, bounds: Mapping[str, Bounds]) -> None:
+    """Clip the latent weights of layers to their bounds, in place."""
+    for name, (low, high) in bounds.items():
+        network.get_parameter(f"{name}.weight").clamp_(low, high)

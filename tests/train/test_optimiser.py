@@ -1,0 +1,220 @@
+"""Each option of the optimiser, against the update written out by hand."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from short import recipe
+from torch import Tensor, nn
+
+import softstair as ss
+from softstair.data.batches import Examples
+from softstair.data.digits import load
+from softstair.train.metrics import stair_health
+from softstair.train.network import advice, make_network
+from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds, parameter_groups
+from softstair.train.state import State
+from softstair.train.step import Step
+
+
+def begun(**changes: Any) -> tuple[State, Step]:
+    torch.manual_seed(0)
+    data = load().sample(64)
+    chosen = recipe(**{"drop": None, **changes})
+    state = State(chosen, make_network(chosen, data), 64, torch.device("cpu"))
+    state.begin_epoch()
+    return state, Step(state, Examples(data.x, data.y, data.mean, data.std))
+
+
+def steps(state: State, step: Step, count: int = 2) -> list[list[tuple[Tensor, Tensor]]]:
+    """Take steps; return (parameter before, gradient) of every parameter in each of them."""
+    seen = []
+    for _ in range(count):
+        before = [parameter.detach().clone() for parameter in state.network.parameters()]
+        step()
+        grads = [parameter.grad.clone() for parameter in state.network.parameters()]
+        seen.append(list(zip(before, grads, strict=True)))
+    return seen
+
+
+def adam(p: Tensor, gradients: list[Tensor], rates: list[float], decay: float) -> Tensor:
+    """Adam with decoupled weight decay."""
+    p, m, v = p.clone(), torch.zeros_like(p), torch.zeros_like(p)
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        p *= 1 - rate * decay
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        p -= rate * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    return p
+
+
+def sgd(p: Tensor, gradients: list[Tensor], rates: list[float], decay: float) -> Tensor:
+    """SGD with Nesterov's momentum of 0.9."""
+    p, m = p.clone(), torch.zeros_like(p)
+    for g, rate in zip(gradients, rates, strict=True):
+        g = g + decay * p
+        m = 0.9 * m + g
+        p -= rate * (g + 0.9 * m)
+    return p
+
+
+@pytest.mark.parametrize(("name", "update"), [("adamw", adam), ("nesterov", sgd)])
+def test_groups_have_their_own_rates_and_decay(name: str, update: Any) -> None:
+    """Latent weights, normalisations and last layer: three updates with a cosine and warm-up."""
+    state, step = begun(
+        optimiser=name, learning_rate=0.01, latent_rate=0.02, norm_rate=0.3, last_rate=0.1,
+        weight_quantum=0.5, weight_decay=0.1, norm_decay=0.0, rate_shape="cosine", warm_up=1.0,
+    )  # fmt: skip
+    assert state.steps == 2
+    seen = steps(state, step, 2)
+    state.end_epoch({})
+    state.begin_epoch()
+    seen += steps(state, step, 1)
+    factors = [0.0, 0.5 * 0.5 * (1 + math.cos(math.pi / 6)), 0.5 * (1 + math.cos(math.pi / 3))]
+    quantum = 0.5 if name == "adamw" else 0.25
+    for number, (key, parameter) in enumerate(state.network.named_parameters()):
+        rate, decay = (0.02 * quantum, 0.1) if parameter.dim() > 1 else (0.003, 0.0)
+        if key.startswith("classifier"):
+            rate = 0.001
+        gradients = [gradient[number][1] for gradient in seen]
+        expected = update(seen[0][number][0], gradients, [rate * f for f in factors], decay)
+        torch.testing.assert_close(parameter.detach(), expected, msg=key)
+
+
+def test_without_new_options_there_is_one_group() -> None:
+    state, _ = begun(weight_decay=0.1)
+    (group,) = state.optimiser.param_groups
+    assert list(map(id, group["params"])) == list(map(id, state.network.parameters()))
+
+
+@pytest.mark.parametrize("weights", [None, ss.Stair.linear(8, quantum=2**-7)])
+def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair | None) -> None:
+    stair = ss.Stair.ternary(quantum=0.5)
+    model = nn.Sequential(*[nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()] * 1, nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    options = OptimiserOptions(
+        learning_rate=1.0, latent_rate=0.2, norm_rate=3.0, first_rate=5.0, last_rate=7.0
+    )
+
+    def rates(first: ss.Stair | None) -> dict[str, float]:
+        kinds = {"0": first, "2": stair}
+        network = ss.quantise(model, weights=kinds, features=stair, skip="4")
+        groups = parameter_groups(network, options, stair)
+        rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+        return {name: rates[id(p)] for name, p in network.named_parameters()}
+
+    others = {"0.bias": 3.0, "2.weight": 0.1, "2.bias": 3.0, "4.weight": 7.0, "4.bias": 7.0}
+    assert rates(weights) == {"0.weight": 5.0, **others}
+    assert rates(stair) == {"0.weight": 0.1, **others}
+    float_rates = [group["lr"] for group in parameter_groups(model, options, None)]
+    assert sorted(float_rates) == [1.0, 3.0, 7.0]
+
+
+def test_clipped_gradients_have_the_largest_norm_that_is_allowed() -> None:
+    plain, clipped = (begun(optimiser="sgd", clip_gradient=norm) for norm in (None, 0.01))
+    (before,), (after,) = (steps(state, step, 1) for state, step in (plain, clipped))
+    norm = torch.cat([gradient.flatten() for _, gradient in before]).norm()
+    assert norm > 0.01
+    for (_, gradient), (_, scaled) in zip(before, after, strict=True):
+        torch.testing.assert_close(scaled, gradient * (0.01 / (norm + 1e-6)))
+
+
+def test_labels_are_smoothed() -> None:
+    state, step = begun(label_smoothing=0.1)
+    x, y = step.examples.batch(state.order[:32])
+    scores = state.network(x)
+    state.annealer.steps = 0
+    log = scores.log_softmax(1)
+    loss = -0.9 * log[torch.arange(32), y].mean() - 0.1 * log.mean()
+    step()
+    assert state.mean_loss() == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "high"),
+    [
+        ({}, -1.0, 1.0),
+        ({"noise": "normal"}, -1.0, 1.0),  # 95 % of the noise within half a quantum
+        ({"std0": 0.1}, -0.5 - 0.1 * math.sqrt(3), 0.5 + 0.1 * math.sqrt(3)),
+        ({"static_mean": False}, -1.5, 1.0),  # the mean goes from -0.5 to 0
+        ({"weight_quantum": 0.5}, -0.5, 0.5),
+        ({"weights": "int4", "weight_quantum": 0.07}, -8 * 0.07, 7 * 0.07),
+    ],
+)
+def test_latent_weights_are_clipped_to_where_the_first_noise_is(
+    changes: dict[str, Any], low: float, high: float
+) -> None:
+    chosen = recipe(clip_latent=True, latent_rate=5.0, **changes)
+    state, step = begun(**{name: getattr(chosen, name) for name in (*changes, "clip_latent")})
+    for _ in range(2):
+        step()
+    weight = state.network.get_parameter("features.1.weight")
+    with torch.no_grad():
+        weight[0], weight[1], weight[2] = low - 9, high + 9, 0.0
+    clip_latent(state.network, state.latent_bounds)
+    quantum = chosen.weight_quantum
+    assert float(weight.detach().min()) == pytest.approx(low, abs=1e-4 * quantum)
+    assert float(weight.detach().max()) == pytest.approx(high, abs=1e-4 * quantum)
+    assert float(weight.detach().min()) > low
+    assert float(weight.detach().max()) < high
+    assert not weight[2].any()
+
+
+def test_clipping_leaves_a_gradient_and_the_edge_is_measured() -> None:
+    state, step = begun(clip_latent=True, latent_rate=3.0, optimiser="adamw")
+    step()
+    weight = state.network.get_parameter("features.1.weight").detach()
+    low, high = state.latent_bounds["features.1"]
+    edge = ((weight == low) | (weight == high)).double().mean()
+    assert edge > 0.1
+    x, _ = step.examples.batch(state.order[:32])
+    health = {entry.name: entry for entry in stair_health(state.network, x, state.latent_bounds)}
+    entry = health["features.1 weights"]
+    assert entry.edge == pytest.approx(float(edge))
+    assert entry.dead == 0.0  # where they are clipped, the noise has a density
+    assert entry.to_json()["edge"] == round(float(edge), 4)
+    assert health["features.3"].edge is None
+    assert replace(entry, edge=1.0).warning(fading=False) is not None
+    assert all("edge" not in each.to_json() for each in stair_health(state.network, x))
+
+
+def test_channels_are_clipped_to_their_own_quanta() -> None:
+    stair = ss.Stair.ternary().with_quantum([0.5, 2.0], 0)
+    network = ss.quantise(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)), stair, stair)
+    weight = network.get_parameter("0.weight")
+    with torch.no_grad():
+        weight.fill_(9.0)
+    clip_latent(network, latent_bounds(network, ss.Schedule(layers=2, period=1)))
+    torch.testing.assert_close(weight.detach().mean(1), torch.tensor([0.5, 2.0]) * (1 - 5e-5))
+
+
+SHAPES = {
+    "cosine": [1.0, 0.5 * (1 + math.cos(math.pi * 0.3)), 0.5, 0.0],
+    "linear": [1.0, 0.7, 0.5, 0.0],
+    "flat-then-linear": [1.0, 1.0, 1.0, 0.0],
+    "drop": [1.0, 1.0, 0.2, 0.2],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rates_follow_their_shape(shape: Any) -> None:
+    options = OptimiserOptions(
+        learning_rate=3.0, epochs=10, rate_shape=shape, drop=5.0, drop_factor=0.2
+    )
+    assert [options.rate_factor(t) for t in (0, 3, 5, 10)] == pytest.approx(SHAPES[shape])
+    assert options.learning_rate_at(3) == pytest.approx(3 * SHAPES[shape][1])
+    warm = replace(options, warm_up=4.0)
+    assert [warm.rate_factor(t) for t in (0, 3)] == pytest.approx([0, 0.75 * SHAPES[shape][1]])
+    assert [warm.rate_factor(t) for t in (5, 10)] == pytest.approx(SHAPES[shape][2:])
+
+
+def test_flat_then_linear_is_flat_for_three_fifths() -> None:
+    options = OptimiserOptions(epochs=10, rate_shape="flat-then-linear")
+    assert [options.rate_factor(t) for t in (6, 8, 9)] == pytest.approx([1, 0.5, 0.25])
+
+
+def test_advice_follows_the_rate_of_latent_weights() -> None:
+    slow = {"static_mean": False, "static_std": True, "learning_rate": 1e-6}
+    assert any("weights only by" in text for text in advice(begun(**slow)[0]))
+    assert not any("weights only by" in text for text in advice(begun(**slow, latent_rate=1.0)[0]))
