@@ -1,12 +1,15 @@
-"""A zoo of plain float networks that nobody wrote for softstair; tests convert them."""
+"""Common float networks, which tests convert."""
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from softstair.nn import StairLayer
 
 
 class Block(nn.Module):
@@ -246,3 +249,12 @@ def make(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(seed)
     model = build()  # type: ignore[operator]
     return model, torch.randn(shape, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def without_exact_sums(net: nn.Module) -> nn.Module:
+    """Return a copy that sums features as they are, not as multiples of a quantum."""
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, StairLayer):
+            module.input_quantum = None
+    return net

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import softstair as ss
+from networks import without_exact_sums
 
 TERNARY = ss.Stair.ternary()
 
@@ -86,15 +87,6 @@ def test_a_module_under_two_names_keeps_both():
     assert net.again is net.c
     rows = [(row.name, row.layer) for row in ss.report(net).rows if row.became == "stair weights"]
     assert rows == [("a", 0), ("c", 1), ("b", 3)]
-
-
-def without_exact_sums(net):
-    """A copy that sums the features as they are, not as multiples of a quantum."""
-    net = copy.deepcopy(net)
-    for module in net.modules():
-        if isinstance(module, ss.nn.StairLayer):
-            module.input_quantum = None
-    return net
 
 
 def _multiply(h):

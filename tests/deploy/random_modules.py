@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.nn import StairActivation, StairLayer
+from softstair.nn import StairActivation
 
 ZERO, SCALE, BATCH = 121, 64.0, 24
 Shape = tuple[int, ...]
@@ -157,15 +156,6 @@ def inputs(generated: Generated) -> Tensor:
 def as_floats(x: Tensor) -> Tensor:
     """Bytes as the network sees them."""
     return (x.float() - ZERO) / SCALE
-
-
-def without_exact_sums(net: nn.Module) -> nn.Module:
-    """A copy that sums the features as they are, without the quantum that was derived for them."""
-    net = copy.deepcopy(net)
-    for module in net.modules():
-        if isinstance(module, StairLayer):
-            module.input_quantum = None
-    return net
 
 
 class _Builder:

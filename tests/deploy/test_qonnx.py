@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_networks import LEVELS, WEIGHT_BITS, WEIGHTS, RandomBuilder, random_network
 
-from softstair.deploy import ExportError, IntegerNetwork
+from softstair.deploy import ExportError, IntegerNetwork, nodes
 from softstair.deploy import qonnx as export
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -43,6 +43,8 @@ def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.
         result = actual[tensors[node.name]]
         np.testing.assert_array_equal(result, expected[node.name].numpy(), node.name)
     scores = expected[network.nodes[-1].name].numpy()
+    if isinstance(network.last, nodes.Rescaled):
+        np.testing.assert_array_equal(actual["scores"], scores)
     spread = float(np.abs(scores).max())
     np.testing.assert_allclose(actual["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
 

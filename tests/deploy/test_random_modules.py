@@ -19,10 +19,10 @@ from random_modules import (
     as_floats,
     generate,
     inputs,
-    without_exact_sums,
 )
 from torch import Tensor
 
+from networks import without_exact_sums
 from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
 from softstair.deploy import onnx as onnx_export
 from softstair.deploy.c.program import sources
