@@ -352,6 +352,10 @@ def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     assert times({"recipe": {"epochs": 12}}) == [(12, 1.0, 10.0)]
     assert times({"recipe": {"epochs": 12, "period": 3}}) == [(12, 3.0, 10.0)]
     assert times({"vary": {"epochs": [12, 60]}}) == [(12, 1.0, 10.0), (60, 5.0, 50.0)]
+    (late,) = parse(
+        {"recipe": {"epochs": 12, "anneal_from": "50%", "period": "None"}}
+    ).configurations
+    assert (late.recipe.anneal_from, late.recipe.period) == (6.0, None)
     both = {"vary": {"period": [1, 2], "epochs": [12, 60]}}
     assert set(times(both)) == {(12, 1, 10), (60, 1, 50), (12, 2, 10), (60, 2, 50)}
 

@@ -32,6 +32,7 @@ from softstair.data import Dataset
 from softstair.data.digits import load as load_digits
 from softstair.train import Interrupted, Run, RunError, checkpoint, records, train, trained_network
 from softstair.train.checkpoint import CheckpointError
+from softstair.train.recipe import OLDER_VALUES
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
 STOP = At(1, 2, strike(signal.SIGTERM))
@@ -334,6 +335,27 @@ def test_a_checkpoint_of_an_older_version_warns(out: Path, complete: Result) -> 
     with pytest.warns(UserWarning, match="does not say with which recipe and data"):
         ends_well(out, complete)
     trained_network(out, load_digits())  # the checkpoints since then say it
+
+
+def test_a_run_that_began_before_there_were_groups_of_parameters(
+    out: Path, complete: Result
+) -> None:
+    """Config and checkpoint have none of the later fields; the rate may be a tensor of a GPU."""
+    config = json.loads((out / "config.json").read_text())
+    for name in OLDER_VALUES:
+        del config["recipe"][name]
+    config["recipe"] |= {"centre_input": True}  # new files have this on, older ones mean off
+    (out / "config.json").write_text(json.dumps(config))
+
+    def older(state: dict[str, Any]) -> None:
+        state["origin"]["recipe"] = config["recipe"]
+        del state["annealer"]["schedule"]["start"]
+        (group,) = state["optimiser"]["param_groups"]
+        kept = {name: group[name] for name in ("params", "betas", "eps", "weight_decay")}
+        state["optimiser"]["param_groups"] = [{**kept, "lr": torch.tensor(0.5), "fused": True}]
+
+    forge(out, older)
+    ends_well(out, complete)
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

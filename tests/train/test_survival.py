@@ -47,7 +47,13 @@ def finished(out: Path) -> list[Any]:
 RECIPES: dict[str, Recipe] = {
     "default": recipe(),
     "random": recipe(forward="random"),
-    "groups, clipped, late": recipe(
+    "all compatible options": recipe(
+        augment="crop-flip",
+        cutout=3,
+        erase=0.2,
+        mixup=0.3,
+        first_layer="int8",
+        first_rate=0.5,
         optimiser="adamw",
         latent_rate=0.03,
         norm_rate=0.3,
