@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from short import recipe
+from softstair.data.digits import load
 from torch import Tensor, nn
 
 import softstair as ss
 from softstair.data.batches import Examples
-from softstair.data.digits import load
 from softstair.train.metrics import stair_health
 from softstair.train.network import advice, make_network
 from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds, parameter_groups
