@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from short import recipe
-from softstair.data.digits import load
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.train.metrics import stair_health
 from softstair.train.network import advice, make_network
@@ -21,7 +21,7 @@ from softstair.train.step import Step
 
 def begun(**changes: Any) -> tuple[State, Step]:
     torch.manual_seed(0)
-    data = load().sample(64)
+    data = load("digits").sample(64)
     chosen = recipe(**{"drop": None, **changes})
     state = State(chosen, make_network(chosen, data), 64, torch.device("cpu"))
     state.begin_epoch()
