@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from torch.overrides import TorchFunctionMode
@@ -72,7 +72,6 @@ def check_everything(
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 55.0, 0)
 @example(((0.0, 1.0), (0.0,)), 0.0, 5e-324, 0)
 @example(((7.8, 7.84, 14.9), (19.7, 19.9)), 0.0, 1.1125369292536007e-308, 0)
-@settings(deadline=None, max_examples=40)
 def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """Any stair, mean and std, thresholds and extremes included: values and gradients."""
     check_everything(shape, name, mean, std, F64, seed)
@@ -87,7 +86,6 @@ def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     0.05,
     0,
 )
-@settings(deadline=None, max_examples=25)
 def test_float32_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """The same within a few units in the last place of float32."""
     check_everything(shape, name, mean, std, torch.float32, seed)
