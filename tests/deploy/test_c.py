@@ -126,6 +126,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.nightly(keep=5)
 @needs_compiler
 @pytest.mark.parametrize(("options", "name"), COMPILED)
 @pytest.mark.parametrize("compiler", COMPILERS)
