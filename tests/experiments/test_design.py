@@ -472,7 +472,11 @@ def test_a_bad_design_is_refused_with_its_file_and_reason(kind: str, tmp_path: P
 
 
 def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
-    for path, match in (("no.toml", "no such file"), (".", "directory"), ("x" * 300, "too long")):
+    for path, match in (
+        ("no.toml", "existing TOML file"),
+        (".", "directory"),
+        ("x" * 300, "too long"),
+    ):
         with pytest.raises(ValueError, match=match):
             read_design(tmp_path / path)
 
