@@ -314,7 +314,8 @@ def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str
 
 
 def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
-    _draw_interval(axes, row, mean.low, mean.high)
+    if mean.margin is not None:
+        _draw_interval(axes, row, *mean.bounds)
     place = [100 * mean.value], [row]
     axes.scatter(*place, s=44, color=colour, edgecolor=panels.INK, zorder=3, clip_on=False)
     _write_beside(axes, row, str(mean))
