@@ -444,7 +444,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown varied": ("[vary]\nstd = [1]", "'std'"),
     "unknown without": ("[[without]]\nfoward = 'mode'", "did you mean 'forward'"),
     "wrong type": ("[recipe]\nepochs = 'many'", "epochs must be .*'many'"),
-    "None for a number that must be": ("[recipe]\nperiod = 'None'", "period"),
+    "None for a number that must be": ("[recipe]\nbatch = 'None'", "batch"),
     "unfit together": ("[recipe]\nfreeze = true\ntruncate = false", "freeze"),
     "no list": ("[vary]\nforward = 'mode'", "forward must vary over a list"),
     "empty list": ("[vary]\nforward = []", "forward must vary over a list"),
