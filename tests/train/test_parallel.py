@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from warm import Warm
 
 from softstair.cli import main
-from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train import Recipe, RunError, checkpoint, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
-from softstair.train.parallel import SINGLE_PROCESS, Team, joined
+from softstair.train.parallel import SINGLE_PROCESS, Team, joined, launch_command
 
 RANDOM = replace(RECIPE, augment="crop", forward="random", model="test_parallel:witness")
 """Each process draws random numbers of its own here, and they matter."""
@@ -157,6 +156,16 @@ def test_both_processes_hold_the_same_network(complete: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: Path) -> None:
+    recipe = replace(RANDOM, epochs=1, period=None, drop=None, init_from="auto", teacher="auto")
+    out, notes = tmp_path / "run", {"NOTES": str(tmp_path)}
+    assert pair.run(words(recipe, out), environment=notes) == [0, 0], pair.messages
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+    config = json.loads((out / "config.json").read_text())
+    assert len(config["teacher"]) == 64
+    assert json.loads((out / "start/config.json").read_text())["processes"] == 2
+
+
 def test_truncated_and_frozen_layers_train_in_two_processes(pair: Pair, tmp_path: Path) -> None:
     recipe = replace(Recipe().rescaled(4), limit=800)
     assert pair.run(words(recipe, tmp_path / "run", "--freeze")) == [0, 0], pair.messages

@@ -1,8 +1,6 @@
 """What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
 
-import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -10,39 +8,10 @@ from rich.progress import Progress as Bars
 
 from softstair.cli._args import flags_in
 from softstair.cli._table import Console, bars
-from softstair.train.parallel import Interrupted
 from softstair.train.progress import Event
 
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
-
-
-class Stoppable:
-    """A context that a signal ends: it says how to continue, and has an ``exit_code``.
-
-    ``again`` returns how to continue, or an empty text if nothing was saved. The exception is
-    swallowed and not replaced: its frames would keep a process group alive that is then destroyed.
-    """
-
-    exit_code: int | None = None
-
-    def __init__(self, verb: str, again: Callable[[], str]) -> None:
-        self._verb, self._again = verb, again
-
-    def __enter__(self) -> "Stoppable":
-        return self
-
-    def __exit__(self, kind: object, stop: BaseException | None, trace: object) -> bool:
-        if not isinstance(stop, Interrupted | KeyboardInterrupt):
-            return False
-        # A KeyboardInterrupt comes before the training begins, or from a second signal.
-        number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        text = "interrupted before anything was saved."
-        if how := self._again():
-            text = f"stopped by {signal.Signals(number).name}; continue with {how}"
-        print(f"softstair {self._verb}: {text}", file=sys.stderr)
-        self.exit_code = 128 + number
-        return True
 
 
 class Progress:
@@ -128,7 +97,7 @@ class Progress:
     def _begin(self, label: str, event: Event) -> None:
         self._bars.remove_task(self._tasks.pop(label))  # its time left was that of loading
         self._add(label, self._epoch(label, event), total=event["total"], completed=event["done"])
-        if self._resuming and not event["done"]:
+        if self._resuming and not event["done"] and "part" not in event:
             self._print(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
             self._warn(advice, f"{advice}.")
@@ -155,7 +124,8 @@ class Progress:
 
     def _epoch(self, label: str, event: Event) -> str:
         epoch = min(event["epoch"] + 1, event["epochs"])
-        return self._title(label, f"epoch {epoch}/{event['epochs']}")
+        part = f"{event['part']}, " if "part" in event else ""  # a run that is trained first
+        return self._title(label, f"{part}epoch {epoch}/{event['epochs']}")
 
     def _noise(self, noise: Event | None) -> str:
         """Return a character per layer, as high as its remaining noise; · if it is annealed."""

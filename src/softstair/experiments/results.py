@@ -118,7 +118,9 @@ def find(folder: Path) -> list[Path]:
     if (folder / "config.json").is_file():
         return [folder]
     files = _unique(path for depth in DEPTHS for path in folder.glob(f"{depth}/config.json"))
-    return sorted((path.parent for path in files), key=_order)
+    runs = [path.parent for path in files]
+    # Runs inside another are its start and its teacher.
+    return sorted((run for run in runs if run.parent not in runs), key=_order)
 
 
 def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Training]:

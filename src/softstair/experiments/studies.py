@@ -163,20 +163,26 @@ def distinguishing(rivals: Sequence[Mapping[str, str]], names: Iterable[str]) ->
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over folds, half of its 95 % interval (None below three folds), and its range."""
+    """A mean over folds, its 95 % interval (None with fewer than three folds), and its range."""
 
     value: float
-    margin: float | None
+    low: float | None
+    high: float | None
     least: float
     most: float
     folds: int
 
     @property
+    def margin(self) -> float | None:
+        """Half of the interval: what is written after ±."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The interval; with fewer than three folds the range."""
-        if self.margin is None:
+        if self.low is None or self.high is None:
             return self.least, self.most
-        return self.value - self.margin, self.value + self.margin
+        return self.low, self.high
 
     def __str__(self) -> str:
         return f"{self.in_hundredths()} %"
@@ -193,11 +199,12 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over folds after 1, 2, … epochs, and half of their intervals, as in :class:`Mean`."""
+    """Means over folds after 1, 2, … epochs; no interval with fewer than three folds."""
 
     epochs: NDArray[np.int64]
     mean: Numbers
-    margin: Numbers | None
+    low: Numbers | None
+    high: Numbers | None
     folds: tuple[int, ...]
 
 
@@ -206,9 +213,15 @@ def mean_of(values: Iterable[float]) -> Mean:
     column = np.array([[value] for value in values], np.float64)
     if not column.size:
         raise SoftstairError("a mean must be of at least one number, but none was given.")
-    mean, margin = _interval(column)
-    half = None if margin is None else float(margin[0])
-    return Mean(float(mean[0]), half, float(column.min()), float(column.max()), len(column))
+    mean, low, high = _interval(column)
+    return Mean(
+        float(mean[0]),
+        low=None if low is None else float(low[0]),
+        high=None if high is None else float(high[0]),
+        least=float(column.min()),
+        most=float(column.max()),
+        folds=len(column),
+    )
 
 
 def final_of(trainings: Iterable[Training]) -> Mean | None:
@@ -222,8 +235,9 @@ def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> C
     choice("metric", metric, METRICS[1:])
     length = min(len(training.curve) for training in trainings)
     values = [[getattr(epoch, metric) for epoch in t.curve[:length]] for t in trainings]
+    mean, low, high = _interval(np.array(values, np.float64))
     folds = tuple(sorted(training.fold for training in trainings))
-    return Curve(np.arange(1, length + 1), *_interval(np.array(values, np.float64)), folds)
+    return Curve(np.arange(1, length + 1), mean, low, high, folds)
 
 
 def drop_of(training: Training) -> int | None:
@@ -249,12 +263,13 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _interval(values: Numbers) -> tuple[Numbers, Numbers | None]:
-    """(folds, places) -> mean of each place, and half of its interval."""
+def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]:
+    """(folds, places) -> mean, low and high of each place."""
     folds = len(values)
     mean: Numbers = values.mean(0)
     if folds < FEWEST:
-        return mean, None
+        return mean, None, None
     # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
     quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
-    return mean, quantile * values.std(0, ddof=1) / folds**0.5
+    margin = quantile * values.std(0, ddof=1) / folds**0.5
+    return mean, mean - margin, mean + margin

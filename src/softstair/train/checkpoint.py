@@ -92,6 +92,11 @@ def load(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def exists(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint."""
+    return bool(_numbers(folder))
+
+
 def _numbers(folder: Path) -> list[int]:
     return [int(path.stem) for path in folder.glob("*.json") if NAME.fullmatch(path.name)]
 

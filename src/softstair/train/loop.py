@@ -2,16 +2,17 @@
 
 import platform
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 import softstair
 from softstair import _check, kernels
+from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -30,6 +31,17 @@ from softstair.train.records import RunError, check_same_recipe, recipe_of, summ
 from softstair.train.run import Run, check_finite
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
+from softstair.train.teacher import (
+    AUTO,
+    FIELDS,
+    FloatRun,
+    Role,
+    Teacher,
+    auto_recipe,
+    float_runs,
+    load_float_run,
+    start_from,
+)
 
 EXAMINED = 64
 """Validation examples that show how the levels of the stairs are occupied."""
@@ -46,6 +58,14 @@ class Watcher(Protocol):
 
     def epoch(self, state: State, metrics: dict[str, Any]) -> None:
         """Called after each epoch with its line of metrics.jsonl."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A watcher that follows the runs that are trained first, too."""
+
+    def part(self, name: str) -> Watcher:
+        """Return the watcher of a part of the training: start or teacher."""
 
 
 def train(
@@ -107,14 +127,22 @@ def train(
             torch.manual_seed(recipe.seed)
             with memory_errors(recipe):
                 with team.all_or_none():
-                    if recipe.limit is not None:
-                        dataset = dataset.sample(recipe.limit)
-                    network = make_network(recipe, dataset, model)
+                    sampled = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+                    network = make_network(recipe, sampled, model)
+                paths = float_runs(recipe, run.path, tuple(dataset.x.shape[1:]))
+                if AUTO in (recipe.init_from, recipe.teacher):
+                    facts = {**describe(recipe, sampled, place), "threads": threads}
+                    run.reserve({**facts, "processes": team.size})
+                    given = {"data_dir": data_dir, "device": device, "threads": threads}
+                    _train_float_runs(recipe, run, paths, dataset, watchers, model, given)
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
                     begun_threads or threads or choose_threads(network, per_process)
                 )
-                return _train(recipe, run, dataset, network, place, watchers, model is not None)
+                floats = _load_float_runs(recipe, run, paths, sampled, model)
+                return _train(
+                    recipe, run, sampled, network, floats, place, watchers, model is not None
+                )
 
 
 def _open(
@@ -134,15 +162,61 @@ def _open(
     return recipe, run.threads, summary
 
 
+def _train_float_runs(
+    recipe: Recipe,
+    run: Run,
+    paths: Mapping[Role, Path],
+    dataset: Dataset,
+    watchers: Sequence[Watcher],
+    model: nn.Module | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Train the float runs that a recipe calls ``auto``, as far as they are not finished."""
+    for role, path in paths.items():
+        if getattr(recipe, FIELDS[role]) != AUTO or (role == "start" and run.has_checkpoint()):
+            continue
+        parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
+        chosen = auto_recipe(recipe, role, tuple(dataset.x.shape[1:]))
+        own = model if chosen.model == recipe.model else None
+        train(
+            chosen,
+            refuse_link(path),
+            resume=True,
+            watchers=parts,
+            dataset=dataset,
+            model=own,
+            team=run.team,
+            **settings,
+        )
+
+
+def _load_float_runs(
+    recipe: Recipe,
+    run: Run,
+    paths: Mapping[Role, Path],
+    dataset: Dataset,
+    model: nn.Module | None,
+) -> dict[Role, FloatRun]:
+    """Return the float runs that are needed: a start only until there is a checkpoint."""
+    return {
+        role: load_float_run(role, path, recipe, dataset, model, run.team)
+        for role, path in paths.items()
+        if role != "start" or not run.has_checkpoint()
+    }
+
+
 def _train(
     recipe: Recipe,
     run: Run,
     dataset: Dataset,
     network: nn.Module,
+    floats: Mapping[Role, FloatRun],
     device: torch.device,
     watchers: Sequence[Watcher],
     own: bool,
 ) -> dict[str, Any]:
+    if "start" in floats:
+        start_from(network, floats["start"], recipe)
     team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
     if team.size > 1:
         # A user's own model may draw its first weights from another generator than torch's.
@@ -151,12 +225,15 @@ def _train(
         parts = split(dataset, recipe.fold, recipe.folds)
         training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
         state = State(recipe, network, len(training), device, own, team)
+    if "teacher" in floats:
+        state.teacher = Teacher(floats["teacher"], recipe, dataset, device)
     if not team.is_rank_zero:
         torch.manual_seed(team.seed(recipe.seed))
-    config = {
+    config: dict[str, Any] = {
         **describe(recipe, dataset, device),
         "processes": team.size,
         "step": state.execution.to_json(),
+        **{str(role): float_run.digest for role, float_run in floats.items()},
     }
     run.begin(config, table(state.network))
     run.resume(state)

@@ -396,6 +396,29 @@ class NoiseOptions(Options):
 
 
 @dataclass(frozen=True)
+class TeacherOptions(Options):
+    """Float runs from which the network starts, and whose scores it learns."""
+
+    init_from: str | None = option(
+        None,
+        "Start from the weights of a float run of the same model: its directory, or auto, which "
+        "trains it first.",
+        older_value=None,
+    )
+    teacher: str | None = option(
+        None,
+        "Learn the scores of a float run too: its directory, or auto, which trains it first.",
+        older_value=None,
+    )
+    teacher_weight: float = option(
+        0.9, "Weight of the teacher in the loss.", low=0.0, high=1.0, older_value=0.9
+    )
+    temperature: float = option(
+        4.0, "Temperature by which scores are divided.", low=1e-3, high=1e6, older_value=4.0
+    )
+
+
+@dataclass(frozen=True)
 class SplitOptions(Options):
     """What is trained on, what validates, and how it is evaluated."""
 

@@ -43,6 +43,10 @@ class EventSender:
     def __init__(self, send: Callable[[Event], None]) -> None:
         self._send = send
 
+    def part(self, name: str) -> "EventSender":
+        """Return the watcher of a run that is trained first; its events have a ``part``."""
+        return EventSender(lambda event: self._send({**event, "part": name}))
+
     def loading(self, done: int, total: int) -> None:
         """Send how many recordings have their features computed."""
         self._send({"kind": "loading", "done": done, "total": total})

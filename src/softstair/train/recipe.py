@@ -17,6 +17,7 @@ from softstair.train.options import (
     NetworkOptions,
     NoiseOptions,
     SplitOptions,
+    TeacherOptions,
     describe,
 )
 
@@ -28,6 +29,7 @@ class Recipe(
     # A dataclass takes the fields of its last base first.
     ExecutionOptions,
     SplitOptions,
+    TeacherOptions,
     OptimiserOptions,
     NoiseOptions,
     NetworkOptions,

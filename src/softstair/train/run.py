@@ -7,6 +7,7 @@
     metrics.jsonl   one line per epoch; the same bytes however often the run was interrupted
     checkpoint/     the state of the training, see checkpoint.py
     summary.json    the result, once the run is complete
+    start, teacher  runs that were trained first, if the recipe asks for them
     lock            held by the process that trains
 """
 
@@ -72,6 +73,16 @@ class Run:
         threads = (self.config or {}).get("threads")
         return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
 
+    def reserve(self, config: dict[str, Any]) -> None:
+        """Write config.json before other runs are trained in the directory; `begin` completes it.
+
+        So the run can be resumed if it is killed in one of them.
+        """
+        self.begin({**config, "step": None}, "")
+
+    def has_checkpoint(self) -> bool:
+        return self.team.broadcast(lambda: checkpoint.exists(self.path / "checkpoint"))
+
     def begin(self, config: dict[str, Any], network: str) -> None:
         """Write config.json and network.txt, or raise RunError if they are of another run."""
         self._config = config
@@ -89,14 +100,15 @@ class Run:
             _check_same_run(begun, config, self.path)
         else:
             self._refuse_other_files()
+        if begun is None or begun.get("step", ...) is None:  # new, or only reserved
             write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
-        if not (self.path / "network.txt").exists():
+        if network and not (self.path / "network.txt").exists():
             write(self.path / "network.txt", network + "\n")
         return config["data"]
 
     def _refuse_other_files(self) -> None:
         # A process that was killed while it wrote config.json leaves a part of it.
-        own = re.compile(r"lock|\.config.*\.part")
+        own = re.compile(r"lock|start|teacher|\.config.*\.part")
         names = sorted(path.name for path in self.path.iterdir() if not own.fullmatch(path.name))
         if names:
             hint = "continue with `every_fold`" if "fold-0" in names else "empty it"
@@ -210,11 +222,13 @@ def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -
         given = {name: value for name, value in given.items() if name != "version"}
     device, other = (str(each.get("device")).partition(":")[0] for each in (begun, config))
     processes = begun.get("processes", 1)  # older runs do not record it
-    for field, before, now in (
+    facts = [
         ("data", data, given),
         ("device", device, other),
         ("processes", processes, config["processes"]),
-    ):
+    ]
+    digests = {"start", "teacher"} & set(begun) & set(config)  # not known while they train
+    for field, before, now in facts + [(name, begun[name], config[name]) for name in digests]:
         if before != now:
             raise RunError(
                 f"the run in {str(path)!r} was begun with {field} = {before}, but {now} was given: "

@@ -1,6 +1,7 @@
 """The state of a training: network, optimiser, annealer, random numbers and position."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,7 +28,10 @@ class State:
         order: Order of this epoch's examples; None between two epochs.
         loss, correct: Sums over this epoch's steps, on the device.
         history: Metrics of each complete epoch.
+        teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
     """
+
+    teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(
         self,

@@ -50,6 +50,8 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         loss = _cross_entropy(state, scores, y)
         if share is not None:
             loss = (1 - share) * loss + share * _cross_entropy(state, scores, y.flip(0))
+        if state.teacher is not None:
+            loss = state.teacher(loss, scores, x)
     state.optimiser.zero_grad()
     with state.team.connected():
         loss.backward()

@@ -1,0 +1,222 @@
+"""Teachers and float starts: the loss, the first weights, and runs that are trained first."""
+
+import json
+import math
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from short import At, metrics_of, recipe, strike, summary_of
+from torch import Tensor, nn
+
+from softstair.data import Dataset, load
+from softstair.experiments import results
+from softstair.models import digits
+from softstair.stair import fit_quantum
+from softstair.train import Interrupted, Recipe, RunError, teacher, train, trained_network
+from softstair.train.network import stair_network
+from softstair.train.teacher import FloatRun, Teacher, auto_recipe, float_runs, start_from
+
+FLOAT = recipe(epochs=1, weights="float", features="float")
+TAUGHT = recipe(epochs=2, period=None, init_from="auto", teacher="auto", first_layer="int8")
+
+
+@pytest.fixture(scope="module")
+def float_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a float run on digits."""
+    out = tmp_path_factory.mktemp("float") / "run"
+    train(FLOAT, out)
+    return out
+
+
+class Linear(nn.Module):
+    """Scores that are linear in the mean of the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).mean(1, keepdim=True) * torch.arange(3.0)
+
+
+@pytest.mark.quick
+def test_the_loss_is_the_formula() -> None:
+    x, y = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
+    data = Dataset("data", x, y, ("a", "b", "c"), mean=100.7, std=30.0)
+    own = Recipe(teacher_weight=0.7, temperature=3.0, integer_input=True)
+    run = FloatRun(replace(own, integer_input=False), Linear(), "")
+    taught = Teacher(run, own, data, torch.device("cpu"))
+    inputs = torch.randn(5, 1, 2, 2)
+    scores, loss = torch.randn(5, 3, requires_grad=True), torch.tensor(2.0)
+    computed = taught(loss, scores, inputs)
+    computed.backward()
+    # By hand: from the input of the network (zero 101, scale 32) to that of the teacher.
+    seen = (inputs.double() * 32 + 101 - 100.7) / 30
+    p = torch.softmax(seen.flatten(1).mean(1, keepdim=True) * torch.arange(3.0) / 3, 1)
+    hand = scores.detach().double().requires_grad_()
+    q = torch.softmax(hand / 3, 1)
+    divergence = (p * (p.log() - q.log())).sum(1).mean()
+    expected = 0.3 * 2 + 0.7 * 9 * divergence
+    expected.backward()
+    assert computed.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.allclose(scores.grad.double(), hand.grad, atol=1e-6)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("first", ["same", "int8", "float"])
+def test_a_float_start_scales_weights_and_statistics(first: str) -> None:
+    torch.manual_seed(3)
+    twin = digits()
+    for norm in (module for module in twin.modules() if isinstance(module, nn.BatchNorm1d)):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        nn.init.normal_(norm.weight)
+    own = Recipe(first_layer=first)
+    network = stair_network(twin, own)
+    start_from(network, FloatRun(FLOAT, twin, ""), own)
+    assert torch.equal(network.classifier.weight, twin.classifier.weight)
+    for number in (1, 4, 7):
+        layer, weight = network.features[number], twin.features[number].weight.detach()
+        norm, before = network.features[number + 1], twin.features[number + 1]
+        low, high, scale = -1.0, 1.0, 0.5 / (0.7 * weight.abs().mean().item())
+        if number == 1 and first == "float":
+            low, high, scale = -math.inf, math.inf, 1.0
+        elif number == 1 and first == "int8":
+            high, scale = 1 - 2**-7, 2**-7 / fit_quantum(weight, own.stair("first_layer")).quantum
+        assert torch.allclose(layer.weight, (weight * scale).clamp(low, high), atol=2e-4)
+        assert torch.equal(norm.weight, before.weight)
+        assert torch.allclose(norm.running_mean, before.running_mean * scale)
+        assert torch.allclose(norm.running_var, before.running_var * scale**2)
+
+
+@pytest.mark.quick
+def test_a_float_start_of_another_model_is_refused(float_run: Path, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    changed = recipe(init_from=str(float_run), weights="float", features="float")
+    with pytest.raises(RunError, match="the model that was trained"):
+        train(changed, tmp_path / "run", model=model)
+
+
+def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: Path) -> None:
+    path = str(float_run)
+    both = recipe(epochs=2, period=None, init_from=path, teacher=path)
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(both, out, watchers=[At(1, 2, strike(signal.SIGTERM))])
+    config = json.loads((out / "config.json").read_text())
+    assert config["teacher"] == config["start"]
+    train(both, out, resume=True)
+    train(both, tmp_path / "same")
+    assert metrics_of(out) == metrics_of(tmp_path / "same")
+    train(replace(both, init_from=None, teacher=None), tmp_path / "plain")
+    assert metrics_of(out) != metrics_of(tmp_path / "plain")
+
+
+def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "teacher"
+    taught = recipe(epochs=2, period=None, teacher=str(path))
+    train(FLOAT, path)
+    with pytest.raises(Interrupted):
+        train(taught, tmp_path / "run", watchers=[At(1, 0, strike(signal.SIGTERM))])
+    path.rename(tmp_path / "before")
+    with pytest.raises(RunError, match="finished float run") as caught:
+        train(taught, tmp_path / "run", resume=True)
+    assert caught.value.field == "teacher"
+    train(replace(FLOAT, seed=1), path)
+    with pytest.raises(RunError, match="begun with teacher"):
+        train(taught, tmp_path / "run", resume=True)
+
+
+def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(FLOAT, tmp_path / "begun", watchers=[At(0, 2, strike(signal.SIGTERM))])
+    train(recipe(epochs=1), tmp_path / "ternary")
+    for name, problem in (
+        ("begun", "is not finished"), ("ternary", "quantised"), ("none", "holds no run"),
+    ):  # fmt: skip
+        for field in ("init_from", "teacher"):
+            with pytest.raises(RunError, match=problem) as caught:
+                train(recipe(**{field: str(tmp_path / name)}), tmp_path / "run")
+            assert caught.value.field == field
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.quick
+def test_the_runs_that_are_trained_first() -> None:
+    own = Recipe(epochs=61, seed=3, fold=2, mixup=0.3, integer_input=True, data="cifar10")
+    image, speech, digit = (3, 32, 32), (1, 49, 10), (1, 8, 8)
+    large = auto_recipe(own, "teacher", image)
+    assert large.is_float
+    assert (large.model, large.epochs, large.cutout, large.mixup) == ("resnet18", 20, 12, 0)
+    assert (large.seed, large.fold, large.integer_input) == (3, 2, True)
+    assert auto_recipe(own, "start", image) == replace(large, model="auto")
+    taught = replace(Recipe(data="speech", epochs=2), init_from="auto", teacher="auto")
+    start = auto_recipe(taught, "start", speech)
+    assert (start.augment, start.weight_decay, start.epochs) == ("shift", 0.01, 1)
+    assert start.teacher is start.init_from is None
+    out = Path("out")
+    assert float_runs(taught, out, speech) == {"start": out / "start", "teacher": out / "teacher"}
+    assert set(float_runs(taught, out, digit).values()) == {out / "start"}, "the float twin"
+    given = replace(taught, init_from=None, teacher="runs/a")
+    assert float_runs(given, out, speech) == {"teacher": Path("runs/a")}
+
+
+class InPart(At):
+    """Acts in one of the runs that are trained first."""
+
+    def __init__(self, name: str, *position: Any) -> None:
+        super().__init__(*position)
+        self.name = name
+
+    def part(self, name: str) -> At:
+        return At(*self.position, self.act if name == self.name else lambda state: None)
+
+    def step(self, state: Any) -> None:
+        if not self.name:
+            super().step(state)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run with a start and a teacher of its own that nobody interrupts."""
+    out = tmp_path_factory.mktemp("complete") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher, "teacher_for", lambda shape: "digits")
+        train(TAUGHT, out)
+        yield out
+
+
+@pytest.mark.parametrize("part", ["start", "teacher", ""])
+def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(TAUGHT, out, watchers=[InPart(part, 0, 1, strike(signal.SIGTERM))])
+    assert json.loads((out / "config.json").read_text())["recipe"] == TAUGHT.to_json()
+    with pytest.raises(RunError, match="holds a run already"):
+        train(TAUGHT, out)
+    summary = train(TAUGHT, out, resume=True)
+    for run in ("", "start", "teacher"):
+        assert metrics_of(out / run) == metrics_of(complete / run), run
+    config = json.loads((out / "config.json").read_text())
+    assert config["teacher"] == json.loads((complete / "config.json").read_text())["teacher"]
+    assert summary_of(summary) == summary_of(json.loads((complete / "summary.json").read_text()))
+    # A finished run needs neither.
+    for name in ("start", "teacher"):
+        (out / name).rename(tmp_path / name)
+    assert train(TAUGHT, out, resume=True) == summary
+    assert not trained_network(out, load("digits")).training
+
+
+def test_a_link_in_place_of_a_run_that_is_trained_first(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (out, elsewhere):
+        folder.mkdir()
+    (out / "start").symlink_to(elsewhere)
+    with pytest.raises((ValueError, OSError), match="link"):
+        train(TAUGHT, out)
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_report_has_no_line_for_the_runs_that_were_trained_first(complete: Path) -> None:
+    assert results.find(complete.parent) == [complete]
