@@ -5,11 +5,15 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# These modules have no examples, and the frameworks that they import take seconds.
+collect_ignore_glob = ["src/softstair/integrations/[!_]*.py"]
 # Without Triton, the modules that import it cannot be searched for examples.
-collect_ignore_glob: list[str] = []
-if find_spec("triton") is None:
-    collect_ignore_glob += ["src/softstair/kernels/triton/[!_]*.py", "src/softstair/fused/[!_]*.py"]
+WITHOUT_TRITON = ["src/softstair/kernels/triton/[!_]*.py", "src/softstair/fused/[!_]*.py"]
+HAS_TRITON = find_spec("triton") is not None
+if not HAS_TRITON:
+    collect_ignore_glob += WITHOUT_TRITON
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,10 +26,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Set how many examples hypothesis tries: all of them in the nightly lane alone."""
+    nightly = config.getoption("lane") == "nightly"
+    settings.register_profile("lane", deadline=None, max_examples=100 if nightly else 8)
+    settings.load_profile("lane")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the lane and what is left out."""
-    left_out = f"; triton is not installed: {collect_ignore_glob} left out"
-    return f"lane: {config.getoption('lane')}{left_out if collect_ignore_glob else ''}"
+    left_out = "" if HAS_TRITON else f"; triton is not installed: {WITHOUT_TRITON} left out"
+    return f"lane: {config.getoption('lane')}{left_out}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from torch.overrides import TorchFunctionMode
@@ -72,7 +72,6 @@ def check_everything(
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 55.0, 0)
 @example(((0.0, 1.0), (0.0,)), 0.0, 5e-324, 0)
 @example(((7.8, 7.84, 14.9), (19.7, 19.9)), 0.0, 1.1125369292536007e-308, 0)
-@settings(deadline=None, max_examples=40)
 def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """Any stair, mean and std, thresholds and extremes included: values and gradients."""
     check_everything(shape, name, mean, std, F64, seed)
@@ -87,12 +86,12 @@ def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     0.05,
     0,
 )
-@settings(deadline=None, max_examples=25)
 def test_float32_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     """The same within a few units in the last place of float32."""
     check_everything(shape, name, mean, std, torch.float32, seed)
 
 
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_the_sum_of_k_terms(name, dtype):
@@ -102,6 +101,7 @@ def test_half_precision_is_the_sum_of_k_terms(name, dtype):
             check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
 def test_noise_narrower_than_the_spacing_of_numbers_is_the_sum_of_k_terms(name, dtype):
@@ -327,7 +327,7 @@ def test_no_uniform_number_leaves_the_level_set(name, monkeypatch):
 
 
 def test_draws_are_reproducible_and_inside_the_set():
-    """A Generator or the global seed repeats the draws; 2^24 of them stay inside the set."""
+    """A Generator or the global seed repeats the draws; 2^22 of them stay inside the set."""
     x = torch.linspace(-0.5, 1.5, 2**20)
     draw = apply(UINT4, "normal", 0.0, 0.07, "random")
     first, again = (
@@ -344,7 +344,7 @@ def test_draws_are_reproducible_and_inside_the_set():
     assert torch.equal(draw(x), one)
     assert not torch.equal(one, two)
     levels = torch.tensor(UINT4.levels, dtype=F64).float()
-    for name in oracle.NAMES * 4:
+    for name in oracle.NAMES:
         assert torch.isin(apply(UINT4, name, 0.0, 0.2, "random")(x), levels).all()
 
 
@@ -473,6 +473,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_memory_does_not_grow_with_the_number_of_levels(name, forward):
@@ -496,6 +497,7 @@ def test_memory_does_not_grow_with_the_number_of_levels(name, forward):
         assert sum(large) <= 4 * x.numel(), "at most one tensor of the size of x is kept"
 
 
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_time_does_not_grow_with_the_levels_of_a_linear_stair(name, forward):
@@ -520,8 +522,8 @@ def test_time_does_not_grow_with_the_levels_of_a_linear_stair(name, forward):
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 def test_tensors_of_millions_and_odd_strides(name):
     """However the work is cut in pieces, every element is right; NaN hits itself alone."""
-    x = torch.linspace(-2, 2, 1031 * 2053).view(1031, 2053).T
-    x[2000, 7] = x[3, 1030] = math.nan
+    x = torch.linspace(-2, 2, 1031 * 1027).view(1031, 1027).T
+    x[1000, 7] = x[3, 1030] = math.nan
     kept, law, thresholds = x.clone(), (name, 0.1, 0.4), TERNARY.thresholds
     v, levels = oracle.numpy(x), np.array(TERNARY.levels)
     known = ~np.isnan(v)
@@ -567,6 +569,7 @@ def test_hard_is_the_stair_itself_exactly(dtype):
                     assert torch.equal(apply(stair, name, 0.0, 0.0, forward)(x), stair(x))
 
 
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_nothing_is_read_back_from_a_device(name, forward):

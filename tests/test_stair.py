@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
@@ -44,7 +44,6 @@ def below(x: torch.Tensor) -> torch.Tensor:
 
 
 @given(oracle.stairs(), st.sampled_from(oracle.DTYPES), st.integers(0, 99))
-@settings(deadline=None, max_examples=80)
 def test_equals_the_sum_of_steps(shape, dtype, seed):
     """index counts thresholds at or below x, stair(x) is the level there, in every dtype."""
     levels, thresholds = shape

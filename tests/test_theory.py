@@ -483,7 +483,7 @@ def test_distances_reject_missing_and_mismatched_arguments() -> None:
         distances_on_random_networks(constant, "uniform")
     with pytest.raises(ValueError, match="weights must"):
         distances_on_random_networks(Schedule(2, 1), "uniform", weights="complex")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="as many layers as the network, 2, but it has 1"):
+    with pytest.raises(ValueError, match="must have 2 layers, as the network, but has 1"):
         distances_on_network(two_layers(), x, Schedule(1, 1.0))
     with pytest.raises(ValueError, match="times must"):
         distances_on_network(two_layers(), x, constant)

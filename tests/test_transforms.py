@@ -127,7 +127,7 @@ ROTATED = [
 ]
 
 
-@pytest.mark.nightly(keep=3)
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(("transform", "name", "forward"), ROTATED)
 def test_every_compiled_transform_gives_the_density_sum(transform, name, forward):
     """compile(fullgraph=True) of each, against the oracle; every forward meets every family."""
@@ -137,7 +137,7 @@ def test_every_compiled_transform_gives_the_density_sum(transform, name, forward
     check_slope(compiled(X), name)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", ["uniform", "logistic"])
 def test_compile_of_func_grad(name, forward):
@@ -146,7 +146,7 @@ def test_compile_of_func_grad(name, forward):
     check_slope(aot_eager(grad(lambda x: f(x).sum()))(X), name, LINEAR)
 
 
-@pytest.mark.nightly(keep=4)
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_values_survive_transforms_and_compilation(name, forward):
@@ -186,7 +186,7 @@ def test_vmap_over_the_noise(forward, compiled):
         check_slope(tangents[row], "normal", mean=mean, std=std)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("derivative", [False, True])
 def test_moving_noise_does_not_recompile(forward, derivative):
@@ -289,6 +289,7 @@ def test_extremes_survive_transforms_and_compilation(name, mean, std, dtype, thr
     check_everything(shape, name, mean, std, dtype, **options)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(("name", "through"), [("laplace", "vmap"), ("gumbel", "compile")])
 def test_a_family_of_ones_own_survives_transforms_and_compilation(name, through):
     """cdf and pdf alone are enough there too."""

@@ -47,6 +47,8 @@ class Schedule:
     >>> schedule = Schedule(layers=3, period=10, interval="partition", std0=0.4)
     >>> [round(schedule(1, t)[1], 3) for t in (0, 10, 15, 20)]
     [0.4, 0.4, 0.1, 0.0]
+    >>> Schedule(layers=3, period=10, start=100).range(1)  # static noise until 100
+    (110, 120)
 
     In the range of a layer, from t_start to t_end, λ falls from 1 to 0. A dynamic mean is
     mean0·λ^d and a dynamic std is std0·λ^(2d); static ones stay at their first value.

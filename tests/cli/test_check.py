@@ -93,8 +93,8 @@ def test_files_are_checked_first_and_written_atomically(
 
 
 def test_picture_and_json_are_written(run: Run, tmp_path: Path) -> None:
-    flags = ["--interval", "same_end", "--no-static-mean", "--out", "a.png", "--json"]
-    code, _, err = run("check", *SMALL, *flags, "a.json")
+    flags = [*SMALL, "--interval", "same_end", "--no-static-mean", "--json"]
+    code, _, err = run("check", *flags, "a.json", "--out", "a.png")
     assert (code, err) == (1, "")
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads(Path("a.json").read_text())
@@ -106,7 +106,7 @@ def test_picture_and_json_are_written(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png"]
     # The same seed gives the same report.
     for name, seed in (("b.json", 0), ("c.json", 4)):
-        run("check", *SMALL, *flags, name, "--seed", seed)
+        run("check", *flags, name, "--seed", seed)
     texts = [Path(name).read_text() for name in ("a.json", "b.json", "c.json")]
     assert texts[0] == texts[1] != texts[2]
 

@@ -1,5 +1,6 @@
 """The command before its verbs: help, exit codes, errors, and what it needs."""
 
+import io
 import os
 import subprocess
 import sys
@@ -31,8 +32,8 @@ sys.exit(softstair_command.main(['check']))
 """
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": SOURCE, **environment}
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": SOURCE}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
 
 
@@ -73,7 +74,9 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
 
 
 def test_closed_pipe_is_not_exit_code_1() -> None:
-    program = "import sys; from softstair.cli import main; sys.exit(main(['check']))"
+    program = (
+        "import sys; from softstair.cli import main; sys.exit(main(['check', '--layers', '2']))"
+    )
     command = f'{sys.executable} -c "{program}" | head -1; exit ${{PIPESTATUS[0]}}'
     env = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
@@ -112,10 +115,9 @@ def test_missing_package_names_the_extra() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_terminal_without_unicode_gets_the_tables() -> None:
-    done = python(
-        "import sys; from softstair.cli import main; sys.exit(main(['check', '--layers', '2']))",
-        PYTHONIOENCODING="ascii",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Theorem 2" in done.stdout
+def test_terminal_without_unicode_gets_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli.main(["check", "--layers", "2"]) == 0
+    terminal.flush()
+    assert b"Theorem 2" in terminal.buffer.getvalue()  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from helpers.commands import Run
 from softstair.cli import data
 from softstair.data import DataError
 from softstair.data import fetch as fetching
-from softstair.data.sources import SOURCES, Download
+from softstair.data.fetch import SOURCES, Download
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
 

@@ -174,6 +174,7 @@ def test_warnings_go_to_stderr_once(run: Run) -> None:
     assert len(layers) == len(set(layers))
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_progress_on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -181,7 +182,7 @@ def test_progress_on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
     terminal = Terminal(columns)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal.stream)
-        code = main("train --epochs 6 --limit 400 --batch 16 --out x".split())
+        code = main("train --epochs 6 --limit 200 --batch 16 --out x".split())
     shown = terminal.close()
     plain = without_escapes(shown)
     assert code == 0

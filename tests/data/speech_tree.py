@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softstair.data.speech import recordings
+from softstair.data import speech
 
 WORDS = "yes no up down left right on off stop go".split()
 OTHERS = ["bed", "cat"]
@@ -71,7 +71,7 @@ def make_features(source: Path, folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(
         folder / "features_v001.npz",
-        x=recordings.features(recordings.first_seconds(source / n for n in names), len(names)),
+        x=speech.features(speech.first_seconds(source / n for n in names), len(names)),
         word=np.array([words.index(name.split("/")[0]) for name in names], dtype=np.uint8),
         words=np.array(words),
         split=np.array([(s in VALIDATION) + 2 * (s in TESTING) for s in speakers], dtype=np.uint8),
@@ -81,7 +81,7 @@ def make_features(source: Path, folder: Path, seed: int = 0) -> None:
     noises = [source / "_background_noise_" / f"{name}.wav" for name in NOISES]
     np.savez(
         folder / "background.npz",
-        x=recordings.features(recordings.noise_cuts(noises, 5), 15),
+        x=speech.features(speech.noise_cuts(noises, 5), 15),
         source=np.repeat(np.array([0, 1, 255], dtype=np.uint8), 5),
     )
     np.savez(

@@ -18,8 +18,7 @@ import pytest
 from softstair._errors import SoftstairError
 from softstair.data import DataError
 from softstair.data import fetch as fetching
-from softstair.data.fetch import fetch
-from softstair.data.sources import Download, KnownFile, Source
+from softstair.data.fetch import Download, KnownFile, Source, fetch
 
 CONTENT = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from softstair._errors import SoftstairError
@@ -26,7 +26,6 @@ def parts(data: Dataset, folds: int, seed: int) -> list[tuple[list[int], list[in
     return [(training.tolist(), validation.tolist()) for training, validation in both]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 60), st.integers(2, 12), st.integers(0, 2**63 - 1))
 def test_validation_parts_are_strides_of_one_permutation(count, folds, seed):
     folds = min(folds, count)
@@ -37,7 +36,6 @@ def test_validation_parts_are_strides_of_one_permutation(count, folds, seed):
         assert training == [index for index in permutation if index not in rest]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-3, 12), min_size=2, max_size=60), st.data())
 def test_groups_are_not_divided_and_folds_are_even(groups, data):
     if len(set(groups)) < 2:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from softstair.data.speech.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
+from softstair.data.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
 
 
 def recordings() -> np.ndarray:

@@ -8,8 +8,8 @@ import mutations
 import numpy as np
 import pytest
 
-from softstair.data import DataError, reading
-from softstair.data.reading import Expected, read_arrays, read_bytes
+from softstair.data import DataError, dataset
+from softstair.data.dataset import Expected, read_arrays, read_bytes
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "x": np.arange(70, dtype=np.uint8).reshape(7, 5, 2),
@@ -62,7 +62,7 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
 def test_files_are_limited_in_size(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros((7, 500, 2), np.uint8))
-    monkeypatch.setattr(reading, "LIMIT", 5_000)
+    monkeypatch.setattr(dataset, "LIMIT", 5_000)
     assert path.stat().st_size < 5_000
     with pytest.raises(DataError, match="more than 5,000 bytes"):
         read_arrays(path, {"x": (np.uint8, ("N", 500, 2))}, "make it again")

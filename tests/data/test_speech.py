@@ -16,7 +16,6 @@ from speech_tree import OTHERS, SPEAKERS, TESTING, VALIDATION, WORDS, tone, writ
 
 from softstair import data
 from softstair.data import DataError, Dataset, speech
-from softstair.data.speech import recordings
 
 # Seven speakers are in the training partition, one of them with two clips per word: 8 clips of
 # each of ten words, and a tenth of 80 for each of the other two classes.
@@ -62,7 +61,7 @@ def features(samples: np.ndarray) -> torch.Tensor:
     """Return the features of one clip, in the shape of an example."""
     audio = np.zeros(16_000)
     audio[: len(samples)] = samples.astype(np.int16)[:16_000] / 32768
-    return torch.from_numpy(recordings.features(iter([audio]), 1))
+    return torch.from_numpy(speech.features(iter([audio]), 1))
 
 
 def contains(x: torch.Tensor, example: torch.Tensor) -> bool:
@@ -103,7 +102,7 @@ def test_clips_are_in_their_partition_and_class(root):
 
 def test_noise_cuts_have_random_places_and_volumes(tmp_path):
     write_wav(tmp_path / "ramp.wav", np.arange(-20_000, 20_000))
-    cuts = np.stack(list(recordings.noise_cuts([tmp_path / "ramp.wav"], 200)))
+    cuts = np.stack(list(speech.noise_cuts([tmp_path / "ramp.wav"], 200)))
     assert len(cuts) == 400
     assert not cuts[200:].any()
     slopes = np.diff(cuts[:200]) * 32768
@@ -276,7 +275,7 @@ def test_mutated_recordings_are_read_or_refused(tmp_path):
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        (clip,) = recordings.first_seconds([path])
+        (clip,) = speech.first_seconds([path])
         assert clip.shape == (16_000,)
 
     assert min(mutations.outcomes(read, path.read_bytes())) > 50

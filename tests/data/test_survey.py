@@ -53,7 +53,7 @@ def test_svhn_in_both_layouts(tmp_path: Path) -> None:
     sized(tmp_path / "svhn" / "test_32x32.mat", 64_275_384)
     sized(tmp_path / "svhn" / "train_32x32.npz", 0)
     assert states(tmp_path)["svhn/*.mat"] == ("complete", "")
-    assert states(tmp_path)["svhn/*.npz"] == ("incomplete", "train_32x32.npz is empty")
+    assert states(tmp_path)["svhn/*.npz"] == ("incomplete", "has 0 bytes in train_32x32.npz")
 
 
 def test_speech_as_recordings_as_features_and_as_a_partial_download(tmp_path: Path) -> None:

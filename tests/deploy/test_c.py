@@ -24,7 +24,7 @@ from compiled import (
     shared_features,
     traced,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_networks import RandomBuilder, random_network
 
@@ -126,6 +126,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.nightly(keep=5)
 @needs_compiler
 @pytest.mark.parametrize(("options", "name"), COMPILED)
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -218,7 +219,6 @@ def test_object_file_needs_no_library_and_packs_weights(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)), max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_buffers_in_use_at_once_share_no_byte(given_buffers: list[tuple[int, int, int]]) -> None:
     buffers = [Buffer(str(i), s, f, f + n) for i, (s, f, n) in enumerate(given_buffers)]
     placed, total = arrange(buffers)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -104,7 +104,6 @@ def network(
     "kind",
     ["pool after", "pool before", "depthwise", "residual before", "residual after", "average"],
 )
-@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     weights=st.sampled_from([name for name in STAIRS if name != "uint4, 0.07"]),

@@ -98,7 +98,7 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("count", [30, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [20, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
 def test_random_networks_raise_or_are_equal_everywhere(count: int, tmp_path: Path) -> None:
     results = [examine(seed) for seed in range(count)]
     written = [result for result in results if result.written]

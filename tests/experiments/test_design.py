@@ -352,6 +352,10 @@ def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     assert times({"recipe": {"epochs": 12}}) == [(12, 1.0, 10.0)]
     assert times({"recipe": {"epochs": 12, "period": 3}}) == [(12, 3.0, 10.0)]
     assert times({"vary": {"epochs": [12, 60]}}) == [(12, 1.0, 10.0), (60, 5.0, 50.0)]
+    (late,) = parse(
+        {"recipe": {"epochs": 12, "anneal_from": "50%", "period": "None"}}
+    ).configurations
+    assert (late.recipe.anneal_from, late.recipe.period) == (6.0, None)
     both = {"vary": {"period": [1, 2], "epochs": [12, 60]}}
     assert set(times(both)) == {(12, 1, 10), (60, 1, 50), (12, 2, 10), (60, 2, 50)}
 
@@ -440,7 +444,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown varied": ("[vary]\nstd = [1]", "'std'"),
     "unknown without": ("[[without]]\nfoward = 'mode'", "did you mean 'forward'"),
     "wrong type": ("[recipe]\nepochs = 'many'", "epochs must be .*'many'"),
-    "None for a number that must be": ("[recipe]\nperiod = 'None'", "period"),
+    "None for a number that must be": ("[recipe]\nbatch = 'None'", "batch"),
     "unfit together": ("[recipe]\nfreeze = true\ntruncate = false", "freeze"),
     "no list": ("[vary]\nforward = 'mode'", "forward must vary over a list"),
     "empty list": ("[vary]\nforward = []", "forward must vary over a list"),
@@ -468,7 +472,11 @@ def test_a_bad_design_is_refused_with_its_file_and_reason(kind: str, tmp_path: P
 
 
 def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
-    for path, match in (("no.toml", "no such file"), (".", "directory"), ("x" * 300, "too long")):
+    for path, match in (
+        ("no.toml", "existing TOML file"),
+        (".", "directory"),
+        ("x" * 300, "too long"),
+    ):
         with pytest.raises(ValueError, match=match):
             read_design(tmp_path / path)
 

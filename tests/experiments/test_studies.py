@@ -26,7 +26,7 @@ def test_the_interval_is_students() -> None:
     """As scipy computes it."""
     found = mean_of(VALUES)
     expected = stats.t.interval(0.95, 4, np.mean(VALUES), stats.sem(VALUES))
-    assert (found.low, found.high) == pytest.approx(expected)
+    assert found.bounds == pytest.approx(expected)
     assert found.value == pytest.approx(np.mean(VALUES))
     assert found.folds == 5
     assert str(found) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
@@ -35,18 +35,18 @@ def test_the_interval_is_students() -> None:
 def test_two_folds_have_a_range_and_no_interval() -> None:
     """Student's t of two folds is 12.7: the interval would say nothing."""
     found = mean_of([0.5106, 0.6031])
-    assert (found.low, found.high, found.margin) == (None, None, None)
+    assert found.margin is None
     assert found.bounds == (0.5106, 0.6031)
     assert str(found) == "55.7 (51.1 to 60.3) %"
     assert mean_of([-0.15, 0.157]).in_hundredths() == "0.4 (−15.0 to 15.7)"
-    assert curve_of(folds([0.5, 0.6])).low is None
-    assert curve_of(folds([0.5, 0.6, 0.7])).low is not None
+    assert curve_of(folds([0.5, 0.6])).margin is None
+    assert curve_of(folds([0.5, 0.6, 0.7])).margin is not None
 
 
 def test_one_fold_has_no_interval() -> None:
     """And is shown without."""
     found = mean_of([0.8512])
-    assert (found.low, found.high, found.margin, found.folds) == (None, None, None, 1)
+    assert (found.margin, found.folds) == (None, 1)
     assert str(found) == "85.1 %"
     assert found.in_hundredths(sign=True) == "+85.1"
     assert mean_of([-0.0301]).in_hundredths() == "−3.0"
@@ -65,12 +65,11 @@ def test_a_curve_is_the_same_at_every_epoch() -> None:
     found = curve_of(units)
     assert list(found.epochs) == list(range(1, 11))
     assert found.folds == (0, 1, 2, 3, 4)
-    assert found.low is not None
-    assert found.high is not None
+    assert found.margin is not None
     for place, values in ((0, starts), (7, starts), (8, ends), (9, ends)):
         expected = mean_of(values)
-        got = (found.mean[place], found.low[place], found.high[place])
-        assert got == pytest.approx((expected.value, expected.low, expected.high))
+        got = (found.mean[place], found.margin[place])
+        assert got == pytest.approx((expected.value, expected.margin))
     losses = curve_of(units, "valid_loss")
     assert losses.mean == pytest.approx(1 - found.mean)
     with pytest.raises(ValueError, match="metric"):
@@ -86,8 +85,7 @@ def test_a_curve_ends_where_the_shortest_fold_does() -> None:
     assert final_of(units) == mean_of([0.81, 0.84, 0.83, 0.86])
     assert final_of(units[2:3]) is None
     alone = curve_of(units[:1])
-    assert alone.low is None
-    assert alone.high is None
+    assert alone.margin is None
 
 
 def test_the_drop_is_found_in_the_curve() -> None:

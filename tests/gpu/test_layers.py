@@ -103,6 +103,56 @@ def test_captured_step_is_the_step() -> None:
         assert float(((moved - moved_too).abs() > 1e-4).double().mean()) < 0.02, forward
 
 
+OPTIONS = {
+    "latent_rate": 0.03, "norm_rate": 0.3, "last_rate": 0.1, "rate_shape": "cosine",
+    "warm_up": 0.25, "weight_decay": 0.1, "norm_decay": 0.0, "clip_gradient": 1.0,
+    "clip_latent": True, "label_smoothing": 0.1, "anneal_from": "50%", "period": None,
+}  # fmt: skip
+RANDOM = {"augment": "crop-flip", "cutout": 8, "erase": 0.2, "mixup": 0.3}
+
+
+def test_captured_step_with_all_options_is_the_step() -> None:
+    for optimiser in ("adamw", "nesterov"):
+        found = []
+        for kind in (Step, CapturedStep):
+            options = {**OPTIONS, "optimiser": optimiser, "augment": "none"}
+            trained, examples = state("mode", precision="float32", **options)
+            before = weights(trained)
+            go(trained, kind(trained, examples), 8)
+            found.append((float(trained.loss), weights(trained) - before))
+        (loss, moved), (captured, moved_too) = found
+        assert abs(loss - captured) < 1e-2 * loss, (optimiser, loss, captured)
+        alike = float(F.cosine_similarity(moved, moved_too, 0))
+        assert alike > 0.98, (optimiser, alike)
+        ratio = float(moved_too.norm() / moved.norm())
+        assert 0.98 < ratio < 1.02, (optimiser, ratio)
+
+
+def test_rates_move_without_a_capture_or_a_wait() -> None:
+    for optimiser in ("adam", "adamw", "sgd", "nesterov"):
+        trained, examples = state("random", optimiser=optimiser, **OPTIONS, **RANDOM)
+        step = CapturedStep(trained, examples)
+        go(trained, step, 3)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            go(trained, step, 16 * 2)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert step.captures == 1, optimiser
+        assert trained.is_finite(), optimiser
+        factor = trained.recipe.rate_factor(trained.epoch + (trained.step - 1) / trained.steps)
+        rates = [group["lr"] for group in trained.optimiser.param_groups]
+        expected = {1e-3 * factor * part for part in (0.3, 0.1)}
+        expected |= {trained.recipe.latent_rate_for(1.0) * factor}
+        assert all(rate.is_cuda for rate in rates)
+        for rate in expected:
+            assert any(abs(float(tensor) - rate) < 1e-6 * rate for tensor in rates), (rate, rates)
+        for name, (low, high) in trained.latent_bounds.items():
+            weight = trained.network.get_parameter(f"{name}.weight")
+            assert bool(((weight >= low) & (weight <= high)).all()), name
+
+
 def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:
     for forward in ("mode", "random", "expectation"):
         trained, examples = state(forward, period=2.0, learning_rate=3e-3)

@@ -62,6 +62,11 @@ def run(recipe: Recipe, out: Path, stop: int | None = None, resume: bool = False
 X, W = (64, 128, 16, 16), (256, 128, 3, 3)
 RECIPE = Recipe(data="blobs:load", epochs=6, period=2.0, drop=5.0, augment="crop-flip")
 
+GROUPS = {
+    "optimiser": "adamw", "latent_rate": 0.01, "norm_rate": 0.3, "rate_shape": "cosine",
+    "weight_decay": 0.1, "norm_decay": 0.0, "clip_gradient": 1.0, "clip_latent": True,
+}  # fmt: skip
+
 
 def test_every_forward_and_precision_learns() -> None:
     for forward in ("expectation", "mode", "random"):
@@ -102,7 +107,11 @@ def test_a_stopped_run_goes_on_with_its_own_random_numbers() -> None:
     Sums on a GPU may be added up in another order from run to run, so the comparison is close and
     not exact; other crops would be farther off by orders of magnitude.
     """
-    recipe = replace(RECIPE, forward="random")
+    for changes in ({}, GROUPS):
+        _check_a_stopped_run(replace(RECIPE, forward="random", **changes))
+
+
+def _check_a_stopped_run(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         run(recipe, out / "whole")

@@ -10,8 +10,8 @@ from short import recipe
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.data.digits import load
 from softstair.train.checkpoint import state_dict
 from softstair.train.network import make_network
 from softstair.train.state import State
@@ -20,7 +20,7 @@ from softstair.train.step import Step, preserve
 
 def begun(**changes: Any) -> tuple[State, Step]:
     torch.manual_seed(0)
-    data = load().sample(200)
+    data = load("digits").sample(200)
     chosen = recipe(**changes)
     state = State(chosen, make_network(chosen, data), 200, torch.device("cpu"))
     state.begin_epoch()

@@ -16,9 +16,8 @@ from short import RECIPE, is_sentence, metrics_of, recipe
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.data import Dataset
+from softstair.data import Dataset, load
 from softstair.data.batches import Examples
-from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.models import build
 from softstair.nn import StairActivation
@@ -138,7 +137,7 @@ def test_the_noise_is_the_schedules(update: Any, interval: Any, tmp_path: Path) 
 def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
     """It shares nothing with ours but the library below it."""
     train(recipe(epochs=2, period=0.6, drop=1.0), tmp_path / "x")
-    data = load_digits().sample(200)
+    data = load("digits").sample(200)
     parts = split(data, 0, 5)
     x = [(data.x[part].float() - 8) / 8 for part in parts]
     y = [data.y[part] for part in parts]
@@ -180,7 +179,7 @@ def test_the_trained_network_is_the_one_that_was_measured(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = train(recipe(**changes), tmp_path)
-    data = load_digits().sample(200)
+    data = load("digits").sample(200)
     net = trained_network(tmp_path, data)
     assert not net.training
     _, valid = split(data, 0, 5)
@@ -193,7 +192,7 @@ def test_the_trained_network_is_the_one_that_was_measured(
 
 @pytest.mark.parametrize("forward", ["random", "expectation"])
 def test_evaluation_is_without_noise_and_in_integers(forward: Any) -> None:
-    data = load_digits()  # several chunks, the last one smaller
+    data = load("digits")  # several chunks, the last one smaller
     net = make_network(recipe(forward=forward), data)
     ss.Annealer(net, ss.Schedule.for_network(net, period=5.0), steps_per_unit=5).step()
     net.train()

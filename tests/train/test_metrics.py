@@ -12,9 +12,9 @@ from short import metrics_of, recipe
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair.data import load
 from softstair.data.augment import Augmentation, crop, flip
 from softstair.data.batches import Examples
-from softstair.data.digits import load as load_digits
 from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules
 from softstair.train import train, trained_network
@@ -232,7 +232,7 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     summary = train(fresh, tmp_path / "fresh")
     train(recipe(seed=3, augment="crop"), tmp_path / "running")
     assert metrics_of(tmp_path / "fresh") != metrics_of(tmp_path / "running")
-    data = load_digits().sample(200)
+    data = load("digits").sample(200)
     net = trained_network(tmp_path / "fresh", data)
     training, valid = (
         Examples(data.x[part], data.y[part], data.mean, data.std) for part in split(data, 0, 5)

@@ -10,8 +10,8 @@ from short import recipe
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.data.digits import load
 from softstair.train.metrics import stair_health
 from softstair.train.network import advice, make_network
 from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds, parameter_groups
@@ -21,7 +21,7 @@ from softstair.train.step import Step
 
 def begun(**changes: Any) -> tuple[State, Step]:
     torch.manual_seed(0)
-    data = load().sample(64)
+    data = load("digits").sample(64)
     chosen = recipe(**{"drop": None, **changes})
     state = State(chosen, make_network(chosen, data), 64, torch.device("cpu"))
     state.begin_epoch()

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from warm import Warm
 
 from softstair.cli import main
+from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train import Recipe, RunError, checkpoint, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
-from softstair.train.parallel import SINGLE_PROCESS, Team, joined, launch_command
+from softstair.train.parallel import SINGLE_PROCESS, Team, joined
 
 RANDOM = replace(RECIPE, augment="crop", forward="random", model="test_parallel:witness")
 """Each process draws random numbers of its own here, and they matter."""

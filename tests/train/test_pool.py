@@ -86,7 +86,7 @@ def wait_for_epoch(run: Path) -> None:
 
 def test_folds_in_processes_are_as_alone(tmp_path: Path) -> None:
     words = ["train", *FLAGS, "--folds", "2", "--epochs", "1", "--jobs", "2", "--out", "x"]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--limit", "300"]) == 0
     for fold in range(2):
         begun = recipe_of(tmp_path / "x" / f"fold-{fold}")
         assert begun is not None

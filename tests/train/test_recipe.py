@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from softstair._errors import SoftstairError
@@ -109,7 +109,6 @@ recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in 
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(recipes)
 def test_json_and_row_round_trip(recipe: Recipe) -> None:
     written = json.loads(json.dumps(recipe.to_json(), allow_nan=False))

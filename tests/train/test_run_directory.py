@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from warm import Warm
 
 from softstair import cli
-from softstair.data import Dataset
-from softstair.data.digits import load as load_digits
+from softstair.data import Dataset, load
 from softstair.train import Interrupted, Run, RunError, checkpoint, records, train, trained_network
 from softstair.train.checkpoint import CheckpointError
+from softstair.train.recipe import OLDER_VALUES
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
 STOP = At(1, 2, strike(signal.SIGTERM))
@@ -102,13 +102,14 @@ def test_resume_begins_a_new_run(tmp_path: Path) -> None:
     assert train(recipe(epochs=1), tmp_path / "deep" / "er" / "x", resume=True)["epochs"] == 1
 
 
-@pytest.mark.parametrize("name", ["file", "file/x", "x" * 300])
+@pytest.mark.parametrize(
+    ("name", "more"), [("file", []), ("file/x", ["--resume"]), ("x" * 300, ["--every-fold"])]
+)
 def test_directories_that_cannot_be_made(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("precious")
-    for more in ([], ["--resume"], ["--every-fold"]):
-        refused(*FLAGS, *more, "--out", str(tmp_path / name), capsys=capsys)
+    refused(*FLAGS, *more, "--out", str(tmp_path / name), capsys=capsys)
     assert files(tmp_path) == {"file": b"precious"}
 
 
@@ -207,11 +208,11 @@ def changed(digits: Dataset) -> Iterator[Dataset]:
 
 def test_changed_data_are_refused(out: Path, complete: Result) -> None:
     before = files(out)
-    for dataset in changed(load_digits().sample(200)):
+    for dataset in changed(load("digits").sample(200)):
         with pytest.raises(RunError, match="data"):
             train(RECIPE, out, resume=True, dataset=dataset)
         assert files(out) == before
-    train(RECIPE, out, resume=True, dataset=load_digits().sample(200))
+    train(RECIPE, out, resume=True, dataset=load("digits").sample(200))
     assert metrics_of(out) == complete[0]
 
 
@@ -222,7 +223,7 @@ def test_another_model_is_refused(out: Path) -> None:
         train(RECIPE, out, resume=True, model=other)
     assert files(out) == before
     with pytest.raises(ValueError, match="model"):
-        trained_network(out, load_digits(), other)
+        trained_network(out, load("digits"), other)
 
 
 # Damaged files
@@ -303,12 +304,12 @@ def test_a_checkpoint_of_another_recipe_is_refused(
     with pytest.raises(CheckpointError, match=values):
         train(RECIPE, out, resume=True)
     with pytest.raises(CheckpointError, match=values):
-        trained_network(out, load_digits())
+        trained_network(out, load("digits"))
     assert files(out) == before
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
-    digits = load_digits()
+    digits = load("digits")
     for name, dataset in (("run", digits), ("other", replace(digits, y=digits.y.roll(1)))):
         with pytest.raises(Interrupted):
             train(RECIPE, tmp_path / name, dataset=dataset, watchers=[STOP])
@@ -330,10 +331,31 @@ def test_a_checkpoint_may_be_computed_by_other_kernels(out: Path, tmp_path: Path
 def test_a_checkpoint_of_an_older_version_warns(out: Path, complete: Result) -> None:
     forge(out, lambda state: state.pop("origin"))
     with pytest.warns(UserWarning, match="does not say with which recipe and data"):
-        trained_network(out, load_digits())
+        trained_network(out, load("digits"))
     with pytest.warns(UserWarning, match="does not say with which recipe and data"):
         ends_well(out, complete)
-    trained_network(out, load_digits())  # the checkpoints since then say it
+    trained_network(out, load("digits"))  # the checkpoints since then say it
+
+
+def test_a_run_that_began_before_there_were_groups_of_parameters(
+    out: Path, complete: Result
+) -> None:
+    """Config and checkpoint have none of the later fields; the rate may be a tensor of a GPU."""
+    config = json.loads((out / "config.json").read_text())
+    for name in OLDER_VALUES:
+        del config["recipe"][name]
+    config["recipe"] |= {"centre_input": True}  # new files have this on, older ones mean off
+    (out / "config.json").write_text(json.dumps(config))
+
+    def older(state: dict[str, Any]) -> None:
+        state["origin"]["recipe"] = config["recipe"]
+        del state["annealer"]["schedule"]["start"]
+        (group,) = state["optimiser"]["param_groups"]
+        kept = {name: group[name] for name in ("params", "betas", "eps", "weight_decay")}
+        state["optimiser"]["param_groups"] = [{**kept, "lr": torch.tensor(0.5), "fused": True}]
+
+    forge(out, older)
+    ends_well(out, complete)
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

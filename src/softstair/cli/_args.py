@@ -67,6 +67,16 @@ def flags_in(message: str) -> str:
     )
 
 
+def words_of(command: Any, *names: str) -> list[str]:
+    """Return the flags of a command, or only those of some fields, that differ from the default."""
+    words = []
+    for each in fields(command):
+        value = getattr(command, each.name)
+        if value != each.default and (not names or each.name in names):
+            words += [spelling(each.name), *([] if value is True else [str(value)])]
+    return words
+
+
 def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
     """Return the command that the words describe.
 

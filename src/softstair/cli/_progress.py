@@ -1,6 +1,8 @@
 """What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
 
+import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -8,10 +10,39 @@ from rich.progress import Progress as Bars
 
 from softstair.cli._args import flags_in
 from softstair.cli._table import Console, bars
+from softstair.train.parallel import Interrupted
 from softstair.train.progress import Event
 
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
+
+
+class Stoppable:
+    """A context that a signal ends: it says how to continue, and has an ``exit_code``.
+
+    ``again`` returns how to continue, or an empty text if nothing was saved. The exception is
+    swallowed and not replaced: its frames would keep a process group alive that is then destroyed.
+    """
+
+    exit_code: int | None = None
+
+    def __init__(self, verb: str, again: Callable[[], str]) -> None:
+        self._verb, self._again = verb, again
+
+    def __enter__(self) -> "Stoppable":
+        return self
+
+    def __exit__(self, kind: object, stop: BaseException | None, trace: object) -> bool:
+        if not isinstance(stop, Interrupted | KeyboardInterrupt):
+            return False
+        # A KeyboardInterrupt comes before the training begins, or from a second signal.
+        number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
+        text = "interrupted before anything was saved."
+        if how := self._again():
+            text = f"stopped by {signal.Signals(number).name}; continue with {how}"
+        print(f"softstair {self._verb}: {text}", file=sys.stderr)
+        self.exit_code = 128 + number
+        return True
 
 
 class Progress:

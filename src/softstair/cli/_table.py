@@ -3,7 +3,7 @@
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box, console
@@ -37,21 +37,37 @@ class Console(console.Console):
 
 
 def table(
-    title: str | None, left: Sequence[str], right: Sequence[str] = (), boxed: bool = True
+    title: str | None,
+    left: Sequence[str],
+    right: Sequence[str] = (),
+    rows: Iterable[Sequence[Any]] = (),
+    *,
+    total: Sequence[Any] = (),
+    caption: str | None = None,
+    boxed: bool = True,
 ) -> Table:
-    """Return an empty table with columns of text, aligned left, and of numbers, aligned right."""
-    plain: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
-    plain |= {"pad_edge": False, "collapse_padding": True}
-    shown = Table(title=title and Text(title), **({} if boxed else plain))
-    for name in left:
+    """Return a table with columns of text, aligned left, and of numbers, aligned right.
+
+    ``total`` is a last row, below a line. Cells are strings, integers or texts of rich.
+    """
+    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    style |= {"pad_edge": False, "collapse_padding": True}
+    shown = Table(title=title and Text(title), caption=caption, **({} if boxed else style))
+    for name in (*left, *right):
         shown.add_column(name, overflow="fold")
-    for name in right:
-        shown.add_column(name, overflow="fold", justify="right")
+    for column in shown.columns[len(left) :]:
+        column.justify = "right"
+    for row in rows:
+        shown.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
+    if total:
+        shown.add_section()
+        shown.add_row(*map(str, total))
     return shown
 
 
-def print_table(shown: Table, unlimited: bool = False) -> None:
-    Console(unlimited).print(shown)
+def print_table(*arguments: Any, unlimited: bool = False, **settings: Any) -> None:
+    """Print the table that :func:`table` returns for these arguments."""
+    Console(unlimited).print(table(*arguments, **settings))
 
 
 def bars(shares: Sequence[float]) -> str:

@@ -6,7 +6,8 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from softstair.bench.clock import REPEATS, Effort, is_out_of_memory
 from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
 from softstair.bench.training_step import PartitionReport, StepReport
 from softstair.bench.workload import BATCH, workload
-from softstair.cli._args import flag, spelling
-from softstair.cli._table import Console, print_line, print_table, table
+from softstair.cli._args import flag, words_of
+from softstair.cli._table import Console, print_line, print_table
 from softstair.regularise import Forward
 from softstair.train.execution import choose_device
 
@@ -101,60 +102,40 @@ class Command:
         effort = Effort.on(device, self.quick, self.repeats)
         if self.elements is not None:
             effort = replace(effort, elements=self.elements)
-        self._check(device, model, batch)
+        # Errors about any part come before the first is measured.
+        recipe = workload(model).recipe(batch, precision=self.precision, augment=self.augment)
+        recipe.precision_on(device)
+        stairs = None if self.stairs is None else _split(self.stairs)
+        for name in stairs or ():
+            bench_stair(name)
+        common = (device, model, batch, self.precision, self.augment)
+        measure: dict[str, Callable[..., Any]] = {
+            "operator": partial(bench.measure_operator, device, effort, stairs),
+            "step": partial(bench.measure_step, *common, tune=self.tune, effort=effort),
+            "partition": partial(
+                bench.measure_partition, *common, forward=self.forward, effort=effort
+            ),
+            "exact": partial(bench.measure_exact, device, batch, effort),
+        }
         with contextlib.ExitStack() as files:
             file = self.json and files.enter_context(output_file(self.json, "json"))
-            figures: dict[str, Any] = {"command": self.line(), **bench.about(device)}
+            figures: dict[str, Any] = {
+                "command": shlex.join(["softstair", "bench", *words_of(self)]),
+                **bench.about(device),
+            }
             names = ("softstair", "torch", "triton", "cuda")
             versions = [f"{name} {figures[name]}" for name in names if figures[name]]
             print_line(f"{figures['device']}; {', '.join(versions)}")
             for part in (part for part in PARTS if part in _split(self.only)):
                 with _memory_errors(device, batch), _status() as progress:
-                    measured = self._measure(part, device, model, batch, effort, progress)
+                    measured = measure[part](progress=progress)
                 SHOW[part](measured)
-                is_list = isinstance(measured, list)
-                figures[part] = (
-                    [row.to_json() for row in measured] if is_list else measured.to_json()
-                )
+                rows = isinstance(measured, list)
+                figures[part] = [row.to_json() for row in measured] if rows else measured.to_json()
             if file is not None:
                 file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
         print_line(f"all figures: {self.json or 'not saved; --json FILE saves them'}")
         return 0
-
-    def _check(self, device: torch.device, model: str, batch: int) -> None:
-        """Raise errors about any part before the first is measured."""
-        recipe = workload(model).recipe(batch, precision=self.precision, augment=self.augment)
-        recipe.precision_on(device)
-        for name in _split(self.stairs or ""):
-            bench_stair(name)
-
-    def _measure(
-        self,
-        part: str,
-        device: torch.device,
-        model: str,
-        batch: int,
-        effort: Effort,
-        progress: Callable[[str], None],
-    ) -> Any:
-        if part == "operator":
-            stairs = None if self.stairs is None else _split(self.stairs)
-            return bench.measure_operator(device, effort, stairs, progress=progress)
-        if part == "exact":
-            return bench.measure_exact(device, batch, effort, progress)
-        common = (device, model, batch, self.precision, self.augment)
-        more: dict[str, Any] = {"effort": effort, "progress": progress}
-        if part == "step":
-            return bench.measure_step(*common, tune=self.tune, **more)
-        return bench.measure_partition(*common, forward=self.forward, **more)
-
-    def line(self) -> str:
-        """Return the command line, without flags that have their defaults."""
-        words = ["softstair", "bench"]
-        for field in fields(self):
-            if (value := getattr(self, field.name)) != field.default:
-                words += [spelling(field.name), *([] if value is True else [str(value)])]
-        return shlex.join(words)
 
 
 @contextlib.contextmanager
@@ -192,17 +173,9 @@ def _show_operator(rows: list[OperatorRow]) -> None:
         copy = statistics.median(row.copy_bandwidth for row in chosen)
         is_slow = statistics.median(row.forward.median for row in chosen) > 1e-3
         unit, name = (1e3, "ms") if is_slow else (1e6, "µs")
-        forward = (f"forward {name}", "of copy")
         backward = (f"backward {name}", "of copy", "×ReLU", "kept", "peak")
-        shown = table(
-            f"{stair} on {chosen[0].elements:,} elements of {dtype}; "
-            f"a copy moves {_number(copy / 1e9)} GB/s",
-            ("noise", "how"),
-            (*forward, *backward),
-            boxed=False,
-        )
-        for row in chosen:
-            shown.add_row(
+        cells = (
+            (
                 row.noise,
                 row.how,
                 _median_and_spread(row.forward, unit),
@@ -213,21 +186,19 @@ def _show_operator(rows: list[OperatorRow]) -> None:
                 f"{row.kept:g} B",
                 f"{row.memory:.2f}×",
             )
-        print_table(shown)
+            for row in chosen
+        )
+        title = f"{stair} on {chosen[0].elements:,} elements of {dtype}"
+        title += f"; a copy moves {_number(copy / 1e9)} GB/s"
+        names = (f"forward {name}", "of copy", *backward)
+        print_table(title, ("noise", "how"), names, cells, boxed=False)
 
 
 def _show_step(report: StepReport) -> None:
     """Print the training step of every network, compared with the float network."""
     augment = "no" if report.augment == "none" else report.augment
-    shown = table(
-        f"a training step of {report.model}, batches of {report.batch}, {report.precision}, "
-        f"{augment} augmentation",
-        ("network", "how"),
-        ("ms", "images/s", "of the twin's", "peak", "of the twin's"),
-        boxed=False,
-    )
-    for index, row in enumerate(report.rows):
-        shown.add_row(
+    rows = (
+        (
             row.name if index else f"{row.name} (the twin)",
             row.treatment,
             _median_and_range(row.times, 1e3),
@@ -236,30 +207,32 @@ def _show_step(report: StepReport) -> None:
             f"{_number(row.memory / 1e6)} MB",
             f"{row.memory_ratio:.2f}",
         )
-    print_table(shown)
+        for index, row in enumerate(report.rows)
+    )
+    title = f"a training step of {report.model}, batches of {report.batch}, {report.precision}, "
+    names = ("ms", "images/s", "of the twin's", "peak", "of the twin's")
+    print_table(f"{title}{augment} augmentation", ("network", "how"), names, rows, boxed=False)
     for name, reason in report.skipped.items():
         print_line(f"{name}: not measured ({reason})")
 
 
 def _show_partition(report: PartitionReport) -> None:
     """Print the phases of a schedule and their total."""
-    shown = table(
-        f"partition over {report.epochs} epochs of {report.preset}: {report.model}, "
-        f"{report.forward}, batches of {report.batch}, {report.precision}, {report.treatment}",
-        ("layers annealed",),
-        ("epochs", "ms", "static ms", "speed-up", "capture s"),
-        boxed=False,
-    )
-    for phase in report.phases:
-        shown.add_row(
-            str(len(phase.annealed)),
-            str(phase.epochs),
+    rows = (
+        (
+            len(phase.annealed),
+            phase.epochs,
             _median_and_range(phase.times, 1e3),
             _median_and_range(phase.static_times, 1e3),
             f"{phase.speed_up:.2f}",
             f"{phase.capture:.2f}",
         )
-    print_table(shown)
+        for phase in report.phases
+    )
+    title = f"partition over {report.epochs} epochs of {report.preset}: {report.model}, "
+    title += f"{report.forward}, batches of {report.batch}, {report.precision}, {report.treatment}"
+    names = ("epochs", "ms", "static ms", "speed-up", "capture s")
+    print_table(title, ("layers annealed",), names, rows, boxed=False)
     print_line(
         f"{report.images:,} images in {report.seconds:,.1f} s, captures included: "
         f"{_number(report.images_per_second)} images/s, {report.speed_up:.2f} times the static "
@@ -272,14 +245,8 @@ def _show_exact(rows: list[ConvolutionRow]) -> None:
     if not rows:
         print_line("exact: not measured (int8 convolutions need CUDA and triton)")
         return
-    shown = table(
-        "convolutions of integers, 3×3, moments included",
-        ("channels", "pixels"),
-        ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums"),
-        boxed=False,
-    )
-    for row in rows:
-        shown.add_row(
+    cells = (
+        (
             f"{row.inputs} → {row.outputs}",
             f"{row.side}×{row.side}",
             _median_and_range(row.int8, 1e6),
@@ -287,7 +254,11 @@ def _show_exact(rows: list[ConvolutionRow]) -> None:
             f"{row.ratio:.2f}",
             f"{row.wrong} of {row.sums:,}",
         )
-    print_table(shown)
+        for row in rows
+    )
+    names = ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums")
+    title = "convolutions of integers, 3×3, moments included"
+    print_table(title, ("channels", "pixels"), names, cells, boxed=False)
 
 
 SHOW: dict[str, Callable[[Any], None]] = {

@@ -160,13 +160,14 @@ def _theorem(report: Examination, console: Console) -> None:
         name.replace("regparam ", "reg-\nparam\n").replace("convergence ", "conv.\n")
         for name in HYPOTHESES
     ]
-    shown = table(title, ["layer", *columns, "rate\nr_ℓ"], boxed=False)
-    for column in shown.columns[1:-1]:
-        column.justify = "center"
+    rows = []
     for layer, group in groupby(report.verdicts, key=lambda verdict: verdict.layer):
         verdicts = {verdict.name: verdict for verdict in group}
         marks = [_mark(verdicts[name]) if name in verdicts else "–" for name in HYPOTHESES]
-        shown.add_row(str(layer), *marks, _rate(verdicts.values()))
+        rows.append((layer, *marks, _rate(verdicts.values())))
+    shown = table(title, ["layer", *columns, "rate\nr_ℓ"], (), rows, boxed=False)
+    for column in shown.columns[1:-1]:
+        column.justify = "center"
     console.print(shown)
     console.print(
         " ✓ holds   ✗ fails, for every rate   (✗) fails as printed, harmlessly   – does not apply\n"
@@ -189,8 +190,7 @@ def _rate(verdicts: Iterable[Verdict]) -> str:
 
 
 def _reasons(report: Examination, console: Console) -> None:
-    shown = table("Why", ["hypothesis", "layers", "", "rate", "reason"], boxed=False)
-    shown.columns[0].no_wrap = True
+    rows = []
     for name in HYPOTHESES:
         layers: dict[tuple[str, str, str], list[int]] = {}
         for verdict in report.verdicts:
@@ -198,7 +198,9 @@ def _reasons(report: Examination, console: Console) -> None:
                 reason = verdict.reason + (f"; {verdict.repair}" if verdict.repair else "")
                 layers.setdefault((_mark(verdict), verdict.rate, reason), []).append(verdict.layer)
         for index, ((mark, rate, reason), numbers) in enumerate(layers.items()):
-            shown.add_row("" if index else name, _span(numbers), mark, rate, reason)
+            rows.append(("" if index else name, _span(numbers), mark, rate, reason))
+    shown = table("Why", ["hypothesis", "layers", "", "rate", "reason"], (), rows, boxed=False)
+    shown.columns[0].no_wrap = True
     console.print(shown)
 
 
@@ -230,12 +232,16 @@ def _proposition(report: Examination, console: Console) -> None:
         return
     title = f"Proposition 1: E[σ_ν] against μ ∗ σ, and its derivative ({len(report.stair)} levels)"
     names = ("mean", "std", "max error", "max derivative", "‖σ‖_∞·|Dμ|(ℝ)", "tight bound")
-    shown = table(title, (), names, boxed=False)
-    for part in report.propositions:
-        bounds = (part.largest_derivative, part.bound, part.tight_bound)
-        cells = [f"{number:.5g}" for number in bounds]
-        shown.add_row(f"{part.mean:.4g}", f"{part.std:.4g}", f"{part.error:.1e}", *cells)
-    console.print(shown)
+    rows = (
+        (
+            f"{part.mean:.4g}",
+            f"{part.std:.4g}",
+            f"{part.error:.1e}",
+            *(f"{n:.5g}" for n in (part.largest_derivative, part.bound, part.tight_bound)),
+        )
+        for part in report.propositions
+    )
+    console.print(table(title, (), names, rows, boxed=False))
     console.print(" tight bound: ½(q_{K−1} − q₀)·|Dμ|(ℝ), in absolute units\n", style="dim")
 
 
@@ -246,11 +252,12 @@ def _distances(report: Examination, console: Console) -> None:
     chosen = [0, (last - 1) // 4, (last - 1) // 2, 3 * (last - 1) // 4, last - 1]
     times = [f"t = {real.times[index]:g}" for index in chosen[:-1]]
     title = f"Distance ‖x_λ̂,ℓ − x_ℓ‖ on random Heaviside networks (at most {real.largest[0]:.3g})"
-    shown = table(title, (), ["layer", *times, "t ↑ T", "t ↑ T, at ties"], boxed=False)
+    rows = []
     for layer, values in enumerate(real.values):
         cells = [values[index] for index in chosen] + [ties.values[layer][last - 1]]
-        shown.add_row(str(layer), *map(_number, cells))
-    console.print(shown)
+        rows.append((layer, *map(_number, cells)))
+    names = ("layer", *times, "t ↑ T", "t ↑ T, at ties")
+    console.print(table(title, (), names, rows, boxed=False))
     console.print(
         " t ↑ T: just before the end, λ = 10⁻⁶; at ties: integer weights, which put\n"
         " pre-activations on the threshold exactly, where convergence iii and iv matter",
@@ -261,11 +268,13 @@ def _distances(report: Examination, console: Console) -> None:
 def _on_run(distances: Distances, console: Console) -> None:
     title = "Distance ‖x_λ̂,ℓ − x_ℓ‖ on the trained network, in % of the largest possible distance"
     times = [f"t = {time:g}" for time in distances.times]
-    shown = table(title, (), ["layer", *times], boxed=False)
-    rows = zip(distances.values, distances.largest, strict=True)
-    for layer, (values, largest) in enumerate(rows):
-        shown.add_row(str(layer), *(f"{100 * value / (largest or 1.0):.3g}" for value in values))
-    console.print(shown)
+    rows = (
+        (layer, *(f"{100 * value / (largest or 1.0):.3g}" for value in values))
+        for layer, (values, largest) in enumerate(
+            zip(distances.values, distances.largest, strict=True)
+        )
+    )
+    console.print(table(title, (), ["layer", *times], rows, boxed=False))
 
 
 def _number(value: float) -> str:

@@ -14,9 +14,8 @@ from rich.text import Text
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag, parse
 from softstair.cli._progress import Progress
-from softstair.cli._table import Console, table
-from softstair.data.fetch import DataStatus, fetch, survey
-from softstair.data.sources import SOURCES
+from softstair.cli._table import Console, print_table
+from softstair.data.fetch import SOURCES, DataStatus, fetch, survey
 
 COLOURS = {
     "built in": "green",
@@ -83,21 +82,19 @@ class Command:
 
 def show(rows: list[DataStatus], root: Path) -> None:
     """Print what is there, and how to get each data set and on which terms."""
-    console = Console()
-    shown = table(
-        f"data sets in {str(root)!r}", ("name", "state", "where"), ("files", "size"), boxed=False
-    )
-    previous = ""
-    for row in rows:
-        shown.add_row(
-            "" if row.name == previous else row.name,
+    names = [row.name for row in rows]
+    cells = (
+        (
+            "" if name == previous else name,
             Text(row.state, COLOURS[row.state]),
             ": ".join(filter(None, (row.where, row.problem))),
             f"{row.files:,}" if row.files else "",
             decimal(row.size) if row.size else "",
         )
-        previous = row.name
-    console.print(shown)
+        for name, previous, row in zip(names, ["", *names], rows, strict=False)
+    )
+    title, columns = f"data sets in {str(root)!r}", ("name", "state", "where")
+    print_table(title, columns, ("files", "size"), cells, boxed=False)
     terms = Table.grid(padding=(0, 2))
     terms.add_column(style="bold", no_wrap=True)
     terms.add_column(overflow="fold")
@@ -108,4 +105,4 @@ def show(rows: list[DataStatus], root: Path) -> None:
             command = f"softstair data fetch {name}{folder}   ({decimal(size)})"
             terms.add_row("", Text(command, "cyan"))
         terms.add_row("", Text(f"{source.terms}\n", "dim"))
-    console.print(terms)
+    Console().print(terms)

@@ -7,7 +7,7 @@ from typing import Literal
 from softstair._errors import SoftstairError
 from softstair._files import output_file, refuse_link
 from softstair.cli._args import argument, flag
-from softstair.cli._table import print_line, print_table, table
+from softstair.cli._table import print_line, print_table
 from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
 from softstair.train.trained import Deployed, LastLayer, deployed
 
@@ -71,17 +71,19 @@ class Command:
 
 def _show_costs(network: IntegerNetwork) -> None:
     """Print weights, products and the range of the sums of every layer."""
-    numbers = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
-    shown = table("weights, products, and the range of the sums", ("layer",), numbers)
-    layers = costs(network)
+    layers, rows = costs(network), []
     for layer in layers:
-        exact = [f"{layer.low:,}", f"{layer.high:,}", str(layer.sum_bits)]
-        sums = exact if layer.sum_bits > 0 else ["float", "", ""]
-        bits = str(layer.weight_bits)
-        shown.add_row(
-            layer.name, f"{layer.weights:,}", bits, f"{layer.bytes:,}", f"{layer.products:,}", *sums
+        counts = (f"{layer.weights:,}", layer.weight_bits, f"{layer.bytes:,}")
+        sums = (f"{layer.low:,}", f"{layer.high:,}", layer.sum_bits)
+        is_exact = layer.sum_bits > 0
+        rows.append(
+            (layer.name, *counts, f"{layer.products:,}", *(sums if is_exact else ("float", "", "")))
         )
-    shown.add_section()
-    total = lambda name: f"{sum(getattr(layer, name) for layer in layers):,}"
-    shown.add_row("all", total("weights"), "", total("bytes"), total("products"), "", "", "")
-    print_table(shown)
+    weights, size, products = (
+        f"{sum(getattr(layer, name) for layer in layers):,}"
+        for name in ("weights", "bytes", "products")
+    )
+    total = ("all", weights, "", size, products, "", "", "")
+    names = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
+    title = "weights, products, and the range of the sums"
+    print_table(title, ("layer",), names, rows, total=total)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import shlex
-import signal
 import statistics
 import sys
 import tomllib
@@ -20,7 +19,7 @@ from rich.table import Table
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file
 from softstair.cli._args import argument, flag
-from softstair.cli._progress import Progress
+from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import Console, mean_and_std, print_line, print_table, table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import results
@@ -46,7 +45,7 @@ from softstair.experiments.grid import (
 from softstair.experiments.grid import run as run_units
 from softstair.experiments.results import UNKNOWN, Training
 from softstair.experiments.studies import duration
-from softstair.train.parallel import Interrupted, torchrun_ranks
+from softstair.train.parallel import torchrun_ranks
 from softstair.train.records import summary_of
 
 MAX_LISTED = 40
@@ -160,7 +159,8 @@ class Command:
                 "configurations with --where."
             )
         configurations = tuple(
-            replace(one, recipe=changed(one.recipe, values)) for one in design.configurations
+            replace(configuration, recipe=changed(configuration.recipe, values))
+            for configuration in design.configurations
         )
         folds = self._folds(design, configurations[0].recipe.folds)
         return replace(design, configurations=configurations, folds=folds)
@@ -205,20 +205,21 @@ class Command:
     def _train(self, design: Design, folder: Path, table: Path | None) -> int:
         units = list(design.units())
         finished = sum(summary_of(unit.path(folder)) is not None for unit in units)
-        try:
-            with Progress("grid", finished=finished, total=len(units)) as progress:
-                failed = self._run_engine(units, folder, progress)
-        except (Interrupted, KeyboardInterrupt) as stop:
-            number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
+
+        def again() -> str:
             if table is None:
                 # There may be no epoch yet, or the disk is full: the runs are saved in any case.
                 with contextlib.suppress(ValueError, OSError):
                     results.write(results.readable(folder), folder / "table.csv")
-            again = shlex.join(["softstair", *sys.argv[1:]]) if sys.argv[1:2] == ["grid"] else ""
-            how = f"with {again}" if again else "with the same command"
-            name = signal.Signals(number).name
-            print(f"softstair grid: stopped by {name}; continue {how}", file=sys.stderr)
-            raise SystemExit(128 + number) from None
+            is_own = sys.argv[1:2] == ["grid"]
+            return shlex.join(["softstair", *sys.argv[1:]]) if is_own else "the same command"
+
+        progress = Progress("grid", finished=finished, total=len(units))
+        failed = 0
+        with Stoppable("grid", again) as stop, progress:
+            failed = self._run_engine(units, folder, progress)
+        if stop.exit_code:
+            raise SystemExit(stop.exit_code)  # a table that was begun is not written
         if failed:
             raise SoftstairError(
                 f"{failed} of {len(units)} units failed; when that is corrected, give the same "
@@ -278,11 +279,10 @@ def _numbers(text: str, count: int) -> tuple[int, ...]:
 def _show_design(design: Design) -> None:
     """Print what varies, over which values, and the number of units."""
     recipes = [configuration.recipe for configuration in design.configurations]
-    shown = table(design.name, ("degree of freedom", "values"))
-    for name in design.varied():
-        shown.add_row(name, ", ".join(dict.fromkeys(recipe.cell(name) for recipe in recipes)))
-    if design.varied():
-        print_table(shown, unlimited=True)
+    if varied := design.varied():
+        values = lambda name: ", ".join(dict.fromkeys(recipe.cell(name) for recipe in recipes))
+        rows = ((name, values(name)) for name in varied)
+        print_table(design.name, ("degree of freedom", "values"), (), rows, unlimited=True)
     if len(recipes) <= MAX_LISTED:
         print_line("\n".join(configuration.name for configuration in design.configurations))
     if design.left_out:
@@ -320,14 +320,15 @@ def _show_outcome(trainings: Iterable[Training]) -> None:
     title = "accuracy of the network without noise"
     if any(len(folds) > 1 for folds in groups.values()):
         title += ", mean ± standard deviation over folds"
-    shown = table(title, ("configuration",), ("folds", "validation", "test", "seconds a unit"))
+    rows = []
     for name, folds in groups.items():
         tests = [fold.test_accuracy for fold in folds if fold.test_accuracy is not None]
         seconds = statistics.mean(fold.seconds or 0.0 for fold in folds)
         valid = mean_and_std([fold.valid_accuracy for fold in folds])
         test = mean_and_std(tests) if tests else "none"
-        shown.add_row(name, str(len(folds)), valid, test, f"{seconds:.1f}")
-    print_table(shown, unlimited=True)
+        rows.append((name, len(folds), valid, test, f"{seconds:.1f}"))
+    names = ("folds", "validation", "test", "seconds a unit")
+    print_table(title, ("configuration",), names, rows, unlimited=True)
     if len(groups) > 1:
         scores = {name: [fold.valid_accuracy for fold in folds] for name, folds in groups.items()}
         best = max(scores, key=lambda name: statistics.mean(scores[name]))
@@ -359,16 +360,16 @@ def _show_status(design: Design, folder: Path, as_json: bool) -> int:
 
 
 def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
-    shown = table(
-        f"{design.name} in {folder}", ("configuration",), (*STATES, "epochs", "validation")
+    versions = data_versions(units)
+    note = f"several data versions, no mean over them: {'; '.join(versions)}"
+    return table(
+        f"{design.name} in {folder}",
+        ("configuration",),
+        (*STATES, "epochs", "validation"),
+        ((name, *_status_cells(group)) for name, group in by_configuration(units).items()),
+        total=("all", *_status_cells(units)),
+        caption=note if len(versions) > 1 else None,
     )
-    if len(names := data_versions(units)) > 1:
-        shown.caption = f"several data versions, no mean over them: {'; '.join(names)}"
-    for name, group in by_configuration(units).items():
-        shown.add_row(name, *_status_cells(group))
-    shown.add_section()
-    shown.add_row("all", *_status_cells(units))
-    return shown
 
 
 def _status_cells(units: Sequence[UnitStatus]) -> list[str]:

@@ -1,9 +1,8 @@
 """``softstair train``: train one network, or one per fold, in run directories."""
 
 import contextlib
+import os
 import shlex
-import signal
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -13,12 +12,12 @@ from typing import Any, Literal
 from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
-from softstair.cli._args import flag, spelling
-from softstair.cli._progress import Progress
-from softstair.cli._table import bars, mean_and_std, print_line, print_table, table
+from softstair.cli._args import flag, words_of
+from softstair.cli._progress import Progress, Stoppable
+from softstair.cli._table import bars, mean_and_std, print_line, print_table
 from softstair.train import parallel
 from softstair.train.loop import train
-from softstair.train.parallel import Interrupted, StopRequest
+from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
 from softstair.train.recipe import PresetName, Recipe, preset
@@ -31,12 +30,29 @@ from softstair.train.records import (
     summary_of,
 )
 
-parsing = parallel.rank_zero_output
-"""Of the processes that torchrun starts, only the first prints help and errors."""
 MAX_FOLDS = 10_000
 """Folds that one command trains."""
 CURVE = 40
 """Characters of a curve: with its name and range it fits into 80 columns."""
+
+
+@contextlib.contextmanager
+def rank_zero_output() -> Iterator[None]:
+    """Discard output inside, and the message of an error, in all processes but rank 0."""
+    if not parallel.torchrun_ranks()[0]:
+        yield
+        return
+    with open(os.devnull, "w") as null, contextlib.ExitStack() as silent:
+        silent.enter_context(contextlib.redirect_stdout(null))
+        silent.enter_context(contextlib.redirect_stderr(null))
+        try:
+            yield
+        except (ValueError, OSError):
+            raise SystemExit(2) from None
+
+
+parsing = rank_zero_output
+"""Of the processes that torchrun starts, only the first prints help and errors."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +100,23 @@ class Command:
         return base
 
     def run(self) -> int:
-        with parallel.rank_zero_output():
+        with rank_zero_output():
             self._check()
-        with parallel.joined(self.device) as team:
-            if not team.is_rank_zero:
-                return self._follow(team)
-            out = self.out or next_free(Path("runs"), self.recipe.data.rpartition(":")[2])
-            self._lead(out, team)
-        _show([path for _, path in self._runs(out)], out / "picture.png")
+            with parallel.joined(self.device) as team:
+                name = self.recipe.data.rpartition(":")[2]
+                out = team.broadcast(lambda: self.out or next_free(Path("runs"), name))
+                failed = 0
+                with Stoppable("train", lambda: self._again(out)) as stop:
+                    failed = self._train_all(out, team)
+            if stop.exit_code:
+                return stop.exit_code
+            if failed:
+                raise SoftstairError(
+                    f"{failed} of {self.recipe.folds} folds failed; when that is corrected, "
+                    f"continue with {self._again(out)}"
+                )
+        if team.is_rank_zero:
+            _show([path for _, path in self._runs(out)], out / "picture.png")
         return 0
 
     def _check(self) -> None:
@@ -125,69 +150,38 @@ class Command:
                 "with --resume, or give another --out."
             )
 
-    def _lead(self, out: Path, team: parallel.Team) -> None:
-        """Train, as the only process or as the first of a team; say how to continue if it stops."""
+    def _runs(self, out: Path) -> list[tuple[Recipe, Path]]:
+        if not self.every_fold:
+            return [(self.recipe, out)]
+        folds = range(self.recipe.folds)
+        return [(replace(self.recipe, fold=fold), out / f"fold-{fold}") for fold in folds]
+
+    def _train_all(self, out: Path, team: parallel.Team) -> int:
+        """Train what is not finished; return how many folds failed."""
         try:
-            failed = self._train_all(out, team)
+            left = team.broadcast(lambda: list(self._unfinished(out)))
+            if left and self.every_fold:
+                paths = (path for _, path in self._runs(out))
+                refuse_other_data(paths, {self.recipe.data}, self.data_dir)
+            count = lambda threads: worker_count(
+                self.jobs, self.device, len(left), threads or self.threads
+            )
+            with Progress("train", self.resume) as progress:
+                if len(left) < 2 or count(None) == 1:
+                    for recipe, path in left:
+                        self._train_here(recipe, path, progress, team)
+                    return 0
+                tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
+                settings = {**self._settings(), "tensorboard": self.tensorboard}
+                again = "use `resume`"
+                pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again=again)
+                with StopRequest() as stop, pool:
+                    return pool.run(stop)
         except ValueError:
             if self.out is None:
                 with contextlib.suppress(OSError):
                     out.rmdir()  # if it is empty: nobody asked for it
             raise
-        except (Interrupted, KeyboardInterrupt) as stop:
-            # A KeyboardInterrupt comes before the training begins, or from a second signal.
-            number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-            if any(recipe_of(path) for _, path in self._runs(out)):
-                text = f"stopped by {signal.Signals(number).name}; continue with {self._again(out)}"
-            else:
-                text = "interrupted before anything was saved."
-            print(f"softstair train: {text}", file=sys.stderr)
-            raise SystemExit(128 + number) from None
-        if failed:
-            raise SoftstairError(
-                f"{failed} of {self.recipe.folds} folds failed; when that is corrected, continue "
-                f"with {self._again(out)}"
-            )
-
-    def _follow(self, team: parallel.Team) -> int:
-        """Train with the first process of the team, which prints everything."""
-        try:
-            runs: list[tuple[Recipe, Path]] = team.broadcast(list)
-            for recipe, path in runs:
-                train(recipe, path, team=team, **self._settings())
-        except parallel.TeamError:
-            return 2
-        except (Interrupted, KeyboardInterrupt) as stop:
-            return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
-        return 0
-
-    def _runs(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
-        if not self.every_fold:
-            yield self.recipe, out
-            return
-        for fold in range(self.recipe.folds):
-            yield replace(self.recipe, fold=fold), out / f"fold-{fold}"
-
-    def _train_all(self, out: Path, team: parallel.Team) -> int:
-        """Train what is not finished; return how many folds failed."""
-        left = team.broadcast(lambda: list(self._unfinished(out)))
-        if left and self.every_fold:
-            paths = (path for _, path in self._runs(out))
-            refuse_other_data(paths, {self.recipe.data}, self.data_dir)
-        count = lambda threads: worker_count(
-            self.jobs, self.device, len(left), threads or self.threads
-        )
-        with Progress("train", self.resume) as progress:
-            if len(left) < 2 or count(None) == 1:
-                for recipe, path in left:
-                    self._watch(recipe, path, progress, team)
-                return 0
-            settings = {**self._settings(), "tensorboard": self.tensorboard}
-            tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
-            again = "use `resume`"
-            pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again=again)
-            with StopRequest() as stop, pool:
-                return pool.run(stop)
 
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
         """Yield the runs that are not finished; finished ones must have this recipe."""
@@ -198,16 +192,18 @@ class Command:
             else:
                 check_same_recipe(recipe, begun, path)
 
-    def _watch(self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team) -> None:
+    def _train_here(
+        self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team
+    ) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
         sender = EventSender(lambda event: progress.show(label, event))
         with contextlib.ExitStack() as stack:
             watchers: list[Any] = [sender]
-            if self.tensorboard:
+            if self.tensorboard and team.is_rank_zero:
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
-            watching: dict[str, Any] = {"watchers": watchers, "loading": sender.loading}
-            train(recipe, out, team=team, **watching, **self._settings())
+            settings = {**self._settings(), "watchers": watchers, "loading": sender.loading}
+            train(recipe, out, team=team, **settings)
         progress.show(label, {"kind": "done"})
 
     def _settings(self) -> dict[str, Any]:
@@ -215,19 +211,29 @@ class Command:
         return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
 
     def _again(self, out: Path) -> str:
-        """Return the command that continues what is in a directory."""
-        words = [*parallel.launch_command(), "softstair", "train", "--resume", "--out", str(out)]
-        words += ["--every-fold"] if self.every_fold else []
+        """Return the command that continues what is in a directory, if it holds a run."""
+        if not any(recipe_of(path) for _, path in self._runs(out)):
+            return ""
+        words = [*launch_command(), "softstair", "train", "--resume", "--out", str(out)]
         # A run directory may come from anybody: the user names own code again.
         for name in ("model", "data"):
             function = getattr(self.recipe, name)
             words += [f"--{name}", function] if ":" in function else []
+        names = ["every_fold", "data_dir", "device", "jobs", "tensorboard"]
         # A run keeps its threads; folds that are not begun need the flag.
-        for name in ("data_dir", "device", "jobs", *(["threads"] if self.every_fold else [])):
-            if (value := getattr(self, name)) != getattr(Command, name):
-                words += [spelling(name), str(value)]
-        words += ["--tensorboard"] if self.tensorboard else []
-        return shlex.join(words)
+        names += ["threads"] if self.every_fold else []
+        return shlex.join([*words, *words_of(self, *names)])
+
+
+def launch_command() -> list[str]:
+    """Return the words before ``softstair`` that start as many processes as there are now."""
+    _, size, _ = parallel.torchrun_ranks()
+    if size == 1:
+        return []
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
+    per_node = os.environ.get("LOCAL_WORLD_SIZE", str(size))
+    several = [] if nodes == "1" else ["--nnodes", nodes]
+    return ["torchrun", *several, "--nproc-per-node", per_node, "-m"]
 
 
 def check_workers(jobs: Literal["auto"] | int, threads: int | None) -> None:
@@ -281,19 +287,18 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
 def _show(runs: list[Path], picture: Path) -> None:
     """Print the accuracy of every fold, the course of the last, and where everything is."""
     summaries = [summary for run in runs if (summary := summary_of(run)) is not None]
-    names = ("fold", "validation", "best epoch's", "test", "examples/s", "seconds")
-    shown = table("accuracy of the network without noise", (), names)
-    for summary in summaries:
-        test = summary["test_accuracy"]
-        shown.add_row(
-            str(summary["config"]["recipe"]["fold"]),
-            f"{summary['valid_accuracy']:.2%}",
-            f"{summary['best_valid_accuracy']:.2%}",
-            "none" if test is None else f"{test:.2%}",
+    accuracies = ("valid_accuracy", "best_valid_accuracy", "test_accuracy")
+    rows = (
+        (
+            summary["config"]["recipe"]["fold"],
+            *("none" if summary[name] is None else f"{summary[name]:.2%}" for name in accuracies),
             f"{summary['images_per_second']:,.0f}",
             f"{summary['seconds']:.1f}",
         )
-    print_table(shown)
+        for summary in summaries
+    )
+    names = ("fold", "validation", "best epoch's", "test", "examples/s", "seconds")
+    print_table("accuracy of the network without noise", (), names, rows)
     metrics = [metrics_of(run) for run in runs]
     print_line("\n".join(_courses(metrics[-1])))
     result = _result(summaries)

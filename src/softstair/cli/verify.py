@@ -9,7 +9,7 @@ from softstair._check import integer
 from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
-from softstair.cli._table import print_line, print_table, table
+from softstair.cli._table import print_line, print_table
 from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, verify
 from softstair.deploy.comparison import CLASS, Runner, trained_runner
 from softstair.train.trained import LastLayer, deployed
@@ -86,12 +86,11 @@ def _runner(backend: str, network: IntegerNetwork, folder: Path) -> Runner:
 
 def _show(compared: Mapping[str, Comparison], title: str, caption: str | None) -> None:
     """Print how many numbers of each layer differ, a column for each backend."""
-    shown = table(title, ("layer",), ("numbers", *compared))
-    shown.caption = caption
+    rows = []
     for layer, count in next(iter(compared.values())).compared.items():
         wrong = [comparison.wrong.get(layer) for comparison in compared.values()]
         cells = ["" if number is None else f"{number:,}" for number in wrong]
-        shown.add_row(layer, f"{count:,}", *cells)
-    print_table(shown)
+        rows.append((layer, f"{count:,}", *cells))
+    print_table(title, ("layer",), ("numbers", *compared), rows, caption=caption)
     for name, comparison in compared.items():
         print_line(f"{name}: {comparison}")

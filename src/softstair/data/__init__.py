@@ -1,7 +1,7 @@
 """Data sets, loaded by name as tensors of bytes.
 
-Each data set has a module with ``load(root)`` and ``version(root)``. All but the digits have to be
-downloaded (``softstair data fetch``).
+The digits are part of scikit-learn. The other data sets have to be downloaded (``softstair data
+fetch``); each has a module with ``load(root)`` and ``version(root)``.
 """
 
 import importlib
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from softstair import _plugins
-from softstair._errors import SoftstairError
+from softstair._errors import SoftstairError, import_extra
 from softstair.data.dataset import DataError, Dataset
 
 __all__ = ["NAMES", "DataError", "Dataset", "Loading", "load", "version"]
@@ -19,6 +21,7 @@ Loading = Callable[[int, int], None]
 """Called with the number of examples done and the total."""
 
 NAMES: tuple[str, ...] = ("digits", "cifar10", "svhn", "speech")
+DIGITS = "scikit-learn digits"
 
 
 def load(name: str, root: Path | str = "data", loading: Loading | None = None) -> Dataset:
@@ -44,6 +47,8 @@ def load(name: str, root: Path | str = "data", loading: Loading | None = None) -
             f"own, but {name!r} was given.",
             field="data",
         )
+    if name == "digits":
+        return _digits()
     module: Any = importlib.import_module(f"softstair.data.{name}")
     return module.load(Path(root), **({"progress": loading} if name == "speech" else {}))
 
@@ -56,7 +61,15 @@ def version(name: str, root: Path | str = "data") -> str | None:
     >>> version("digits")
     'scikit-learn digits'
     """
-    if name not in NAMES:
-        return None
+    if name not in NAMES[1:]:
+        return DIGITS if name == "digits" else None
     module: Any = importlib.import_module(f"softstair.data.{name}")
     return module.version(Path(root))
+
+
+def _digits() -> Dataset:
+    """Return 1,797 images of 8×8 pixels with 17 grey levels."""
+    images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
+    x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
+    y = torch.from_numpy(labels).to(torch.int64)
+    return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0, version=DIGITS)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softstair.data.dataset import DataError, Dataset
-from softstair.data.reading import Array, check_digest, guard, read_bytes
+from softstair.data.dataset import Array, DataError, Dataset, check_digest, guard, read_bytes
 
 __all__ = ["CLASSES", "load", "version"]
 

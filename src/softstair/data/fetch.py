@@ -1,8 +1,11 @@
-"""Downloads of data sets: resumed, verified, unpacked, and then moved into place.
+"""Where data sets come from, their downloads, and which are there.
 
-Work is done in ``<root>/.fetch``. A file or folder appears under its own name only when it is
-complete and verified. What is there already is never overwritten or removed. :func:`survey` says
-which data sets are there by names and sizes of files, and reads none.
+All digests were published by others: those of archives and of SVHN's files by TensorFlow Datasets
+and torchaudio, those of CIFAR-10's batches by libraries that read them. None are published of the
+single recordings of Speech Commands; these are counted.
+
+Downloads are resumed, verified and unpacked in ``<root>/.fetch``. A file or folder appears under
+its own name only when it is complete; what is there already is never overwritten or removed.
 """
 
 import hashlib
@@ -13,28 +16,18 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import softstair
 from softstair import _check
 from softstair._errors import first_line, import_extra
-from softstair.data.dataset import DataError
-from softstair.data.reading import guard
-from softstair.data.sources import (
-    CIFAR10,
-    SOURCES,
-    SPEECH,
-    SPEECH_TEST,
-    SPEECH_V001,
-    SVHN,
-    Download,
-    Source,
-)
+from softstair.data.dataset import DataError, guard
 
-__all__ = ["DataStatus", "Progress", "fetch", "survey"]
+__all__ = ["SOURCES", "DataStatus", "Download", "KnownFile", "Source", "fetch", "survey"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the number of bytes done, and the total."""
@@ -42,6 +35,118 @@ Progress = Callable[[str, int, int], None]
 AGAIN = "run the same command again"
 MAX_MEMBERS, MAX_UNPACKED = 250_000, 8 * 10**9  # files of an archive, and their bytes
 TIMEOUT, WAITS = 30.0, (1.0, 2.0, 4.0, 8.0)  # seconds for an answer, and before further attempts
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """A file that must be there, and its size and digest if they are published."""
+
+    path: str
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file at an official address, and what it becomes in the data folder."""
+
+    address: str
+    size: int
+    sha256: str
+    target: str  # path in the data folder
+    files: tuple[KnownFile, ...]  # by paths relative to target
+    folder: str | None = None  # the folder of a .tar.gz that becomes target, empty for all of it
+    recordings: int = 0  # number of .wav files in subfolders of target
+
+    @property
+    def file(self) -> str:
+        """The last part of the address."""
+        return self.address.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The downloads of a data set, and its terms."""
+
+    title: str
+    terms: str
+    downloads: tuple[Download, ...] = ()
+
+
+CIFAR10_SHA256 = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+CIFAR10 = Download(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    170_052_171,
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "cifar-10-batches-bin",
+    tuple(KnownFile(name, 30_730_000, digest) for name, digest in CIFAR10_SHA256.items()),
+    folder="cifar-10-batches-bin",
+)
+
+
+def _svhn(name: str, size: int, sha256: str) -> Download:
+    address = f"http://ufldl.stanford.edu/housenumbers/{name}"  # there is no https
+    return Download(address, size, sha256, f"svhn/{name}", (KnownFile("", size, sha256),))
+
+
+TRAIN_SHA256 = "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"
+TEST_SHA256 = "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"
+SVHN_TRAIN = _svhn("train_32x32.mat", 182_040_794, TRAIN_SHA256)
+SVHN_TEST = _svhn("test_32x32.mat", 64_275_384, TEST_SHA256)
+
+
+def _speech(folder: str, size: int, sha256: str, recordings: int, *files: str) -> Download:
+    address = f"https://storage.googleapis.com/download.tensorflow.org/data/{folder}.tar.gz"
+    known = tuple(KnownFile(name) for name in files)
+    return Download(address, size, sha256, folder, known, folder="", recordings=recordings)
+
+
+LISTS = "testing_list.txt", "validation_list.txt"
+SPEECH_SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"
+SPEECH_V001_SHA256 = "743935421bb51cccdb6bdd152e04c5c70274e935c82119ad7faeec31780d811d"
+SPEECH_TEST_SHA256 = "cc2a00c1147c2254e9be3fa0f779d8c17421dc349b86366567a8edfa9acd51df"
+SPEECH = _speech("speech_commands_v0.02", 2_428_923_189, SPEECH_SHA256, 105_835, *LISTS)
+SPEECH_V001 = _speech("speech_commands_v0.01", 1_489_096_277, SPEECH_V001_SHA256, 64_727, *LISTS)
+SPEECH_TEST = _speech("speech_commands_test_set_v0.02", 112_563_277, SPEECH_TEST_SHA256, 4_890)
+SPEECH_TERMS = (
+    'Creative Commons BY 4.0; cite P. Warden, "Speech Commands: A Dataset for '
+    'Limited-Vocabulary Speech Recognition", 2018'
+)
+
+SOURCES: Mapping[str, Source] = {
+    "digits": Source(
+        "1,797 handwritten digits, part of scikit-learn",
+        'Creative Commons BY 4.0; cite E. Alpaydin and C. Kaynak, "Optical Recognition of '
+        'Handwritten Digits", 1998',
+    ),
+    "cifar10": Source(
+        "60,000 photographs of ten kinds",
+        'no licence is stated; cite A. Krizhevsky, "Learning Multiple Layers of Features from '
+        'Tiny Images", 2009',
+        (CIFAR10,),
+    ),
+    "svhn": Source(
+        "99,289 house numbers' digits, from photographs",
+        'for non-commercial use only; cite Y. Netzer et al., "Reading Digits in Natural Images '
+        'with Unsupervised Feature Learning", 2011',
+        (SVHN_TRAIN, SVHN_TEST),
+    ),
+    "speech": Source(
+        "105,829 spoken words, v0.02, and its test set", SPEECH_TERMS, (SPEECH, SPEECH_TEST)
+    ),
+    "speech-v0.01": Source(
+        "64,721 spoken words, v0.01, with the test set of v0.02",
+        SPEECH_TERMS,
+        (SPEECH_V001, SPEECH_TEST),
+    ),
+}
 
 
 def fetch(
@@ -76,7 +181,6 @@ def fetch(
 
 
 def _partial_path(download: Download, root: Path) -> Path:
-    """Return the path of a download that is not complete."""
     return root / ".fetch" / f"{download.file}.part"
 
 
@@ -86,10 +190,9 @@ def _file_size(path: Path) -> int:
 
 
 def _problem_with(download: Download, place: Path, progress: Progress | None = None) -> str:
-    """Return what is wrong with a download that was moved to ``place``; empty if nothing.
-
-    Looks at the names, sizes and number of files; with ``progress``, also at their digests.
-    """
+    """Return what is wrong with files in ``place``, their digests only with ``progress``, or ""."""
+    if not place.exists():
+        return f"lacks {place.name}"
     for file in download.files:
         path = place / file.path
         size = _file_size(path)
@@ -186,10 +289,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
 
 
 def _download_file(download: Download, part: Path, progress: Progress) -> None:
-    """Download to the file ``part``, resuming where an earlier attempt stopped.
-
-    Writes no more than the known size. Whether the bytes are right is for the digest to decide.
-    """
+    """Download to the file ``part``, resuming where an earlier attempt stopped."""
     waits = list(WAITS)
     while (size := _file_size(part)) != download.size:
         try:
@@ -229,18 +329,13 @@ def _attempt(download: Download, part: Path, start: int, progress: Progress) -> 
                 progress(download.file, file.tell(), download.size)
 
 
-Piece = Download | str
-"""An unpacked download, or the path of a file of which only the name is known."""
-
-
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A set of files that a data set can be read from; training does not need ``test``."""
 
     name: str
     where: str
-    pieces: tuple[Piece, ...]
-    test: tuple[Piece, ...] = ()
+    training: Download
+    test: Download | None = None
 
 
 @dataclass(frozen=True)
@@ -255,21 +350,22 @@ class DataStatus:
     size: int = 0  # bytes of all files
 
 
-_CIFAR10_PICKLES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-_FEATURES = ("features_v001", "testset_v002", "background")
+def _own(target: str, *files: str) -> Download:
+    """Return files that are not downloaded, and of which only the names are known."""
+    return Download("", 0, "", target, tuple(map(KnownFile, files or ("",))))
+
+
+_PICKLES = [name.removesuffix(".bin") for name in CIFAR10_SHA256]
+_FEATURES = ("features_v001.npz", "testset_v002.npz", "background.npz")
 
 LAYOUTS = (
-    Layout("cifar10", "cifar-10-batches-bin", (CIFAR10,)),
-    Layout(
-        "cifar10",
-        "cifar-10-batches-py",
-        tuple(f"cifar-10-batches-py/{name}" for name in _CIFAR10_PICKLES),
-    ),
-    Layout("svhn", "svhn/*.mat", SVHN[:1], SVHN[1:]),
-    Layout("svhn", "svhn/*.npz", ("svhn/train_32x32.npz",), ("svhn/test_32x32.npz",)),
-    Layout("speech", "speech_commands_v0.02", (SPEECH,), (SPEECH_TEST,)),
-    Layout("speech", "speech_commands_v0.01", (SPEECH_V001,), (SPEECH_TEST,)),
-    Layout("speech", "gsc", tuple(f"gsc/{name}.npz" for name in _FEATURES)),
+    Layout("cifar10", "cifar-10-batches-bin", CIFAR10),
+    Layout("cifar10", "cifar-10-batches-py", _own("cifar-10-batches-py", *_PICKLES)),
+    Layout("svhn", "svhn/*.mat", SVHN_TRAIN, SVHN_TEST),
+    Layout("svhn", "svhn/*.npz", _own("svhn/train_32x32.npz"), _own("svhn/test_32x32.npz")),
+    Layout("speech", "speech_commands_v0.02", SPEECH, SPEECH_TEST),
+    Layout("speech", "speech_commands_v0.01", SPEECH_V001, SPEECH_TEST),
+    Layout("speech", "gsc", _own("gsc", *_FEATURES)),
 )
 
 
@@ -283,42 +379,22 @@ def survey(root: Path | str = "data") -> list[DataStatus]:
     rows = [DataStatus("digits", "built in", "scikit-learn")]
     for name in dict.fromkeys(layout.name for layout in LAYOUTS):
         layouts = [layout for layout in LAYOUTS if layout.name == name]
-        present = [
-            _status(layout, root)
-            for layout in layouts
-            if any((root / _path(piece)).exists() for piece in layout.pieces)
-        ]
-        rows += [*(present or [DataStatus(name, "no")]), *_partial(name, layouts, root)]
+        present = [layout for layout in layouts if (root / layout.training.target).exists()]
+        rows += [_status(layout, root) for layout in present] or [DataStatus(name, "no")]
+        downloads = [part for layout in layouts for part in (layout.training, layout.test) if part]
+        for download in dict.fromkeys(downloads):
+            if download.address and (size := _file_size(_partial_path(download, root))):
+                progress = f"{size:,} of {download.size:,} bytes of {download.file} are downloaded"
+                rows.append(DataStatus(name, "partial", "", progress, 0, size))
     return rows
 
 
-def _path(piece: Piece) -> str:
-    return piece if isinstance(piece, str) else piece.target
-
-
 def _status(layout: Layout, root: Path) -> DataStatus:
-    problems = [text for piece in layout.pieces if (text := _problem(piece, root))]
-    test_problems = [text for piece in layout.test if (text := _problem(piece, root))]
-    state = "incomplete" if problems else "no test set" if test_problems else "complete"
-    paths = {root / _path(piece) for piece in (*layout.pieces, *layout.test)}
+    parts = [part for part in (layout.training, layout.test) if part]
+    problem, *test_problem = [_problem_with(part, root / part.target) for part in parts]
+    state = "incomplete" if problem else "no test set" if any(test_problem) else "complete"
+    paths = {root / part.target for part in parts}
     every = [inner for path in paths for inner in (path.rglob("*") if path.is_dir() else [path])]
     sizes = [path.stat().st_size for path in every if path.is_file()]
-    problem = next(iter([*problems, *test_problems]), "")
+    problem = problem or "".join(test_problem)
     return DataStatus(layout.name, state, layout.where, problem, len(sizes), sum(sizes))
-
-
-def _problem(piece: Piece, root: Path) -> str:
-    path = root / _path(piece)
-    if not path.exists():
-        return f"lacks {path.name}"
-    if isinstance(piece, Download):
-        return _problem_with(piece, path)
-    return "" if path.is_file() and path.stat().st_size else f"{path.name} is empty"
-
-
-def _partial(name: str, layouts: Sequence[Layout], root: Path) -> Iterator[DataStatus]:
-    pieces = [piece for layout in layouts for piece in (*layout.pieces, *layout.test)]
-    for download in dict.fromkeys(piece for piece in pieces if isinstance(piece, Download)):
-        if size := _file_size(_partial_path(download, root)):
-            progress = f"{size:,} of {download.size:,} bytes of {download.file} are downloaded"
-            yield DataStatus(name, "partial", "", progress, 0, size)

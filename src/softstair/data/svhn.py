@@ -10,13 +10,20 @@ import numpy as np
 import torch
 
 from softstair._errors import import_extra
-from softstair.data.dataset import DataError, Dataset
-from softstair.data.reading import Array, Expected, check_digest, guard, read_arrays
-from softstair.data.sources import SVHN
+from softstair.data.dataset import (
+    Array,
+    DataError,
+    Dataset,
+    Expected,
+    check_digest,
+    guard,
+    read_arrays,
+)
+from softstair.data.fetch import SVHN_TEST, SVHN_TRAIN
 
 __all__ = ["load", "version"]
 
-MAT_SHA256 = {download.file: download.sha256 for download in SVHN}
+MAT_SHA256 = {download.file: download.sha256 for download in (SVHN_TRAIN, SVHN_TEST)}
 NPZ: dict[str, Expected] = {"X": (np.uint8, ("N", 32, 32, 3)), "y": (np.integer, ("N",))}
 REMEDY = "run `softstair data fetch svhn`, or set `data_dir` to the folder that contains it"
 

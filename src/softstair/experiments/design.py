@@ -201,11 +201,12 @@ DESIGNS: dict[str, Design] = {
 
 
 def named(name: str) -> Design:
-    """The paper's design of that name."""
+    """Return the paper's design of that name."""
     if name in DESIGNS:
         return DESIGNS[name]
     raise SoftstairError(
-        f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {name!r} was given.",
+        f"a design must be one of {', '.join(DESIGNS)}, or an existing TOML file, but {name!r} was "
+        "given.",
         field="design",
     )
 
@@ -263,11 +264,7 @@ def read_design(path: Path | str) -> Design:
             raise SoftstairError("the file is too long.")
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
-        raise SoftstairError(
-            f"a design must be one of {', '.join(DESIGNS)}, or a TOML file, but {str(path)!r} was "
-            "given: no such file.",
-            field="design",
-        ) from None
+        return named(str(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]

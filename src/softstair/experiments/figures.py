@@ -314,7 +314,8 @@ def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str
 
 
 def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
-    _draw_interval(axes, row, mean.low, mean.high)
+    if mean.margin is not None:
+        _draw_interval(axes, row, *mean.bounds)
     place = [100 * mean.value], [row]
     axes.scatter(*place, s=44, color=colour, edgecolor=panels.INK, zorder=3, clip_on=False)
     _write_beside(axes, row, str(mean))
@@ -369,17 +370,12 @@ def _subtitle(axes: Any, name: str, about: str) -> None:
     # An empty title reserves the space: the layout ignores what crosses the edge of the axes.
     axes.set_title("\n".join(" " for _ in (first, *rest)), fontsize=9.5)
     place = ("figure fraction", "axes fraction")
-    style = {"fontsize": 9.5, "fontweight": "bold", "color": panels.INK, "annotation_clip": False}
-    bold = panels.annotate(axes, name, (0.012, 1), place, (0, 4 + 12 * len(rest)), **style)
-    texts = [
-        bold,
-        panels.annotate(axes, first, (1, 0), bold, (6, 0), va="bottom", annotation_clip=False),
-    ]
+    write = partial(panels.annotate, axes, annotation_clip=False)
+    style = {"fontsize": 9.5, "fontweight": "bold", "color": panels.INK}
+    bold = write(name, (0.012, 1), place, (0, 4 + 12 * len(rest)), **style)
+    texts = [bold, write(first, (1, 0), bold, (6, 0), va="bottom")]
     if rest:
-        below = "\n".join(rest)
-        texts.append(
-            panels.annotate(axes, below, (0, 0), bold, (0, -3), va="top", annotation_clip=False)
-        )
+        texts.append(write("\n".join(rest), (0, 0), bold, (0, -3), va="top"))
     for text in texts:
         text.set_in_layout(False)
 

@@ -157,11 +157,12 @@ def _grouped(trainings: Sequence[Training], field: str) -> dict[tuple[str, str],
 def _plot_with_band(axes: Any, curve: Curve, colour: str, style: Any) -> None:
     caps = {"dash_capstyle": "round", "solid_capstyle": "round"}
     _plot(axes, curve, color=colour, linestyle=style, linewidth=1.5, **caps)
-    if curve.low is None or curve.high is None:
+    if curve.margin is None:
         return
     # The outline of a band is not simplified as lines are: 250 points are as many as one sees.
     few = slice(None, None, max(1, len(curve.epochs) // 250))
-    low, high = (100 * np.clip(bound[few], 0, 1) for bound in (curve.low, curve.high))
+    bounds = curve.mean - curve.margin, curve.mean + curve.margin
+    low, high = (100 * np.clip(bound[few], 0, 1) for bound in bounds)
     axes.fill_between(curve.epochs[few], low, high, color=colour, alpha=0.16, linewidth=0)
     if len(curve.epochs) == 1:
         axes.vlines(curve.epochs, low, high, color=colour, alpha=0.4, linewidth=1.5)

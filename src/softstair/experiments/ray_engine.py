@@ -235,32 +235,32 @@ class RayPool(Pool):
         self._read_mail()
         if ended:
             self._read_mail(timeout=1.0)  # its last events
-        errors = self._ray.exceptions
         for ref in ended:
-            task, lost = self._refs.pop(ref), ""
-            outcome: Event = {"kind": "stopped"}
-            try:
-                outcome = self._ray.get(ref)
-            except errors.TaskCancelledError:
-                lost = "its task was cancelled"
-            except errors.OutOfMemoryError:
-                lost = "memory ran out where it trained"
-            except errors.RayError as error:
-                lost = f"its process was lost {RETRIES + 1} times ({type(error).__name__})"
-            self._end(task, outcome, lost)
+            task, outcome = self._refs.pop(ref), self._outcome(ref)
+            if outcome["kind"] == "done" or (task.out / "summary.json").exists():
+                self.handle(task, {**outcome, "kind": "done"})
+            elif self.stopping:
+                self.handle(task, {"kind": "stopped"})
+            elif outcome["kind"] == "stopped":
+                why = outcome.get("why", "its task was cancelled")
+                again = "run the same command again to resume from its last checkpoint"
+                self.fail(task, f"{why}: {again}.", lost=True)
+            else:
+                if trace := outcome.get("trace"):
+                    logging.getLogger(__name__).error(trace)
+                self.handle(task, outcome)
 
-    def _end(self, task: Task, outcome: Event, lost: str) -> None:
-        if outcome["kind"] == "done" or (task.out / "summary.json").exists():
-            self.handle(task, {**outcome, "kind": "done"})
-        elif self.stopping:
-            self.handle(task, {"kind": "stopped"})
-        elif lost or outcome["kind"] == "stopped":
-            again = "run the same command again to resume from its last checkpoint"
-            self.fail(task, f"{lost or 'its task was cancelled'}: {again}.", lost=True)
-        else:
-            if trace := outcome.get("trace"):
-                logging.getLogger(__name__).error(trace)
-            self.handle(task, outcome)
+    def _outcome(self, ref: Any) -> Event:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(ref)
+        except errors.TaskCancelledError:
+            return {"kind": "stopped"}
+        except errors.OutOfMemoryError:
+            return {"kind": "stopped", "why": "memory ran out where it trained"}
+        except errors.RayError as error:
+            why = f"its process was lost {RETRIES + 1} times ({type(error).__name__})"
+            return {"kind": "stopped", "why": why}
 
     def _read_mail(self, timeout: float = 0.0) -> None:
         """Report the events that came. If the mailbox is lost, there is only less to show."""

@@ -163,26 +163,20 @@ def distinguishing(rivals: Sequence[Mapping[str, str]], names: Iterable[str]) ->
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over folds, its 95 % interval (None with fewer than three folds), and its range."""
+    """A mean over folds, half of its 95 % interval (None below three folds), and its range."""
 
     value: float
-    low: float | None
-    high: float | None
+    margin: float | None
     least: float
     most: float
     folds: int
 
     @property
-    def margin(self) -> float | None:
-        """Half of the interval: what is written after ±."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """The interval; with fewer than three folds the range."""
-        if self.low is None or self.high is None:
+        if self.margin is None:
             return self.least, self.most
-        return self.low, self.high
+        return self.value - self.margin, self.value + self.margin
 
     def __str__(self) -> str:
         return f"{self.in_hundredths()} %"
@@ -199,12 +193,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over folds after 1, 2, … epochs; no interval with fewer than three folds."""
+    """Means over folds after 1, 2, … epochs, and half of their intervals, as in :class:`Mean`."""
 
     epochs: NDArray[np.int64]
     mean: Numbers
-    low: Numbers | None
-    high: Numbers | None
+    margin: Numbers | None
     folds: tuple[int, ...]
 
 
@@ -213,15 +206,9 @@ def mean_of(values: Iterable[float]) -> Mean:
     column = np.array([[value] for value in values], np.float64)
     if not column.size:
         raise SoftstairError("a mean must be of at least one number, but none was given.")
-    mean, low, high = _interval(column)
-    return Mean(
-        float(mean[0]),
-        low=None if low is None else float(low[0]),
-        high=None if high is None else float(high[0]),
-        least=float(column.min()),
-        most=float(column.max()),
-        folds=len(column),
-    )
+    mean, margin = _interval(column)
+    half = None if margin is None else float(margin[0])
+    return Mean(float(mean[0]), half, float(column.min()), float(column.max()), len(column))
 
 
 def final_of(trainings: Iterable[Training]) -> Mean | None:
@@ -235,9 +222,8 @@ def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> C
     choice("metric", metric, METRICS[1:])
     length = min(len(training.curve) for training in trainings)
     values = [[getattr(epoch, metric) for epoch in t.curve[:length]] for t in trainings]
-    mean, low, high = _interval(np.array(values, np.float64))
     folds = tuple(sorted(training.fold for training in trainings))
-    return Curve(np.arange(1, length + 1), mean, low, high, folds)
+    return Curve(np.arange(1, length + 1), *_interval(np.array(values, np.float64)), folds)
 
 
 def drop_of(training: Training) -> int | None:
@@ -263,13 +249,12 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _interval(values: Numbers) -> tuple[Numbers, Numbers | None, Numbers | None]:
-    """(folds, places) -> mean, low and high of each place."""
+def _interval(values: Numbers) -> tuple[Numbers, Numbers | None]:
+    """(folds, places) -> mean of each place, and half of its interval."""
     folds = len(values)
     mean: Numbers = values.mean(0)
     if folds < FEWEST:
-        return mean, None, None
+        return mean, None
     # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
     quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
-    margin = quantile * values.std(0, ddof=1) / folds**0.5
-    return mean, mean - margin, mean + margin
+    return mean, quantile * values.std(0, ddof=1) / folds**0.5

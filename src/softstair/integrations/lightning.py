@@ -1,6 +1,6 @@
 """The annealer as a Lightning callback; needs ``pip install 'softstair[lightning]'``."""
 
-from typing import Any, Literal
+from typing import Any
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -9,51 +9,34 @@ except ImportError as error:
         "softstair.integrations.lightning needs Lightning: pip install 'softstair[lightning]'."
     ) from error
 
-from softstair.anneal import Annealer
-from softstair.integrations import Plan
-from softstair.schedule import NoisePath
+from softstair.integrations import CallbackArguments
 
 __all__ = ["AnnealerCallback"]
 
 
-class AnnealerCallback(Callback):
-    """Anneals the stair network of a LightningModule while it trains; a unit of time is an epoch.
+class AnnealerCallback(CallbackArguments, Callback):
+    """Anneals the quantised network of a LightningModule while it trains; time is in epochs.
 
-    schedule         a :class:`softstair.Schedule` or a function (layer, t) -> (mean, std); None:
-                     ``settings`` make one: ``AnnealerCallback(period=50, interval="overlapped")``
-    net              the attribute of the module that is the stair network; None: it is looked for
-    steps_per_unit   batches in one unit of the schedule's time; None: those of an epoch
-    update, truncate, freeze, shift   as in :class:`softstair.Annealer`, which ``annealer`` holds
+    ``AnnealerCallback(period=50, interval="overlapped")`` makes a schedule for the network; see
+    :class:`softstair.integrations.CallbackArguments` for all arguments.
 
     With accumulate_grad_batches the noise moves once per optimiser step. Lightning's checkpoints
     hold the clock, and ``trainer.fit(…, ckpt_path=…)`` sets it.
     """
 
-    def __init__(
-        self,
-        schedule: NoisePath | None = None,
-        net: str | None = None,
-        update: Literal["iteration", "epoch"] = "iteration",
-        truncate: bool = True,
-        freeze: bool = False,
-        shift: bool | None = None,
-        steps_per_unit: int | None = None,
-        **settings: Any,
-    ) -> None:
-        options = {"update": update, "truncate": truncate, "freeze": freeze, "shift": shift}
-        self._plan = Plan(schedule, settings, net, steps_per_unit, options)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self._state: dict[str, Any] = {}
-        self.annealer: Annealer | None = None
 
     @property
     def state_key(self) -> str:
-        """One for each network, so that a module may hold several."""
-        return self._generate_state_key(net=self._plan.net)
+        """Another one for each network, so that a module may hold several."""
+        return self._generate_state_key(net=self._net)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A second fit() of the same trainer goes on; a new trainer without a checkpoint begins.
         state = self.state_dict() if trainer.global_step else None
-        self.annealer = self._plan.annealer(pl_module, trainer.num_training_batches, state)
+        self.annealer = self._make_annealer(pl_module, trainer.num_training_batches, state)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

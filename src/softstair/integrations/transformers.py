@@ -1,6 +1,6 @@
 """The annealer as a callback of Hugging Face's Trainer; ``pip install softstair[transformers]``."""
 
-from typing import Any, Literal
+from typing import Any
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -12,41 +12,21 @@ except ImportError as error:
         "pip install 'softstair[transformers]'."
     ) from error
 
-from softstair.anneal import Annealer
-from softstair.integrations import Plan
-from softstair.schedule import NoisePath
+from softstair.integrations import CallbackArguments
 
 __all__ = ["AnnealerCallback"]
 
 
-class AnnealerCallback(TrainerCallback, ExportableState):
-    """Anneals the stair network of a Trainer's model while it trains; a unit of time is an epoch.
+class AnnealerCallback(CallbackArguments, TrainerCallback, ExportableState):
+    """Anneals the quantised network of a Trainer's model while it trains; time is in epochs.
 
-    schedule         a :class:`softstair.Schedule` or a function (layer, t) -> (mean, std); None:
-                     ``settings`` make one: ``AnnealerCallback(period=50, interval="overlapped")``
-    net              the attribute of the model that is the stair network; None: it is looked for
-    steps_per_unit   batches in one unit of the schedule's time; None: those of an epoch
-    update, truncate, freeze, shift   as in :class:`softstair.Annealer`, which ``annealer`` holds
+    ``AnnealerCallback(period=50, interval="overlapped")`` makes a schedule for the network; see
+    :class:`softstair.integrations.CallbackArguments` for all arguments.
 
     With gradient_accumulation_steps the noise moves once per optimiser step. The Trainer's
     checkpoints hold the clock (trainer_state.json), and ``train(resume_from_checkpoint=…)`` sets
     it, with restore_callback_states_from_checkpoint or without.
     """
-
-    def __init__(
-        self,
-        schedule: NoisePath | None = None,
-        net: str | None = None,
-        update: Literal["iteration", "epoch"] = "iteration",
-        truncate: bool = True,
-        freeze: bool = False,
-        shift: bool | None = None,
-        steps_per_unit: int | None = None,
-        **settings: Any,
-    ) -> None:
-        options = {"update": update, "truncate": truncate, "freeze": freeze, "shift": shift}
-        self._plan = Plan(schedule, settings, net, steps_per_unit, options)
-        self.annealer: Annealer | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -63,7 +43,7 @@ class AnnealerCallback(TrainerCallback, ExportableState):
         batches = len(loader) if has_length(loader) else None
         # The entry of a run that begins is this callback's own, maybe of an earlier train().
         clock = saved.get("attributes", {}).get("clock") if state.global_step else None
-        self.annealer = self._plan.annealer(kwargs["model"], batches, clock)
+        self.annealer = self._make_annealer(kwargs["model"], batches, clock)
 
     def on_step_begin(self, *_: Any, **kwargs: Any) -> None:
         assert self.annealer is not None
@@ -74,6 +54,6 @@ class AnnealerCallback(TrainerCallback, ExportableState):
         self.annealer.tick()  # the clock runs; the noise stays until the optimiser steps
 
     def state(self) -> dict[str, Any]:
-        """What trainer_state.json holds; the Trainer may rebuild the callback from it."""
+        """Return what trainer_state.json holds; the Trainer may rebuild the callback from it."""
         clock = None if self.annealer is None else self.annealer.state_dict()
-        return {"args": self._plan.arguments(), "attributes": {"clock": clock}}
+        return {"args": self._arguments(), "attributes": {"clock": clock}}

@@ -5,15 +5,17 @@ each layer and their :func:`conclusion`, the order of the layers (:func:`synchro
 :func:`proposition` 1, and distances between soft and hard features.
 """
 
-from softstair.theory.distances import (
+from softstair.theory.annealing import (
+    Break,
     Distances,
+    Synchronisation,
     distances_on_network,
     distances_on_random_networks,
+    synchronisation,
     times_to_watch,
 )
 from softstair.theory.examine import Examination, Proposition, examine, proposition
 from softstair.theory.hypotheses import HYPOTHESES, Conclusion, Verdict, conclusion, hypotheses
-from softstair.theory.order import Break, Synchronisation, synchronisation
 
 __all__ = [
     "HYPOTHESES",

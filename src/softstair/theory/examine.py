@@ -22,9 +22,13 @@ from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
 from softstair.stair import Stair
-from softstair.theory.distances import Distances, distances_on_random_networks
+from softstair.theory.annealing import (
+    Distances,
+    Synchronisation,
+    distances_on_random_networks,
+    synchronisation,
+)
 from softstair.theory.hypotheses import Conclusion, Verdict, conclusion, hypotheses
-from softstair.theory.order import Synchronisation, synchronisation
 
 __all__ = ["Examination", "Proposition", "draw", "examine", "proposition"]
 

@@ -30,7 +30,7 @@ class OptimiserOptions(Options):
     learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
     latent_rate: float | None = option(
         None,
-        "Initial learning rate of quantised weights, in quanta (None: the learning rate).",
+        "Initial learning rate of latent weights, in quanta (None: the learning rate).",
         low=0.0,
         high=1e6,
         older_value=None,
@@ -80,7 +80,7 @@ class OptimiserOptions(Options):
     )
     clip_latent: bool = option(
         False,
-        "Clip quantised weights after each step to where the initial noise has a density.",
+        "Clip latent weights after each step to where the initial noise has a density.",
         older_value=False,
     )
     label_smoothing: float = option(
@@ -95,7 +95,7 @@ class OptimiserOptions(Options):
     )
     epochs: int = option(
         40,
-        "Passes over the data; as a flag, scales period and drop.",
+        "Passes over the data; as a flag, scales all times in epochs.",
         "in_tables",
         low=1,
         high=10**7,
@@ -124,8 +124,8 @@ class OptimiserOptions(Options):
     def latent_rate_for(self, quantum: float) -> float:
         """Return the initial learning rate of latent weights whose stair has this quantum.
 
-        A step of Adam is as large as its rate. One of SGD is the rate times a gradient, which in
-        quanta is ``quantum`` times larger: so the rate of SGD scales with the square.
+        A step of Adam is as large as its rate. A step of SGD is not: with w = ε·u, ε the quantum,
+        the step −r·∂L/∂u of u is the step −r·ε²·∂L/∂w of w.
         """
         if self.latent_rate is None:
             return self.learning_rate

@@ -266,32 +266,6 @@ def torchrun_ranks() -> tuple[int, int, int]:
     return rank, max(size, 1), local_rank
 
 
-def launch_command() -> list[str]:
-    """Return the words before ``softstair`` that start as many processes as there are now."""
-    _, size, _ = torchrun_ranks()
-    if size == 1:
-        return []
-    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-    per_node = os.environ.get("LOCAL_WORLD_SIZE", str(size))
-    several = [] if nodes == "1" else ["--nnodes", nodes]
-    return ["torchrun", *several, "--nproc-per-node", per_node, "-m"]
-
-
-@contextlib.contextmanager
-def rank_zero_output() -> Iterator[None]:
-    """Discard output inside, and the message of an error, in all processes but rank 0."""
-    if not torchrun_ranks()[0]:
-        yield
-        return
-    with open(os.devnull, "w") as null, contextlib.ExitStack() as silent:
-        silent.enter_context(contextlib.redirect_stdout(null))
-        silent.enter_context(contextlib.redirect_stderr(null))
-        try:
-            yield
-        except (ValueError, OSError):
-            raise SystemExit(2) from None
-
-
 def _reason(error: Exception) -> str:
     # The first sentence, without the place in the source of gloo.
     text = re.sub(r"^\[\S+\] ", "", first_line(error, limit=1000))

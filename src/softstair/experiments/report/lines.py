@@ -268,7 +268,7 @@ def _curves(
         **{
             metric: {
                 "mean": _rounded(curve.mean, kept),
-                "half": None if curve.high is None else _rounded(curve.high - curve.mean, kept),
+                "half": None if curve.margin is None else _rounded(curve.margin, kept),
                 "folds": [
                     _rounded([getattr(epoch, metric) for epoch in training.curve], few)
                     for training in trainings
