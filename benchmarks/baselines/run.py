@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cutout", type=int, default=0)
     parser.add_argument("--mixup", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", help="auto: bfloat16 on a GPU that has it")
     given = parser.parse_args(arguments)
     try:
         dataset = load(given.data, given.data_dir)
@@ -72,7 +73,7 @@ def recipe_for(given: argparse.Namespace, seed: int) -> Recipe:
     start = Recipe() if given.start is None else recipe_of(given.start)
     if start is None:
         raise ValueError(f"{str(given.start)!r} holds no run")
-    names = ("data", "epochs", "batch", "limit", "augment", "cutout", "mixup")
+    names = ("data", "epochs", "batch", "limit", "augment", "cutout", "mixup", "precision")
     return Recipe(
         weights="float",
         features="float",
