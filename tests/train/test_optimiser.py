@@ -12,9 +12,16 @@ from torch import Tensor, nn
 import softstair as ss
 from softstair.data import load
 from softstair.data.batches import Examples
+from softstair.train.checkpoint import load_state_dict, state_dict
 from softstair.train.metrics import stair_health
 from softstair.train.network import advice, make_network
-from softstair.train.optimiser import OptimiserOptions, clip_latent, latent_bounds, parameter_groups
+from softstair.train.optimiser import (
+    OptimiserOptions,
+    Rates,
+    clip_latent,
+    latent_bounds,
+    parameter_groups,
+)
 from softstair.train.state import State
 from softstair.train.step import Step
 
@@ -80,6 +87,26 @@ def test_groups_have_their_own_rates_and_decay(name: str, update: Any) -> None:
         gradients = [gradient[number][1] for gradient in seen]
         expected = update(seen[0][number][0], gradients, [rate * f for f in factors], decay)
         torch.testing.assert_close(parameter.detach(), expected, msg=key)
+
+
+@pytest.mark.parametrize("name", ["adam", "nesterov"])
+def test_rates_in_tensors_are_those_in_numbers(name: str) -> None:
+    """As on a GPU, whose graphs read them; also after a checkpoint was loaded."""
+    options = {"optimiser": name, "latent_rate": 0.02, "rate_shape": "linear"}
+    (plain, step), (state, other) = (begun(**options) for _ in range(2))
+    state.rates = Rates(state.optimiser, torch.device("cpu"))
+    steps(plain, step, 1)
+    steps(state, other, 1)
+    for number, tensor in zip(*(s.network.parameters() for s in (plain, state)), strict=True):
+        torch.testing.assert_close(number, tensor)
+    address = state.optimiser.param_groups[0]["lr"].data_ptr()
+    load_state_dict(state, state_dict(state))
+    steps(plain, step, 1)
+    steps(state, other, 1)
+    first, second = (s.optimiser.param_groups for s in (plain, state))
+    assert second[0]["lr"].data_ptr() == address
+    for group, tensors in zip(first, second, strict=True):
+        assert group["lr"] == pytest.approx(float(tensors["lr"]))
 
 
 def test_without_new_options_there_is_one_group() -> None:

@@ -189,17 +189,16 @@ def make_optimiser(
 
 
 class Rates:
-    """The learning rates of an optimiser's groups.
+    """The learning rates of an optimiser's groups; with a ``device`` they are tensors on it.
 
-    On a GPU they are tensors, which a captured graph reads: it is not captured again when a rate
-    changes.
+    A captured graph reads the tensors, so that it is not captured again when a rate changes.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(self, optimiser: torch.optim.Optimizer, device: torch.device | None) -> None:
         self._optimiser = optimiser
         self._initial = [float(group["lr"]) for group in optimiser.param_groups]
         self._tensors: tuple[Tensor, Tensor] | None = None
-        if device.type == "cuda":
+        if device is not None:
             initial = torch.tensor(self._initial, dtype=torch.float32, device=device)
             self._tensors = initial, initial.clone()
 

@@ -53,7 +53,7 @@ class State:
                 if parameter.dim() == 4:  # the layout of the tensor cores
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.optimiser = make_optimiser(self.network, recipe, recipe.stair("weights"), device)
-        self.rates = Rates(self.optimiser, device)
+        self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
         # A model's own buffers may be infinite by design, as attention masks are.
         values = self.network.state_dict().items()
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
