@@ -416,6 +416,31 @@ def test_without_leaves_out_what_has_all_of_its_values(
     assert design.left_out == left_out
 
 
+def test_rows_are_listed_one_by_one_and_combined_with_what_varies() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "base"},
+        {"name": "late-2.0", "anneal_from": "50%", "period": "None", "epochs": 20},
+        {"forward": "random", "skip": ["0"]},
+        {},
+    ]
+    design = parse({"rows": rows, "vary": {"seed": [0, 1]}, "recipe": {"batch": 32}})
+    base, late = Recipe(batch=32), Recipe(batch=32).rescaled(20)
+    wanted = {
+        "base": base,
+        "late-2.0": replace(late, anneal_from=10.0, period=None),
+        "skip=0,forward=random": replace(base, forward="random", skip=("0",)),
+        "": base,
+    }
+    assert {each.name: each.recipe for each in design.configurations} == {
+        f"{name},seed={seed}".strip(","): replace(recipe, seed=seed)
+        for name, recipe in wanted.items()
+        for seed in (0, 1)
+    }
+    alone = parse({"rows": rows[:2], "without": [{"epochs": 40}]})
+    assert [each.name for each in alone.configurations] == ["late-2.0"]
+    assert alone.left_out == 1
+
+
 @pytest.mark.parametrize("value", ["../../x:f", "/etc:f", "a\x00b:f", "..", "é" * 90, "a" * 5000])
 def test_a_value_never_leaves_the_grids_folder(value: str, tmp_path: Path) -> None:
     (unit,) = parse({"vary": {"data": [value]}, "folds": [0]}).units()
@@ -431,7 +456,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "half a line": ("[vary", "end of document"),
     "lists for ever": ("name = " + "[" * 100_000, "see docs"),
     "digits for ever": ("[vary]\nseed = [" + "9" * 5000 + "]", "4300 digits"),
-    "unknown key": ("nmae = 'x'", "name, preset, folds, recipe, vary, without, but 'nmae'"),
+    "unknown key": ("nmae = 'x'", "name, preset, folds, recipe, rows, vary, without, but 'nmae'"),
     "name of a number": ("name = 3", "name must be a str, but 3"),
     "unknown preset": ("preset = 'cifar'", "paper-cifar10"),
     "recipe of a text": ("recipe = 'x'", "recipe must be a dict"),
@@ -453,6 +478,16 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "folds vary": ("[vary]\nfolds = [2, 5]", "folds = "),
     "twice": ("[vary]\nforward = ['mode', 'mode']", "forward must vary over different"),
     "equal": ("[vary]\nperiod = [1, 1.0]", "period must vary over different"),
+    "rows of a table": ("[rows]\nseed = 1", "rows must be a list"),
+    "rows of numbers": ("rows = [3]", "rows must be tables"),
+    "no row": ("rows = []", "at least one configuration"),
+    "name of a row": ("rows = [{name = '../x'}]", "name must be of letters"),
+    "name of a row is a number": ("rows = [{name = 3}]", "name must be of letters"),
+    "rows of one name": ("rows = [{name = 'a'}, {name = 'a', seed = 1}]", "same name, 'a'"),
+    "unknown in a row": ("rows = [{sede = 1}]", "did you mean 'seed'"),
+    "wrong type in a row": ("rows = [{epochs = 'many'}]", "epochs must be .*'many'"),
+    "folds in a row": ("rows = [{folds = 3}]", "folds = "),
+    "in rows and vary": ("rows = [{seed = 1}]\nvary = {seed = [0]}", "seed must be in rows or"),
     "a value that nothing has": ("[[without]]\nforward = 'random'", "forward in without"),
     "no value in without": ("[vary]\nseed = [0, 1]\n[[without]]\nseed = []", "seed in without"),
     "alike": ("[vary]\nmodel = ['a b:f', 'a_b:f']", "same name, 'model=a_b_f'"),
@@ -485,6 +520,8 @@ def test_more_configurations_than_anybody_means(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(design, "MOST_CONFIGURATIONS", 30)
     assert len(parse({"vary": {"seed": list(range(30))}}).configurations) == 30
     numbers = list(range(2, 1002))  # refused before they are counted
+    with pytest.raises(ValueError, match="at most 30 configurations"):
+        parse({"rows": [{}] * 11, "vary": {"seed": [0, 1, 2]}})
     for vary in ({"seed": list(range(31))}, dict.fromkeys(("seed", "batch", "epochs"), numbers)):
         with pytest.raises(ValueError, match="at most 30 configurations"):
             parse({"vary": vary})

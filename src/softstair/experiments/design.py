@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ FREEDOMS = fields_with("paper_axis")
 """The paper's degrees of freedom."""
 FORWARDS = ("expectation", "mode", "random")
 KEYS: dict[str, type] = {
-    "name": str, "preset": str, "folds": list, "recipe": dict, "vary": dict, "without": list
+    "name": str, "preset": str, "folds": list,
+    "recipe": dict, "rows": list, "vary": dict, "without": list,
 }  # fmt: skip
+NAME = re.compile(r"\w[\w.-]{0,63}")
 LARGEST_FILE = 1 << 20
 MOST_CONFIGURATIONS = 10_000
 
@@ -288,17 +290,15 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
             kind = KEYS[key].__name__
             raise SoftstairError(f"{key} must be a {kind}, but {shortened(value)} was given.")
     name = table.get("name", name)
-    if not re.fullmatch(r"[\w][\w.-]{0,63}", name):
-        raise SoftstairError(
-            f"name must be of letters, digits, '.', '-' and '_', but {shortened(name)} was given: "
-            "give name = in the file."
-        )
+    _check_name(name)
     base = changed(preset(table.get("preset", "digits")), table.get("recipe", {}))
     folds = tuple(table.get("folds", range(base.folds)))
-    without = table.get("without", [])
+    rows, without = table.get("rows", [{}]), table.get("without", [])
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise SoftstairError("rows must be tables.")
     if not all(isinstance(entry, Mapping) and entry for entry in without):
         raise SoftstairError("without must be tables, each with a field.")
-    configurations, left_out = _configurations(base, table.get("vary", {}), without)
+    configurations, left_out = _configurations(base, rows, table.get("vary", {}), without)
     return Design(name, tuple(configurations), folds, "folds" in table, left_out)
 
 
@@ -315,32 +315,55 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **values)
 
 
-def _configurations(
-    base: Recipe, vary: Mapping[str, Any], without: Sequence[Mapping[str, Any]]
-) -> tuple[list[Configuration], int]:
-    """Return every combination except those in ``without``, and the number of these."""
-    for field, values in vary.items():
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise SoftstairError(
+            f"name must be of letters, digits, '.', '-' and '_', but {shortened(name)} was given: "
+            "give name = in the file."
+        )
+
+
+def _check_varied(rows: Sequence[Mapping[str, Any]], vary: Mapping[str, Any]) -> None:
+    """Raise SoftstairError unless these are fields of configurations, and not too many."""
+    for field in itertools.chain(vary, *rows):
         check_field(field)
         if field == "folds":
-            raise SoftstairError("folds are given by folds = [0, 1], not in vary.")
+            raise SoftstairError("folds are given by folds = [0, 1], not in rows or vary.")
+    for field, values in vary.items():
+        if any(field in row for row in rows):
+            raise SoftstairError(f"{field} must be in rows or in vary, but is in both.")
         if not isinstance(values, list) or not values:
             raise SoftstairError(
                 f"{field} must vary over a list of values, but {shortened(values)} was given."
             )
-    if math.prod(map(len, vary.values())) > MOST_CONFIGURATIONS:
+    if len(rows) * math.prod(map(len, vary.values())) > MOST_CONFIGURATIONS:
         raise SoftstairError(f"a design must have at most {MOST_CONFIGURATIONS:,} configurations.")
+
+
+def _configurations(
+    base: Recipe,
+    rows: Sequence[Mapping[str, Any]],
+    vary: Mapping[str, Any],
+    without: Sequence[Mapping[str, Any]],
+) -> tuple[list[Configuration], int]:
+    """Return each row with every combination, except those in ``without``, and their number."""
+    fields = [{field: row[field] for field in row if field != "name"} for row in rows]
+    _check_varied(fields, vary)
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    recipes = [replace(changed(base, values), fold=0) for values in chosen]
+    recipes: list[tuple[str, Recipe]] = []
+    for row, of_row in zip(rows, fields, strict=True):
+        shown = vary if "name" in row else {**of_row, **vary}
+        for values in chosen:
+            recipe = replace(changed(base, {**of_row, **values}), fold=0)
+            recipes.append((_name(row.get("name"), recipe, shown), recipe))
     for field, values in vary.items():
         if len({_from_toml(field, value) for value in values}) < len(values):
             raise SoftstairError(f"{field} must vary over different values, but one is repeated.")
-    unwanted = [_alternatives(entry, recipes) for entry in without]
+    unwanted = [_alternatives(entry, [recipe for _, recipe in recipes]) for entry in without]
     kept: dict[str, Recipe] = {}
     configurations: list[Configuration] = []
     left_out: set[str] = set()
-    for recipe in recipes:
-        words = ",".join(f"{field}={recipe.cell(field)}" for field in FIELDS if field in vary)
-        name = re.sub(r"[^\w.,=+-]", "_", words).encode()[:200].decode(errors="ignore") or "all"
+    for name, recipe in recipes:
         if any(
             all(getattr(recipe, field) in values for field, values in entry.items())
             for entry in unwanted
@@ -351,6 +374,16 @@ def _configurations(
             kept[name] = recipe
             configurations.append(Configuration(name, recipe))
     return configurations, len(left_out - set(kept))
+
+
+def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:
+    """Return the name of a configuration: that of its row, if any, and these fields."""
+    words = [f"{field}={recipe.cell(field)}" for field in FIELDS if field in fields]
+    if row is not None:
+        _check_name(row)
+        words.insert(0, row)
+    name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
+    return name.encode()[:200].decode(errors="ignore") or "all"
 
 
 def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[str, list[Any]]:
