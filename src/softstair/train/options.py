@@ -1,4 +1,4 @@
-"""The groups of options that make up a recipe. Each field declares its help, range and role."""
+"""How options are declared, with help, range and role; those of data, network and split."""
 
 import dataclasses
 import math
@@ -8,18 +8,11 @@ from functools import lru_cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import torch
-
 from softstair import _check
-from softstair import noise as noises
 from softstair.data.augment import Augmentation
-from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 
 ValueT = TypeVar("ValueT")
-
-LAST_SHARE = 0.97
-"""Of a run, at which an annealing ends whose period is fitted, or that begins late."""
 
 Fact = Literal[
     "architecture",  # decides which network is built
@@ -320,82 +313,6 @@ class NetworkOptions(Options):
 
 
 @dataclass(frozen=True)
-class NoiseOptions(Options):
-    """The noise, and how it is annealed."""
-
-    noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
-        "uniform", "Noise family.", "architecture", *AXIS
-    )
-    forward: Literal["expectation", "mode", "random", "hard"] = option(
-        "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
-    )
-    static_mean: bool = option(
-        True, "Keep the mean of the noise instead of annealing it to 0.", *SCHEDULE_AXIS
-    )
-    static_std: bool = option(
-        False, "Keep the standard deviation instead of annealing it to 0.", *SCHEDULE_AXIS
-    )
-    mean0: float | None = option(
-        None, "Initial mean in quanta (None: 0 if static, else -0.5).", "schedule"
-    )
-    std0: float | None = option(
-        None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
-    )
-    interval: Interval = option(
-        "partition",
-        "Layers anneal one by one (partition), all at once, from one start, or to one end.",
-        *SCHEDULE_AXIS,
-    )
-    power: Power = option(
-        "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
-    )
-    period: float | None = option(
-        9.0,
-        "Epochs to anneal one layer (all: times layers; None: end at 97 % of the run).",
-        "schedule",
-        "scales_with_epochs",
-    )
-    anneal_from: float | str = option(
-        0.0,
-        "Epoch at which annealing begins, or a share of the epochs such as 50%.",
-        "scales_with_epochs",
-        low=0.0,
-        high=1e9,
-        older_value=0.0,
-    )
-    update: Literal["iteration", "epoch"] = option(
-        "iteration", "Update the noise at every iteration, or once per epoch."
-    )
-    truncate: bool = option(
-        True, "End the backward pass at layers that pass no gradient.", changes_result=False
-    )
-    freeze: bool = option(
-        False, "Freeze parameters before annealed layers, which momentum would still move."
-    )
-
-    def _schedule(self, layers: int, epochs: int, starts: bool) -> Schedule:
-        """Return the schedule in a run of so many epochs; ``anneal_from`` counts if it starts."""
-        known = describe(NoiseOptions).items()
-        values = {name: getattr(self, name) for name, field in known if "schedule" in field.facts}
-        if self.std0 is None:
-            values["std0"] = noises.get(self.noise).std_within(0.5)
-        start, last = float(self.anneal_from) if starts else 0.0, LAST_SHARE * epochs
-        if start >= last:
-            problem = (
-                f"must be below {last:g}, {LAST_SHARE:g} of the epochs, but {start:g} was given"
-            )
-            raise _check.invalid("anneal_from", problem)
-        if self.period is None:
-            values["period"] = (last - start) / layers
-        return Schedule(layers=layers, start=start, **values)
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        if self.freeze and not self.truncate:
-            raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
-
-
-@dataclass(frozen=True)
 class TeacherOptions(Options):
     """Float runs from which the network starts, and whose scores it learns."""
 
@@ -438,49 +355,3 @@ class SplitOptions(Options):
         if self.fold >= self.folds:
             problem = f"must be from 0 to {self.folds - 1}, but {self.fold} was given"
             raise _check.invalid("fold", problem)
-
-
-@dataclass(frozen=True)
-class ExecutionOptions(Options):
-    """How a training step is computed."""
-
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
-        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
-    )
-    compile: Literal["auto", "always", "never"] = option(
-        "auto",
-        "torch.compile the network (auto: in long runs on a GPU without fused kernels).",
-        changes_result=False,
-    )
-    kernels: Literal["auto", "triton", "reference"] = option(
-        "auto", "Kernels of the stairs: Triton on a GPU, or plain torch.", changes_result=False
-    )
-    capture: Literal["auto", "always", "never"] = option(
-        "auto",
-        "Run training steps on a GPU as a CUDA graph (auto: unless the model is your own).",
-        changes_result=False,
-    )
-
-    def precision_on(self, device: torch.device) -> str:
-        """Return the precision of training steps on a device: float32, tf32 or bfloat16.
-
-        >>> ExecutionOptions().precision_on(torch.device("cpu"))
-        'float32'
-        """
-        cuda = device.type == "cuda"
-        if self.precision == "auto":
-            return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
-        has_tf32 = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-        if self.precision == "tf32" and not has_tf32:
-            raise _check.invalid(
-                "precision",
-                f"must be auto, float32 or bfloat16 on {device}, which has no TF32, but 'tf32' "
-                "was given",
-            )
-        return self.precision
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        if self.kernels == "triton" and self.compile == "always":
-            problem = "must be auto or reference with compile=always, but 'triton' was given"
-            raise _check.invalid("kernels", problem)

@@ -5,23 +5,135 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast, get_args
 
+import torch
+
 from softstair import _check
+from softstair import noise as noises
 from softstair._errors import SoftstairError
-from softstair.schedule import Schedule
+from softstair.schedule import Interval, Power, Schedule
 from softstair.train.optimiser import OptimiserOptions
 from softstair.train.options import (
-    LAST_SHARE,
+    AXIS,
+    SCHEDULE_AXIS,
     DataOptions,
-    ExecutionOptions,
     Fact,
     NetworkOptions,
-    NoiseOptions,
+    Options,
     SplitOptions,
     TeacherOptions,
     describe,
+    option,
 )
 
+LAST_SHARE = 0.97
+"""Of a run, at which an annealing ends whose period is fitted, or that begins late."""
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+
+
+@dataclass(frozen=True)
+class NoiseOptions(Options):
+    """The noise, and how it is annealed."""
+
+    noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
+        "uniform", "Noise family.", "architecture", *AXIS
+    )
+    forward: Literal["expectation", "mode", "random", "hard"] = option(
+        "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
+    )
+    static_mean: bool = option(
+        True, "Keep the mean of the noise instead of annealing it to 0.", *SCHEDULE_AXIS
+    )
+    static_std: bool = option(
+        False, "Keep the standard deviation instead of annealing it to 0.", *SCHEDULE_AXIS
+    )
+    mean0: float | None = option(
+        None, "Initial mean in quanta (None: 0 if static, else -0.5).", "schedule"
+    )
+    std0: float | None = option(
+        None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
+    )
+    interval: Interval = option(
+        "partition",
+        "Layers anneal one by one (partition), all at once, from one start, or to one end.",
+        *SCHEDULE_AXIS,
+    )
+    power: Power = option(
+        "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
+    )
+    period: float | None = option(
+        9.0,
+        "Epochs to anneal one layer (all: times layers; None: end at 97 % of the run).",
+        "schedule",
+        "scales_with_epochs",
+    )
+    anneal_from: float | str = option(
+        0.0,
+        "Epoch at which annealing begins, or a share of the epochs such as 50%.",
+        "scales_with_epochs",
+        low=0.0,
+        high=1e9,
+        older_value=0.0,
+    )
+    update: Literal["iteration", "epoch"] = option(
+        "iteration", "Update the noise at every iteration, or once per epoch."
+    )
+    truncate: bool = option(
+        True, "End the backward pass at layers that pass no gradient.", changes_result=False
+    )
+    freeze: bool = option(
+        False, "Freeze parameters before annealed layers, which momentum would still move."
+    )
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.freeze and not self.truncate:
+            raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(Options):
+    """How a training step is computed."""
+
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
+        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
+    )
+    compile: Literal["auto", "always", "never"] = option(
+        "auto",
+        "torch.compile the network (auto: in long runs on a GPU without fused kernels).",
+        changes_result=False,
+    )
+    kernels: Literal["auto", "triton", "reference"] = option(
+        "auto", "Kernels of the stairs: Triton on a GPU, or plain torch.", changes_result=False
+    )
+    capture: Literal["auto", "always", "never"] = option(
+        "auto",
+        "Run training steps on a GPU as a CUDA graph (auto: unless the model is your own).",
+        changes_result=False,
+    )
+
+    def precision_on(self, device: torch.device) -> str:
+        """Return the precision of training steps on a device: float32, tf32 or bfloat16.
+
+        >>> ExecutionOptions().precision_on(torch.device("cpu"))
+        'float32'
+        """
+        cuda = device.type == "cuda"
+        if self.precision == "auto":
+            return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
+        has_tf32 = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+        if self.precision == "tf32" and not has_tf32:
+            raise _check.invalid(
+                "precision",
+                f"must be auto, float32 or bfloat16 on {device}, which has no TF32, but 'tf32' "
+                "was given",
+            )
+        return self.precision
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.kernels == "triton" and self.compile == "always":
+            problem = "must be auto or reference with compile=always, but 'triton' was given"
+            raise _check.invalid("kernels", problem)
 
 
 @dataclass(frozen=True)
@@ -54,7 +166,7 @@ class Recipe(
 
     def _check_together(self) -> None:
         super()._check_together()
-        self._schedule(1, self.epochs, self._is_annealed)
+        self._schedule(1)
 
     def schedule(self, layers: int) -> Schedule:
         """Return the noise schedule of a network with that many quantised layers.
@@ -66,7 +178,7 @@ class Recipe(
         >>> schedule.start, schedule.period, schedule.end
         (50.0, 11.75, 97.0)
         """
-        schedule = self._schedule(layers, self.epochs, self._is_annealed)
+        schedule = self._schedule(layers)
         last = LAST_SHARE * self.epochs
         if schedule.start > 0 and schedule.end > last * (1 + 1e-5):  # the message has six digits
             raise _check.invalid(
@@ -76,6 +188,19 @@ class Recipe(
                 f"{schedule.period:g} was given",
             )
         return schedule
+
+    def _schedule(self, layers: int) -> Schedule:
+        values = {name: getattr(self, name) for name in fields_with("schedule")}
+        if self.std0 is None:
+            values["std0"] = noises.get(self.noise).std_within(0.5)
+        start = float(self.anneal_from) if self._is_annealed else 0.0
+        last = LAST_SHARE * self.epochs
+        if start >= last:
+            allowed = f"must be below {last:g}, {LAST_SHARE:g} of the epochs"
+            raise _check.invalid("anneal_from", f"{allowed}, but {start:g} was given")
+        if self.period is None:
+            values["period"] = (last - start) / layers
+        return Schedule(layers=layers, start=start, **values)
 
     def rescaled(self, epochs: int) -> "Recipe":
         """Return the recipe for another number of epochs; times in epochs scale in proportion."""

@@ -24,9 +24,9 @@ from softstair.nn import StairLayer, layer_count
 from softstair.stair import Stair, fit_quantum
 from softstair.train.network import make_network, trained_network
 from softstair.train.optimiser import clip_latent, latent_bounds
-from softstair.train.options import DataOptions, ExecutionOptions, SplitOptions, describe
+from softstair.train.options import DataOptions, SplitOptions, describe
 from softstair.train.parallel import Team
-from softstair.train.recipe import Recipe
+from softstair.train.recipe import ExecutionOptions, Recipe
 from softstair.train.records import RunError, recipe_of, summary_of
 
 AUTO = "auto"
