@@ -1,18 +1,23 @@
-"""The scripts in `benchmarks/`: goals of speed, shares of weights, statistics of batch norms."""
+"""The scripts in `benchmarks/`: goals of speed, shares of weights, statistics of batch norms, and
+what options are worth."""
 
 import csv
+import itertools
 import json
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from softstair.data import load
-from softstair.experiments.design import configuration
+from softstair.experiments.design import configuration, read_design
+from softstair.experiments.results import Epoch, Training, write
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import pack
@@ -78,10 +83,96 @@ def test_what_was_measured_meets_every_goal(run: Script, tmp_path: Path) -> None
     assert "not measured" in run("goals.py", RESULTS[1])[1]
 
 
+POINTS: dict[str, dict[Any, float]] = {
+    "latent_rate": {0.03: 1.0},
+    "clip_latent": {True: -0.25},
+    "teacher": {None: -2.0},
+    "time_mask": {4: 0.5},
+    "feature_quantum": {0.07: -0.75, 0.2: 0.15},
+}
+"""Points that a value of an option adds, in a grid that is made up."""
+
+
+def made_grid(seeds: int, scatter: float) -> list[Training]:
+    """Trainings of accuracy_speech.toml; each second configuration scatters the other way."""
+    design = read_design(ROOT / "benchmarks" / "accuracy_speech.toml").rescaled(4)
+    trainings = []
+    for number, unit in enumerate(design.units()):
+        recipe = unit.recipe
+        if recipe.seed >= seeds:
+            continue
+        points = 80 + 3 * recipe.seed + scatter * (-1) ** (number // 2 + recipe.seed)
+        points += sum(added.get(getattr(recipe, name), 0) for name, added in POINTS.items())
+        valid = points / 100
+        curve = tuple(Epoch(epoch, 1e-3, 1.0, valid, 1.0, valid) for epoch in range(4))
+        test = 1 - valid  # must not matter
+        trainings.append(Training(unit.configuration, recipe, curve, valid, test, seconds=1.0))
+    return trainings
+
+
+@pytest.mark.parametrize(("seeds", "suffix"), [(2, "csv"), (2, "parquet"), (1, "csv")])
+def test_effects_of_options_are_those_of_a_known_grid(
+    seeds: int, suffix: str, run: Script, tmp_path: Path
+) -> None:
+    write(made_grid(seeds, scatter=0.1 * (seeds - 1)), tmp_path / f"table.{suffix}")
+    out = tmp_path / "effects.csv"
+    code, stdout, _ = run("accuracy.py", tmp_path / f"table.{suffix}", "--out", out)
+    assert code == 0
+    effects = {(row["option"], row["to"]): row for row in rows_of(out)}
+    start = "runs/accuracy_float/speech"
+    wanted = dict.fromkeys(effects, 0.0) | {
+        ("latent_rate", "0.03"): 1.0,
+        ("clip_latent", "true"): -0.25,
+        ("teacher", f"{start}-teacher/fold-0"): 2.0,
+        ("time_mask, coefficient_mask", "4, 2"): 0.5,
+        ("feature_quantum", "0.07"): -0.75,
+        ("feature_quantum", "0.2"): 0.15,
+    }
+    assert len(effects) == len(wanted) == 13
+    # Two numbers of each of 14 configurations, 0.1 above and below its mean; 13 degrees of freedom.
+    deviation = (28 * 0.1**2 / 13) ** 0.5
+    for (option, to), row in effects.items():
+        assert float(row["effect"]) == pytest.approx(wanted[option, to], abs=0.006)
+        share = 1.0 if option == "feature_quantum" else 1 / 6
+        error = f"{deviation * share**0.5:.2f}" if seeds == 2 else ""
+        assert row["standard_error"] == error
+        aliased = "none" if option == "feature_quantum" else "0.33 of each of 45 interactions"
+        assert row["aliased"] == aliased
+    assert effects["first_layer", "int8"]["from"] == "same"
+    best, values, expected, chosen = stdout.splitlines()[-4:]
+    assert f": run-10, mean of {seeds} runs {81.5 + 1.5 * (seeds - 1):.2f} %" in best
+    assert f"init_from = None; teacher = {start}-teacher/fold-0" in values
+    assert f"{81.65 + 1.5 * (seeds - 1):.2f} % expected" in expected
+    assert "feature_quantum = 0.2;" in chosen
+    assert "clip_latent = false;" in chosen
+
+
+@pytest.mark.parametrize("name", ["accuracy", "accuracy_speech"])
+def test_each_pair_of_options_is_balanced(name: str) -> None:
+    design = read_design(ROOT / "benchmarks" / f"{name}.toml")
+    rows = [each.recipe for each in design.configurations if each.name.startswith(("run", "reci"))]
+    varied = [field for field in design.varied() if field not in ("seed", "interval", "power")]
+    options = [field for field in varied if field not in ("feature_quantum", "coefficient_mask")]
+    assert (len(rows), len(options)) == (24, 11)
+    for pair in itertools.combinations(options, 2):
+        counts = Counter(tuple(getattr(recipe, field) for field in pair) for recipe in rows)
+        assert set(counts.values()) == {6}, pair
+    for recipe in rows:  # late annealing ends in time
+        recipe.schedule(9)
+    floats = read_design(ROOT / "benchmarks" / "accuracy_float.toml")
+    paths = {unit.path(Path("runs/accuracy_float")).as_posix() for unit in floats.units()}
+    assert {rows[-1].init_from, rows[-1].teacher} < paths
+    assert all(each.recipe.is_float for each in floats.configurations)
+
+
 def test_invalid_input_is_an_error_of_one_line(run: Script, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     figures.write_text("[1]", encoding="utf-8")
-    for script, path in (("goals.py", figures), ("dynamic_means.py", tmp_path)):
+    for script, path in (
+        ("goals.py", figures),
+        ("dynamic_means.py", tmp_path),
+        ("accuracy.py", tmp_path),
+    ):
         code, _, error = run(script, path)
         assert (code, len(error.splitlines())) == (2, 1)
         assert path.name in error
