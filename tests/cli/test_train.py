@@ -265,6 +265,31 @@ def test_resume_takes_the_recipe_of_the_run(run: Run) -> None:
     assert "config.json" in run.rejected("train", "--resume", "--out", "x")
 
 
+def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(run: Run) -> None:
+    Path("tested_digits.py").write_text(
+        "from dataclasses import replace\n"
+        "from softstair.data import load as named\n"
+        "def load(root=None):\n"
+        "    data = named('digits')\n"
+        "    return replace(data, test_x=data.x[:60], test_y=data.y[:60])\n"
+    )
+    own = ["--data", "tested_digits:load", "--model", "digits"]
+    flags = ["--fold", "all", "--init-from", "auto", "--teacher", "auto", "--first-layer", "int8"]
+    code, out, _ = run("train", *SHORT, *own, *flags, "--out", "r")
+    assert code == 0
+    assert "validation" not in out
+    assert "training accuracy" in out
+    assert re.search(r"epochs: [0-9.]+% test accuracy", out)
+    assert json.loads(Path("r/start/summary.json").read_text())["epochs"] == 1
+    assert "no test set" in run.rejected("train", *SHORT, "--fold", "all", "--out", "s")
+    assert "exclude each other" in run.rejected("train", "--fold", "all", "--every-fold")
+    # Stopped before the start was finished: the run has its recipe, and the same command resumes.
+    Path("r/summary.json").unlink()
+    shutil.rmtree("r/checkpoint")
+    Path("r/start/summary.json").unlink()
+    assert run("train", "--resume", "--out", "r", *own)[0] == 0
+
+
 def test_run_does_not_decide_which_code_is_called(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from short import RECIPE, is_sentence, metrics_of, recipe
+from short import RECIPE, At, is_sentence, metrics_of, recipe, strike
 from torch import Tensor, nn
 
 import softstair as ss
@@ -21,10 +22,12 @@ from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import build
 from softstair.nn import StairActivation
-from softstair.train import Recipe, train, trained_network
+from softstair.train import Interrupted, Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_device, matmul_precision
 from softstair.train.metrics import evaluate
 from softstair.train.network import make_network
+from softstair.train.records import metrics_of as read_metrics
+from softstair.train.records import summary_of
 from softstair.train.state import State
 
 
@@ -346,6 +349,34 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     # The caller's model is not trained.
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
+
+
+def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
+    chosen = Recipe(batch=16, fold="all", epochs=2, period=None, drop=None)
+    given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(chosen, out, watchers=[At(1, 1, strike(signal.SIGTERM))], **given)
+    summary = train(chosen, out, resume=True, **given)
+    assert summary["valid_accuracy"] is summary["best_valid_accuracy"] is None
+    assert summary["test_accuracy"] > 0.3
+    assert summary["images_per_second"] * summary["seconds"] == pytest.approx(2 * (60 // 16) * 16)
+    assert summary_of(out) == summary
+    assert [line["valid_loss"] for line in read_metrics(out)] == [None, None]
+    assert all(line["stairs"] for line in read_metrics(out))
+    train(chosen, tmp_path / "again", **given)
+    assert metrics_of(out) == metrics_of(tmp_path / "again")
+    # Edited files: what is absent must be so everywhere.
+    (out / "summary.json").write_text(json.dumps({**summary, "valid_accuracy": 0.5}))
+    with pytest.raises(RunError, match="another accuracy"):
+        read_metrics(out)
+    changed = {**summary["config"]["recipe"], "fold": 0}
+    config = {**summary["config"], "recipe": changed}
+    (out / "summary.json").write_text(json.dumps({**summary, "config": config}))
+    with pytest.raises(RunError, match="not a summary"):
+        summary_of(out)
+    with pytest.raises(ValueError, match=r"fold .* no test set"):
+        train(chosen, tmp_path / "x", dataset=small_dataset(test=False), model=small_model())
 
 
 def test_own_data_and_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

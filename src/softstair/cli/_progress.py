@@ -140,7 +140,10 @@ class Progress:
         if "valid_accuracy" in event:
             name = "validation" if self._is_wide else "acc."
             accuracy = event["valid_accuracy"]
-            self._accuracies[label] = f", validation {accuracy:.2%}"
+            if accuracy is None:  # trained on all examples
+                name, accuracy = "training", event["train_accuracy"]
+            else:
+                self._accuracies[label] = f", validation {accuracy:.2%}"
             more["accuracy"] = f"loss {event['train_loss']:.3f}, {name} {accuracy:.1%}"
             more["refresh"] = True  # an epoch may be shorter than the time between two refreshes
         for warning in event.get("warnings", ()):

@@ -287,7 +287,13 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
 def _show(runs: list[Path], picture: Path) -> None:
     """Print the accuracy of every fold, the course of the last, and where everything is."""
     summaries = [summary for run in runs if (summary := summary_of(run)) is not None]
-    accuracies = ("valid_accuracy", "best_valid_accuracy", "test_accuracy")
+    accuracies = {
+        "valid_accuracy": "validation",
+        "best_valid_accuracy": "best epoch's",
+        "test_accuracy": "test",
+    }
+    if summaries[0]["valid_accuracy"] is None:  # trained on all examples
+        accuracies = {"test_accuracy": "test"}
     rows = (
         (
             summary["config"]["recipe"]["fold"],
@@ -297,7 +303,7 @@ def _show(runs: list[Path], picture: Path) -> None:
         )
         for summary in summaries
     )
-    names = ("fold", "validation", "best epoch's", "test", "examples/s", "seconds")
+    names = ("fold", *accuracies.values(), "examples/s", "seconds")
     print_table("accuracy of the network without noise", (), names, rows)
     metrics = [metrics_of(run) for run in runs]
     print_line("\n".join(_courses(metrics[-1])))
@@ -318,6 +324,8 @@ def _result(summaries: list[dict[str, Any]]) -> str:
         network = f"network of {weights} weights and {features} features"
     epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
     subject = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
+    if summaries[0]["valid_accuracy"] is None:
+        return f"{subject}: {mean_and_std([summaries[0]['test_accuracy']])} test accuracy"
     scores = [summary["valid_accuracy"] for summary in summaries]
     folds = f" (mean and std of {len(scores)} folds)" if len(scores) > 1 else ""
     return f"{subject}: {mean_and_std(scores)} validation accuracy{folds}"
@@ -325,9 +333,12 @@ def _result(summaries: list[dict[str, Any]]) -> str:
 
 def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the accuracy and the noise of each layer over the epochs, as small curves."""
-    scores = [line["valid_accuracy"] for line in metrics]
+    name, label = "valid_accuracy", "validation accuracy"
+    if metrics[0][name] is None:  # trained on all examples
+        name, label = "train_accuracy", "training accuracy"
+    scores = [line[name] for line in metrics]
     span = f"{min(scores):.1%} to {max(scores):.1%}"
-    yield f"validation accuracy  {_curve(scores, min(scores))}  {span}"
+    yield f"{label:<19}  {_curve(scores, min(scores))}  {span}"
     for layer in range(len(metrics[0].get("noise", ()))):
         std = [line["noise"][layer][1] for line in metrics]
         yield f"noise of layer {layer:<5} {_curve(std)}  {max(std):.2g} to {min(std):.2g}"
@@ -355,6 +366,8 @@ def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:
         ("train_accuracy", "training, with noise", "tab:orange"),
         ("valid_accuracy", "validation, without noise", "tab:blue"),
     ):
+        if metrics[0][0][name] is None:  # trained on all examples
+            continue
         values = np.array([[100 * line[name] for line in lines] for lines in metrics])
         above.plot(epochs, values.mean(0), color=colour, label=label)
         above.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)

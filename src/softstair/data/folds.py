@@ -1,5 +1,7 @@
 """Folds of cross-validation: every example is in the validation part of exactly one fold."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -10,15 +12,21 @@ from softstair.data.dataset import Dataset
 __all__ = ["split"]
 
 
-def split(dataset: Dataset, fold: int, folds: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def split(
+    dataset: Dataset, fold: int | Literal["all"], folds: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return the indices (training, validation) of one fold.
 
     The seed determines a permutation of the examples. The validation part is every ``folds``-th
-    example of it from number ``fold`` (0, 1, ...) on; the training part is the rest.
+    example of it from number ``fold`` (0, 1, ...) on; the training part is the rest. With
+    ``fold="all"`` the training part is all of them, and the validation part is empty.
 
     If the data set has groups, no group is in both parts: groups are assigned in order of
     decreasing size (random among equal sizes), each to the fold with the fewest examples so far.
     """
+    if fold == "all":
+        every = torch.arange(len(dataset))
+        return every, every[:0]
     groups = dataset.groups
     count = len(dataset) if groups is None else len(groups.unique())
     _check.integer("folds", folds, 2)

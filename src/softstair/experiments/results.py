@@ -100,7 +100,7 @@ class Training:
     @property
     def fold(self) -> int:
         """The fold that it was validated on."""
-        return self.recipe.fold
+        return int(self.recipe.fold)
 
     @property
     def is_done(self) -> bool:
@@ -247,9 +247,9 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def _read(path: Path, folder: Path) -> Training | None:
-    """Return the unit in a run directory; None if it has no epoch."""
+    """Return the unit in a run directory; None if it has no epoch, or none that was validated."""
     recipe = recipe_of(path)
-    if recipe is None:
+    if recipe is None or recipe.fold == "all":
         return None
     summary = summary_of(path)
     metrics = path / "metrics.jsonl"

@@ -264,7 +264,8 @@ def _check_position(state: State, saved: dict[str, Any]) -> None:
         indices = torch.arange(state.example_count)
         if order.dtype != torch.int64 or not torch.equal(order.sort().values, indices):
             raise ValueError("its order is of other examples")
-    if not is_history(saved["history"]) or len(saved["history"]) != epoch:
+    validated = state.recipe.fold != "all"
+    if not is_history(saved["history"], validated) or len(saved["history"]) != epoch:
         raise ValueError("its history has other epochs")
 
 

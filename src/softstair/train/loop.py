@@ -44,7 +44,7 @@ from softstair.train.teacher import (
 )
 
 EXAMINED = 64
-"""Validation examples that show how the levels of the stairs are occupied."""
+"""Examples that show how the levels of the stairs are occupied."""
 
 
 class Watcher(Protocol):
@@ -128,6 +128,9 @@ def train(
             with memory_errors(recipe):
                 with team.all_or_none():
                     sampled = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+                    if recipe.fold == "all" and dataset.test_x is None:
+                        problem = f"must be a number for {dataset.name}, which has no test set"
+                        raise _check.invalid("fold", f"{problem}, but 'all' was given")
                     network = make_network(recipe, sampled, model)
                 paths = float_runs(recipe, run.path, tuple(dataset.x.shape[1:]))
                 if AUTO in (recipe.init_from, recipe.teacher):
@@ -244,11 +247,11 @@ def _train(
         _, test_accuracy = evaluate(
             state.network, test, team=team, forward=state.execution.eval_forward
         )
-    accuracies = [line["valid_accuracy"] for line in state.history]
+    accuracies = [line["valid_accuracy"] for line in state.history]  # None without validation
     seconds = state.seconds
     summary = {
         "valid_accuracy": accuracies[-1],
-        "best_valid_accuracy": max(accuracies),
+        "best_valid_accuracy": max(accuracies) if len(valid) else None,
         "test_accuracy": test_accuracy,
         "epochs": recipe.epochs,
         "images_per_second": recipe.epochs * state.steps * recipe.batch / max(seconds, 1e-9),
@@ -277,7 +280,7 @@ def run_epochs(
             check_finite(state)
             state.lap()
             metrics = measure(state, training, valid, lambda: run.keep(state, stop))
-            check_finite(state, metrics["valid_loss"])
+            check_finite(state, metrics["valid_loss"] or 0.0)
             run.log(metrics)
             state.end_epoch(metrics)
             for watcher in watchers:
@@ -294,9 +297,10 @@ def measure(
     if recipe.statistics == "fresh":
         settings = (recipe.batch, recipe.seed, recipe.augmentation)
         refresh_statistics(state.network, training, *settings, between, state.team)
-    valid_loss, valid_accuracy = evaluate(
-        state.network, valid, between, state.team, state.execution.eval_forward
-    )
+    valid_loss = valid_accuracy = None
+    if len(valid):
+        forward = state.execution.eval_forward
+        valid_loss, valid_accuracy = evaluate(state.network, valid, between, state.team, forward)
     metrics: dict[str, Any] = {
         "epoch": state.epoch,
         "learning_rate": state.learning_rate,
@@ -306,7 +310,7 @@ def measure(
         "valid_accuracy": valid_accuracy,
     }
     if state.annealer is not None:
-        x, _ = next(valid.chunks(EXAMINED))
+        x, _ = next((valid if len(valid) else training).chunks(EXAMINED))
         stairs = stair_health(state.network, x, state.latent_bounds)
         messages = [stair.warning(fading=not recipe.static_std) for stair in stairs]
         metrics["noise"] = [list(noise or ()) for noise in state.annealer.noise]

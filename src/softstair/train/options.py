@@ -344,7 +344,12 @@ class SplitOptions(Options):
         "Evaluate with running batch statistics, or with fresh ones of 4,096 training examples.",
         older_value="running",
     )
-    fold: int = option(0, "Fold that validates, counting from 0.", low=0, high=10**9)
+    fold: int | Literal["all"] = option(
+        0,
+        "Fold that validates, counting from 0 (all: none, train on every example).",
+        low=0,
+        high=10**9,
+    )
     folds: int = option(5, "Number of folds of the training set.", low=2, high=10**9)
     seed: int = option(
         0, "Seed of weights, order, augmentation and random forward passes.", low=0, high=2**63 - 1
@@ -352,6 +357,6 @@ class SplitOptions(Options):
 
     def _check_together(self) -> None:
         super()._check_together()
-        if self.fold >= self.folds:
+        if self.fold != "all" and self.fold >= self.folds:
             problem = f"must be from 0 to {self.folds - 1}, but {self.fold} was given"
             raise _check.invalid("fold", problem)

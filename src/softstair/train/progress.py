@@ -77,6 +77,7 @@ class EventSender:
                 "kind": "epoch",
                 **_position(state),
                 "train_loss": metrics["train_loss"],
+                "train_accuracy": metrics["train_accuracy"],
                 "valid_accuracy": metrics["valid_accuracy"],
                 "noise": self._noise(state),
                 "warnings": metrics.get("warnings", []),

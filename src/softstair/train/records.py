@@ -82,12 +82,13 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     summary = read_json(path, "summary.json")
     if summary is None:
         return None
-    names = ("valid_accuracy", "best_valid_accuracy", "images_per_second", "seconds", "epochs")
     try:
-        valid = all(_finite(summary[name]) for name in names)
+        has_validation = Recipe.from_json(summary["config"]["recipe"]).fold != "all"
+        numbers = [summary[name] for name in ("images_per_second", "seconds", "epochs")]
+        accuracies = [summary[name] for name in ("valid_accuracy", "best_valid_accuracy")]
         test_accuracy = summary["test_accuracy"]
+        valid = all(map(_finite, numbers + accuracies * has_validation))
         valid = valid and (test_accuracy is None or _finite(test_accuracy))
-        Recipe.from_json(summary["config"]["recipe"])
         valid = valid and isinstance(summary["config"]["data"]["name"], str)
     except (LookupError, TypeError, ValueError):
         valid = False
@@ -111,7 +112,8 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
         raise _damaged(path, "metrics.jsonl", first_line(error)) from None
     if summary is not None:
         accuracies = [line["valid_accuracy"] for line in lines]
-        expected = (accuracies[-1], max(accuracies))
+        best = None if accuracies[-1] is None else max(accuracies)
+        expected = (accuracies[-1], best)
         if (summary.get("valid_accuracy"), summary.get("best_valid_accuracy")) != expected:
             raise _damaged(path, "metrics.jsonl", "summary.json has another accuracy")
     return lines
@@ -143,16 +145,26 @@ def read_json(path: Path, name: str) -> dict[str, Any] | None:
     return data
 
 
-def is_history(lines: Any) -> bool:
-    """Return whether these are the metrics of consecutive epochs from 0 on."""
-    return isinstance(lines, list) and all(
-        isinstance(line, dict)
-        and line.get("epoch") == epoch
-        and all(_finite(line.get(name)) for name in ("train_loss", "valid_loss"))
+def is_history(lines: Any, validated: bool | None = None) -> bool:
+    """Return whether these are the metrics of consecutive epochs from 0 on.
+
+    Those of validation are None in every line of a run that is not ``validated``; by default the
+    first line decides whether it is.
+    """
+    if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
+        return False
+    if validated is None:
+        validated = bool(lines) and lines[0].get("valid_loss") is not None
+    parts = ("train", "valid") if validated else ("train",)
+    absent = () if validated else ("valid_loss", "valid_accuracy")
+    return all(
+        line.get("epoch") == epoch
+        and all(_finite(line.get(f"{part}_loss")) for part in parts)
         and all(
-            _finite(line.get(name)) and 0 <= line[name] <= 1
-            for name in ("train_accuracy", "valid_accuracy")
+            _finite(accuracy := line.get(f"{part}_accuracy")) and 0 <= accuracy <= 1
+            for part in parts
         )
+        and all(line.get(name) is None for name in absent)
         and isinstance(line.get("noise", []), list)
         and len(line.get("noise", [])) == len(lines[0].get("noise", []))
         and all(

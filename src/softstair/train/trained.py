@@ -113,7 +113,8 @@ def distances_on_run(
     if not trust_code:
         _check_code(run, recipe, "pass `trust_code` if you trust it")
     dataset = _dataset(recipe, data_dir)
-    chosen = split(dataset, recipe.fold, recipe.folds)[1][:INPUTS]
+    training, valid = split(dataset, recipe.fold, recipe.folds)
+    chosen = (valid if len(valid) else training)[:INPUTS]
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
     inputs, _ = next(Examples(dataset.x[chosen], dataset.y[chosen], *numbers).chunks(INPUTS))
     times = [schedule.end * index / (TIMES - 1) for index in range(TIMES)]
