@@ -17,7 +17,7 @@ from softstair.data.batches import Examples
 from softstair.train.state import State
 
 WARM_UP_STEPS = 2
-"""Steps that run before a capture and are undone: kernels are compiled and chosen in them."""
+"""Steps that run before a capture, to compile and choose kernels; their changes are undone."""
 
 
 class Step:
@@ -37,14 +37,14 @@ class Step:
 
 
 def train_on(state: State, examples: Examples, indices: Tensor) -> None:
-    """Train on the examples at ``indices``.
+    """Train on the examples at ``indices``; add to the sums ``state.loss`` and ``state.correct``.
 
     No value is read back from the device: the host does not wait for it, and the operations can be
     captured in a CUDA graph.
     """
     augmentation = state.recipe.augmentation
     x, y = examples.batch(indices, augmentation)
-    x, share = augmentation.mix(x)
+    x, share = augmentation.mix(x)  # the share of x.flip(0) in x; None without mixup and cutmix
     with state.autocast():
         scores = state.forward(x)
         loss = _cross_entropy(state, scores, y)
@@ -53,11 +53,12 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
     state.optimiser.zero_grad()
-    with state.team.connected():
+    with state.team.connected():  # DistributedDataParallel averages the gradients here
         loss.backward()
     with torch.no_grad():
         correct = (scores.argmax(1) == y).sum()
         if state.team.size > 1:
+            # Over the processes: means of the statistics and the loss, the sum of `correct`.
             state.team.average([*state.running_statistics(), loss], correct)
     state.update()
     with torch.no_grad():
@@ -74,17 +75,17 @@ class CapturedStep(Step):
 
     A step has about a hundred kernels. The host needs more time to launch them than the device to
     run them; a graph needs one launch. What changes in every step is in tensors on the device: the
-    position in the epoch, the noise, the learning rates, the state of the random numbers. The
-    layers at which the backward pass ends are constants of the graph. When they change, which
-    happens once per layer, the step is captured again.
+    position in the epoch, the noise, the learning rates, the state of the random numbers. With
+    ``truncate``, the backward pass ends at annealed layers, whose noise is gone. A graph cannot
+    change which layers these are: the step is captured again for each layer that is annealed.
     """
 
     def __init__(self, state: State, examples: Examples) -> None:
         super().__init__(state, examples)
         device = state.device
-        # The graph reads these three tensors: their addresses never change.
+        # The graph reads these three tensors at fixed addresses: only their values may change.
         self._order = torch.zeros(state.example_count, dtype=torch.int64, device=device)
-        self._step = torch.zeros((), dtype=torch.int64, device=device)  # of the epoch
+        self._next_step = torch.zeros((), dtype=torch.int64, device=device)  # as state.step
         self._offsets = torch.arange(state.recipe.batch, device=device)
         self._copied_order: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -95,10 +96,10 @@ class CapturedStep(Step):
         """Train on the next batch of the epoch."""
         state = self.state
         state.begin_step()
-        if self._copied_order is not state.order:  # a new epoch
+        if self._copied_order is not state.order:  # a new epoch, or a resumed one
             assert state.order is not None
             self._order.copy_(state.order)
-            self._step.fill_(state.step)
+            self._next_step.fill_(state.step)
             self._copied_order = state.order
         layers = state.truncated_layers
         if self._graph is None or layers != self._truncated_layers:
@@ -108,33 +109,33 @@ class CapturedStep(Step):
         self._graph.replay()
         state.end_step()
 
-    def _run(self) -> None:
-        """Train on the batch of ``_step``, and count it: what the graph does."""
+    def _train_on_next_batch(self) -> None:
+        """Run the operations that the graph records; the position in the epoch advances."""
         batch_size = self.state.recipe.batch
-        indices = self._order.index_select(0, self._step * batch_size + self._offsets)
-        self._step += 1
+        indices = self._order.index_select(0, self._next_step * batch_size + self._offsets)
+        self._next_step += 1
         train_on(self.state, self.examples, indices)
 
     def _capture(self) -> None:
         # Free the old graph first, with its gradients: two graphs would double the peak memory.
         self._graph = None
         self.state.optimiser.zero_grad()
-        with preserve(self.state, self._step):
-            # On a side stream, as torch requires before a capture.
+        with preserve(self.state, self._next_step):
+            # torch requires a side stream for steps before a capture.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP_STEPS):
-                    self._run()
+                    self._train_on_next_batch()
             torch.cuda.current_stream().wait_stream(stream)
-        # The backward pass then allocates the gradients in the graph's own memory.
+        # Without gradients, the captured backward pass allocates them in the graph's own memory.
         self.state.optimiser.zero_grad()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._run()
+                self._train_on_next_batch()
         except RuntimeError as error:
-            if "captur" not in str(error):  # CUDA says "capture" or "capturing" if that failed
+            if "captur" not in str(error):  # CUDA's errors name a "capture" or "capturing"
                 raise
             raise SoftstairError(
                 "a training step of this model cannot be captured as a CUDA graph "
@@ -147,10 +148,10 @@ class CapturedStep(Step):
 
 @contextmanager
 def preserve(state: State, *others: Tensor) -> Iterator[None]:
-    """Undo on exit what calls of :func:`train_on` inside have changed.
+    """Return a context that undoes on exit what :func:`train_on` changed, except the gradients.
 
-    Parameters, buffers, sums, the optimiser's state, random numbers and the tensors ``others`` get
-    their old values. Tensors are written in place, because a CUDA graph keeps their addresses.
+    It restores parameters, buffers, the sums of loss and correct answers, the optimiser's state,
+    random numbers and the tensors ``others``, all in place: a CUDA graph keeps their addresses.
     """
     network_tensors = (*state.network.parameters(), *state.network.buffers())
     tensors = [x.detach() for x in (*network_tensors, state.loss, state.correct, *others)]
@@ -162,9 +163,10 @@ def preserve(state: State, *others: Tensor) -> Iterator[None]:
     finally:
         for tensor, old_value in zip(tensors, old_values, strict=True):
             tensor.copy_(old_value)
-        known = {id(tensor) for tensor in tensors}
+        restored = {id(tensor) for tensor in tensors}
         for tensor in _optimiser_tensors(state):
-            if id(tensor) not in known:  # created by the first step; its initial value is 0
+            # Created inside, by the first step; with zeros, the next step equals a first one.
+            if id(tensor) not in restored:
                 tensor.zero_()
         state.set_random_state(random_state)
 
