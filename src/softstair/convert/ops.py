@@ -11,13 +11,14 @@ WEIGHTS    replaces the module by ``replacement``    float: sums of features tim
 ACTIVATION replaces the call by a StairActivation    quantised; if kept, see ``effect_if_kept``
 PASS       keeps it                                  the input itself
 DROPOUT    keeps it                                  in evaluation, the input itself
-MOVE       keeps it                                  some of the input's elements, and zeros
+MOVE       keeps it                                  elements of the input, and possibly zeros
 JOIN       keeps it                                  the elements of all inputs
-ADD        keeps it                                  sums or differences of the inputs
+ADD        keeps it                                  sums of the inputs or of their negatives
 FLOAT      keeps it; ``report`` shows ``why``        float
 ========== ========================================= ===========================================
 
-An operation that has no row is kept, and its result is float.
+An operation without a row is kept, and its result is float. So is the result of ADD with a Python
+number, and of a dropout that is called as a function.
 
 In ``Conv2d → BatchNorm2d → ReLU → MaxPool2d → Linear``, for example, the rows conv2d and linear
 (WEIGHTS) become StairConv2d and StairLinear, and relu (ACTIVATION) becomes a StairActivation.
@@ -25,12 +26,12 @@ BatchNorm (FLOAT) stays. max_pool2d (MOVE) stays and keeps features quantised: S
 knows the quantum of its input.
 
 :mod:`~softstair.convert.sites` reads the table to choose what to replace and to derive the quanta
-of inputs, :mod:`~softstair.convert.rewrite` for its dropouts, and :mod:`softstair.deploy.integer`
-to convert a trained network.
+of inputs, :mod:`~softstair.convert.rewrite` to replace functional dropouts by modules, and
+:mod:`softstair.deploy.integer` to convert a trained network to integers.
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
-``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment knows what PASS and DROPOUT
-do; any other operation that it shall accept needs a case in :mod:`softstair.deploy.integer`.
+``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment converts PASS and DROPOUT by
+their effect, and other operations by name: each needs a case in :mod:`softstair.deploy.integer`.
 
 >>> operator_of(nn.MaxPool2d(2)).effect.name
 'MOVE'
@@ -64,25 +65,25 @@ class Operator:
     """A row of the table."""
 
     name: str
-    """Bare name of the function. If only modules compute it, a capitalised name of ours."""
+    """Bare name of the function, or a capitalised name if no function has this row."""
     effect: Effect
     modules: tuple[type[nn.Module], ...] = ()
     """Module types that compute it. Subclasses have the same effect, but are never replaced, since
     their code may differ."""
     aliases: tuple[str, ...] = ()
-    """Other bare names of the function."""
+    """Other bare names of the function; ``iadd`` is that of ``x += y``."""
     replacement: type[StairLayer] | None = None
-    """For WEIGHTS: the quantised layer. Without one the module stays in float."""
+    """For WEIGHTS: the quantised layer; None if the module stays in float."""
     effect_if_kept: Effect = Effect.FLOAT
-    """For ACTIVATION: the effect of one that is not replaced."""
+    """For ACTIVATION: the effect of a call that is not replaced."""
     why: str = ""
-    """For FLOAT: the reason that the report gives."""
+    """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 GATES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softmax, nn.LogSigmoid)
-MOVING_FUNCTIONS = (
+MOVE_FUNCTIONS = (
     "chunk clone contiguous expand flip getitem narrow permute repeat reshape roll split squeeze "
     "transpose unsqueeze view"
 ).split()
@@ -115,10 +116,10 @@ OPERATORS = (
     Operator("feature_alpha_dropout", Effect.DROPOUT, (nn.FeatureAlphaDropout,)),
     Operator("flatten", Effect.MOVE, (nn.Flatten,)),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,)),
-    *(Operator(name, Effect.MOVE) for name in MOVING_FUNCTIONS),
+    *(Operator(name, Effect.MOVE) for name in MOVE_FUNCTIONS),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
-    # Padding as a module only: F.pad may pad with any number.
+    # Modules only: F.pad may pad with any number.
     Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d)),
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
     Operator("max_pool1d", Effect.MOVE, (nn.MaxPool1d,)),
@@ -130,10 +131,10 @@ OPERATORS = (
     Operator("add", Effect.ADD, aliases=("iadd",)),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
-    # Deployment sums the integers, and divides by the area through a smaller quantum.
+    # Rows for deployment, which sums the integers and divides the quantum by the area.
     Operator("avg_pool2d", Effect.FLOAT, (nn.AvgPool2d,)),
     Operator("adaptive_avg_pool2d", Effect.FLOAT, (nn.AdaptiveAvgPool2d,)),
-    # A row apart from the other normalisations: deployment folds it into thresholds.
+    # Not with the other normalisations: deployment folds it into thresholds.
     Operator("BatchNorm", Effect.FLOAT, BATCH_NORMS, why="a normalisation"),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why="a normalisation"),
     Operator("Gate", Effect.FLOAT, GATES, why="a gate or a probability, not a feature"),
