@@ -19,6 +19,7 @@ from softstair.train.execution import Compiled
 from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
+from softstair.train.teacher import Teacher
 
 __all__ = [
     "BATCH",
@@ -93,9 +94,11 @@ class StepRunner:
         examples: Examples,
         device: torch.device,
         compiler: str | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.examples, self.device, self.epoch = examples, device, 0
         self.state = State(recipe, network, len(examples), device)
+        self.state.teacher = teacher
         self._compiler = compiler
         if compiler is not None:
             # Compiled with the conversion of its input to the layout of the tensor cores.
