@@ -136,9 +136,10 @@ def test_rates_move_without_a_capture_or_a_wait() -> None:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            go(trained, step, 16 * 2)
+            go(trained, step, 10)  # within an epoch: the order of the next one is copied
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        go(trained, step, 16 * 2)
         assert step.captures == 1, optimiser
         assert trained.is_finite(), optimiser
         factor = trained.recipe.rate_factor(trained.epoch + (trained.step - 1) / trained.steps)
