@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,14 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair.data import Dataset
 from softstair.data.batches import Examples
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
+from softstair.train.teacher import FloatRun, Teacher
 
 sys.path.append(str(Path(__file__).parents[1] / "fused"))
 from standalone import main
-from twins import STAIRS, batch, differences, distance, learn, pair
+from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
@@ -57,8 +60,10 @@ def test_whole_numbers_are_summed_exactly() -> None:
         assert int((sums.double() != wanted).sum()) == 0
 
 
-def state(forward: str, precision: str = "bfloat16", **settings: object) -> tuple[State, Examples]:
-    """A small network in training on 1,024 pictures."""
+def state(
+    forward: str, precision: str = "bfloat16", taught: bool = False, **settings: object
+) -> tuple[State, Examples]:
+    """A small network in training on 1,024 pictures, with a teacher that has not learned."""
     recipe = Recipe(
         data="cifar10", forward=forward, precision=precision, batch=64, epochs=64, drop=None,
         **{"augment": "crop-flip", **settings},
@@ -70,7 +75,14 @@ def state(forward: str, precision: str = "bfloat16", **settings: object) -> tupl
     x += y[:, None, None, None].byte() * 20
     examples = Examples(x, y, 128.0, 64.0, "cuda")
     torch.manual_seed(0)
-    return State(recipe, net, 1024, torch.device("cuda")), examples
+    trained = State(recipe, net, 1024, torch.device("cuda"))
+    if taught:
+        # The teacher has another zero point, 127.6.
+        float_run = FloatRun(Recipe(data="cifar10"), model(side=32).eval(), "")
+        pictures = Dataset("pictures", x, y, tuple("abcde"), 127.6, 64.0)
+        normalised = replace(recipe, integer_input=True)
+        trained.teacher = Teacher(float_run, normalised, pictures, trained.device)
+    return trained, examples
 
 
 def go(state: State, step: object, steps: int) -> None:
@@ -116,7 +128,7 @@ def test_captured_step_with_all_options_is_the_step() -> None:
         found = []
         for kind in (Step, CapturedStep):
             options = {**OPTIONS, "optimiser": optimiser, "augment": "none"}
-            trained, examples = state("mode", precision="float32", **options)
+            trained, examples = state("mode", "float32", taught=True, **options)
             before = weights(trained)
             go(trained, kind(trained, examples), 8)
             found.append((float(trained.loss), weights(trained) - before))
@@ -130,7 +142,8 @@ def test_captured_step_with_all_options_is_the_step() -> None:
 
 def test_rates_move_without_a_capture_or_a_wait() -> None:
     for optimiser in ("adam", "adamw", "sgd", "nesterov"):
-        trained, examples = state("random", optimiser=optimiser, **OPTIONS, **RANDOM)
+        options = {**OPTIONS, **RANDOM, "optimiser": optimiser}
+        trained, examples = state("random", taught=True, **options)
         step = CapturedStep(trained, examples)
         go(trained, step, 3)
         torch.cuda.synchronize()
