@@ -76,6 +76,7 @@ dist: $(VENV)/dist
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[cli]"
 	cd dist && ../.venv-dist/bin/softstair --version
 	cd dist && ../.venv-dist/bin/python -I -c "import softstair, softstair.train, softstair.experiments; print(softstair.__file__)"
+	cd dist && ../.venv-dist/bin/softstair zoo
 	rm -rf .venv-dist
 
 $(VENV)/dist: pyproject.toml constraints.txt | $(BIN)/python

@@ -3,8 +3,9 @@
     python benchmarks/cortex.py RUN [RUN ...] [--last-layer int8] [--examples 3]
                                 [--data-dir data] [--json figures.json]
 
-RUN is a run directory, a packed network, or the name of one. The bits of the scores must equal
-those of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C compiler.
+RUN is a run directory, a packed network, or the name of one of the zoo. The bits of the scores must
+equal those of the program for this machine. Needs arm-none-eabi-gcc, qemu-system-arm and a C
+compiler.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python benchmarks/fresh_statistics.py NETWORK... [--every-layer NETWORK] [--data-dir data]
         [--device cpu] [--out FILE.csv]
 
-NETWORK is a packed network or its name. Each is evaluated on its validation fold and on the test
+NETWORK is a packed network. Each is evaluated on its validation fold and on the test
 set, with the statistics of its batch normalisations
 
     running                     as it was packed
@@ -19,7 +19,8 @@ layers before it normalise by their batches, from 4,096 training examples in bat
 noise, augmented as in training. So those of one layer do not make up for what is wrong with those
 of another. What is measured is printed, and written to --out. results/variations/statistics.csv:
 
-    python benchmarks/fresh_statistics.py speech-uniform-mode-static-integer-input \
+    python benchmarks/fresh_statistics.py \
+        results/networks/speech-uniform-mode-static-integer-input.safetensors \
         --out results/variations/statistics.csv
 
 A row of VGG8 takes a quarter of an hour on one core of a CPU: --device cuda.

@@ -29,6 +29,7 @@ MODULES = (
     "softstair.data",
     "softstair.models",
     "softstair.train",
+    "softstair.zoo",
     "softstair.experiments",
 )
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")

@@ -20,6 +20,7 @@ VERBS: dict[str, str] = {
     "report": "write one HTML page about a grid: claims, curves, tables",
     "export": "write a trained network as ONNX, QONNX or C, in integers",
     "verify": "compare the deployed network with the trained one, number by number",
+    "zoo": "list, evaluate and export the trained networks that are part of softstair",
     "check": "check a schedule: does it anneal its layers in order? What does the theorem say?",
     "bench": "measure the speed of the operator, the training step and truncation",
     "data": "download data sets, and show which are there",

@@ -182,16 +182,6 @@ def test_it_says_how_to_ask_it(
     assert float(right.double().mean()) == words["valid_accuracy"]
 
 
-def test_by_name_in_a_folder(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "shelf").mkdir()
-    file.rename(tmp_path / "shelf" / "mine.safetensors")
-    network = packed_network("mine", tmp_path / "shelf")
-    assert scores(network, EXAMPLES).shape == (64, 10)
-    for name in ("yours", "", ".", "../x"):
-        with pytest.raises(SoftstairError, match="mine"):
-            packed_network(name, tmp_path / "shelf")
-
-
 def test_runs_that_cannot_be_packed(run: Path, digits: Dataset, tmp_path: Path) -> None:
     file = tmp_path / "packed.safetensors"
     for path in (tmp_path / "nowhere", shutil.copytree(run, tmp_path / "undone")):

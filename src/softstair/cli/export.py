@@ -12,22 +12,10 @@ from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
 from softstair.train.trained import Deployed, LastLayer, deployed
 
 
-@dataclass(frozen=True)
-class Command:
-    """Write a trained network as a network that computes in integers.
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags:
+    """What to write, and where; also of ``softstair zoo export``."""
 
-    onnx:  a file of standard operators, exact with ONNX Runtime
-    qonnx: a file for FPGA tools
-    c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
-           its input
-
-    The features of every layer and the class are those of the trained network, or of the trained
-    network with its last layer in INT8. `softstair verify` compares them.
-
-    Exit code 0: written; 2: an error.
-    """
-
-    trained: Path = argument("RUN", "Run directory, or a packed network by its path or name.")
     to: Literal["onnx", "qonnx", "c"] = flag("onnx", "Format.")
     out: Path | None = flag(
         None,
@@ -39,11 +27,11 @@ class Command:
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
-    def run(self) -> int:
-        source = deployed(self.trained, self.data_dir, self.last_layer)
+    def export(self, trained: Path) -> int:
+        source = deployed(trained, self.data_dir, self.last_layer)
         name = "c" if self.to == "c" else f"network.{self.to}"
-        inside = self.trained.is_dir()
-        default = self.trained / name if inside else Path(f"{self.trained.stem}-{name}")
+        inside = trained.is_dir()
+        default = trained / name if inside else Path(f"{trained.stem}-{name}")
         out = self.out or default
         _show_costs(source.integer)
         if self.to == "c":
@@ -67,6 +55,29 @@ class Command:
                 field="out",
             )
         print_line(str(c.write(source.integer, out)))
+
+
+@dataclass(frozen=True)
+class Command(ExportFlags):
+    """Write a trained network as a network that computes in integers.
+
+    onnx:  a file of standard operators, exact with ONNX Runtime
+    qonnx: a file for FPGA tools
+    c:     a folder of C99 without dependencies, with a Makefile and a program that classifies
+           its input
+
+    The features of every layer and the class are those of the trained network, or of the trained
+    network with its last layer in INT8. `softstair verify` compares them.
+
+    Exit code 0: written; 2: an error.
+    """
+
+    trained: Path = argument(
+        "RUN", "Run directory, packed network, or name of a network (see softstair zoo)."
+    )
+
+    def run(self) -> int:
+        return self.export(self.trained)
 
 
 def _show_costs(network: IntegerNetwork) -> None:

@@ -32,7 +32,9 @@ class Command:
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
-    trained: Path = argument("RUN", "Run directory, or a packed network by its path or name.")
+    trained: Path = argument(
+        "RUN", "Run directory, packed network, or name of a network (see softstair zoo)."
+    )
     backends: str = flag("onnx,c", "Backends to compare besides the integer network, or none.")
     last_layer: LastLayer = flag(
         "float", "Run a last layer that was trained in float as it is, or with INT8 weights."

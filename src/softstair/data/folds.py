@@ -9,7 +9,7 @@ from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.data.dataset import Dataset
 
-__all__ = ["split"]
+__all__ = ["held_out", "split"]
 
 
 def split(
@@ -46,6 +46,20 @@ def split(
     else:
         fold_of = _assign_groups(groups.cpu(), folds, generator)[permutation]
     return permutation[fold_of != fold], permutation[fold_of == fold]
+
+
+def held_out(
+    dataset: Dataset, fold: int | Literal["all"], folds: int, limit: int | None = None
+) -> tuple[str, Tensor, Tensor]:
+    """Return the name, examples and labels of the test set, or of the fold if there is none.
+
+    With ``limit``, the data set is first cut to so many examples, as training does.
+    """
+    dataset = dataset if limit is None else dataset.sample(limit)
+    if dataset.test_x is not None and dataset.test_y is not None:
+        return f"test set of {dataset.name}", dataset.test_x, dataset.test_y
+    chosen = split(dataset, fold, folds)[1]
+    return f"fold {fold} of {dataset.name}", dataset.x[chosen], dataset.y[chosen]
 
 
 def _assign_groups(groups: Tensor, folds: int, generator: torch.Generator) -> Tensor:

@@ -29,8 +29,6 @@ from softstair.train.recipe import OLDER_VALUES, Recipe, fields_with
 from softstair.train.records import recipe_of, summary_of
 
 FORMAT = 1
-NETWORKS = Path("results/networks")
-"""Where networks are found by name, in a checkout of softstair."""
 MAX_BYTES = 1 << 30
 
 
@@ -42,9 +40,11 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
     network = trained_network(run, dataset)
     name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
     mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
+    # Where float runs lay on the machine that trained is nobody's concern.
+    start, teacher = (path and Path(path).name for path in (recipe.init_from, recipe.teacher))
     metadata = {
         "format": FORMAT,
-        "recipe": replace(recipe, model=name).to_json(),
+        "recipe": replace(recipe, model=name, init_from=start, teacher=teacher).to_json(),
         "shape": list(dataset.x.shape[1:]),
         "classes": list(dataset.classes),
         "mean": mean,
@@ -64,10 +64,9 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
     return Path(file)
 
 
-def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module:
-    """Return the network of a file, or of its name in ``folder``; its scores are bit-identical."""
-    file = _find(name, folder)
-    metadata, tensors = _read(file)
+def packed_network(file: Path | str) -> nn.Module:
+    """Return the network of a packed file; its scores are bit-identical."""
+    metadata, tensors = _read(Path(file))
     try:
         recipe = packed_recipe(metadata)
         if ":" in recipe.model:
@@ -89,26 +88,15 @@ def packed_network(name: Path | str, folder: Path | str = NETWORKS) -> nn.Module
     return network.eval()
 
 
-def about(name: Path | str, folder: Path | str = NETWORKS) -> dict[str, Any]:
+def about(file: Path | str) -> dict[str, Any]:
     """Return the metadata of a packed file: recipe, classes, accuracies."""
-    return _read(_find(name, folder))[0]
+    return _read(Path(file))[0]
 
 
 def packed_recipe(metadata: Mapping[str, Any], *names: str) -> Recipe:
     """Return a recipe with what the metadata of a file say of the network, and of some fields."""
     recipe = {**OLDER_VALUES, **metadata["recipe"]}
     return Recipe(**{name: recipe[name] for name in (*fields_with("architecture"), *names)})
-
-
-def _find(name: Path | str, folder: Path | str) -> Path:
-    for file in (Path(name), Path(folder) / f"{name}.safetensors"):
-        if file.is_file():
-            return file
-    known = sorted(path.stem for path in Path(folder).glob("*.safetensors"))
-    raise SoftstairError(
-        f"a packed network must be a file, or a name in {str(folder)!r} "
-        f"({', '.join(known) or 'which has none'}), but {str(name)!r} was given."
-    )
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -128,7 +116,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return metadata, tensors
 
 
-def _damaged(file: Path, error: Exception) -> SoftstairError:
+def _damaged(file: Path | str, error: Exception) -> SoftstairError:
     reason = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
     return SoftstairError(
         f"{str(file)!r} is not a packed network, or is damaged ({reason}): restore it, or pack the "

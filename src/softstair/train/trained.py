@@ -1,4 +1,4 @@
-"""The network of a finished run or packed file: its integer network, and the theory on it."""
+"""A trained network, of a run, a packed file or the zoo: in integers, and the theory on it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from softstair.data import Dataset, load
+from softstair import _check, zoo
+from softstair._errors import SoftstairError
+from softstair.data import load
 from softstair.data.batches import Examples
-from softstair.data.folds import split
+from softstair.data.folds import held_out, split
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
 from softstair.schedule import Schedule
 from softstair.theory import Distances, distances_on_network
@@ -43,17 +45,16 @@ class Deployed:
     ) -> tuple[str, Tensor]:
         """Return the test set, or the validation fold if there is none, and its name."""
         _check_code(self.source, self.recipe)
-        dataset = _dataset(self.recipe, data_dir)
-        if dataset.test_x is not None:
-            return f"test set of {dataset.name}", dataset.test_x[:limit]
-        chosen = split(dataset, self.recipe.fold, self.recipe.folds)[1]
-        return f"fold {self.recipe.fold} of {dataset.name}", dataset.x[chosen][:limit]
+        recipe = self.recipe
+        dataset = load(recipe.data, data_dir)
+        name, x, _ = held_out(dataset, recipe.fold, recipe.folds, recipe.limit)
+        return name, x[:limit]
 
 
 def deployed(
     run: Path | str, data_dir: Path | str = "data", last_layer: LastLayer = "float"
 ) -> Deployed:
-    """Load the network of a finished run or packed file, and convert it to integers.
+    """Load the network of a finished run, a packed file or the zoo, and convert it to integers.
 
     A last layer that was trained in float stays so, or its weights are quantised to INT8. Code that
     a run names is not called. Raises ExportError if the network is not exact in integers.
@@ -70,11 +71,12 @@ def deployed(
         mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
     elif run.is_dir():
         raise RunError(
-            f"{str(run)!r} holds no run: give the directory of one, such as fold-0, or a packed "
-            "network."
+            f"{str(run)!r} holds no run: give the directory of one, such as fold-0, a packed "
+            "network, or the name of one in the zoo."
         )
     else:
-        about, trained = packed.about(run), packed.packed_network(run)
+        file = run if run.is_file() else _zoo_file(run)
+        about, trained = packed.about(file), packed.packed_network(file)
         recipe = packed.packed_recipe(about, "fold", "folds", "limit")
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
         mean, std = about["mean"], about["std"]
@@ -112,7 +114,9 @@ def distances_on_run(
     recipe, _ = trained_recipe(run)
     if not trust_code:
         _check_code(run, recipe, "pass `trust_code` if you trust it")
-    dataset = _dataset(recipe, data_dir)
+    dataset = load(recipe.data, data_dir)
+    if recipe.limit is not None:
+        dataset = dataset.sample(recipe.limit)
     training, valid = split(dataset, recipe.fold, recipe.folds)
     chosen = (valid if len(valid) else training)[:INPUTS]
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
@@ -122,9 +126,13 @@ def distances_on_run(
     return distances_on_network(network, inputs, schedule, times)
 
 
-def _dataset(recipe: Recipe, data_dir: Path | str) -> Dataset:
-    dataset = load(recipe.data, data_dir)
-    return dataset if recipe.limit is None else dataset.sample(recipe.limit)
+def _zoo_file(name: Path) -> Path:
+    try:
+        return zoo.path_of(str(name))
+    except SoftstairError as error:
+        raise RunError(
+            f"{_check.shortened(str(name))} is no run or packed network, and {error}"
+        ) from None
 
 
 def _check_code(
