@@ -243,8 +243,27 @@ def test_presets_say_what_the_paper_says(name: str) -> None:
     assert all(schedule(0, t) == (0.0, pytest.approx(0.288675, abs=1e-6)) for t in (0, 400, 1e6))
 
 
+BEST = (
+    "best-cifar10", "best-cifar10-ternary", "best-cifar10-int4", "best-svhn", "best-svhn-ternary",
+    "best-svhn-int4", "best-speech", "best-speech-ternary",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEST)
+def test_best_presets_start_from_float_runs_and_can_be_exported(name: str) -> None:
+    recipe = preset(name)
+    assert recipe.data in name
+    assert (recipe.init_from, recipe.teacher) == ("auto", "auto")
+    assert recipe.integer_input
+    assert recipe.clip_latent
+    assert recipe.latent_rate == 0.03
+    is_int4 = name.endswith("int4") or name == "best-speech"
+    assert recipe.weights == ("int4" if is_int4 else "ternary")
+    assert recipe.first_layer == ("int8" if name in ("best-cifar10", "best-svhn") else "same")
+
+
 def test_presets() -> None:
-    assert set(PRESETS) == {"digits", *PAPER}
+    assert set(PRESETS) == {"digits", *PAPER, *BEST}
     recipe = preset("digits")
     assert recipe == Recipe() == replace(recipe, noise="uniform", interval="partition")
     assert recipe.schedule(3).end < recipe.epochs  # in the end every layer is a hard stair

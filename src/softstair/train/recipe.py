@@ -304,7 +304,13 @@ def fields_with(fact: Fact) -> tuple[str, ...]:
     return tuple(name for name, known in describe(Recipe).items() if fact in known.facts)
 
 
-PresetName = Literal["digits", "paper-cifar10", "paper-svhn", "paper-speech"]
+PresetName = Literal[
+    "digits",
+    "paper-cifar10", "paper-svhn", "paper-speech",
+    "best-cifar10", "best-cifar10-ternary", "best-cifar10-int4",
+    "best-svhn", "best-svhn-ternary", "best-svhn-int4",
+    "best-speech", "best-speech-ternary",
+]  # fmt: skip
 
 _CIFAR10 = Recipe(
     data="cifar10",
@@ -318,6 +324,24 @@ _CIFAR10 = Recipe(
     batch=256,
     epochs=500,
 )
+
+_BEST_CIFAR10 = Recipe(
+    data="cifar10", model="vgg8", augment="crop-flip", cutout=10, cutmix=0.5, integer_input=True,
+    first_layer="int8", static_std=True, optimiser="adamw", learning_rate=3e-3, latent_rate=0.03,
+    norm_rate=3.0, rate_shape="cosine", clip_latent=True, drop=None, batch=256, epochs=300,
+    init_from="auto", teacher="auto",
+)  # fmt: skip
+_TERNARY: dict[str, Any] = {"first_layer": "same"}
+_INT4: dict[str, Any] = {
+    "weights": "int4", "weight_quantum": 0.125, "features": "uint4", "feature_quantum": 0.25,
+    "first_layer": "same",
+}  # fmt: skip
+_BEST_SVHN = replace(_BEST_CIFAR10, data="svhn", augment="crop", epochs=200)
+_BEST_SPEECH = replace(
+    _BEST_CIFAR10, data="speech", model="dscnn", augment="shift", cutout=0, cutmix=0.0,
+    time_mask=4, coefficient_mask=2, weights="int4", weight_quantum=0.07, features="uint4",
+    feature_quantum=0.15, first_layer="same", learning_rate=2e-4, epochs=480,
+)  # fmt: skip
 
 PRESETS: dict[PresetName, Recipe] = {
     "digits": Recipe(),
@@ -336,6 +360,16 @@ PRESETS: dict[PresetName, Recipe] = {
         period=10.0,
         drop=100.0,
         epochs=120,
+    ),
+    "best-cifar10": _BEST_CIFAR10,
+    "best-cifar10-ternary": replace(_BEST_CIFAR10, **_TERNARY),
+    "best-cifar10-int4": replace(_BEST_CIFAR10, **_INT4),
+    "best-svhn": _BEST_SVHN,
+    "best-svhn-ternary": replace(_BEST_SVHN, **_TERNARY),
+    "best-svhn-int4": replace(_BEST_SVHN, **_INT4),
+    "best-speech": _BEST_SPEECH,
+    "best-speech-ternary": replace(
+        _BEST_SPEECH, weights="ternary", weight_quantum=1.0, feature_quantum=0.2, learning_rate=3e-3
     ),
 }
 
