@@ -16,6 +16,7 @@ from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
+from softstair.nn import layer_count
 from softstair.train.execution import (
     check_kernels,
     choose_device,
@@ -132,17 +133,17 @@ def train(
                         problem = f"must be a number for {dataset.name}, which has no test set"
                         raise _check.invalid("fold", f"{problem}, but 'all' was given")
                     network = make_network(recipe, sampled, model)
-                paths = float_runs(recipe, run.path, tuple(dataset.x.shape[1:]))
+                    if not recipe.is_float:
+                        recipe.schedule(layer_count(network))  # raises before other runs train
                 if AUTO in (recipe.init_from, recipe.teacher):
                     facts = {**describe(recipe, sampled, place), "threads": threads}
                     run.reserve({**facts, "processes": team.size})
-                    given = {"data_dir": data_dir, "device": device, "threads": threads}
-                    _train_float_runs(recipe, run, paths, dataset, watchers, model, given)
+                given = {"data_dir": data_dir, "device": device, "threads": threads}
+                floats = _float_runs(recipe, run, dataset, watchers, model, **given)
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
                     begun_threads or threads or choose_threads(network, per_process)
                 )
-                floats = _load_float_runs(recipe, run, paths, sampled, model)
                 return _train(
                     recipe, run, sampled, network, floats, place, watchers, model is not None
                 )
@@ -165,47 +166,34 @@ def _open(
     return recipe, run.threads, summary
 
 
-def _train_float_runs(
+def _float_runs(
     recipe: Recipe,
     run: Run,
-    paths: Mapping[Role, Path],
     dataset: Dataset,
     watchers: Sequence[Watcher],
     model: nn.Module | None,
-    settings: Mapping[str, Any],
-) -> None:
-    """Train the float runs that a recipe calls ``auto``, as far as they are not finished."""
-    for role, path in paths.items():
-        if getattr(recipe, FIELDS[role]) != AUTO or (role == "start" and run.has_checkpoint()):
-            continue
-        parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
-        chosen = auto_recipe(recipe, role, tuple(dataset.x.shape[1:]))
-        own = model if chosen.model == recipe.model else None
-        train(
-            chosen,
-            refuse_link(path),
-            resume=True,
-            watchers=parts,
-            dataset=dataset,
-            model=own,
-            team=run.team,
-            **settings,
-        )
-
-
-def _load_float_runs(
-    recipe: Recipe,
-    run: Run,
-    paths: Mapping[Role, Path],
-    dataset: Dataset,
-    model: nn.Module | None,
+    **settings: Any,
 ) -> dict[Role, FloatRun]:
-    """Return the float runs that are needed: a start only until there is a checkpoint."""
-    return {
-        role: load_float_run(role, path, recipe, dataset, model, run.team)
-        for role, path in paths.items()
-        if role != "start" or not run.has_checkpoint()
-    }
+    """Return the float runs that a run needs; those that are ``auto`` are trained first.
+
+    It needs a start until there is a checkpoint.
+    """
+    shape, floats = tuple(dataset.x.shape[1:]), {}
+    is_auto = {role: getattr(recipe, field) == AUTO for role, field in FIELDS.items()}
+    # Those that are given come first: an error is then found at once.
+    for role, path in sorted(
+        float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]
+    ):
+        if role == "start" and run.has_checkpoint():
+            continue
+        if is_auto[role]:
+            chosen = auto_recipe(recipe, role, shape)
+            settings["model"] = model if chosen.model == recipe.model else None
+            parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
+            out, team = refuse_link(path), run.team
+            train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
+        floats[role] = load_float_run(role, path, recipe, dataset, model, run.team)
+    return floats
 
 
 def _train(
