@@ -212,7 +212,7 @@ class Rates:
             group["lr"] = rate
 
 
-Bounds = tuple[Tensor, Tensor]
+Bounds = tuple[float, float] | tuple[Tensor, Tensor]
 """The smallest and the largest latent weight of a layer, or of each of its channels."""
 
 
@@ -233,12 +233,14 @@ def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
             scale = layer.weight_stair.scale(layer.weight, layer.weight.dim() - 1)
             lowest = layer.weight.new_tensor(stair.thresholds[0] / unit + min(means) - reach)
             highest = layer.weight.new_tensor(stair.thresholds[-1] / unit + max(means) + reach)
-            bounds[name] = (lowest * scale, highest * scale)
+            low, high = lowest * scale, highest * scale
+            # One vectorised pass clips to two numbers; tensors are broadcast, which is slower.
+            bounds[name] = (low, high) if low.numel() > 1 else (float(low), float(high))
     return bounds
 
 
 @torch.no_grad()
 def clip_latent(network: nn.Module, bounds: Mapping[str, Bounds]) -> None:
     """Clip the latent weights of layers to their bounds, in place."""
-    for name, (low, high) in bounds.items():
-        network.get_parameter(f"{name}.weight").clamp_(low, high)
+    for name, bound in bounds.items():
+        network.get_parameter(f"{name}.weight").clamp_(*bound)
