@@ -15,11 +15,18 @@ from torch import Tensor, nn
 
 from softstair.data import Dataset, load
 from softstair.experiments import results
-from softstair.models import digits
+from softstair.models import build, digits
 from softstair.stair import fit_quantum
 from softstair.train import Interrupted, Recipe, RunError, teacher, train, trained_network
 from softstair.train.network import stair_network
-from softstair.train.teacher import FloatRun, Teacher, auto_recipe, float_runs, start_from
+from softstair.train.teacher import (
+    FloatRun,
+    Teacher,
+    auto_recipe,
+    float_runs,
+    fold_norms,
+    start_from,
+)
 
 FLOAT = recipe(epochs=1, weights="float", features="float")
 TAUGHT = recipe(epochs=2, period=None, init_from="auto", teacher="auto", first_layer="int8")
@@ -63,15 +70,72 @@ def test_the_loss_is_the_formula() -> None:
     assert torch.allclose(scores.grad.double(), hand.grad, atol=1e-6)
 
 
+class Reused(nn.Module):
+    """What must not be folded or overwritten: x is read twice, a layer and a norm called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)
+        self.second, self.norm, self.relu = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.relu(x) + self.other(x)
+        for _ in range(2):
+            y = self.norm(self.second(y))
+        return (x + y).mean((2, 3))
+
+
+class Branching(Reused):
+    """A network that cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def with_statistics(network: nn.Module) -> nn.Module:
+    """Return the network in evaluation, with random batch normalisations."""
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+            nn.init.normal_(norm.weight, 1.0, 0.2)
+            nn.init.normal_(norm.bias)
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", ["digits", "dscnn", "resnet18"])
+def test_folding_norms_keeps_the_scores(name: str) -> None:
+    shape = {"digits": (1, 8, 8), "dscnn": (1, 49, 10), "resnet18": (3, 32, 32)}[name]
+    torch.manual_seed(2)
+    network, x = with_statistics(build(name, 10, shape)), torch.randn(3, *shape)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    folded = fold_norms(network, shape)
+    kinds = {type(module) for module in folded.modules()}
+    assert kinds.isdisjoint({nn.BatchNorm1d, nn.BatchNorm2d})
+    assert all(module.inplace for module in folded.modules() if isinstance(module, nn.ReLU))
+    with torch.no_grad():
+        scores, expected = folded(x), network(x)
+    assert float((scores - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_norms_are_folded_only_where_nothing_else_reads_the_layer() -> None:
+    torch.manual_seed(2)
+    network, x = with_statistics(Reused()), torch.randn(3, 1, 4, 4)
+    folded = fold_norms(network, (1, 4, 4))
+    assert len(folded.state_dict()) == len(network.state_dict())
+    assert not folded.relu.inplace
+    assert torch.equal(folded(x), network(x))
+    branching = Branching()
+    assert fold_norms(branching, (1, 4, 4)) is branching
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("first", ["same", "int8", "float"])
 def test_a_float_start_scales_weights_and_statistics(first: str) -> None:
     torch.manual_seed(3)
-    twin = digits()
-    for norm in (module for module in twin.modules() if isinstance(module, nn.BatchNorm1d)):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-        nn.init.normal_(norm.weight)
+    twin = with_statistics(digits()).train()
     own = Recipe(first_layer=first)
     network = stair_network(twin, own)
     start_from(network, FloatRun(FLOAT, twin, ""), own)

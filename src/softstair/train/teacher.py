@@ -7,17 +7,21 @@ With the teacher's scores t and the network's scores s, the loss is
 where w is ``teacher_weight`` and T the ``temperature``. The teacher gets the same augmented batch.
 """
 
+import copy
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from softstair.convert import report
+from softstair.convert import report, swap_modules
+from softstair.convert.graph import trace
 from softstair.data import Dataset
 from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
@@ -32,6 +36,14 @@ from softstair.train.records import RunError, recipe_of, summary_of
 AUTO = "auto"
 ON_THRESHOLD = 0.7
 """Of the mean |w| of a layer: it lies on the threshold of ternary weights (Li and Liu, 2016)."""
+
+FOLDS: dict[Any, Callable[[Any, Any], nn.Module]] = {
+    nn.Linear: fuse_linear_bn_eval,
+    nn.Conv1d: fuse_conv_bn_eval,
+    nn.Conv2d: fuse_conv_bn_eval,
+}
+NEW_RESULT = (*FOLDS, nn.BatchNorm1d, nn.BatchNorm2d)
+"""Modules whose result shares no memory with another tensor."""
 
 Role = Literal["start", "teacher"]
 FIELDS: dict[Role, str] = {"start": "init_from", "teacher": "teacher"}
@@ -139,7 +151,8 @@ class Teacher:
     def __init__(
         self, run: FloatRun, recipe: Recipe, dataset: Dataset, device: torch.device
     ) -> None:
-        self._network = run.network.to(device).requires_grad_(False).eval()
+        network = fold_norms(run.network.eval(), tuple(dataset.x.shape[1:]))
+        self._network = network.to(device).requires_grad_(False)
         if recipe.precision_on(device) == "bfloat16":
             for module in self._network.modules():
                 if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -163,6 +176,50 @@ class Teacher:
         logarithms = F.log_softmax(scores.float() / self.temperature, 1)
         divergence = F.kl_div(logarithms, targets, reduction="batchmean", log_target=True)
         return (1 - self.weight) * loss + self.weight * self.temperature**2 * divergence
+
+
+@torch.no_grad()
+def fold_norms(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """Return a network in evaluation with batch normalisations folded into the layers before them.
+
+    A ReLU works in place where nothing else reads its input. A network whose forward pass cannot be
+    traced is returned as it is, and so is one that would give other scores for examples of
+    ``shape``.
+    """
+    folded = copy.deepcopy(network)
+    try:
+        graph, _ = trace(folded, training=False)
+    except Exception:  # whatever the model's code raises for torch.fx's proxies
+        return network
+    steps, readers = graph.steps, graph.consumers()
+    modules = [step.module and folded.get_submodule(step.module) for step in steps]
+    replaced: dict[Any, nn.Module] = {}
+
+    def is_only_read_by(source: int, reader: int) -> bool:
+        return readers[source] == [reader] and source not in graph.outputs
+
+    for number, norm in enumerate(modules):
+        if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or modules.count(norm) > 1:
+            continue
+        source = steps[number].inputs[0]
+        layer = modules[source]
+        is_single = modules.count(layer) == 1 and is_only_read_by(source, number)
+        if type(layer) in FOLDS and is_single and norm.running_mean is not None:
+            replaced |= {layer: FOLDS[type(layer)](layer, norm), norm: nn.Identity()}
+    for relu in {module for module in modules if type(module) is nn.ReLU}:
+        uses = [number for number, module in enumerate(modules) if module is relu]
+        sources = [steps[use].inputs[0] for use in uses]
+        relu.inplace = all(
+            (type(modules[source]) in NEW_RESULT or steps[source].function == "add")
+            and not steps[source].written
+            and is_only_read_by(source, use)
+            for source, use in zip(sources, uses, strict=True)
+        )
+    swap_modules(folded, replaced)
+    example = torch.linspace(-2, 2, 2 * math.prod(shape)).reshape(2, *shape)
+    device = next((parameter.device for parameter in network.parameters()), None)
+    scores, expected = (net(example.to(device)) for net in (folded, network))
+    return folded if torch.allclose(scores, expected, rtol=1e-3, atol=1e-3) else network
 
 
 @torch.no_grad()
