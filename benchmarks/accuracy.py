@@ -78,7 +78,7 @@ class Effect:
             "option": self.option.name,
             "from": self.option.text(self.option.baseline),
             "to": self.option.text(self.level),
-            "effect": f"{self.points:+.2f}",
+            "effect": f"{round(self.points, 2) + 0:+.2f}",  # + 0: not -0.00
             "standard_error": "" if self.error is None else f"{self.error:.2f}",
             "aliased": self.aliased,
         }
@@ -214,7 +214,7 @@ def print_best(trainings: Sequence[Training], options: Sequence[Option]) -> None
     name = re.sub(r",?seed=\d+", "", trainings[groups[best][0]].configuration)
     spread = f", standard deviation {statistics.stdev(accuracies[best]):.2f}" if most > 1 else ""
     mean = statistics.mean(accuracies[best])
-    print(f"best configuration: {name}, mean of {most} runs {mean:.2f} %{spread}")
+    print(f"best configuration: {name}, {most} runs, mean {mean:.2f} %{spread}")
     print(f"  {show({o.name: o.text(int(o.level[groups[best][0]])) for o in options})}")
 
 
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV of the effects to write")
     given = parser.parse_args()
     trainings = load(given.grid)
-    done = [training for training in trainings if training.is_done]
+    done = [training for training in trainings if training.is_done and training.fold != "all"]
     options = find_options(done)
     if not options:
         raise ValueError(f"{str(given.grid)!r} must have finished runs that differ in an option.")
@@ -234,7 +234,7 @@ def main() -> None:
     rows = [effect.row() for effect in effects]
     print(f"{len(done)} runs, validation accuracy of the last epoch, effects in points")
     if len(done) < len(trainings):
-        print(f"left out: {len(trainings) - len(done)} runs that are not finished")
+        print(f"left out: {len(trainings) - len(done)} runs that are not finished or not validated")
     print(f"\n| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
     for row in rows:
         print(f"| {' | '.join(row.values())} |")

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ KEYS: dict[str, type] = {
     "name": str, "preset": str, "folds": list,
     "recipe": dict, "rows": list, "vary": dict, "without": list,
 }  # fmt: skip
-NAME = re.compile(r"\w[\w.-]{0,63}")
 LARGEST_FILE = 1 << 20
 MOST_CONFIGURATIONS = 10_000
 
@@ -141,12 +140,9 @@ class Design:
 
     def rescaled(self, epochs: int) -> "Design":
         """The same over another number of epochs; periods and drops scale in proportion."""
-        return self.each(lambda recipe: recipe.rescaled(epochs))
-
-    def each(self, change: Callable[[Recipe], Recipe]) -> "Design":
-        """The same with another recipe for each configuration."""
-        recipes = [replace(entry, recipe=change(entry.recipe)) for entry in self.configurations]
-        return replace(self, configurations=tuple(recipes))
+        entries = self.configurations
+        rescaled = [replace(entry, recipe=entry.recipe.rescaled(epochs)) for entry in entries]
+        return replace(self, configurations=tuple(rescaled))
 
     def varied(self) -> tuple[str, ...]:
         """The fields in which its configurations differ."""
@@ -195,10 +191,9 @@ def _paper(name: str, is_full: bool) -> Design:
     return Design(name, tuple(recipes), tuple(range(base.folds)), names_folds=False)
 
 
-DESIGNS: dict[str, Design] = {
-    "paper-cifar10": _paper("paper-cifar10", is_full=True),
-    "paper-svhn": _paper("paper-svhn", is_full=False),
-    "paper-speech": _paper("paper-speech", is_full=False),
+DESIGNS = {
+    name: _paper(name, is_full=name == "paper-cifar10")
+    for name in ("paper-cifar10", "paper-svhn", "paper-speech")
 }
 
 
@@ -290,14 +285,19 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
             kind = KEYS[key].__name__
             raise SoftstairError(f"{key} must be a {kind}, but {shortened(value)} was given.")
     name = table.get("name", name)
-    _check_name(name)
-    base = changed(preset(table.get("preset", "digits")), table.get("recipe", {}))
-    folds = tuple(table.get("folds", range(base.folds)))
     rows, without = table.get("rows", [{}]), table.get("without", [])
     if not all(isinstance(row, Mapping) for row in rows):
         raise SoftstairError("rows must be tables.")
     if not all(isinstance(entry, Mapping) and entry for entry in without):
         raise SoftstairError("without must be tables, each with a field.")
+    for given in (name, *(row["name"] for row in rows if "name" in row)):
+        if not isinstance(given, str) or not re.fullmatch(r"\w[\w.-]{0,63}", given):
+            raise SoftstairError(
+                f"name must be of letters, digits, '.', '-' and '_', but {shortened(given)} was "
+                "given: give name = in the file."
+            )
+    base = changed(preset(table.get("preset", "digits")), table.get("recipe", {}))
+    folds = tuple(table.get("folds", range(base.folds)))
     configurations, left_out = _configurations(base, rows, table.get("vary", {}), without)
     return Design(name, tuple(configurations), folds, "folds" in table, left_out)
 
@@ -313,14 +313,6 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     if "epochs" in values:
         recipe = recipe.rescaled(values["epochs"])
     return replace(recipe, **values)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise SoftstairError(
-            f"name must be of letters, digits, '.', '-' and '_', but {shortened(name)} was given: "
-            "give name = in the file."
-        )
 
 
 def _check_varied(rows: Sequence[Mapping[str, Any]], vary: Mapping[str, Any]) -> None:
@@ -360,8 +352,7 @@ def _configurations(
         if len({_from_toml(field, value) for value in values}) < len(values):
             raise SoftstairError(f"{field} must vary over different values, but one is repeated.")
     unwanted = [_alternatives(entry, [recipe for _, recipe in recipes]) for entry in without]
-    kept: dict[str, Recipe] = {}
-    configurations: list[Configuration] = []
+    kept: dict[tuple[str, ...], Configuration] = {}
     left_out: set[str] = set()
     for name, recipe in recipes:
         if any(
@@ -369,19 +360,17 @@ def _configurations(
             for entry in unwanted
         ):
             left_out.add(name)
-        # Where nothing moves, interval and power do not matter: the first of them stands for all.
-        elif name not in kept or recipe.to_row() != kept[name].to_row():
-            kept[name] = recipe
-            configurations.append(Configuration(name, recipe))
-    return configurations, len(left_out - set(kept))
+        else:
+            # Where nothing moves, interval and power do not matter: the first stands for all.
+            row_of_table = (name, *recipe.to_row().values())
+            kept.setdefault(row_of_table, Configuration(name, recipe))
+    return list(kept.values()), len(left_out - {entry.name for entry in kept.values()})
 
 
 def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:
     """Return the name of a configuration: that of its row, if any, and these fields."""
-    words = [f"{field}={recipe.cell(field)}" for field in FIELDS if field in fields]
-    if row is not None:
-        _check_name(row)
-        words.insert(0, row)
+    words = [] if row is None else [row]
+    words += [f"{field}={recipe.cell(field)}" for field in FIELDS if field in fields]
     name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
     return name.encode()[:200].decode(errors="ignore") or "all"
 
