@@ -11,7 +11,7 @@ from softstair.convert.graph import trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
-from softstair.kernels.triton import FAMILIES, kind, table
+from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.noise import Noise
@@ -60,7 +60,7 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
             means, stds = means * stair.quantum, stds * stair.quantum
         values, count = table(stair, torch.float32, means.device), len(stair) - 1
         rows = prepare_rows(values, means, stds, count, noise.name)
-        constants = {"COUNT": count, "FAMILY": noise.name, "KIND": kind(stair, torch.float32)}
+        constants = {"COUNT": count, "FAMILY": noise.name}
         for module, row in zip(modules, rows, strict=True):
             prepared[module] = PreparedStair(values, row, constants)
     return prepared
@@ -173,7 +173,7 @@ def _is_stair(module: Any, of: type[StairModule]) -> bool:
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
         return False
     stair = module.stair
-    known = len(stair) <= FEW_LEVELS + 1 or kind(stair, torch.float32) == "line"
+    known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
     return known and stair.spacing is not None and isinstance(stair.quantum, float)
 
 

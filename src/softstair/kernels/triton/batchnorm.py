@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.distributions import ROUNDS
-from softstair.kernels.triton.evaluator import row_value
-from softstair.kernels.triton.prepare import PreparedStair
+from softstair.kernels.triton.prepare import PreparedStair, load
 
 __all__ = [
     "LayerOutput",
@@ -145,16 +145,16 @@ def source_row(
 
 @triton.jit
 def _forward(
-    sums_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, prepared, seed_ptr,
+    sums_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, row_ptr, seed_ptr,
     rows, per_quantum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
-    KIND: tl.constexpr, PARTS: tl.constexpr, NORMALISE: tl.constexpr, POOL: tl.constexpr,
-    INTEGERS: tl.constexpr,
+    PARTS: tl.constexpr, NORMALISE: tl.constexpr, POOL: tl.constexpr, INTEGERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
+    prepared = load(row_ptr, table, COUNT, FAMILY, FORWARD)
     if NORMALISE:
         scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
         shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
@@ -177,7 +177,7 @@ def _forward(
         word = z
         if FORWARD == "random":
             word = words[j]
-        y = row_value(z, prepared, table, word, COUNT, FAMILY, FORWARD, KIND)
+        y = evaluator.value(z, prepared, word, COUNT, FAMILY, FORWARD, 1, False, True)
         if POOL and j > 0:
             better = (y > best) | (y != y)
             best = tl.where(better, y, best)

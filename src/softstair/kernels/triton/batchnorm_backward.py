@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.batchnorm import (
     FEW_CHANNELS,
     ROWS,
@@ -22,8 +23,7 @@ from softstair.kernels.triton.batchnorm import (
     store_partial,
     tile_constants,
 )
-from softstair.kernels.triton.evaluator import row_slope
-from softstair.kernels.triton.prepare import PreparedStair
+from softstair.kernels.triton.prepare import PreparedStair, load
 
 __all__ = ["backward", "coefficients", "load_dz", "reduce_dz", "stair_backward"]
 
@@ -32,9 +32,9 @@ FLAT_BLOCK = 2048
 
 @triton.jit
 def load_dz(
-    dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, table, prepared,
+    dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr, POOL: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     """Load one tile and return (dz, sums, argmax).
 
@@ -56,22 +56,22 @@ def load_dz(
         argmax = dy
         sums = tl.load(sums_ptr + offsets, mask=mask, other=0)
     sums = sums.to(tl.float32)
-    slope = row_slope(sums * scale + shift, prepared, table, COUNT, FAMILY, KIND)
+    slope = evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
     return dy * slope, sums, argmax
 
 
 @triton.jit
 def _reduce_dz(
-    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, prepared, partial_ptr, rows,
+    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, partial_ptr, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
-    POOL: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -80,8 +80,8 @@ def _reduce_dz(
         if CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
         dz, sums, _ = load_dz(
-            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, table, prepared,
-            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, KIND, POOL,
+            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
+            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)
@@ -114,10 +114,9 @@ def _coefficients(
 
 @triton.jit
 def _backward(
-    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, prepared, coefficients_ptr, dc_ptr, rows,
+    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, coefficients_ptr, dc_ptr, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
-    POOL: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -130,9 +129,10 @@ def _backward(
     mask = (row < rows)[:, None]
     if CHANNELS % BLOCK != 0:
         mask = mask & channel_mask[None, :]
+    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
     dz, sums, argmax = load_dz(
-        dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, table, prepared,
-        HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, KIND, POOL,
+        dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
+        HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
     )  # fmt: skip
     dz = s * dz
     if POOL:
@@ -151,14 +151,15 @@ def _backward(
 
 @triton.jit
 def _stair_backward(
-    dy_ptr, x_ptr, table, prepared, dx_ptr, size,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
+    dy_ptr, x_ptr, table, row_ptr, dx_ptr, size,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
-    slope = row_slope(x, prepared, table, COUNT, FAMILY, KIND)
+    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
+    slope = evaluator.slope(x, prepared, COUNT, FAMILY, 1, False)
     tl.store(dx_ptr + offsets, (dy * slope).to(dx_ptr.dtype.element_ty), mask=mask)
 
 

@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from softstair.kernels.triton.batchnorm import source_row, store_partial, tile_constants
 from softstair.kernels.triton.batchnorm_backward import coefficients, load_dz
-from softstair.kernels.triton.prepare import PreparedStair
+from softstair.kernels.triton.prepare import PreparedStair, load
 
 __all__ = [
     "convolve_first",
@@ -150,18 +150,18 @@ def _first_layer(
 
 @triton.jit
 def _first_layer_backward(
-    x_ptr, dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, prepared, partial_ptr, products_ptr,
+    x_ptr, dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, partial_ptr, products_ptr,
     rows, count,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
     TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr, POOL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
@@ -169,8 +169,8 @@ def _first_layer_backward(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & channel_mask[None, :]
         dz, sums, argmax = load_dz(
-            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, table, prepared,
-            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, KIND, POOL,
+            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
+            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)

@@ -130,7 +130,9 @@ def _forward_tiles(
         for j in tl.static_range(UNROLL):
             offsets = tl.arange(0, BLOCK) + j * BLOCK
             x = _widen(blocks[j], tl.float32)
-            y = evaluator.value(x, prepared, words[j], COUNT, FAMILY, FORWARD, LAST_BIT, FAST)
+            y = evaluator.value(
+                x, prepared, words[j], COUNT, FAMILY, FORWARD, LAST_BIT, FAST, False
+            )
             _store(y_tile, offsets, left, y)
             if COMPACT:
                 bits = evaluator.support(x, prepared, COUNT, LAST_BIT, FAST)
@@ -157,7 +159,7 @@ def backward_kernel(
     left = size - first
     gradients = _load(dy_ptr + first, lane, left, BLOCK, UNROLL)
     blocks = _load(saved_ptr + first, lane, left, BLOCK, UNROLL)
-    if SCALAR and FEW and FAMILY != "uniform":
+    if SCALAR and FEW and not COMPACT:
         mean, std = tl.load(mean_ptr), tl.load(std_ptr)
         prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
         tensors = (blocks, gradients, dx_ptr + first, left)

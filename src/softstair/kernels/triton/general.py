@@ -27,8 +27,6 @@ import triton
 import triton.language as tl
 
 from softstair.kernels.triton.distributions import (
-    LOG2_E,
-    RATE,
     SQRT3,
     SQRT6,
     UNIFORM_DENSITY,
@@ -39,7 +37,7 @@ from softstair.kernels.triton.distributions import (
 )
 
 FEW = tl.constexpr(8)
-"""Loops over at most so many thresholds are unrolled."""
+"""Up to so many thresholds are kept as scalars by the evaluator, and as bits in one byte."""
 EDGE = tl.constexpr(1e-6)
 """As in the reference: x on the edge of a uniform support, give or take, is in the upper one."""
 
@@ -50,23 +48,23 @@ def value(
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """The forward pass; ``u`` holds uniform numbers strictly inside (0, 1), for random alone."""
+    levels = table + row + COUNT
     if FORWARD == "hard":
-        result = _level(_index(x, table, row, COUNT, KIND), table, row, COUNT)
+        result = tl.load(levels + _index(x, table, row, COUNT, KIND))
     elif FORWARD == "random":
         moved = x - mean - tl.where(is_dirac(std), 0.0, std) * ppf(u, FAMILY)
-        result = _level(_index(moved, table, row, COUNT, KIND), table, row, COUNT)
+        result = tl.load(levels + _index(moved, table, row, COUNT, KIND))
     elif FORWARD == "mode":
-        index = _mode(x - mean, table, row, std, COUNT, FAMILY, KIND)
-        result = _level(index, table, row, COUNT)
+        result = tl.load(levels + _mode(x - mean, table, row, std, COUNT, FAMILY, KIND))
     else:
         tl.static_assert(FORWARD == "expectation")
         result = _expectation(x - mean, table, row, std, COUNT, FAMILY, KIND)
         if len(std.shape) == 0:
             # One branch for the whole block: soft noise does not pay for the look-up.
             if is_dirac(std):
-                result = _level(_index(x - mean, table, row, COUNT, KIND), table, row, COUNT)
+                result = tl.load(levels + _index(x - mean, table, row, COUNT, KIND))
         else:
-            hard = _level(_index(x - mean, table, row, COUNT, KIND), table, row, COUNT)
+            hard = tl.load(levels + _index(x - mean, table, row, COUNT, KIND))
             result = tl.where(is_dirac(std), hard, result)
     return tl.where(x != x, x, result)
 
@@ -78,18 +76,8 @@ def slope(x, table, row, mean, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, K
         bits = support(x, table, row, mean, std, COUNT, KIND)
         total = slope_of(bits, table, row, std, COUNT, KIND)
     else:
-        centred, scale = x - mean, inverse(std)
-        if KIND == "line":
-            total = _sum_of_pdfs(centred, table, row, std, scale, COUNT, FAMILY)
-            total *= tl.load(table + row + 2 * COUNT + 1)
-        elif COUNT <= FEW:
-            total = tl.zeros_like(centred)
-            for k in tl.static_range(COUNT):
-                total += _pdf_term(k, centred, table, row, scale, COUNT, FAMILY)
-        else:
-            total = tl.zeros_like(centred)
-            for k in range(COUNT):
-                total += _pdf_term(k, centred, table, row, scale, COUNT, FAMILY)
+        scale = inverse(std)
+        total = _sum(x - mean, tl.zeros_like(x), table, row, std, scale, COUNT, FAMILY, KIND, True)
         total = tl.where(is_dirac(std), 0.0, total * scale)
     return tl.where(x != x, x, total)
 
@@ -153,10 +141,6 @@ def _index(x, table, row, COUNT: tl.constexpr, KIND: tl.constexpr):
         guess = _clip(position, COUNT - 2).to(tl.int32)
         index = guess + (x >= tl.load(table + row + guess)).to(tl.int32)
         index += (x >= tl.load(table + row + guess + 1)).to(tl.int32)
-    elif COUNT <= FEW:
-        index = (x >= tl.load(table + row)).to(tl.int32)
-        for k in tl.static_range(1, COUNT):
-            index += (x >= tl.load(table + row + k)).to(tl.int32)
     else:
         # Binary search.
         index = (x != x).to(tl.int32) * 0
@@ -166,18 +150,6 @@ def _index(x, table, row, COUNT: tl.constexpr, KIND: tl.constexpr):
                 threshold = tl.load(table + row + tl.minimum(further, COUNT) - 1)
                 index = tl.where((further <= COUNT) & (x >= threshold), further, index)
     return index
-
-
-@triton.jit
-def _level(index, table, row, COUNT: tl.constexpr):
-    """q of each index: looked up, never summed."""
-    if COUNT <= FEW:
-        level = tl.where(index > 0, tl.load(table + row + COUNT + 1), tl.load(table + row + COUNT))
-        for k in tl.static_range(1, COUNT):
-            level = tl.where(index > k, tl.load(table + row + COUNT + 1 + k), level)
-    else:
-        level = tl.load(table + row + COUNT + index)
-    return level
 
 
 @triton.jit
@@ -220,16 +192,10 @@ def _likeliest(x, home, table, row, scale, COUNT: tl.constexpr, FAMILY: tl.const
     """argmaxₖ pₖ, its probability and that of the bin that holds x."""
     above, best, own = tl.zeros_like(x) + 1.0, tl.zeros_like(x), tl.zeros_like(x)
     winner = home * 0
-    if COUNT <= FEW:
-        for k in tl.static_range(COUNT):
-            below = cdf((x - tl.load(table + row + k)) * scale, FAMILY)
-            winner, best, own = _better(k, above - below, home, winner, best, own)
-            above = below
-    else:
-        for k in range(COUNT):
-            below = cdf((x - tl.load(table + row + k)) * scale, FAMILY)
-            winner, best, own = _better(k, above - below, home, winner, best, own)
-            above = below
+    for k in range(COUNT):
+        below = cdf((x - tl.load(table + row + k)) * scale, FAMILY)
+        winner, best, own = _better(k, above - below, home, winner, best, own)
+        above = below
     return _better(COUNT, above, home, winner, best, own)
 
 
@@ -243,99 +209,50 @@ def _better(k, probability, home, winner, best, own):
 @triton.jit
 def _expectation(x, table, row, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr):
     """q₀ + Σₖ (qₖ − qₖ₋₁)·F((x − θₖ)/β), clamped to the end levels, which rounding may exceed."""
-    scale = inverse(std)
     lowest, highest = tl.load(table + row + COUNT), tl.load(table + row + 2 * COUNT)
-    if KIND == "line":
-        rise = tl.load(table + row + 2 * COUNT + 1)
-        total = lowest + rise * _sum_of_cdfs(x, table, row, std, scale, COUNT, FAMILY)
-    elif COUNT <= FEW:
-        total = tl.zeros_like(x) + lowest
-        for k in tl.static_range(COUNT):
-            total += _cdf_term(k, x, table, row, scale, COUNT, FAMILY)
-    else:
-        total = tl.zeros_like(x) + lowest
-        for k in range(COUNT):
-            total += _cdf_term(k, x, table, row, scale, COUNT, FAMILY)
+    total = tl.zeros_like(x) + lowest
+    total = _sum(x, total, table, row, std, inverse(std), COUNT, FAMILY, KIND, False)
     return tl.where(total < lowest, lowest, tl.where(total > highest, highest, total))
 
 
 @triton.jit
-def _cdf_term(k, x, table, row, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    rise = tl.load(table + row + 2 * COUNT + 1 + k)
-    return rise * cdf((x - tl.load(table + row + k)) * scale, FAMILY)
+def _sum(
+    x, total, table, row, std, scale,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr, DENSITY: tl.constexpr,
+):  # fmt: skip
+    """total + Σₖ (qₖ − qₖ₋₁)·F((x − θₖ)/β), or with DENSITY the same of μ.
+
+    On a line the sum runs over a window of thresholds, as many as the noise reaches, with x in its
+    middle: those before it count in full (or have no density), those after it not at all.
+    """
+    if KIND == "line":
+        first, spacing = tl.load(table + row), tl.load(table + row + 3 * COUNT + 1)
+        terms = _reach(std, spacing, COUNT, FAMILY)
+        start = _clip((x - first) * (1.0 / spacing) - 0.5 * terms + 1.0, COUNT - terms)
+        start = start.to(tl.int32)
+        if not DENSITY:
+            total += start * tl.load(table + row + 2 * COUNT + 1)
+        for k in range(terms):
+            total += _term(start + k, x, table, row, scale, COUNT, FAMILY, DENSITY)
+    else:
+        for k in range(COUNT):
+            total += _term(k, x, table, row, scale, COUNT, FAMILY, DENSITY)
+    return total
 
 
 @triton.jit
-def _pdf_term(k, x, table, row, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+def _term(
+    k, x, table, row, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr, DENSITY: tl.constexpr
+):
     rise = tl.load(table + row + 2 * COUNT + 1 + k)
     z = (x - tl.load(table + row + k)) * scale
-    if FAMILY == "uniform":
-        z += EDGE * SQRT3
-    return rise * pdf(z, FAMILY)
-
-
-# On a line, with n the number of the last threshold not above x and d its distance from x, the
-# thresholds at and below it lie at d, d + w, d + 2w, … and those above at w − d, 2w − d, …; a step
-# of the loops takes one of each. Σ F is n + 1, the thresholds not above x, less their tails, plus
-# the tails of those above: no difference of numbers near 1, and a cost that depends on β/w, not on
-# K. The logistic tails e/(1 + e) fall by one factor from step to step; a pair needs one division.
-
-
-@triton.jit
-def _sum_of_cdfs(x, table, row, std, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Σₖ F((x − θₖ)/β) on a line."""
-    number, distance, spacing = _below(x, table, row, COUNT)
-    total = number + 1.0
-    if FAMILY == "logistic":
-        rate = scale * -(RATE * LOG2_E)
-        low = tl.exp2(distance * rate)
-        high = tl.exp2((spacing - distance) * rate)
-        ratio = tl.exp2(spacing * rate)
-        for step in range(_reach(std, spacing, COUNT, FAMILY)):
-            under = tl.where(number >= step, low, 0.0)
-            over = tl.where(number + step < COUNT - 1.0, high, 0.0)
-            both = (1.0 + under) * (1.0 + over)
-            if both.dtype == tl.float64:
-                total += (over - under) / both
-            else:
-                root = tl.rsqrt(both)
-                total += (over - under) * root * root
-            low *= ratio
-            high *= ratio
+    if not DENSITY:
+        share = cdf(z, FAMILY)
+    elif FAMILY == "uniform":
+        share = pdf(z + EDGE * SQRT3, FAMILY)
     else:
-        for step in range(_reach(std, spacing, COUNT, FAMILY)):
-            under = tail((distance + step * spacing) * scale, FAMILY)
-            over = tail((spacing - distance + step * spacing) * scale, FAMILY)
-            total += tl.where(number + step < COUNT - 1.0, over, 0.0)
-            total -= tl.where(number >= step, under, 0.0)
-    return total
-
-
-@triton.jit
-def _sum_of_pdfs(x, table, row, std, scale, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Σₖ μ((x − θₖ)/β) on a line."""
-    number, distance, spacing = _below(x, table, row, COUNT)
-    total = tl.zeros_like(distance)
-    if FAMILY == "logistic":
-        low = tl.exp(distance * scale * -RATE)
-        high = tl.exp((spacing - distance) * scale * -RATE)
-        ratio = tl.exp(spacing * scale * -RATE)
-        for step in range(_reach(std, spacing, COUNT, FAMILY)):
-            under = tl.where(number >= step, low, 0.0)
-            over = tl.where(number + step < COUNT - 1.0, high, 0.0)
-            a = 1.0 + under
-            b = 1.0 + over
-            share = 1.0 / (a * b)
-            total += (under * b * b + over * a * a) * share * share * RATE
-            low *= ratio
-            high *= ratio
-    else:
-        for step in range(_reach(std, spacing, COUNT, FAMILY)):
-            under = pdf((distance + step * spacing) * scale, FAMILY)
-            over = pdf((spacing - distance + step * spacing) * scale, FAMILY)
-            total += tl.where(number + step < COUNT - 1.0, over, 0.0)
-            total += tl.where(number >= step, under, 0.0)
-    return total
+        share = pdf(z, FAMILY)
+    return rise * share
 
 
 @triton.jit
@@ -348,27 +265,15 @@ def _nearest(x, table, row, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _below(x, table, row, COUNT: tl.constexpr):
-    """As :func:`_nearest`, of the last threshold not above x; number −1 where there is none.
-
-    The distance to the nearest threshold is exact, as narrow noise needs.
-    """
-    number, distance, spacing = _nearest(x, table, row, COUNT)
-    is_above = distance < 0
-    number = tl.where(is_above, number - 1.0, number)
-    return number, tl.where(is_above, distance + spacing, distance), spacing
-
-
-@triton.jit
-def _clip(number, HIGHEST: tl.constexpr):
-    """The number between 0 and HIGHEST; 0 for NaN."""
+def _clip(number, highest):
+    """The number between 0 and the highest; 0 for NaN."""
     number = tl.where(number > 0, number, 0.0)
-    return tl.where(number < HIGHEST, number, HIGHEST * 1.0)
+    return tl.where(number < highest, number, highest * 1.0)
 
 
 @triton.jit
 def _reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """How many thresholds on either side of x the noise reaches: one number for the block.
+    """How many neighbouring thresholds the noise reaches from x: one number for the block.
 
     Unbounded noise ends where the rest rounds away beside the term of the nearest threshold.
     """
@@ -380,7 +285,7 @@ def _reach(std, spacing, COUNT: tl.constexpr, FAMILY: tl.constexpr):
         far = 9.0 if std.dtype == tl.float64 else 6.5
     else:
         far = 21.0 if std.dtype == tl.float64 else 10.5
-    steps = tl.ceil(std * far / spacing)
-    if len(steps.shape) > 0:
-        steps = tl.max(steps)
-    return tl.minimum(tl.maximum(steps, 1.0), COUNT * 1.0).to(tl.int32)
+    terms = tl.ceil(std * (2.0 * far) / spacing)
+    if len(terms.shape) > 0:
+        terms = tl.max(terms)
+    return tl.minimum(tl.maximum(terms, 1.0), COUNT * 1.0).to(tl.int32)

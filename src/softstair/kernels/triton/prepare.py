@@ -13,13 +13,11 @@ More thresholds must be a line, that is, equally spaced like their levels: see
 σ with its thresholds clamped to (low, high), which :func:`softstair.kernels.cpu.mode_limits`
 explains. :mod:`softstair.kernels.triton.evaluator` then needs nothing but x and these scalars.
 
-The fused layers evaluate one stair in several kernels. For them, :func:`prepare_rows` writes a row
-for each layer in one launch, without a synchronisation with the host. With n = ``COUNT``:
+The fused layers evaluate one stair in several kernels, and the limits take a search. For them,
+:func:`prepare_rows` writes a row for each layer in one launch, without a synchronisation with the
+host:
 
-    n thresholds of the mode | n lower edges | n upper edges | n heights | mean | std
-
-The mean is added to thresholds and edges. The edges are those of the supports of uniform noise: its
-slope rises by height k (rise k times the density) at lower edge k, and falls by it at upper edge k.
+    mean | std | low | high
 """
 
 from collections.abc import Mapping
@@ -31,16 +29,14 @@ import triton.language as tl
 from torch import Tensor
 
 from softstair.kernels.triton.distributions import SQRT3, SQRT6, tail, units_per_std
-from softstair.kernels.triton.general import EDGE, FEW, inverse, is_dirac
+from softstair.kernels.triton.general import FEW, inverse, is_dirac
 
-__all__ = ["PreparedStair", "prepare", "prepare_rows"]
+__all__ = ["PreparedStair", "load", "prepare", "prepare_rows"]
 
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 """Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
 POINTS = tl.constexpr(128)
 """Distances that a round of the search in :func:`_margin` compares at once."""
-HALVINGS = tl.constexpr(26)
-"""Steps of the bisection in :func:`_bisected_margin`."""
 LINE_EDGE = tl.constexpr(2.0**-21)
 """What EDGE is elsewhere, for a FAST line: how far the edges of uniform supports are moved to the
 left, as a fraction of the line's length."""
@@ -57,7 +53,7 @@ class PreparedStair(NamedTuple):
     row: Tensor
     """One of :func:`prepare_rows`."""
     constants: Mapping[str, object]
-    """The kernels' arguments COUNT, FAMILY and KIND."""
+    """The kernels' arguments COUNT and FAMILY."""
 
 
 @triton.jit
@@ -72,16 +68,46 @@ def prepare(
         stair = _prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
     limits = (mean, mean)  # not read, except for the mode
     if FORWARD == "mode":
-        low, high = tl.load(table), tl.load(table + COUNT - 1)
-        margin = low * 0.0
-        if COUNT > 1:
-            margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
-        limits = (low + margin, high - margin)
+        limits = _mode_limits(table, std, COUNT, FAMILY, HALF)
         if COUNT > FEW:
             # FAST omits the clamping: only if the limits move no threshold.
             thresholds, levels, window, fast = stair
-            stair = (thresholds, levels, window, fast & (margin == 0.0))
+            stair = (thresholds, levels, window, fast & (limits[0] == tl.load(table)))
     return mean, std, inverse(std), stair, limits
+
+
+@triton.jit
+def load(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
+    """The same from a row of :func:`prepare_rows`, in float32."""
+    mean, std = tl.load(row), tl.load(row + 1)
+    low, high = tl.load(row + 2), tl.load(row + 3)
+    if COUNT <= FEW:
+        stair = _prepare_few(table, COUNT)
+        if FORWARD == "mode":
+            # Moved by the mean, they save every element a subtraction.
+            thresholds, levels, rises = stair
+            stair = (_add(thresholds, mean, COUNT), levels, rises)
+            mean, low, high = 0.0, low + mean, high + mean
+    else:
+        stair = _prepare_line(table, mean, std, COUNT, FAMILY, False, FORWARD == "slope")
+    return mean, std, inverse(std), stair, (low, high)
+
+
+@triton.jit
+def _add(values, number, COUNT: tl.constexpr):
+    sums = (values[0] + number,)
+    for k in tl.static_range(1, COUNT):
+        sums = sums + (values[k] + number,)  # type: ignore[assignment]  # noqa: RUF005
+    return sums
+
+
+@triton.jit
+def _mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    low, high = tl.load(table), tl.load(table + COUNT - 1)
+    margin = low * 0.0
+    if COUNT > 1:
+        margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
+    return low + margin, high - margin
 
 
 @triton.jit
@@ -197,65 +223,20 @@ def _window_size(
 
 @triton.jit
 def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Write the row of one layer. It is computed in float64, and rounded when it is stored."""
+    """Write the row of one layer."""
     layer = tl.program_id(0)
-    mean = tl.load(means + layer).to(tl.float64)
-    given_std = tl.load(stds + layer)
-    dirac = is_dirac(given_std)
-    std = tl.where(dirac, 1.0, given_std.to(tl.float64))
-    row = rows + layer * (4 * COUNT + 2)
-    first = tl.load(table).to(tl.float64)
-    last = tl.load(table + COUNT - 1).to(tl.float64)
-    margin = last * 0.0
-    if COUNT > 1:
-        spacing = (last - first) / (COUNT - 1)
-        # In float32 the search takes a few microseconds; its error is below TIE.
-        margin_in_float32 = _bisected_margin(
-            first.to(tl.float32),
-            last.to(tl.float32),
-            spacing.to(tl.float32),
-            std.to(tl.float32),
-            FAMILY,
-        )
-        margin = tl.where(dirac, 0.0, margin_in_float32.to(tl.float64))
-    half_width = SQRT3 * std
-    for k in tl.static_range(COUNT):
-        threshold = tl.load(table + k).to(tl.float64)
-        clamped = tl.minimum(tl.maximum(threshold, first + margin), last - margin)
-        tl.store(row + k, (clamped + mean).to(tl.float32))
-        lower_edge = threshold + mean - half_width * (1 + EDGE)
-        upper_edge = threshold + mean + half_width * (1 - EDGE)
-        tl.store(row + COUNT + k, lower_edge.to(tl.float32))
-        tl.store(row + 2 * COUNT + k, upper_edge.to(tl.float32))
-        height = tl.load(table + 2 * COUNT + 1 + k).to(tl.float64) / (2 * half_width)
-        tl.store(row + 3 * COUNT + k, tl.where(dirac, 0.0, height).to(tl.float32))
-    tl.store(row + 4 * COUNT, mean.to(tl.float32))
-    tl.store(row + 4 * COUNT + 1, tl.where(dirac, 0.0, given_std))
-
-
-@triton.jit
-def _bisected_margin(first, last, spacing, std, FAMILY: tl.constexpr):
-    """Return the margin as :func:`_margin` does, by bisection; ``std`` is no Dirac."""
-    half_length = 0.5 * (last - first)
-    if FAMILY == "uniform":
-        margin = tl.maximum(std * SQRT3 * (1 - 2 * TIE) - spacing, 0.0)
-    else:
-        low, high = half_length * 0.0, half_length
-        for _ in range(HALVINGS):
-            distance = 0.5 * (low + high)
-            within_bin = distance - tl.floor(distance / spacing) * spacing
-            end_probability = tail(distance / std, FAMILY)
-            own_probability = 1 - tail(within_bin / std, FAMILY)
-            own_probability -= tail((spacing - within_bin) / std, FAMILY)
-            end_wins = end_probability > own_probability + TIE
-            low, high = tl.where(end_wins, distance, low), tl.where(end_wins, high, distance)
-        margin = low
-    return tl.minimum(margin, half_length)
+    mean, std = tl.load(means + layer), tl.load(stds + layer)
+    low, high = _mode_limits(table, std, COUNT, FAMILY, False)
+    row = rows + layer * 4
+    tl.store(row, mean)
+    tl.store(row + 1, std)
+    tl.store(row + 2, low)
+    tl.store(row + 3, high)
 
 
 def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
-    """Return a row for each pair of mean and std: a tensor of shape (len(means), 4·count + 2)."""
-    rows = torch.empty((len(means), 4 * count + 2), dtype=torch.float32, device=table.device)
+    """Return a row for each mean and std, (len(means), 4)."""
+    rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
     _prepare_rows[(len(means),)](
         means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
     )
