@@ -516,24 +516,48 @@ SPECIALISATIONS = [
 @pytest.mark.parametrize("case", SPECIALISATIONS, ids=str)
 def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, monkeypatch):
     """What the interpreter accepts the compiler may not; it needs no GPU to say so."""
-    compiler = pytest.importorskip("triton.backends.compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     count, family, forward, kind, traced, rows, dtype = case
     how = "channel" if rows else "scalar"
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, KIND=kind, COMPACT=traced)
     constants |= dict(PER_CHANNEL=rows, MEAN=how, STD=how, INT64=False, BLOCK=elementwise.BLOCK)
     constants |= dict(UNROLL=4, COMPUTE=tl.float64 if dtype == "fp64" else tl.float32)
+    constants |= dict(LAST_BIT={"bf16": 65536, "fp16": 8192}.get(dtype, 1))
     working = "*fp64" if dtype == "fp64" else "*fp32"
     types = {"table": working, "mean_ptr": working, "std_ptr": working, "seed_ptr": "*i64"}
     types |= {"size": "i32", "stride": "i32", "channels": "i32"}
+    types |= {"saved_ptr": "*u8"} if traced else {}
     for kernel in (elementwise.forward_kernel, elementwise.backward_kernel):
-        own = {name: constants[name] for name in kernel.arg_names if name in constants}
-        signature = {
-            n: "constexpr" if n in own else types.get(n, "*" + dtype) for n in kernel.arg_names
-        }
-        if traced:
-            signature["saved_ptr"] = "*u8"
-        source = triton.compiler.ASTSource(kernel, signature, own)
-        target = compiler.GPUTarget("cuda", 90, 32)
-        built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
-        assert "st.global" in built.asm["ptx"]
+        compile_kernel(kernel, constants, types, "*" + dtype)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("taps", [0, 3])
+@pytest.mark.parametrize(
+    ("count", "family", "forward"), [(2, "uniform", "mode"), (15, "logistic", "expectation")]
+)
+def test_fused_kernels_compile_without_the_interpreter(
+    count, family, forward, taps, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    room = "softstair.kernels.triton."
+    norm, backward = (
+        importlib.import_module(room + n) for n in ("batchnorm", "batchnorm_backward")
+    )
+    constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
+    constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
+    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee")
+    types = {"rows": "i32", "count": "i32", "per_quantum": "fp32", "seed_ptr": "*i64"}
+    types |= {"integers_ptr": "*i8", "argmax_ptr": "*i8"}
+    for kernel in (norm._forward, backward._reduce_dz, backward._backward):
+        compile_kernel(kernel, constants, types, "*fp32")
+
+
+def compile_kernel(kernel, constants, types, default):
+    compiler = pytest.importorskip("triton.backends.compiler")
+    own = {name: constants[name] for name in kernel.arg_names if name in constants}
+    signature = {n: "constexpr" if n in own else types.get(n, default) for n in kernel.arg_names}
+    source = triton.compiler.ASTSource(kernel, signature, own)
+    target = compiler.GPUTarget("cuda", 90, 32)
+    built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
+    assert "st.global" in built.asm["ptx"]

@@ -316,7 +316,7 @@ class _Layer(torch.autograd.Function):
         dx: Tensor | None = None
         dw: Tensor | None
         if squares is not None and not needed[0]:
-            coefficients, dw = convolution.first_weight_gradient(
+            coefficients, dw = batchnorm_backward.first_weight_gradient(
                 x, dy, sums, values, stats, ctx.stair, argmax, squares
             )
         else:

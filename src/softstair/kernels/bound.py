@@ -19,6 +19,8 @@ Scalar = float | Tensor
 FEW_LEVELS = 8
 # Beyond this many a search is cheaper than that sum, where there is no line.
 MANY_LEVELS = 64
+# The last bit of a dtype of 16 bits, as a bit of float32.
+LAST_BITS = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}
 
 
 class SoftStair(NamedTuple):

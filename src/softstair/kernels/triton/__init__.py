@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from softstair.kernels.bound import FEW_LEVELS, Scalar, SoftStair, compute_dtype
+from softstair.kernels.bound import FEW_LEVELS, LAST_BITS, Scalar, SoftStair, compute_dtype
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 from softstair.stair import Stair
 
@@ -134,8 +134,8 @@ def is_native(stair: Stair, dtype: torch.dtype) -> bool:
         )
     else:
         product, value = numbers[0] * unit, (numbers[1] * rise).to(dtype)
-        last_bit = {torch.bfloat16: 1 << 16, torch.float16: 1 << 13}[dtype]
-        product = (product.view(torch.int32) + last_bit // 2 & -last_bit).view(torch.float32)
+        bit = LAST_BITS[dtype]
+        product = (product.view(torch.int32) + bit // 2 & -bit).view(torch.float32)
     error = thresholds.double() / unit - numbers[0]
     exact = torch.equal(product, thresholds) and torch.equal(value.to(levels.dtype), levels)
     return exact and bool(error.abs().max() < 0.45)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.distributions import ROUNDS
-from softstair.kernels.triton.prepare import PreparedStair, load
+from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = [
     "LayerOutput",
@@ -154,7 +154,7 @@ def _forward(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
-    prepared = load(row_ptr, table, COUNT, FAMILY, FORWARD)
+    prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, FORWARD)
     if NORMALISE:
         scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
         shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]

@@ -5,6 +5,13 @@
 with ĉ = (c − μ)/√(v + ε) and z = γ·ĉ + β recomputed from c. The first pass makes the sums; then
 dc = s·dz + a·c + b with three coefficients per channel, and the second pass writes it. Of four
 elements that were pooled, only the largest has a dz.
+
+The input of a first layer (:mod:`softstair.kernels.triton.convolution`) needs no gradient, and that
+of its weights is
+
+    Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
+
+of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
 """
 
 import torch
@@ -23,15 +30,18 @@ from softstair.kernels.triton.batchnorm import (
     store_partial,
     tile_constants,
 )
-from softstair.kernels.triton.prepare import PreparedStair, load
+from softstair.kernels.triton.convolution import first_constants, load_taps
+from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
-__all__ = ["backward", "coefficients", "load_dz", "reduce_dz", "stair_backward"]
+__all__ = ["backward", "first_weight_gradient", "reduce_dz", "stair_backward"]
 
 FLAT_BLOCK = 2048
+FIRST_ROWS, FIRST_PROGRAMS = 16, 264
+NO_TAPS = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
 
 
 @triton.jit
-def load_dz(
+def _load_dz(
     dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
@@ -62,32 +72,49 @@ def load_dz(
 
 @triton.jit
 def _reduce_dz(
-    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, partial_ptr, rows,
+    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, x_ptr, partial_ptr, products_ptr,
+    rows, count,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Sum dz and dz·(c − μ) over the rows of this program's tiles; with TAPS, Xᵀdz as well."""
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
+    prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    if TAPS > 0:
+        products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None]
-        if CHANNELS % BLOCK != 0:
+        if TAPS > 0 or CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
-        dz, sums, _ = load_dz(
+        dz, sums, argmax = _load_dz(
             dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
             HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)
+        if TAPS > 0:
+            dz = dz.to(dy_ptr.dtype.element_ty)
+            for j in tl.static_range(4 if POOL else 1):
+                source = source_row(row, j, HEIGHT, WIDTH, ROWS, 4, POOL) if POOL else row
+                part = tl.where(argmax == j, dz, 0.0).to(dz.dtype) if POOL else dz
+                taps = load_taps(x_ptr, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
+                taps = tl.trans(taps.to(dz.dtype))
+                products = tl.dot(taps, part, products, input_precision=PRECISION)
     store_partial(
         partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0), CHANNELS
     )
+    if TAPS > 0:
+        k = tl.arange(0, LENGTH)
+        offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
+        tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
 
 
 @triton.jit
@@ -129,8 +156,8 @@ def _backward(
     mask = (row < rows)[:, None]
     if CHANNELS % BLOCK != 0:
         mask = mask & channel_mask[None, :]
-    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
-    dz, sums, argmax = load_dz(
+    prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
+    dz, sums, argmax = _load_dz(
         dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
         HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
     )  # fmt: skip
@@ -158,7 +185,7 @@ def _stair_backward(
     mask = offsets < size
     x = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
-    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
+    prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     slope = evaluator.slope(x, prepared, COUNT, FAMILY, 1, False)
     tl.store(dx_ptr + offsets, (dy * slope).to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -177,11 +204,48 @@ def reduce_dz(
     grid = reduction_grid(rows, sums.shape[1])
     partial = torch.empty((grid[0], 2, sums.shape[1]), dtype=torch.float32, device=sums.device)
     _reduce_dz[grid](
-        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, partial, rows,
-        **tile_constants(sums), **stair.constants, ROWS=ROWS, POOL=argmax is not None,
-        num_warps=2, enable_fp_fusion=True,
+        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, dy, partial,
+        partial, rows, count, **tile_constants(sums), **stair.constants, **NO_TAPS, ROWS=ROWS,
+        POOL=argmax is not None, num_warps=2, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients(partial, stats, count, unit)
+
+
+def first_weight_gradient(
+    x: Tensor,
+    dy: Tensor,
+    sums: Tensor,
+    weight: Tensor,
+    stats: Tensor,
+    stair: PreparedStair,
+    argmax: Tensor | None,
+    squares: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the coefficients of the backward pass, and the gradient of the quantised weights in
+    float32, in their memory layout."""
+    outputs, inputs, taps, _ = weight.shape
+    count, constants = sums.numel() // outputs, first_constants(x, weight, sums)
+    rows = dy.numel() // outputs
+    tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
+    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
+    products = torch.empty(
+        (tiles, constants["LENGTH"], outputs), dtype=torch.float32, device=x.device
+    )
+    _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
+        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, x, partial,
+        products, rows, count, **constants, **stair.constants, ROWS=FIRST_ROWS,
+        POOL=argmax is not None, num_warps=4, num_stages=1, enable_fp_fusion=True,
+    )  # fmt: skip
+    out = coefficients(partial, stats, count, 1.0)
+    s, a, b = out[2:]
+    length = weight[0].numel()
+    matrix = weight.permute(2, 3, 1, 0).reshape(length, outputs).float()
+    gradient = s * products.sum(0)[:length]
+    with torch.autocast(x.device.type, enabled=False):
+        gradient += a * (squares[:length, :length] @ matrix)
+    gradient += b * squares[:length, length, None]
+    gradient = gradient.t().contiguous().reshape(outputs, taps, taps, inputs)
+    return out, gradient.permute(0, 3, 1, 2)
 
 
 def coefficients(partial: Tensor, stats: Tensor, rows: int, unit: float) -> Tensor:

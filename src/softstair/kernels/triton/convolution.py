@@ -8,13 +8,8 @@ border, so that nothing is padded in memory.
 
 **First layer.** A convolution of few channels, whose products are too short for a library's tensor
 cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
-as needed from the cache. The sums c = X·W leave with XᵀX; a column of ones in X adds Xᵀ1. Since
-dc = s·dz + a·c + b per channel (:mod:`softstair.kernels.triton.batchnorm_backward`), the gradient
-of the weights is
-
-    Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
-
-of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
+as needed from the cache. The sums c = X·W leave with XᵀX, which the gradient of the weights needs
+(:mod:`softstair.kernels.triton.batchnorm_backward`); a column of ones in X adds Xᵀ1.
 """
 
 from typing import Any
@@ -25,14 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from softstair.kernels.triton.batchnorm import source_row, store_partial, tile_constants
-from softstair.kernels.triton.batchnorm_backward import coefficients, load_dz
-from softstair.kernels.triton.prepare import PreparedStair, load
+from softstair.kernels.triton.batchnorm import store_partial, tile_constants
 
 __all__ = [
     "convolve_first",
     "convolve_int8",
-    "first_weight_gradient",
+    "first_constants",
+    "load_taps",
     "supports_first",
     "supports_int8",
 ]
@@ -41,8 +35,7 @@ PIXELS = 128
 """Pixels of a tile of the integer convolution; it has as many channels."""
 LONGEST = 63
 """Products per sum of a first layer; the column of ones is added."""
-FORWARD_ROWS, FORWARD_PROGRAMS = 32, 528
-BACKWARD_ROWS, BACKWARD_PROGRAMS = 16, 264
+FIRST_ROWS, FIRST_PROGRAMS = 32, 528
 
 
 @triton.jit
@@ -89,7 +82,7 @@ def _convolve_int8(
 
 
 @triton.jit
-def _load_taps(
+def load_taps(
     x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     TAPS: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +124,7 @@ def _first_layer(
     squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
-        taps = _load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
+        taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
         # The moments are those of the sums as they are stored.
         sums = tl.dot(taps, weights, input_precision=PRECISION).to(sums_ptr.dtype.element_ty)
         mask = (row < rows)[:, None] & channel_mask[None, :]
@@ -146,52 +139,6 @@ def _first_layer(
     if tl.program_id(1) == 0:
         offsets = (tl.program_id(0) * LENGTH + k[:, None]) * LENGTH + k[None, :]
         tl.store(squares_ptr + offsets, squares)
-
-
-@triton.jit
-def _first_layer_backward(
-    x_ptr, dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, partial_ptr, products_ptr,
-    rows, count,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    channel_mask = channel < CHANNELS
-    mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
-    scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    prepared = load(row_ptr, table, COUNT, FAMILY, "slope")
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & channel_mask[None, :]
-        dz, sums, argmax = load_dz(
-            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
-            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
-        )  # fmt: skip
-        total += dz
-        weighted += dz * (sums - mean)
-        dz = dz.to(dy_ptr.dtype.element_ty)
-        if POOL:
-            for j in tl.static_range(4):
-                source = source_row(row, j, HEIGHT, WIDTH, ROWS, 4, POOL)
-                taps = _load_taps(x_ptr, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
-                part = tl.where(argmax == j, dz, 0.0).to(dz.dtype)
-                taps = tl.trans(taps.to(dz.dtype))
-                products = tl.dot(taps, part, products, input_precision=PRECISION)
-        else:
-            taps = _load_taps(x_ptr, row, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
-            taps = tl.trans(taps.to(dz.dtype))
-            products = tl.dot(taps, dz, products, input_precision=PRECISION)
-    store_partial(
-        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0), CHANNELS
-    )
-    k = tl.arange(0, LENGTH)
-    offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
-    tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
 
 
 def supports_int8(
@@ -267,56 +214,19 @@ def convolve_first(
     images, _, height, width = x.shape
     outputs = len(weight)
     sums = _channels_last((images, outputs, height, width), weight.dtype, x.device)
-    rows, constants = images * height * width, _first_constants(x, weight, sums)
+    rows, constants = images * height * width, first_constants(x, weight, sums)
     length = constants["LENGTH"]
-    tiles = min(triton.cdiv(rows, FORWARD_ROWS), FORWARD_PROGRAMS)
+    tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
     squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
     _first_layer[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, weight, running_mean, sums, partial, squares, rows, **constants, ROWS=FORWARD_ROWS,
+        x, weight, running_mean, sums, partial, squares, rows, **constants, ROWS=FIRST_ROWS,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return sums, partial, squares.sum(0)
 
 
-def first_weight_gradient(
-    x: Tensor,
-    dy: Tensor,
-    sums: Tensor,
-    weight: Tensor,
-    stats: Tensor,
-    stair: PreparedStair,
-    argmax: Tensor | None,
-    squares: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the coefficients of the backward pass, and the gradient of the quantised weights in
-    float32, in their memory layout."""
-    outputs, inputs, taps, _ = weight.shape
-    count, constants = sums.numel() // outputs, _first_constants(x, weight, sums)
-    rows = dy.numel() // outputs
-    tiles = min(triton.cdiv(rows, BACKWARD_ROWS), BACKWARD_PROGRAMS)
-    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
-    products = torch.empty(
-        (tiles, constants["LENGTH"], outputs), dtype=torch.float32, device=x.device
-    )
-    _first_layer_backward[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, partial,
-        products, rows, count, **constants, **stair.constants, ROWS=BACKWARD_ROWS,
-        POOL=argmax is not None, num_warps=4, num_stages=1, enable_fp_fusion=True,
-    )  # fmt: skip
-    out = coefficients(partial, stats, count, 1.0)
-    s, a, b = out[2:]
-    length = weight[0].numel()
-    matrix = weight.permute(2, 3, 1, 0).reshape(length, outputs).float()
-    gradient = s * products.sum(0)[:length]
-    with torch.autocast(x.device.type, enabled=False):
-        gradient += a * (squares[:length, :length] @ matrix)
-    gradient += b * squares[:length, length, None]
-    gradient = gradient.t().contiguous().reshape(outputs, taps, taps, inputs)
-    return out, gradient.permute(0, 3, 1, 2)
-
-
-def _first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:
+def first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:
     length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
     shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
     return {**tile_constants(sums), **shape, "PRECISION": _precision()}

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from softstair.kernels.bound import LAST_BITS
 from softstair.kernels.triton import evaluator, general
 from softstair.kernels.triton.distributions import (
     IS_CUDA,
@@ -46,17 +47,15 @@ def forward_kernel(
     x_ptr, y_ptr, saved_ptr, table, mean_ptr, std_ptr, seed_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    COMPUTE: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    COMPUTE: tl.constexpr, LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """y = the value of x; with COMPACT, saved = one byte per element that replaces x."""
     DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
     SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
     CLAMPED: tl.constexpr = FORWARD != "mode" or KIND != "uneven" or COUNT == 1
     PREPARED: tl.constexpr = SCALAR and (KIND == "native" or (COUNT <= general.FEW and CLAMPED))
-    HALF: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
-    LAST_BIT: tl.constexpr = (
-        (65536 if x_ptr.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
-    )
+    HALF: tl.constexpr = LAST_BIT > 1
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
     CAN_BE_FAST: tl.constexpr = HALF and KIND == "native" and (FORWARD != "hard" or COMPACT)
     lane, zero = tl.arange(0, BLOCK), tl.full((), 0, tl.int64)
@@ -144,16 +143,14 @@ def backward_kernel(
     dy_ptr, saved_ptr, dx_ptr, table, mean_ptr, std_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    COMPUTE: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    COMPUTE: tl.constexpr, LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dx = dy·slope, the slope from x or from the byte that replaces it."""
     DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
     SCALAR: tl.constexpr = MEAN == "scalar" and STD == "scalar" and not DOUBLE and not PER_CHANNEL
     FEW: tl.constexpr = KIND == "native" or COUNT <= general.FEW
-    HALF: tl.constexpr = dx_ptr.dtype.element_ty.primitive_bitwidth == 16
-    LAST_BIT: tl.constexpr = (
-        (65536 if dx_ptr.dtype.element_ty == tl.bfloat16 else 8192) if HALF else 1
-    )
+    HALF: tl.constexpr = LAST_BIT > 1
     LINE: tl.constexpr = "line" if KIND == "native" else KIND
     lane, first = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * (UNROLL * BLOCK)
     left = size - first
@@ -290,6 +287,7 @@ def forward(
         tiles = triton.cdiv(tiles, 2)
     unroll = 1 if x.numel() <= BLOCK else UNROLL
     constants |= {"FORWARD": strategy, "COMPACT": compact, "UNROLL": unroll}
+    constants["LAST_BIT"] = LAST_BITS.get(x.dtype, 1)
     pointers = (x, y, saved, operands.table, *noise, operands.table if seed is None else seed)
     _launch(forward_kernel, tiles, (*pointers, x.numel(), *channels), constants)
     return y, saved
@@ -302,7 +300,7 @@ def backward(dy: Tensor, saved: Tensor, operands: Operands) -> Tensor:
     constants, noise, channels = _arguments(saved, operands)
     compact = saved.dtype == torch.uint8
     unroll = 1 if compact or saved.numel() <= BLOCK else UNROLL
-    constants |= {"COMPACT": compact, "UNROLL": unroll}
+    constants |= {"COMPACT": compact, "UNROLL": unroll, "LAST_BIT": LAST_BITS.get(dy.dtype, 1)}
     tiles = triton.cdiv(saved.numel(), unroll * BLOCK)
     pointers = (dy, saved, dx, operands.table, *noise)
     _launch(backward_kernel, tiles, (*pointers, saved.numel(), *channels), constants)

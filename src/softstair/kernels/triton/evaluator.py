@@ -1,8 +1,9 @@
 """The evaluator: both passes in float32 on what :mod:`softstair.kernels.triton.prepare` prepared.
 
 An element costs a few instructions per threshold and reads nothing from memory but x. ``prepared``
-is the result of its :func:`prepare <softstair.kernels.triton.prepare.prepare>` (the element-wise
-operator) or :func:`load <softstair.kernels.triton.prepare.load>` (the fused layers).
+comes from :func:`prepare <softstair.kernels.triton.prepare.prepare>` in the element-wise operator,
+and from :func:`prepare_from_row <softstair.kernels.triton.prepare.prepare_from_row>` in the fused
+layers.
 
 ``LAST_BIT`` is the last bit of the tensor's dtype, as a bit of float32: above 1 for 16 bits, which
 allow shorter approximations. ``FAST`` says that 16 bits may use a line as it was given and that the
@@ -87,7 +88,8 @@ def slope(
             z = _z(x, mean, thresholds[k], sharp, 0.0, LAST_BIT > 1)
             total += (rises[k] * factor) * scaled_pdf(z, FAMILY)
     else:
-        factor = scale * pdf_scale(FAMILY) * stair[1][1]
+        _, rise, _, _, _ = stair[1]
+        factor = scale * pdf_scale(FAMILY) * rise
         total = line.slope(x, stair, mean, factor, FAMILY, LAST_BIT, FAST)
     return total
 
@@ -103,8 +105,9 @@ def _uniform_slope(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr, FAS
             inside = _depth(x, mean, std, thresholds[k]) > 0.0
             total += tl.where(inside, rises[k] * density, 0.0)
     else:
+        _, rise, _, _, _ = stair[1]
         count = line.support(x, stair, mean, std, COUNT, LAST_BIT, FAST)
-        total = count.to(tl.float32) * (stair[1][1] * density)
+        total = count.to(tl.float32) * (rise * density)
     return total
 
 

@@ -50,9 +50,10 @@ def hard(x, stair, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
 @triton.jit
 def mode(x, stair, low, high, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
     """σ(x), and its end levels below ``low`` and from ``high`` on."""
+    _, _, lowest, highest, _ = stair[1]
     result = hard(x, stair, COUNT, LAST_BIT)
-    result = tl.where(x < low, stair[1][2], result)
-    return tl.where(x >= high, stair[1][3], result)
+    result = tl.where(x < low, lowest, result)
+    return tl.where(x >= high, highest, result)
 
 
 @triton.jit
@@ -62,9 +63,10 @@ def random(
     """σ(x − ν) with FAST; NaN for NaN."""
     thresholds, levels, _, _ = stair
     lowest, rise, _, _, _ = levels
-    per_unit = thresholds[2] * (1 / COUNT)
+    first, _, per_unit, _ = thresholds
+    per_line = per_unit * (1 / COUNT)
     moved = x - draw_half(word, std, FAMILY)
-    along = moved * per_unit + ((0.5 - thresholds[0]) * (1 / COUNT) - mean * per_unit)
+    along = moved * per_line + ((0.5 - first) * (1 / COUNT) - mean * per_line)
     along = tl.minimum(tl.maximum(along, 0.0), 1.0)
     # Half a level is added last, where it is fused with the product, and restores NaN.
     integer = tl.ceil(lowest)
@@ -89,10 +91,10 @@ def expectation(
 ):  # fmt: skip
     """q₀ + rise·Σₖ F((x − mean − θₖ)/β); an arithmetic progression under uniform noise."""
     _, levels, window, _ = stair
-    _, rise, lowest, highest, _ = levels
+    first, rise, lowest, highest, _ = levels
     if LAST_BIT > 1:
         # Not rounded to 16 bits, which would move every level above it.
-        lowest = levels[0] * rise
+        lowest = first * rise
     if FAMILY == "uniform":
         number, position, half, low, high = _uniform_window(
             x, stair, mean, std, COUNT, LAST_BIT, FAST
@@ -105,7 +107,8 @@ def expectation(
     else:
         start, z = _window_start(x, stair, mean, LAST_BIT, FAST)
         # The terms are F − ½; the halves are added here.
-        middle = lowest + rise * window[6]
+        _, _, _, _, _, _, half_terms = window
+        middle = lowest + rise * half_terms
         result = middle + rise * _sum_of_centred_cdfs(start, z, window, FAMILY, LAST_BIT > 1)
     if LAST_BIT == 1:
         # Rounding may exceed the end levels; 16 bits round it back.
@@ -116,28 +119,29 @@ def expectation(
 @triton.jit
 def slope(x, stair, mean, factor, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
     """factor·Σₖ of :func:`scaled_pdf`; not for uniform noise."""
-    window = stair[2]
+    terms, _, _, _, _, step, _ = stair[2]
     _, z = _window_start(x, stair, mean, LAST_BIT, FAST)
     total = tl.zeros_like(x)
     if FAMILY == "logistic":
         odds = bounded_exp2(z)
-        ratio = tl.exp2(-window[5])
-        for _ in range(window[0]):
+        ratio = tl.exp2(-step)
+        for _ in range(terms):
             root = tl.rsqrt(1.0 + odds)
             share = root * root
             total += odds * (share * share)
             odds *= ratio
     else:
-        for _ in range(window[0]):
+        for _ in range(terms):
             total += scaled_pdf(z, FAMILY)
-            z -= window[5]
+            z -= step
     return total * factor
 
 
 @triton.jit
 def _nearest(x, stair, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
     """(number of the threshold nearest to x, x minus that threshold)."""
-    number = _steps(x, stair[0][2], -stair[0][0], COUNT - 1) - INTEGER
+    first, _, per_unit, _ = stair[0]
+    number = _steps(x, per_unit, -first, COUNT - 1) - INTEGER
     return number, x - _threshold(number, stair, LAST_BIT)
 
 
@@ -210,7 +214,7 @@ def _uniform_window(
 @triton.jit
 def _window_start(x, stair, mean, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
     """(number of the window's first threshold, x minus that threshold)."""
-    first = stair[0][0]
+    first, _, _, _ = stair[0]
     _, scale, shift, last_start, sharp, step, _ = stair[2]
     along = tl.minimum(tl.maximum(x * scale + shift, 0.0), 1.0)
     start = (along * last_start + INTEGER) - INTEGER
@@ -224,23 +228,24 @@ def _window_start(x, stair, mean, LAST_BIT: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def _sum_of_centred_cdfs(start, z, window, FAMILY: tl.constexpr, HALF: tl.constexpr):
     """start + Σ (F − ½) over the window."""
+    terms, _, _, _, _, step, half_terms = window
     total = start
     if FAMILY == "logistic":
-        total -= window[6]
+        total -= half_terms
         odds = bounded_exp2(z)
-        ratio = tl.exp2(-window[5])
+        ratio = tl.exp2(-step)
         # Two terms at a time: 1/a + 1/b = (a + b)/ab.
-        for _ in range(window[0] // 2):
+        for _ in range(terms // 2):
             a = 1.0 + odds
             b = 1.0 + odds * ratio
             root = tl.rsqrt(a * b)
             total += ((a + b) * root) * root
             odds *= ratio * ratio
-        if window[0] % 2 == 1:
+        if terms % 2 == 1:
             root = tl.rsqrt(1.0 + odds)
             total += root * root
     else:
-        for _ in range(window[0]):
+        for _ in range(terms):
             total += centred_cdf(z, FAMILY, HALF)
-            z -= window[5]
+            z -= step
     return total

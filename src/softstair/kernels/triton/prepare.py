@@ -1,23 +1,26 @@
-"""Preparation: compute once, as scalars, what is the same for all elements of a tensor.
+"""Preparation: what is the same for all elements of a tensor, computed once.
 
-``table`` holds a stair; :mod:`softstair.kernels.triton.general` describes its layout. ``HALF`` says
-that the tensor has 16 bits. A Dirac is noise whose std is too small to divide by.
+A kernel evaluates one stair under one noise at millions of x. Here the stair (a ``table`` in
+memory, with the layout that :mod:`softstair.kernels.triton.general` describes) and the noise (mean
+and std) become scalars, which a GPU keeps in registers:
 
-The element-wise kernels call :func:`prepare` before their loop over elements. It returns
+    prepared = (mean, std, 1/std, stair, limits)
 
-    (mean, std, 1/std, stair, limits)
+:mod:`softstair.kernels.triton.evaluator` then reads nothing from memory but x.
 
-where ``stair`` is (thresholds, levels, rises) with a scalar for each, up to ``FEW`` thresholds.
-More thresholds must be a line, that is, equally spaced like their levels: see
-:func:`_prepare_line`. ``limits`` is for the mode: under symmetric, log-concave noise the mode is
-σ with its thresholds clamped to (low, high), which :func:`softstair.kernels.cpu.mode_limits`
-explains. :mod:`softstair.kernels.triton.evaluator` then needs nothing but x and these scalars.
+- ``stair`` is (thresholds, levels, rises), with a scalar for each, of up to ``FEW`` thresholds.
+  More thresholds must be a line, that is, equally spaced like their levels: :func:`_prepare_line`.
+- ``limits`` is (low, high), for the mode alone. Under symmetric, log-concave noise the mode is σ
+  with its thresholds clamped to (low, high): :func:`softstair.kernels.cpu.mode_limits` says why.
 
-The fused layers evaluate one stair in several kernels, and the limits take a search. For them,
-:func:`prepare_rows` writes a row for each layer in one launch, without a synchronisation with the
-host:
+The element-wise operator calls :func:`prepare` at the start of each program. The fused layers
+evaluate one stair in several kernels, and the limits take a search. For them :func:`prepare_rows`
+computes the limits of all layers in one launch, without a synchronisation with the host, and writes
+a row for each, which :func:`prepare_from_row` completes in the kernels:
 
     mean | std | low | high
+
+``HALF`` says that the tensor has 16 bits. A Dirac is noise whose std is too small to divide by.
 """
 
 from collections.abc import Mapping
@@ -31,7 +34,7 @@ from torch import Tensor
 from softstair.kernels.triton.distributions import SQRT3, SQRT6, tail, units_per_std
 from softstair.kernels.triton.general import FEW, inverse, is_dirac
 
-__all__ = ["PreparedStair", "load", "prepare", "prepare_rows"]
+__all__ = ["PreparedStair", "prepare", "prepare_from_row", "prepare_rows"]
 
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 """Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
@@ -44,16 +47,6 @@ MAX_ROUNDING = tl.constexpr(1 / 2)
 """A line is FAST if rounding to 16 bits moves no threshold by more than this, in standard
 deviations of the noise. Under narrower noise a window has one threshold only (if rounding moves it
 by less than 1/24 of the spacing), and the first threshold of a window is always the rounded one."""
-
-
-class PreparedStair(NamedTuple):
-    """A stair as the kernels of the fused layers read it."""
-
-    table: Tensor
-    row: Tensor
-    """One of :func:`prepare_rows`."""
-    constants: Mapping[str, object]
-    """The kernels' arguments COUNT and FAMILY."""
 
 
 @triton.jit
@@ -77,8 +70,8 @@ def prepare(
 
 
 @triton.jit
-def load(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
-    """The same from a row of :func:`prepare_rows`, in float32."""
+def prepare_from_row(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
+    """Return the same for tensors of float32, from a row of :func:`prepare_rows`."""
     mean, std = tl.load(row), tl.load(row + 1)
     low, high = tl.load(row + 2), tl.load(row + 3)
     if COUNT <= FEW:
@@ -93,21 +86,34 @@ def load(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.cons
     return mean, std, inverse(std), stair, (low, high)
 
 
-@triton.jit
-def _add(values, number, COUNT: tl.constexpr):
-    sums = (values[0] + number,)
-    for k in tl.static_range(1, COUNT):
-        sums = sums + (values[k] + number,)  # type: ignore[assignment]  # noqa: RUF005
-    return sums
+class PreparedStair(NamedTuple):
+    """A stair as the kernels of the fused layers read it."""
+
+    table: Tensor
+    row: Tensor  # one of prepare_rows
+    constants: Mapping[str, object]  # the kernels' arguments COUNT and FAMILY
+
+
+def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
+    """Return a row for each mean and std: a tensor of shape (len(means), 4)."""
+    rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
+    _prepare_rows[(len(means),)](
+        means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
+    )
+    return rows
 
 
 @triton.jit
-def _mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
-    low, high = tl.load(table), tl.load(table + COUNT - 1)
-    margin = low * 0.0
-    if COUNT > 1:
-        margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
-    return low + margin, high - margin
+def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+    """Write the row of one layer."""
+    layer = tl.program_id(0)
+    mean, std = tl.load(means + layer), tl.load(stds + layer)
+    low, high = _mode_limits(table, std, COUNT, FAMILY, False)
+    row = rows + layer * 4
+    tl.store(row, mean)
+    tl.store(row + 1, std)
+    tl.store(row + 2, low)
+    tl.store(row + 3, high)
 
 
 @triton.jit
@@ -126,30 +132,11 @@ def _scalars(pointer, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
-    """Return the margin of the mode, at most half of the distance between first and last threshold.
-
-    Inside the first threshold by less than the margin, the lowest level is likelier than that of
-    the bin that holds x; so is, by symmetry, the highest level at the other end. A closed form is
-    known for uniform noise. For the others, every round of a search adds seven bits to the margin.
-    """
-    half_length = 0.5 * (last - first)
-    if FAMILY == "uniform":
-        margin = tl.maximum(std * (SQRT3 * (1 - 2 * TIE)) - spacing, 0.0)
-    else:
-        scale = inverse(std)
-        point = tl.arange(1, POINTS + 1).to(tl.float32)
-        margin, step = half_length * 0.0, half_length * (1 / POINTS)
-        for _ in tl.static_range(3 if HALF else 4):
-            distance = margin + point * step
-            within_bin = distance - tl.floor(distance / spacing) * spacing
-            end_probability = tail(distance * scale, FAMILY)
-            own_probability = 1.0 - tail(within_bin * scale, FAMILY)
-            own_probability -= tail((spacing - within_bin) * scale, FAMILY)
-            end_wins = end_probability > own_probability + TIE
-            margin += tl.sum(end_wins.to(tl.float32)) * step
-            step *= 1 / POINTS
-    return tl.where(is_dirac(std), 0.0, tl.minimum(margin, half_length))
+def _add(values, number, COUNT: tl.constexpr):
+    sums = (values[0] + number,)
+    for k in tl.static_range(1, COUNT):
+        sums = sums + (values[k] + number,)  # type: ignore[assignment]  # noqa: RUF005
+    return sums
 
 
 @triton.jit
@@ -157,15 +144,18 @@ def _prepare_line(
     table, mean, std,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
-    """Return (thresholds, levels, window, fast), as :mod:`line` reads them.
+    """Return (thresholds, levels, window, fast) for :mod:`softstair.kernels.triton.line`.
 
-    - thresholds: (first, unit, 1/unit, rounding error of unit); threshold n is (n + first)·unit.
-    - levels: (first, rise, lowest level, highest level, rounding error of rise); level n is
-      (n + first)·rise.
-    - window: (terms, scale, shift, last_start, sharp, step, terms/2). A window of ``terms``
-      thresholds starts at threshold round(last_start·(x·scale + shift)), between 0 and last_start.
-      Distances from x times ``sharp`` are in the units of :mod:`distributions`; ``step`` is one
-      unit of the line in them.
+    A line is computed instead of loaded: threshold n is (n + first)·unit, with an integer or
+    half-integer ``first``, and level n is (n + first)·rise with a ``first`` of its own.
+
+    - thresholds: (first, unit, 1/unit, rounding error of unit).
+    - levels: (first, rise, lowest level, highest level, rounding error of rise).
+    - window: the thresholds that the noise reaches from x, the only ones whose terms are summed:
+      (terms, scale, shift, last_start, sharp, step, terms/2). There are ``terms`` of them, from
+      number round(last_start·(x·scale + shift)) on, which is clamped to [0, last_start]. Distances
+      from x times ``sharp`` are in the units of :mod:`softstair.kernels.triton.distributions`;
+      ``step`` is one unit of the line in them.
     - fast: whether tensors of 16 bits may use the thresholds without their rounding errors.
     """
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
@@ -222,22 +212,37 @@ def _window_size(
 
 
 @triton.jit
-def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Write the row of one layer."""
-    layer = tl.program_id(0)
-    mean, std = tl.load(means + layer), tl.load(stds + layer)
-    low, high = _mode_limits(table, std, COUNT, FAMILY, False)
-    row = rows + layer * 4
-    tl.store(row, mean)
-    tl.store(row + 1, std)
-    tl.store(row + 2, low)
-    tl.store(row + 3, high)
+def _mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    """Return (low, high): the end thresholds, moved inwards by the margin of the mode."""
+    low, high = tl.load(table), tl.load(table + COUNT - 1)
+    margin = low * 0.0
+    if COUNT > 1:
+        margin = _margin(low, high, tl.load(table + 3 * COUNT + 1), std, FAMILY, HALF)
+    return low + margin, high - margin
 
 
-def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
-    """Return a row for each mean and std, (len(means), 4)."""
-    rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
-    _prepare_rows[(len(means),)](
-        means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
-    )
-    return rows
+@triton.jit
+def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
+    """Return the margin of the mode, at most half of the distance between first and last threshold.
+
+    Inside the first threshold by less than the margin, the lowest level is likelier than that of
+    the bin that holds x; so is, by symmetry, the highest level at the other end. A closed form is
+    known for uniform noise. For the others, every round of a search adds seven bits to the margin.
+    """
+    half_length = 0.5 * (last - first)
+    if FAMILY == "uniform":
+        margin = tl.maximum(std * (SQRT3 * (1 - 2 * TIE)) - spacing, 0.0)
+    else:
+        scale = inverse(std)
+        point = tl.arange(1, POINTS + 1).to(tl.float32)
+        margin, step = half_length * 0.0, half_length * (1 / POINTS)
+        for _ in tl.static_range(3 if HALF else 4):
+            distance = margin + point * step
+            within_bin = distance - tl.floor(distance / spacing) * spacing
+            end_probability = tail(distance * scale, FAMILY)
+            own_probability = 1.0 - tail(within_bin * scale, FAMILY)
+            own_probability -= tail((spacing - within_bin) * scale, FAMILY)
+            end_wins = end_probability > own_probability + TIE
+            margin += tl.sum(end_wins.to(tl.float32)) * step
+            step *= 1 / POINTS
+    return tl.where(is_dirac(std), 0.0, tl.minimum(margin, half_length))
