@@ -1,26 +1,30 @@
-"""Preparation: what is the same for all elements of a tensor, computed once.
+"""Preparation: load a stair and its noise into scalars, once for all elements of a tensor.
 
-A kernel evaluates one stair under one noise at millions of x. Here the stair (a ``table`` in
-memory, with the layout that :mod:`softstair.kernels.triton.general` describes) and the noise (mean
-and std) become scalars, which a GPU keeps in registers:
+A kernel evaluates one stair σ under one noise at millions of x. The functions here read the stair
+from its ``table`` in memory (:mod:`softstair.kernels.triton.general` describes the layout) and the
+noise from its mean and std, and return scalars, which a GPU keeps in registers:
 
     prepared = (mean, std, 1/std, stair, limits)
 
 :mod:`softstair.kernels.triton.evaluator` then reads nothing from memory but x.
 
-- ``stair`` is (thresholds, levels, rises), with a scalar for each, of up to ``FEW`` thresholds.
-  More thresholds must be a line, that is, equally spaced like their levels: :func:`_prepare_line`.
-- ``limits`` is (low, high), for the mode alone. Under symmetric, log-concave noise the mode is σ
-  with its thresholds clamped to (low, high): :func:`softstair.kernels.cpu.mode_limits` says why.
+- ``stair`` has two forms. With up to ``FEW`` thresholds it is (thresholds, levels, rises), each a
+  tuple of scalars. More thresholds must be a line, that is, equally spaced like their levels:
+  (thresholds, levels, window, fast), which :func:`_prepare_line` describes.
+- ``limits`` is (low, high). Only the mode, the likeliest level, reads it: under symmetric,
+  log-concave noise the mode is σ with its thresholds clamped to (low, high).
+  :func:`softstair.kernels.cpu.mode_limits` explains why.
+
+``HALF`` says that the tensor has 16 bits, and ``FAST`` that the ``fast`` of a line is true. A Dirac
+is noise whose std is too small to divide by.
 
 The element-wise operator calls :func:`prepare` at the start of each program. The fused layers
 evaluate one stair in several kernels, and the limits take a search. For them :func:`prepare_rows`
-computes the limits of all layers in one launch, without a synchronisation with the host, and writes
-a row for each, which :func:`prepare_from_row` completes in the kernels:
+computes the limits of all layers with the same stair and family in one launch, without a
+synchronisation with the host. It writes one row per layer, which the kernels pass to
+:func:`prepare_from_row`:
 
     mean | std | low | high
-
-``HALF`` says that the tensor has 16 bits. A Dirac is noise whose std is too small to divide by.
 """
 
 from collections.abc import Mapping
@@ -39,14 +43,15 @@ __all__ = ["PreparedStair", "prepare", "prepare_from_row", "prepare_rows"]
 TIE = tl.constexpr(8 * 1.1920928955078125e-07)
 """Probabilities that differ by less than this, 8 ulp of 1, count as equal."""
 POINTS = tl.constexpr(128)
-"""Distances that a round of the search in :func:`_margin` compares at once."""
+"""Distances that are compared in one round of the search in :func:`_margin`."""
 LINE_EDGE = tl.constexpr(2.0**-21)
-"""What EDGE is elsewhere, for a FAST line: how far the edges of uniform supports are moved to the
-left, as a fraction of the line's length."""
+"""How far FAST lines move the edges of uniform supports to the left, as a fraction of the line's
+length: an edge between two supports belongs to the upper one. Elsewhere ``EDGE`` does this."""
 MAX_ROUNDING = tl.constexpr(1 / 2)
-"""A line is FAST if rounding to 16 bits moves no threshold by more than this, in standard
-deviations of the noise. Under narrower noise a window has one threshold only (if rounding moves it
-by less than 1/24 of the spacing), and the first threshold of a window is always the rounded one."""
+"""A line is FAST if rounding to 16 bits moves each threshold by less than this many standard
+deviations of the noise. Other lines round the first threshold of a window only. That is exact,
+since windows under such narrow noise have one threshold, if rounding moves thresholds by less than
+1/24 of their spacing."""
 
 
 @triton.jit
@@ -54,16 +59,16 @@ def prepare(
     table, mean, std,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Return (mean, std, 1/std, stair, limits); FORWARD is "slope" for the backward pass."""
+    """Return ``prepared``; FORWARD is the forward strategy, or "slope" for the backward pass."""
     if COUNT <= FEW:
         stair = _prepare_few(table, COUNT)
     else:
         stair = _prepare_line(table, mean, std, COUNT, FAMILY, HALF, FORWARD == "slope")
-    limits = (mean, mean)  # not read, except for the mode
+    limits = (mean, mean)  # placeholders: only the mode reads limits
     if FORWARD == "mode":
         limits = _mode_limits(table, std, COUNT, FAMILY, HALF)
         if COUNT > FEW:
-            # FAST omits the clamping: only if the limits move no threshold.
+            # FAST does not clamp to the limits, which must therefore be the end thresholds.
             thresholds, levels, window, fast = stair
             stair = (thresholds, levels, window, fast & (limits[0] == tl.load(table)))
     return mean, std, inverse(std), stair, limits
@@ -71,13 +76,13 @@ def prepare(
 
 @triton.jit
 def prepare_from_row(row, table, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr):
-    """Return the same for tensors of float32, from a row of :func:`prepare_rows`."""
+    """Return ``prepared`` for tensors of float32, from a row of :func:`prepare_rows`."""
     mean, std = tl.load(row), tl.load(row + 1)
     low, high = tl.load(row + 2), tl.load(row + 3)
     if COUNT <= FEW:
         stair = _prepare_few(table, COUNT)
         if FORWARD == "mode":
-            # Moved by the mean, they save every element a subtraction.
+            # Add the mean to thresholds and limits, instead of subtracting it from every element.
             thresholds, levels, rises = stair
             stair = (_add(thresholds, mean, COUNT), levels, rises)
             mean, low, high = 0.0, low + mean, high + mean
@@ -90,12 +95,15 @@ class PreparedStair(NamedTuple):
     """A stair as the kernels of the fused layers read it."""
 
     table: Tensor
-    row: Tensor  # one of prepare_rows
+    row: Tensor  # mean, std, low and high, from prepare_rows
     constants: Mapping[str, object]  # the kernels' arguments COUNT and FAMILY
 
 
 def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family: str) -> Tensor:
-    """Return a row for each mean and std: a tensor of shape (len(means), 4)."""
+    """Return the rows of layers with the same stair and family: a tensor (len(means), 4).
+
+    ``count`` is the number of thresholds, ``family`` the name of the noise family.
+    """
     rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
     _prepare_rows[(len(means),)](
         means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
@@ -146,17 +154,16 @@ def _prepare_line(
 ):  # fmt: skip
     """Return (thresholds, levels, window, fast) for :mod:`softstair.kernels.triton.line`.
 
-    A line is computed instead of loaded: threshold n is (n + first)·unit, with an integer or
-    half-integer ``first``, and level n is (n + first)·rise with a ``first`` of its own.
+    A line is computed instead of loaded. Threshold n, counted from 0, is (n + first)·unit, with an
+    integer or half-integer ``first``; level n is (n + first)·rise, with another ``first``.
 
     - thresholds: (first, unit, 1/unit, rounding error of unit).
     - levels: (first, rise, lowest level, highest level, rounding error of rise).
-    - window: the thresholds that the noise reaches from x, the only ones whose terms are summed:
-      (terms, scale, shift, last_start, sharp, step, terms/2). There are ``terms`` of them, from
-      number round(last_start·(x·scale + shift)) on, which is clamped to [0, last_start]. Distances
-      from x times ``sharp`` are in the units of :mod:`softstair.kernels.triton.distributions`;
-      ``step`` is one unit of the line in them.
-    - fast: whether tensors of 16 bits may use the thresholds without their rounding errors.
+    - window: (terms, scale, shift, last_start, sharp, step, terms/2). Sums run over the thresholds
+      that the noise reaches from x only: ``terms`` neighbours, the first of which has the number
+      round(last_start·clamp(x·scale + shift, 0, 1)). A distance times ``sharp`` is in the units of
+      :mod:`softstair.kernels.triton.distributions`, and ``step`` is ``unit`` times ``sharp``.
+    - fast: whether tensors of 16 bits may use the line without rounding its thresholds to 16 bits.
     """
     unit, rise = tl.load(table + 3 * COUNT + 1), tl.load(table + 2 * COUNT + 1)
     rise_rest, unit_rest = tl.load(table + 3 * COUNT + 2), tl.load(table + 3 * COUNT + 3)
@@ -177,7 +184,7 @@ def _prepare_line(
         number = tl.arange(0, triton.next_power_of_2(COUNT))
         rounded = tl.load(table + number, mask=number < COUNT, other=0.0)
         error = tl.where(number < COUNT, tl.abs(rounded - (number + first) * unit), 0.0)
-        # A fraction of the line's length, on which FAST computes positions.
+        # As a fraction of the line's length, because FAST computes positions as such fractions.
         smallest_std = 1000 * LINE_EDGE if FAMILY == "uniform" else 6e-5
         fast = (tl.max(error, 0) < MAX_ROUNDING * std) & (std > smallest_std * COUNT * unit)
     return thresholds, levels, window, fast
@@ -195,7 +202,7 @@ def _window_size(
 ):
     """Return how many neighbouring thresholds the noise reaches from any x, from 1 to COUNT.
 
-    ``reach``, in standard deviations, is the end of the support. Unbounded noise is cut off where
+    ``reach`` is the end of the support, in standard deviations. Unbounded noise is cut off where
     2·10⁻⁸ of a rise is left (for SLOPE, of the largest slope); for 16 bits, 10⁻⁴. A size that
     exceeds an integer by less than 10⁻⁴ is rounded down.
     """
@@ -225,9 +232,10 @@ def _mode_limits(table, std, COUNT: tl.constexpr, FAMILY: tl.constexpr, HALF: tl
 def _margin(first, last, spacing, std, FAMILY: tl.constexpr, HALF: tl.constexpr):
     """Return the margin of the mode, at most half of the distance between first and last threshold.
 
-    Inside the first threshold by less than the margin, the lowest level is likelier than that of
-    the bin that holds x; so is, by symmetry, the highest level at the other end. A closed form is
-    known for uniform noise. For the others, every round of a search adds seven bits to the margin.
+    For x above the first threshold by less than the margin, the lowest level is likelier than the
+    level of the bin that contains x; by symmetry, the same holds for the highest level below the
+    last threshold. Uniform noise has a closed form. For others, each round of a search compares
+    POINTS = 2⁷ distances and adds seven bits to the margin.
     """
     half_length = 0.5 * (last - first)
     if FAMILY == "uniform":
