@@ -4,6 +4,9 @@ A quantiser is a stair; noise added to its input makes it smooth in expectation,
 annealing the noise layer by layer turns the smooth network back into the stair network.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
 from softstair.convert import quantise, report
@@ -26,3 +29,12 @@ __all__ = [
     "ste",
 ]
 __version__ = "0.1.0"
+
+_LOADED_WHEN_USED = ("bench", "data", "experiments", "models", "theory", "train", "zoo")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a part of the package when it is first used, such as ``softstair.zoo``."""
+    if name in _LOADED_WHEN_USED:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
