@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from softstair._errors import SoftstairError
 from softstair.data import Dataset
-from softstair.data.folds import split
+from softstair.data.folds import held_out, split
 
 pytestmark = pytest.mark.quick
 
@@ -82,3 +82,10 @@ def test_invalid_arguments_are_named():
             assert raised.value.field == field
     with pytest.raises(SoftstairError, match="number of groups, 2 in 'blank', but 3 was given"):
         split(dataset(6, [0, 0, 0, 1, 1, 1]), 0, 3)
+
+
+def test_without_a_test_set_a_fold_has_to_be_held_out() -> None:
+    assert len(held_out(dataset(10), 0, 5)[2]) == 2
+    with pytest.raises(SoftstairError, match="no test set") as caught:
+        held_out(dataset(10), "all", 5)
+    assert caught.value.field == "fold"

@@ -370,6 +370,8 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
     (out / "summary.json").write_text(json.dumps({**summary, "valid_accuracy": 0.5}))
     with pytest.raises(RunError, match="another accuracy"):
         read_metrics(out)
+    with pytest.raises(RunError, match="not a summary"):
+        summary_of(out)
     changed = {**summary["config"]["recipe"], "fold": 0}
     config = {**summary["config"], "recipe": changed}
     (out / "summary.json").write_text(json.dumps({**summary, "config": config}))

@@ -147,6 +147,13 @@ def test_advice_is_given_where_it_is_due_and_nowhere_else() -> None:
     assert advice(state(Recipe(weights="float", features="float"))) == []
     (late,) = advice(state(Recipe(epochs=20)))
     assert "layer 2 will still have noise" in late
+    by_epochs = Recipe(epochs=10, update="epoch", period=9.5 / 3, drop=None)
+    assert (
+        "layer 2 will still have noise in the last step, at epoch 9" in advice(state(by_epochs))[0]
+    )
+    assert advice(state(replace(by_epochs, period=None))) == []
+    (static,) = advice(state(Recipe(static_std=True, anneal_from="50%")))
+    assert "will not anneal" in static
     narrow, slow = advice(state(Recipe(static_mean=False)))
     assert narrow.startswith("the noise narrows faster than its mean moves")
     assert "moves by 0.5 within a period, but weights only by about 0.2" in slow

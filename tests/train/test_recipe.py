@@ -204,6 +204,25 @@ def test_annealing_may_begin_late() -> None:
             replace(late, anneal_from=wrong)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 10, 33, 34, 100])
+def test_noise_that_is_updated_by_epochs_ends_before_the_last(epochs: int) -> None:
+    recipe = Recipe(epochs=epochs, update="epoch", period=None)
+    last = 0.97 if epochs == 1 else min(epochs - 1, 0.97 * epochs)
+    assert recipe.schedule(3).end == pytest.approx(last)
+    if 2 < epochs < 34:
+        late = replace(recipe, anneal_from=1.0)
+        assert late.schedule(3).end == pytest.approx(epochs - 1)
+        with pytest.raises(SoftstairError, match="the beginning of the last epoch"):
+            replace(late, period=(epochs - 1.9) / 3).schedule(3)
+
+
+def test_errors_name_the_words_that_are_allowed() -> None:
+    with pytest.raises(SoftstairError, match="fold must be all or an integer"):
+        Recipe(fold="ALL")  # type: ignore[arg-type]
+    with pytest.raises(SoftstairError, match=r"a share of them such as 50%"):
+        Recipe(anneal_from="half")
+
+
 def test_the_learning_rate_drops_where_it_should() -> None:
     recipe = preset("paper-cifar10")
     rates = [recipe.learning_rate_at(epoch) for epoch in range(500)]

@@ -170,7 +170,7 @@ def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: P
         train(both, out, watchers=[At(1, 2, strike(signal.SIGTERM))])
     config = json.loads((out / "config.json").read_text())
     assert config["teacher"] == config["start"]
-    train(both, out, resume=True)
+    assert train(both, out, resume=True)["config"]["start"] == config["start"]
     train(both, tmp_path / "same")
     assert metrics_of(out) == metrics_of(tmp_path / "same")
     train(replace(both, init_from=None, teacher=None), tmp_path / "plain")
@@ -188,7 +188,7 @@ def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
         train(taught, tmp_path / "run", resume=True)
     assert caught.value.field == "teacher"
     train(replace(FLOAT, seed=1), path)
-    with pytest.raises(RunError, match="begun with teacher"):
+    with pytest.raises(RunError, match="another network in `teacher`"):
         train(taught, tmp_path / "run", resume=True)
 
 

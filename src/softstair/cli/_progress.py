@@ -131,7 +131,7 @@ class Progress:
         if self._resuming and not event["done"] and "part" not in event:
             self._print(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
-            self._warn(advice, f"{advice}.")
+            self._warn(advice, f"{flags_in(advice)}.")
 
     def _advance(self, label: str, event: Event) -> None:
         more: dict[str, Any] = {}

@@ -53,11 +53,15 @@ def held_out(
 ) -> tuple[str, Tensor, Tensor]:
     """Return the name, examples and labels of the test set, or of the fold if there is none.
 
-    With ``limit``, the data set is first cut to so many examples, as training does.
+    With ``limit``, the data set is first cut to so many examples, as training does. Raises
+    SoftstairError if there is no test set and ``fold`` is "all".
     """
     dataset = dataset if limit is None else dataset.sample(limit)
     if dataset.test_x is not None and dataset.test_y is not None:
         return f"test set of {dataset.name}", dataset.test_x, dataset.test_y
+    if fold == "all":
+        problem = f"must be a number for {dataset.name!r}, which has no test set"
+        raise _check.invalid("fold", f"{problem}, but 'all' was given")
     chosen = split(dataset, fold, folds)[1]
     return f"fold {fold} of {dataset.name}", dataset.x[chosen], dataset.y[chosen]
 

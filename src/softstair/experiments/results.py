@@ -136,7 +136,7 @@ def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Tra
         raise RunError(
             f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table "
             "of them (.csv, .parquet), but "
-            + ("none of them has a finished epoch." if folder.exists() else "it does not exist.")
+            + ("none has an epoch with validation." if folder.exists() else "it does not exist.")
         )
     return trainings
 

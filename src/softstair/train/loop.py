@@ -176,7 +176,7 @@ def _float_runs(
 ) -> dict[Role, FloatRun]:
     """Return the float runs that a run needs; those that are ``auto`` are trained first.
 
-    It needs a start until there is a checkpoint.
+    The start is needed only until there is a checkpoint.
     """
     shape, floats = tuple(dataset.x.shape[1:]), {}
     is_auto = {role: getattr(recipe, field) == AUTO for role, field in FIELDS.items()}
@@ -220,11 +220,13 @@ def _train(
         state.teacher = Teacher(floats["teacher"], recipe, dataset, device)
     if not team.is_rank_zero:
         torch.manual_seed(team.seed(recipe.seed))
+    digests = {str(role): float_run.digest for role, float_run in floats.items()}
     config: dict[str, Any] = {
         **describe(recipe, dataset, device),
         "processes": team.size,
         "step": state.execution.to_json(),
-        **{str(role): float_run.digest for role, float_run in floats.items()},
+        **team.broadcast(run.digests),  # a run that has a checkpoint does not read its start again
+        **digests,
     }
     run.begin(config, table(state.network))
     run.resume(state)

@@ -143,12 +143,18 @@ def advice(state: State) -> list[str]:
         return []
     schedule = recipe.schedule(state.annealer.layers)
     warnings = []
-    late = [i for i in range(schedule.layers) if schedule(i, recipe.epochs)[1] > 0]
+    last = recipe.epochs - (1 if recipe.update == "epoch" else 1 / state.steps)
+    late = [i for i in range(schedule.layers) if schedule(i, last)[1] > 0]
     if late and not schedule.static_std:
         layers = f"layer {late[0]}" if len(late) == 1 else f"layers {late[0]} to {late[-1]}"
         warnings.append(
-            f"{layers} will still have noise after the last epoch, {recipe.epochs}, since "
+            f"{layers} will still have noise in the last step, at epoch {last:g}, since "
             f"{schedule.layers} layers anneal until {schedule.end:g}: lower `period`"
+        )
+    if recipe.anneal_from and schedule.is_static:
+        warnings.append(
+            "the noise will not anneal, since both its mean and its std are static: turn off "
+            "`static_std`, or leave out `anneal_from`"
         )
     if schedule.static_std and _has_gaps(recipe, schedule.std0):
         warnings.append(

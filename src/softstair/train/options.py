@@ -49,6 +49,8 @@ class Option:
             return _check.choice(self.name, value, self.choices)
         if self.kind is bool:
             return _check.boolean(self.name, value)
+        if self.words and type(value) is not self.kind:
+            raise _check.wrong(self.name, value, f"{', '.join(self.words)} or an integer")
         if self.kind is int:
             return _check.integer(self.name, value, self.low, self.high)
         if self.kind is float:
@@ -213,7 +215,11 @@ class DataOptions(Options):
         0.0, "Largest share of a second example in a mixture.", low=0.0, high=1.0, older_value=0.0
     )
     cutmix: float = option(
-        0.0, "Largest area that a second example replaces.", low=0.0, high=1.0, older_value=0.0
+        0.0,
+        "Largest share of the area that a second example replaces.",
+        low=0.0,
+        high=1.0,
+        older_value=0.0,
     )
     time_mask: int = option(
         0, "Most frames of a recording that are set to 0.", low=0, high=10**6, older_value=0
@@ -346,7 +352,7 @@ class SplitOptions(Options):
     )
     fold: int | Literal["all"] = option(
         0,
-        "Fold that validates, counting from 0 (all: none, train on every example).",
+        "Fold that validates, counting from 0 (all: train on every example, validate on none).",
         low=0,
         high=10**9,
     )

@@ -40,7 +40,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
     network = trained_network(run, dataset)
     name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
     mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    # Where float runs lay on the machine that trained is nobody's concern.
+    # The file may be published: paths of the machine that trained do not belong in it.
     start, teacher = (path and Path(path).name for path in (recipe.init_from, recipe.teacher))
     metadata = {
         "format": FORMAT,

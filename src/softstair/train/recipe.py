@@ -26,7 +26,7 @@ from softstair.train.options import (
 )
 
 LAST_SHARE = 0.97
-"""Of a run, at which an annealing ends whose period is fitted, or that begins late."""
+"""Share of a run by which annealing ends if its period is fitted, or if it begins late."""
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
@@ -159,7 +159,10 @@ class Recipe(
     """
 
     def __post_init__(self) -> None:
-        if isinstance(self.anneal_from, str) and (match := PERCENT.fullmatch(self.anneal_from)):
+        if isinstance(self.anneal_from, str):
+            if (match := PERCENT.fullmatch(self.anneal_from)) is None:
+                allowed = "a number of epochs, or a share of them such as 50%"
+                raise _check.wrong("anneal_from", self.anneal_from, allowed)
             epochs = _check.integer("epochs", self.epochs, 1)
             object.__setattr__(self, "anneal_from", float(match[1]) / 100 * epochs)
         super().__post_init__()
@@ -172,21 +175,19 @@ class Recipe(
         """Return the noise schedule of a network with that many quantised layers.
 
         Raises:
-            SoftstairError: If annealing begins late and would not end by 0.97 of the epochs.
+            SoftstairError: If annealing begins late and would not end by 0.97 of the epochs, or by
+                the last epoch if the noise is updated once per epoch.
 
         >>> schedule = Recipe(epochs=100, anneal_from="50%", period=None).schedule(layers=4)
         >>> schedule.start, schedule.period, schedule.end
         (50.0, 11.75, 97.0)
         """
         schedule = self._schedule(layers)
-        last = LAST_SHARE * self.epochs
+        last, place = self._last
         if schedule.start > 0 and schedule.end > last * (1 + 1e-5):  # the message has six digits
-            raise _check.invalid(
-                "period",
-                f"must be at most {(last - schedule.start) / layers:g} for {layers} layers to "
-                f"anneal from {schedule.start:g} until {last:g}, {LAST_SHARE:g} of the epochs, but "
-                f"{schedule.period:g} was given",
-            )
+            allowed = f"must be at most {(last - schedule.start) / layers:g} for {layers} layers"
+            span = f"to anneal from {schedule.start:g} until {last:g}, {place}"
+            raise _check.invalid("period", f"{allowed} {span}, but {schedule.period:g} was given")
         return schedule
 
     def _schedule(self, layers: int) -> Schedule:
@@ -194,13 +195,22 @@ class Recipe(
         if self.std0 is None:
             values["std0"] = noises.get(self.noise).std_within(0.5)
         start = float(self.anneal_from) if self._is_annealed else 0.0
-        last = LAST_SHARE * self.epochs
+        last, place = self._last
         if start >= last:
-            allowed = f"must be below {last:g}, {LAST_SHARE:g} of the epochs"
-            raise _check.invalid("anneal_from", f"{allowed}, but {start:g} was given")
+            problem = f"must be below {last:g}, {place}, but {start:g} was given"
+            raise _check.invalid("anneal_from", problem)
         if self.period is None:
             values["period"] = (last - start) / layers
         return Schedule(layers=layers, start=start, **values)
+
+    @property
+    def _last(self) -> tuple[float, str]:
+        """Latest end of an annealing that begins late or whose period is fitted, and its name."""
+        last = LAST_SHARE * self.epochs
+        # Noise that is updated once per epoch is in the last one what it is at its beginning.
+        if self.update == "epoch" and 1 < self.epochs < last + 1:
+            return self.epochs - 1.0, "the beginning of the last epoch"
+        return last, f"{LAST_SHARE:g} of the epochs"
 
     def rescaled(self, epochs: int) -> "Recipe":
         """Return the recipe for another number of epochs; times in epochs scale in proportion."""

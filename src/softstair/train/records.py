@@ -88,6 +88,7 @@ def summary_of(path: Path) -> dict[str, Any] | None:
         accuracies = [summary[name] for name in ("valid_accuracy", "best_valid_accuracy")]
         test_accuracy = summary["test_accuracy"]
         valid = all(map(_finite, numbers + accuracies * has_validation))
+        valid = valid and (has_validation or accuracies == [None, None])
         valid = valid and (test_accuracy is None or _finite(test_accuracy))
         valid = valid and isinstance(summary["config"]["data"]["name"], str)
     except (LookupError, TypeError, ValueError):

@@ -32,6 +32,8 @@ MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
 MAX_SHARE = 0.05
 """Of the time that may be spent on checkpoints."""
+FLOAT_RUNS = {"start": "init_from", "teacher": "teacher"}
+"""The float runs that a run may use, and the fields of the recipe that name them."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -72,6 +74,11 @@ class Run:
         """The CPU threads of the run; None for a new run."""
         threads = (self.config or {}).get("threads")
         return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the float runs that config.json records."""
+        config = self.config or {}
+        return {role: str(config[role]) for role in FLOAT_RUNS if role in config}
 
     def reserve(self, config: dict[str, Any]) -> None:
         """Write config.json before other runs are trained in the directory; `begin` completes it.
@@ -227,12 +234,19 @@ def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -
         ("device", device, other),
         ("processes", processes, config["processes"]),
     ]
-    digests = {"start", "teacher"} & set(begun) & set(config)  # not known while they train
-    for field, before, now in facts + [(name, begun[name], config[name]) for name in digests]:
+    for field, before, now in facts:
         if before != now:
             raise RunError(
                 f"the run in {str(path)!r} was begun with {field} = {before}, but {now} was given: "
                 "continue it as it was begun, or give another `out`.",
+                field=field,
+            )
+    for role, field in FLOAT_RUNS.items():
+        # Not known while they train.
+        if role in begun and role in config and begun[role] != config[role]:
+            raise RunError(
+                f"the run in {str(path)!r} was begun with another network in `{field}`: restore "
+                "that float run, or give another `out`.",
                 field=field,
             )
 
