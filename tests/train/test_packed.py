@@ -20,6 +20,7 @@ from softstair.data import Dataset, load
 from softstair.data.folds import split
 from softstair.train import Recipe, train, trained_network
 from softstair.train.packed import about, pack, packed_network
+from softstair.train.trained import deployed
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -287,6 +288,17 @@ def test_metadata_that_is_no_metadata(text: str, file: Path) -> None:
     error_of(make(file, text, table, body))
     with pytest.raises(SoftstairError):
         about(file)
+
+
+@pytest.mark.parametrize("change", [{"folds": None}, {"limit": "x"}, {"fold": "ALL"}])
+def test_a_split_that_cannot_be_is_found_on_deployment(change: Any, file: Path) -> None:
+    words, table, body = read(file)
+    words["recipe"] |= change
+    if change == {"folds": None}:
+        del words["recipe"]["folds"]
+    packed_network(make(file, words, table, body))  # which needs no split
+    with pytest.raises(SoftstairError, match="is not a packed network, or is damaged"):
+        deployed(file)
 
 
 def test_a_level_or_quantum_that_cannot_be(file: Path) -> None:

@@ -84,7 +84,7 @@ def packed_network(file: Path | str) -> nn.Module:
             raise ValueError("its tensors are not those of its network")
         network.load_state_dict(state)
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as e:
-        raise _damaged(file, e) from None
+        raise damaged(file, e) from None
     return network.eval()
 
 
@@ -112,11 +112,12 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for name in ("mean", "std"):
             metadata[name] = _check.number(name, metadata.get(name))
     except (ValueError, OSError, RecursionError, safetensors.SafetensorError) as error:
-        raise _damaged(file, error) from None
+        raise damaged(file, error) from None
     return metadata, tensors
 
 
-def _damaged(file: Path | str, error: Exception) -> SoftstairError:
+def damaged(file: Path | str, error: Exception) -> SoftstairError:
+    """Return the error that a file cannot be read, for a reason."""
     reason = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
     return SoftstairError(
         f"{str(file)!r} is not a packed network, or is damaged ({reason}): restore it, or pack the "

@@ -77,7 +77,10 @@ def deployed(
     else:
         file = run if run.is_file() else _zoo_file(run)
         about, trained = packed.about(file), packed.packed_network(file)
-        recipe = packed.packed_recipe(about, "fold", "folds", "limit")
+        try:
+            recipe = packed.packed_recipe(about, "fold", "folds", "limit")
+        except (KeyError, ValueError) as error:
+            raise packed.damaged(file, error) from None
         shape, classes = tuple(about["shape"]), tuple(about["classes"])
         mean, std = about["mean"], about["std"]
     if recipe.is_float:
