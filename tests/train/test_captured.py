@@ -76,9 +76,10 @@ def test_steps_are_undone_when_one_fails() -> None:
     assert torch.equal(tensors(state)[0], kept[0])
 
 
-@pytest.mark.parametrize("mixture", ["mixup", "cutmix"])
-def test_a_mixture_has_the_losses_of_both_labels(mixture: str) -> None:
-    state, step = begun(**{mixture: 0.8, "augment": "crop", "cutout": 2})
+@pytest.mark.parametrize(("mixture", "smoothing"), [("mixup", 0.0), ("cutmix", 0.2)])
+def test_a_mixture_has_the_losses_of_both_labels(mixture: str, smoothing: float) -> None:
+    options = {mixture: 0.8, "augment": "crop", "cutout": 2, "label_smoothing": smoothing}
+    state, step = begun(**options)
     network, examples = copy.deepcopy(state.network), step.examples
     random_state = torch.get_rng_state()
     step()
@@ -90,5 +91,6 @@ def test_a_mixture_has_the_losses_of_both_labels(mixture: str) -> None:
     assert 0 < share < 0.8
     losses = -F.log_softmax(network(mixed), 1).double()
     first, second = (sum(losses[n, label[n]] for n in range(32)) / 32 for label in (y, y.flip(0)))
-    expected = (1 - share) * first + share * second
+    expected = (1 - smoothing) * ((1 - share) * first + share * second)
+    expected += smoothing * losses.mean()
     torch.testing.assert_close(state.loss, expected.detach(), rtol=1e-5, atol=0.0)

@@ -47,9 +47,7 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     x, share = augmentation.mix(x)  # the share of x.flip(0) in x; None without mixup and cutmix
     with state.autocast():
         scores = state.forward(x)
-        loss = _cross_entropy(state, scores, y)
-        if share is not None:
-            loss = (1 - share) * loss + share * _cross_entropy(state, scores, y.flip(0))
+        loss = cross_entropy(scores, y, share, state.recipe.label_smoothing)
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
     state.optimiser.zero_grad()
@@ -66,8 +64,22 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         state.correct += correct
 
 
-def _cross_entropy(state: State, scores: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(scores, y, label_smoothing=state.recipe.label_smoothing)
+def cross_entropy(scores: Tensor, y: Tensor, share: Tensor | None, smoothing: float) -> Tensor:
+    """Return the mean cross entropy of a batch with labels that may be smoothed and mixed.
+
+    A label has the probability 1 − ``smoothing`` + ``smoothing``/classes, each other class the
+    rest in equal parts. ``share`` is that of the labels ``y.flip(0)``.
+    """
+    if share is None and not smoothing:
+        return F.cross_entropy(scores, y)
+    # One matrix of probabilities: far fewer kernels than a sum of losses has.
+    rest = smoothing / scores.shape[1]
+    targets = torch.full(scores.shape, rest, device=y.device)
+    targets.scatter_(1, y[:, None], 1 - smoothing + rest)
+    if share is not None:
+        targets = targets.lerp(targets.flip(0), share)
+    logarithms = F.log_softmax(scores, 1, dtype=torch.float32)
+    return (targets * logarithms).sum() / -len(y)
 
 
 class CapturedStep(Step):
