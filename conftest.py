@@ -10,7 +10,11 @@ from hypothesis import settings
 # These modules have no examples, and the frameworks that they import take seconds.
 collect_ignore_glob = ["src/softstair/integrations/[!_]*.py"]
 # Without Triton, the modules that import it cannot be searched for examples.
-WITHOUT_TRITON = ["src/softstair/kernels/triton/[!_]*.py", "src/softstair/fused/[!_]*.py"]
+WITHOUT_TRITON = [
+    "src/softstair/kernels/triton/[!_]*.py",
+    "src/softstair/fused/[!_]*.py",
+    "src/softstair/data/augment_triton.py",
+]
 HAS_TRITON = find_spec("triton") is not None
 if not HAS_TRITON:
     collect_ignore_glob += WITHOUT_TRITON

@@ -127,9 +127,7 @@ class Run:
 
     def loss(self, indices: Tensor) -> Tensor:
         """Return the loss of the network on the augmented examples at ``indices``."""
-        augmentation = self.recipe.augmentation
-        x, y = self.training.batch(indices, augmentation)
-        x, share = augmentation.mix(x)
+        x, y, share = self.training.batch(indices, self.recipe.augmentation)
         precision = self.recipe.precision_on(self.device)
         with torch.autocast(
             self.device.type, torch.bfloat16, precision == "bfloat16", cache_enabled=False

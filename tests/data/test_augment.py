@@ -194,7 +194,8 @@ def test_a_batch_is_moved_and_erased_as_bytes_then_normalised_and_masked():
     x, y = images(12, (1, 8, 8)), torch.arange(12)
     examples, indices = Examples(x, y, mean=100.0, std=32.0), torch.tensor([3, 1, 11, 0])
     augmentation = Augmentation("crop-flip", cutout=3, erase=0.5, time_mask=2, coefficient_mask=2)
-    inputs, labels = examples.batch(indices, augmentation, Generator().manual_seed(4))
+    inputs, labels, share = examples.batch(indices, augmentation, Generator().manual_seed(4))
+    assert share is None
     draw = Generator().manual_seed(4)
     expected = erase(flip(crop(x[indices], generator=draw), draw), 0.5, draw)
     expected = cutout((expected.float() - 100) / 32, 3, draw)
@@ -242,7 +243,7 @@ def test_augmentation_compiles_to_one_graph():
     examples = Examples(images(8), torch.arange(8), mean=128.0, std=64.0)
 
     def augmented(indices: Tensor) -> Tensor:
-        return augmentation.mix(examples.batch(indices, augmentation)[0])[0]
+        return examples.batch(indices, augmentation)[0]
 
     compiled = torch.compile(augmented, backend="eager", fullgraph=True)
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import softstair as ss
 from softstair.data import Dataset
+from softstair.data.augment import Augmentation, Draws
 from softstair.data.batches import Examples
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
@@ -83,6 +84,33 @@ def state(
         normalised = replace(recipe, integer_input=True)
         trained.teacher = Teacher(float_run, normalised, pictures, trained.device)
     return trained, examples
+
+
+def test_the_kernel_makes_the_batch_that_torch_makes_on_the_cpu() -> None:
+    everything = {"augment": "crop-flip", "cutout": 10, "erase": 0.5}
+    cases = [{}, {"augment": "crop"}, {**everything, "mixup": 0.8}, {**everything, "cutmix": 0.7}]
+    cases += [{"augment": "shift", "time_mask": 8, "coefficient_mask": 2}]
+    for options, shape in itertools.product(cases, ((3, 32, 32), (1, 49, 10))):
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (300, *shape), dtype=torch.uint8, generator=draw)
+        indices, augmentation = torch.randperm(300, generator=draw)[:200], Augmentation(**options)
+        examples = Examples(x, torch.arange(300), 127.6, 63.0, "cuda")
+        device_draw = torch.Generator("cuda").manual_seed(0)
+        inputs, labels, share = examples.batch(indices.cuda(), augmentation, device_draw)
+        draws = augmentation.draw(examples.x, 200, device_draw.manual_seed(0))
+        noise = None if draws.noise is None else draws.noise.cpu()
+        draws = Draws(draws.uniform.cpu(), noise)
+        moved = augmentation.move_and_erase(x[indices], draws)
+        masked = augmentation.mask((moved.float() - 127.6) / 63.0, draws)
+        expected, expected_share = augmentation.mix(masked, draws)
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(labels.cpu(), indices)
+        # The side of an erased rectangle may be rounded otherwise.
+        differ = (inputs.cpu() - expected).abs() > 1e-5
+        assert int(differ.flatten(1).any(1).sum()) <= (2 if "erase" in options else 0), options
+        assert (share is None) is (expected_share is None)
+        if share is not None:
+            torch.testing.assert_close(share.cpu(), expected_share)
 
 
 def go(state: State, step: object, steps: int) -> None:

@@ -149,7 +149,7 @@ def test_clipped_gradients_have_the_largest_norm_that_is_allowed() -> None:
 
 def test_labels_are_smoothed() -> None:
     state, step = begun(label_smoothing=0.1)
-    x, y = step.examples.batch(state.order[:32])
+    x, y, _ = step.examples.batch(state.order[:32])
     scores = state.network(x)
     state.annealer.steps = 0
     log = scores.log_softmax(1)
@@ -195,7 +195,7 @@ def test_clipping_leaves_a_gradient_and_the_edge_is_measured() -> None:
     low, high = state.latent_bounds["features.1"]
     edge = ((weight == low) | (weight == high)).double().mean()
     assert edge > 0.1
-    x, _ = step.examples.batch(state.order[:32])
+    x, _, _ = step.examples.batch(state.order[:32])
     health = {entry.name: entry for entry in stair_health(state.network, x, state.latent_bounds)}
     entry = health["features.1 weights"]
     assert entry.edge == pytest.approx(float(edge))

@@ -2,8 +2,12 @@
 
 Every example has random numbers of its own, except for the share of a mixture, which the batch has
 in common. Nothing is read back from the device, so that a training step can be captured.
+
+The functions draw their numbers from a generator, or take them from :class:`Draws`, as the kernel
+of :mod:`softstair.data.augment_triton` does. With the same draws, it gives the same.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +15,50 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-__all__ = ["Augmentation", "crop", "cut", "cutmix", "cutout", "erase", "flip", "mixup", "shift"]
+__all__ = [
+    "Augmentation",
+    "Draws",
+    "crop",
+    "cut",
+    "cutmix",
+    "cutout",
+    "erase",
+    "flip",
+    "mixup",
+    "shift",
+]
 
 AREAS = (0.02, 0.33)
 """Smallest and largest area of an erased rectangle, as a share of the image."""
 RATIO = 3.3
 """Largest ratio of the sides of an erased rectangle, either way."""
+PADDING = 4
+"""Width of the black frame of :func:`crop`."""
+FRAMES = 5
+"""Largest shift of :func:`shift`: 5 frames of 20 ms are the usual 100 ms."""
+
+ROWS = (
+    "down", "right", "flip", "shift", "area", "ratio", "is_erased", "erase_2", "erase_3",
+    "cutout_2", "cutout_3", "length_2", "mask_2", "length_3", "mask_3", "share", "mix_2", "mix_3",
+)  # fmt: skip
+"""The random numbers of an example; 2 and 3 are the axes of height (time) and width."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of a batch, drawn at once.
+
+    Attributes:
+        uniform: Uniform numbers in [0, 1): a row for each name in ``ROWS``, a column per example.
+        noise: Random bytes in the shape of the batch, if parts of it are erased.
+    """
+
+    uniform: Tensor
+    noise: Tensor | None = None
+
+
+Source = Generator | Draws | None
+"""Where random numbers come from; None is torch's default generator."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +81,17 @@ class Augmentation:
     time_mask: int = 0
     coefficient_mask: int = 0
 
-    def move_and_erase(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+    def draw(self, x: Tensor, count: int, generator: Generator | None = None) -> Draws:
+        """Draw the numbers of a batch of ``count`` examples of the bytes x, on the device of x."""
+        uniform = torch.rand((len(ROWS), count), generator=generator, device=x.device)
+        if not self.erase:
+            return Draws(uniform)
+        shape = (count, *x.shape[1:])
+        return Draws(
+            uniform, torch.randint(256, shape, generator=generator, device=x.device, dtype=x.dtype)
+        )
+
+    def move_and_erase(self, x: Tensor, generator: Source = None) -> Tensor:
         """Return bytes after what keeps them bytes: crops, flips, shifts and erased rectangles."""
         if self.augment in ("crop", "crop-flip"):
             x = crop(x, generator=generator)
@@ -49,7 +101,7 @@ class Augmentation:
             x = shift(x, generator=generator)
         return erase(x, self.erase, generator) if self.erase else x
 
-    def mask(self, inputs: Tensor, generator: Generator | None = None) -> Tensor:
+    def mask(self, inputs: Tensor, generator: Source = None) -> Tensor:
         """Return normalised inputs with parts of each set to 0, which is the zero point."""
         if self.cutout:
             inputs = cutout(inputs, self.cutout, generator)
@@ -59,9 +111,7 @@ class Augmentation:
             inputs = mask(inputs, 3, self.coefficient_mask, generator)
         return inputs
 
-    def mix(
-        self, inputs: Tensor, generator: Generator | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def mix(self, inputs: Tensor, generator: Source = None) -> tuple[Tensor, Tensor | None]:
         """Return normalised inputs mixed in pairs, and the share of the second of each pair.
 
         The share is None without ``mixup`` and ``cutmix``. The second of example i is example
@@ -72,10 +122,11 @@ class Augmentation:
         return cutmix(inputs, self.cutmix, generator) if self.cutmix else (inputs, None)
 
 
-def crop(x: Tensor, padding: int = 4, generator: Generator | None = None) -> Tensor:
+def crop(x: Tensor, padding: int = PADDING, generator: Source = None) -> Tensor:
     """Pad each image of x (N, C, H, W) with zeros and return a random crop of the original size.
 
-    The corner is uniform among (2·padding + 1)² positions. The generator is on the device of x.
+    The corner is uniform among (2·padding + 1)² positions. ``generator`` is one on the device of x,
+    or :class:`Draws`.
 
     >>> x = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
     >>> crop(x, padding=1, generator=Generator().manual_seed(1)).squeeze()
@@ -83,8 +134,8 @@ def crop(x: Tensor, padding: int = 4, generator: Generator | None = None) -> Ten
             [5, 6, 0],
             [8, 9, 0]], dtype=torch.uint8)
     """
-    corners = torch.randint(2 * padding + 1, (2, len(x)), generator=generator, device=x.device)
-    return cut(x, corners[0], corners[1], padding)
+    down, right = _integers(x, 2 * padding + 1, generator, "down", "right")
+    return cut(x, down, right, padding)
 
 
 def cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
@@ -101,34 +152,34 @@ def cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
     return runs.index_select(0, begins.reshape(-1)).reshape(x.shape)
 
 
-def flip(x: Tensor, generator: Generator | None = None) -> Tensor:
+def flip(x: Tensor, generator: Source = None) -> Tensor:
     """Flip each image left to right with probability ½; arguments as for :func:`crop`.
 
     >>> x = torch.tensor([1, 2], dtype=torch.uint8).expand(4, 1, 1, 2)
     >>> flip(x, generator=Generator().manual_seed(0)).flatten(1).tolist()
     [[1, 2], [2, 1], [2, 1], [1, 2]]
     """
-    flipped = torch.randint(2, (len(x),), generator=generator, device=x.device)
+    (flipped,) = _integers(x, 2, generator, "flip")
     both = torch.cat([x, x.flip(3)])
     return both.index_select(0, flipped * len(x) + torch.arange(len(x), device=x.device))
 
 
-def shift(x: Tensor, frames: int = 5, generator: Generator | None = None) -> Tensor:
+def shift(x: Tensor, frames: int = FRAMES, generator: Source = None) -> Tensor:
     """Shift each recording (C, time, coefficients) in time, repeating its first or last frame.
 
-    The shift is at most ``frames`` in either direction; 5 frames of 20 ms are the usual 100 ms.
+    The shift is at most ``frames`` in either direction.
 
     >>> x = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 4, 1)
     >>> shift(x, frames=2, generator=Generator().manual_seed(1)).flatten().tolist()
     [0, 0, 0, 1]
     """
-    shifts = torch.randint(2 * frames + 1, (len(x), 1), generator=generator, device=x.device)
-    times = torch.arange(x.shape[2], device=x.device) + shifts - frames
+    (shifts,) = _integers(x, 2 * frames + 1, generator, "shift")
+    times = torch.arange(x.shape[2], device=x.device) + shifts[:, None] - frames
     indices = times.clamp(0, x.shape[2] - 1).reshape(len(x), 1, -1, 1)
     return x.gather(2, indices.expand(x.shape))
 
 
-def cutout(x: Tensor, side: int, generator: Generator | None = None) -> Tensor:
+def cutout(x: Tensor, side: int, generator: Source = None) -> Tensor:
     """Set a square of each image of x (N, C, H, W) to 0; arguments as for :func:`crop`.
 
     The centre is a uniform pixel, so part of the square may be outside the image.
@@ -139,42 +190,47 @@ def cutout(x: Tensor, side: int, generator: Generator | None = None) -> Tensor:
             [1., 1., 0., 0.]])
     """
     height, width = x.shape[2:]
-    centre_row = torch.randint(height, (len(x),), generator=generator, device=x.device)
-    centre_column = torch.randint(width, (len(x),), generator=generator, device=x.device)
+    (centre_row,) = _integers(x, height, generator, "cutout_2")
+    (centre_column,) = _integers(x, width, generator, "cutout_3")
     rows = _between(x, 2, centre_row - side // 2, side)
     columns = _between(x, 3, centre_column - side // 2, side)
     return x.masked_fill(rows & columns, 0)
 
 
-def erase(x: Tensor, probability: float, generator: Generator | None = None) -> Tensor:
+def erase(x: Tensor, probability: float, generator: Source = None) -> Tensor:
     """Replace a rectangle of each image of bytes by random bytes, with a probability.
 
     The area is uniform in ``AREAS``, the logarithm of the ratio of the sides in ± log ``RATIO``;
     then the sides are rounded, and limited to those of the image. The position is uniform.
     """
     height, width = x.shape[2:]
-    random = torch.rand((3, len(x)), generator=generator, device=x.device)
-    area = AREAS[0] + (AREAS[1] - AREAS[0]) * random[0]
-    ratio = RATIO ** (2 * random[1] - 1)
-    is_erased = random[2] < probability
-    rows = (area * ratio * height * width).sqrt().round().clamp(1, height)
-    columns = (area / ratio * height * width).sqrt().round().clamp(1, width)
-    erased = _somewhere(x, 2, rows * is_erased, generator) & _somewhere(x, 3, columns, generator)
-    noise = torch.randint(256, x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    first, second, third = _uniform(x, generator, "area", "ratio", "is_erased")
+    area = (AREAS[0] + (AREAS[1] - AREAS[0]) * first) * (height * width)
+    half = (second - 0.5) * math.log2(RATIO)  # of the logarithm of the ratio
+    rows = _rounded(area.sqrt() * torch.exp2(half)).clamp(1, height) * (third < probability)
+    columns = _rounded(area.sqrt() * torch.exp2(-half)).clamp(1, width)
+    erased = _somewhere(x, 2, rows, generator, "erase") & _somewhere(
+        x, 3, columns, generator, "erase"
+    )
+    if isinstance(generator, Draws):
+        noise = generator.noise
+        assert noise is not None
+    else:
+        noise = torch.randint(256, x.shape, generator=generator, device=x.device, dtype=x.dtype)
     return torch.where(erased, noise, x)
 
 
-def mask(x: Tensor, axis: int, longest: int, generator: Generator | None = None) -> Tensor:
+def mask(x: Tensor, axis: int, longest: int, generator: Source = None) -> Tensor:
     """Set consecutive frames (axis 2) or coefficients (axis 3) of each recording to 0.
 
     Their number is uniform from 0 to ``longest``, or to all there are; the position is uniform.
     """
     longest = min(longest, x.shape[axis])
-    lengths = torch.randint(longest + 1, (len(x),), generator=generator, device=x.device)
-    return x.masked_fill(_somewhere(x, axis, lengths, generator), 0)
+    (lengths,) = _integers(x, longest + 1, generator, f"length_{axis}")
+    return x.masked_fill(_somewhere(x, axis, lengths, generator, "mask"), 0)
 
 
-def mixup(x: Tensor, largest: float, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+def mixup(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor, Tensor]:
     """Return (1 − s)·x + s·x.flip(0) and s, which is uniform from 0 to ``largest``.
 
     >>> x = torch.tensor([0.0, 1.0, 2.0])
@@ -182,26 +238,53 @@ def mixup(x: Tensor, largest: float, generator: Generator | None = None) -> tupl
     >>> bool((mixed == torch.stack([2 * share, torch.tensor(1.0), 2 - 2 * share])).all())
     True
     """
-    share = largest * torch.rand((), generator=generator, device=x.device)
+    share = largest * _common(x, generator)
     return torch.lerp(x, x.flip(0), share), share
 
 
-def cutmix(x: Tensor, largest: float, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+def cutmix(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor, Tensor]:
     """Replace a rectangle of each example by that of x.flip(0); also return its share of the area.
 
     The share is uniform from 0 to ``largest``, up to rounding: the sides are those of the example
     times the root of the share. Each example has a uniform position of its own.
     """
     height, width = x.shape[2:]
-    root = (largest * torch.rand((), generator=generator, device=x.device)).sqrt()
-    rows, columns = ((root * side).round() for side in (height, width))
-    replaced = _somewhere(x, 2, rows, generator) & _somewhere(x, 3, columns, generator)
+    root = (largest * _common(x, generator)).sqrt()
+    rows, columns = (_rounded(root * side) for side in (height, width))
+    replaced = _somewhere(x, 2, rows, generator, "mix") & _somewhere(
+        x, 3, columns, generator, "mix"
+    )
     return torch.where(replaced, x.flip(0), x), rows * columns / (height * width)
 
 
-def _somewhere(x: Tensor, axis: int, length: Tensor, generator: Generator | None) -> Tensor:
+def _uniform(x: Tensor, source: Source, *names: str) -> Tensor:
+    """Return a row of uniform numbers in [0, 1) for each name, with one for each example of x."""
+    if isinstance(source, Draws):
+        return torch.stack([source.uniform[ROWS.index(name)] for name in names])
+    return torch.rand((len(names), len(x)), generator=source, device=x.device)
+
+
+def _integers(x: Tensor, count: int, source: Source, *names: str) -> Tensor:
+    """Return a row for each name of uniform integers from 0 to ``count`` − 1."""
+    if isinstance(source, Draws):
+        return (_uniform(x, source, *names) * count).long()
+    return torch.randint(count, (len(names), len(x)), generator=source, device=x.device)
+
+
+def _common(x: Tensor, source: Source) -> Tensor:
+    """Return the uniform number that the examples of a batch have in common."""
+    if isinstance(source, Draws):
+        return source.uniform[ROWS.index("share"), 0]
+    return torch.rand((), generator=source, device=x.device)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return (x + 0.5).floor()
+
+
+def _somewhere(x: Tensor, axis: int, length: Tensor, source: Source, name: str) -> Tensor:
     """Return :func:`_between` with a uniform begin for each example, at which the length fits."""
-    random = torch.rand(len(x), generator=generator, device=x.device)
+    (random,) = _uniform(x, source, f"{name}_{axis}")
     return _between(x, axis, (random * (x.shape[axis] - length + 1)).floor(), length)
 
 

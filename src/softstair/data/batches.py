@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from softstair import kernels
 from softstair.data.augment import Augmentation
 
 __all__ = ["Examples"]
@@ -17,7 +18,7 @@ class Examples:
 
     >>> x, y = torch.full((4, 1, 2, 2), 10, dtype=torch.uint8), torch.arange(4)
     >>> examples = Examples(x, y, mean=6.0, std=2.0)
-    >>> inputs, labels = examples.batch(torch.tensor([3, 1]))
+    >>> inputs, labels, _ = examples.batch(torch.tensor([3, 1]))
     >>> inputs.shape, float(inputs[0, 0, 0, 0]), labels.tolist()
     (torch.Size([2, 1, 2, 2]), 2.0, [3, 1])
     """
@@ -25,7 +26,7 @@ class Examples:
     def __init__(
         self, x: Tensor, y: Tensor, mean: float, std: float, device: torch.device | str = "cpu"
     ) -> None:
-        self.x, self.y = x.to(device), y.to(device)
+        self.x, self.y = x.to(device).contiguous(), y.to(device).contiguous()
         self.mean, self.std = mean, std
 
     def __len__(self) -> int:
@@ -36,10 +37,20 @@ class Examples:
         indices: Tensor,
         augmentation: Augmentation = PLAIN,
         generator: Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return inputs, augmented but not mixed, and labels."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return augmented inputs, labels, and the share of ``inputs.flip(0)`` in a mixture.
+
+        The share is None without ``mixup`` and ``cutmix``. On CUDA, one kernel does it all.
+        """
+        if self.x.dim() == 4 and kernels.can_fuse(self.x.device):
+            from softstair.data.augment_triton import batch
+
+            draws = augmentation.draw(self.x, len(indices), generator)
+            return batch(self.x, self.y, indices, augmentation, draws, self.mean, self.std)
         x = augmentation.move_and_erase(self.x[indices], generator)
-        return augmentation.mask(self._normalised(x), generator), self.y[indices]
+        inputs = augmentation.mask(self._normalised(x), generator)
+        inputs, share = augmentation.mix(inputs, generator)
+        return inputs, self.y[indices], share
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all examples in order, ``size`` at a time, without augmentation."""

@@ -100,8 +100,7 @@ def refresh_statistics(
                 norm.reset_running_stats()
                 norm.momentum = None  # all batches have the same weight
             for indices in batches:
-                x, _ = examples.batch(indices, augmentation, generator)
-                network(augmentation.mix(x, generator)[0])
+                network(examples.batch(indices, augmentation, generator)[0])
                 callback()
     finally:
         for norm, (momentum, tracked) in zip(norms, before, strict=True):

@@ -42,9 +42,7 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     No value is read back from the device: the host does not wait for it, and the operations can be
     captured in a CUDA graph.
     """
-    augmentation = state.recipe.augmentation
-    x, y = examples.batch(indices, augmentation)
-    x, share = augmentation.mix(x)  # the share of x.flip(0) in x; None without mixup and cutmix
+    x, y, share = examples.batch(indices, state.recipe.augmentation)
     with state.autocast():
         scores = state.forward(x)
         loss = cross_entropy(scores, y, share, state.recipe.label_smoothing)

@@ -1,0 +1,150 @@
+"""A batch in one Triton kernel: examples are gathered, augmented, normalised and mixed.
+
+It computes what :mod:`softstair.data.augment` does, from the same random numbers, which takes some
+25 small kernels there. The constants of the kernel are the fields of an ``Augmentation``.
+"""
+
+import math
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softstair.data.augment import AREAS, FRAMES, PADDING, RATIO, ROWS, Augmentation, Draws
+
+BLOCK = 512
+DOWN, RIGHT, FLIP, SHIFT, AREA, RATIO_ROW, IS_ERASED, ERASE_2, ERASE_3 = map(tl.constexpr, range(9))
+CUTOUT_2, CUTOUT_3, LENGTH_2, MASK_2, LENGTH_3, MASK_3 = map(tl.constexpr, range(9, 15))
+SHARE, MIX_2, MIX_3 = map(tl.constexpr, range(15, len(ROWS)))  # in the order of ROWS
+PAD, MOST_FRAMES, LOG2_RATIO = map(tl.constexpr, (PADDING, FRAMES, math.log2(RATIO)))
+LEAST_AREA, AREA_RANGE = map(tl.constexpr, (AREAS[0], AREAS[1] - AREAS[0]))
+
+
+@triton.jit
+def _integer(uniform, count):
+    return tl.floor(uniform * count).to(tl.int32)
+
+
+@triton.jit
+def _is_somewhere(place, uniform, length, SIZE: tl.constexpr):
+    """Whether a place is among ``length`` ones from a begin on, which the uniform number gives."""
+    offset = place - tl.floor(uniform * (SIZE - length + 1))
+    return (offset >= 0) & (offset < length)
+
+
+@triton.jit
+def _augmented(
+    example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n, mean, std,
+    AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, ERASE: tl.constexpr, TIME_MASK: tl.constexpr,
+    COEFFICIENT_MASK: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return elements of an example of the batch, before it is mixed."""
+    random = random_ptr + example
+    source_row, source_column = row, column
+    inside = row < HEIGHT
+    if AUGMENT == "crop-flip":
+        is_flipped = _integer(tl.load(random + FLIP * n), 2) == 1
+        source_column = tl.where(is_flipped, WIDTH - 1 - column, column)
+    if AUGMENT == "crop" or AUGMENT == "crop-flip":
+        source_row += _integer(tl.load(random + DOWN * n), 2 * PAD + 1) - PAD
+        source_column += _integer(tl.load(random + RIGHT * n), 2 * PAD + 1) - PAD
+        inside &= (source_row >= 0) & (source_row < HEIGHT)
+        inside &= (source_column >= 0) & (source_column < WIDTH)
+    if AUGMENT == "shift":
+        frames = _integer(tl.load(random + SHIFT * n), 2 * MOST_FRAMES + 1) - MOST_FRAMES
+        source_row = tl.minimum(tl.maximum(row + frames, 0), HEIGHT - 1)
+    first = tl.load(indices_ptr + example) * (CHANNELS * HEIGHT * WIDTH)
+    place = (channel * HEIGHT + source_row) * WIDTH + source_column
+    value = tl.load(x_ptr + first + place, mask=inside, other=0)
+    if ERASE > 0:
+        area = (LEAST_AREA + AREA_RANGE * tl.load(random + AREA * n)) * (HEIGHT * WIDTH)
+        half = (tl.load(random + RATIO_ROW * n) - 0.5) * LOG2_RATIO
+        root = tl.sqrt_rn(area)
+        rows = tl.minimum(tl.maximum(tl.floor(root * tl.exp2(half) + 0.5), 1.0), HEIGHT)
+        rows = tl.where(tl.load(random + IS_ERASED * n) < ERASE, rows, 0.0)
+        columns = tl.minimum(tl.maximum(tl.floor(root * tl.exp2(-half) + 0.5), 1.0), WIDTH)
+        erased = _is_somewhere(row, tl.load(random + ERASE_2 * n), rows, HEIGHT)
+        erased &= _is_somewhere(column, tl.load(random + ERASE_3 * n), columns, WIDTH)
+        first = example.to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+        noise_place = noise_ptr + first + (channel * HEIGHT + row) * WIDTH + column
+        value = tl.where(erased, tl.load(noise_place, mask=erased, other=0), value)
+    number = tl.div_rn(value.to(tl.float32) - mean, std)
+    if CUTOUT > 0:
+        down = row + CUTOUT // 2 - _integer(tl.load(random + CUTOUT_2 * n), HEIGHT)
+        right = column + CUTOUT // 2 - _integer(tl.load(random + CUTOUT_3 * n), WIDTH)
+        is_cut = (down >= 0) & (down < CUTOUT) & (right >= 0) & (right < CUTOUT)
+        number = tl.where(is_cut, 0.0, number)
+    if TIME_MASK > 0:
+        length = _integer(tl.load(random + LENGTH_2 * n), TIME_MASK + 1)
+        hidden = _is_somewhere(row, tl.load(random + MASK_2 * n), length, HEIGHT)
+        number = tl.where(hidden, 0.0, number)
+    if COEFFICIENT_MASK > 0:
+        length = _integer(tl.load(random + LENGTH_3 * n), COEFFICIENT_MASK + 1)
+        hidden = _is_somewhere(column, tl.load(random + MASK_3 * n), length, WIDTH)
+        number = tl.where(hidden, 0.0, number)
+    return number
+
+
+@triton.jit
+def batch_kernel(
+    x_ptr, y_ptr, indices_ptr, random_ptr, noise_ptr, inputs_ptr, labels_ptr, share_ptr, n,
+    mean, std, AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, ERASE: tl.constexpr,
+    MIXUP: tl.constexpr, CUTMIX: tl.constexpr, TIME_MASK: tl.constexpr,
+    COEFFICIENT_MASK: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute ``BLOCK`` elements of an example in the order (height, width, channels)."""
+    example, block = tl.program_id(0), tl.program_id(1)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
+    channel, column = offsets % CHANNELS, offsets // CHANNELS % WIDTH
+    row = offsets // (CHANNELS * WIDTH)
+    number = _augmented(
+        example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n, mean, std,
+        AUGMENT, CUTOUT, ERASE, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
+    )  # fmt: skip
+    if MIXUP + CUTMIX > 0:
+        share = (MIXUP + CUTMIX) * tl.load(random_ptr + SHARE * n)
+        other = _augmented(
+            n - 1 - example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n,
+            mean, std, AUGMENT, CUTOUT, ERASE, TIME_MASK, COEFFICIENT_MASK, CHANNELS, HEIGHT, WIDTH,
+        )  # fmt: skip
+        if MIXUP > 0:
+            near, far = number + share * (other - number), other - (other - number) * (1 - share)
+            number = tl.where(share < 0.5, near, far)
+        else:
+            root = tl.sqrt_rn(share)
+            rows, columns = tl.floor(root * HEIGHT + 0.5), tl.floor(root * WIDTH + 0.5)
+            random = random_ptr + example
+            replaced = _is_somewhere(row, tl.load(random + MIX_2 * n), rows, HEIGHT)
+            replaced &= _is_somewhere(column, tl.load(random + MIX_3 * n), columns, WIDTH)
+            number = tl.where(replaced, other, number)
+            share = tl.div_rn(rows * columns, 1.0 * HEIGHT * WIDTH)
+        tl.store(share_ptr, share, mask=(example == 0) & (block == 0))
+    first = example.to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    tl.store(inputs_ptr + first + offsets, number, mask=row < HEIGHT)
+    label = tl.load(y_ptr + tl.load(indices_ptr + example))
+    tl.store(labels_ptr + example, label, mask=block == 0)
+
+
+def batch(
+    x: Tensor, y: Tensor, indices: Tensor, options: Augmentation, draws: Draws,
+    mean: float, std: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return the batch as :meth:`softstair.data.batches.Examples.batch` does, from bytes x."""
+    count, (channels, height, width) = len(indices), x.shape[1:]
+    inputs = torch.empty((count, *x.shape[1:]), device=x.device, memory_format=torch.channels_last)
+    labels, share = y.new_empty(count), inputs.new_empty(())
+    noise = x if draws.noise is None else draws.noise
+    tensors = (x, y, indices.contiguous(), draws.uniform, noise, inputs, labels, share)
+    constants = {name.upper(): value for name, value in vars(options).items()}
+    constants["TIME_MASK"] = min(options.time_mask, height)
+    constants["COEFFICIENT_MASK"] = min(options.coefficient_mask, width)
+    constants |= dict(CHANNELS=channels, HEIGHT=height, WIDTH=width, BLOCK=BLOCK)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        batch_kernel[count, triton.cdiv(channels * height * width, BLOCK)](
+            *tensors, count, float(mean), float(std), **constants, enable_fp_fusion=False
+        )
+    return inputs, labels, share if options.mixup or options.cutmix else None
