@@ -221,7 +221,7 @@ def test_speech_network_is_exact_when_exported(
 ) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     stairs = "--weights int4 --weight-quantum 0.07 --features uint4 --feature-quantum 0.07"
-    words = f"train --data speech {stairs} --epochs 2 --period 0.2 --batch 16 --device cpu"
+    words = f"train --data speech {stairs} --epochs 2 --batch 16 --device cpu"
     assert run(*words.split(), *flags, "--data-dir", speech, "--out", "run")[0] == 0
     file = pack("run", load("speech", speech), "speech.safetensors")
     assert (about(file)["mean"], about(file)["std"]) == numbers

@@ -34,7 +34,6 @@ folds = [0, 1]
 limit = 120
 batch = 32
 epochs = 2
-period = 0.5
 [vary]
 forward = ["mode", "random"]
 """

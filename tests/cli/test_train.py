@@ -24,7 +24,7 @@ from softstair.train.run import Run as RunDirectory
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
-SHORT = "--epochs 2 --period 0.5 --limit 150 --batch 24".split()
+SHORT = "--epochs 2 --limit 150 --batch 24".split()
 MODEL = """
 from pathlib import Path
 from torch import nn
@@ -91,8 +91,8 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
         ("--preset paper-speech --epochs 60 --period 7", {"period": 7.0, "drop": 50.0}),
         ("--preset paper-svhn --lr-drop-epoch None", {"drop": None, "period": 50.0}),
         (
-            "--epochs 80 --anneal-from 50% --period None",
-            {"anneal_from": 40.0, "period": None, "drop": 64.0},
+            "--epochs 80 --anneal-from 25% --period None",
+            {"anneal_from": 20.0, "period": None, "drop": 64.0},
         ),
         ("--anneal-from 12.5 --period 2", {"anneal_from": 12.5}),
         ("--no-static-mean --static-std", {"static_mean": False, "static_std": True}),
@@ -110,7 +110,7 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--epochs 0", ["--epochs must be an integer from 1", "0 was given"]),
         ("--fold 5", ["fold", "5"]),
         ("--anneal-from half", ["--anneal-from must be", "'half' was given"]),
-        ("--anneal-from 50%", ["--period must be at most 6.26667 for 3 layers"]),
+        ("--epochs 40 --anneal-from 50% --period 9", ["--period must be at most 6.26667 for 3 "]),
         ("--limit 40", ["batch", "32", "64"]),
         ("--device toaster", ["device", "'toaster'"]),
         ("--model vgg8", ["vgg8", "32"]),
@@ -167,7 +167,7 @@ def test_names_of_directories_are_printed_as_they_are(run: Run) -> None:
 
 
 def test_warnings_go_to_stderr_once(run: Run) -> None:
-    flags = ["--period", "9", "--feature-quantum", "1e4", "--out", "x"]
+    flags = ["--anneal-from", "0", "--period", "9", "--feature-quantum", "1e4", "--out", "x"]
     code, out, err = run("train", *SHORT, *flags)
     assert (code, "warning" in out) == (0, False)
     layers = re.findall(r"inputs of (\S+) lie at one level", err)

@@ -323,7 +323,7 @@ def put(folder: Path, text: str | bytes, name: str = "mine.toml") -> Path:
 
 def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
     design = read_design(put(tmp_path, EXAMPLE))
-    base = Recipe(epochs=20, period=4.5, drop=16.0)
+    base = PRESETS["digits"].rescaled(20)
     wanted = {
         "forward=mode,interval=partition": replace(base, forward="mode", interval="partition"),
         "forward=mode,interval=same_end": replace(base, forward="mode", interval="same_end"),
@@ -334,7 +334,7 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
     assert read_design(put(tmp_path, EXAMPLE.replace("\n", "\r\n"))) == design
     empty = read_design(put(tmp_path, "", "a_name-1.toml"))
     assert (empty.name, empty.folds, empty.names_folds) == ("a_name-1", (0, 1, 2, 3, 4), False)
-    assert empty.configurations == (Configuration("all", Recipe()),)
+    assert empty.configurations == (Configuration("all", PRESETS["digits"]),)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -419,15 +419,15 @@ def test_without_leaves_out_what_has_all_of_its_values(
 def test_rows_are_listed_one_by_one_and_combined_with_what_varies() -> None:
     rows: list[dict[str, Any]] = [
         {"name": "base"},
-        {"name": "late-2.0", "anneal_from": "50%", "period": "None", "epochs": 20},
+        {"name": "late-2.0", "anneal_from": "25%", "period": "None", "epochs": 40},
         {"forward": "random", "skip": ["0"]},
         {},
     ]
     design = parse({"rows": rows, "vary": {"seed": [0, 1]}, "recipe": {"batch": 32}})
-    base, late = Recipe(batch=32), Recipe(batch=32).rescaled(20)
+    base = replace(PRESETS["digits"], batch=32)
     wanted = {
         "base": base,
-        "late-2.0": replace(late, anneal_from=10.0, period=None),
+        "late-2.0": replace(base.rescaled(40), anneal_from=10.0, period=None),
         "skip=0,forward=random": replace(base, forward="random", skip=("0",)),
         "": base,
     }
@@ -436,7 +436,7 @@ def test_rows_are_listed_one_by_one_and_combined_with_what_varies() -> None:
         for name, recipe in wanted.items()
         for seed in (0, 1)
     }
-    alone = parse({"rows": rows[:2], "without": [{"epochs": 40}]})
+    alone = parse({"rows": rows[:2], "without": [{"epochs": 20}]})
     assert [each.name for each in alone.configurations] == ["late-2.0"]
     assert alone.left_out == 1
 

@@ -23,7 +23,7 @@ from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train import Recipe, RunError, checkpoint, train, trained_network
+from softstair.train import Recipe, RunError, checkpoint, preset, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.parallel import SINGLE_PROCESS, Team, joined
@@ -35,8 +35,12 @@ FLOAT = replace(RECIPE, weights="float", features="float", optimiser="sgd", lear
 
 def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
     """Return the command that trains by a recipe."""
-    names = [*recipe.differences(Recipe().rescaled(recipe.epochs)), "epochs"]
-    flags = [f"--{name.replace('_', '-')}={getattr(recipe, name)}" for name in names]
+    names = [*recipe.differences(preset("digits").rescaled(recipe.epochs)), "epochs"]
+    values = {name.replace("_", "-"): getattr(recipe, name) for name in names}
+    flags = [
+        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name}={value}"
+        for name, value in values.items()
+    ]
     return ["train", *flags, "--device", "cpu", "--threads", "1", "--out", str(out), *more]
 
 

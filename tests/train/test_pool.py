@@ -55,7 +55,7 @@ class Trap(nn.Module):
 def trapped():
     return nn.Sequential(Trap(), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
 """
-FLAGS = "--batch 16 --period 3 --forward random --device cpu --every-fold".split()
+FLAGS = "--batch 16 --forward random --device cpu --every-fold".split()
 FLAGS += ["--data", "own:load", "--model", "own:build"]
 
 

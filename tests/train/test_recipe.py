@@ -284,8 +284,8 @@ def test_best_presets_start_from_float_runs_and_can_be_exported(name: str) -> No
 def test_presets() -> None:
     assert set(PRESETS) == {"digits", *PAPER, *BEST}
     recipe = preset("digits")
-    assert recipe == Recipe() == replace(recipe, noise="uniform", interval="partition")
-    assert recipe.schedule(3).end < recipe.epochs  # in the end every layer is a hard stair
+    assert recipe == replace(recipe, noise="uniform", interval="partition", static_std=False)
+    assert 0 < recipe.schedule(3).end < recipe.epochs  # in the end every layer is a hard stair
     for name in ("paper", None):
         with pytest.raises(ValueError, match="preset must be one of digits, paper-cifar10"):
             preset(name)  # type: ignore[arg-type]

@@ -191,7 +191,7 @@ def test_metrics_that_were_written_after_the_checkpoint_are_written_again(tmp_pa
 
 def words_for(out: Path, *more: str) -> list[str]:
     # Long enough that a child is still at work when it is struck.
-    flags = "--epochs 6 --period 1.5 --limit 300 --batch 16 --device cpu".split()
+    flags = "--epochs 6 --limit 300 --batch 16 --device cpu".split()
     return ["train", "--resume", "--out", str(out), *flags, *more]
 
 
@@ -301,7 +301,7 @@ def test_killed_while_it_writes(attempts: int, warm: Warm, tmp_path: Path) -> No
 def test_the_real_command_line(tmp_path: Path) -> None:
     """SIGINT, the very command that it names, SIGINT again, and on to the end."""
     out = tmp_path / "my run"  # a name that must be quoted
-    flags = ["--epochs", "8", "--period", "2", "--limit", "500", "--batch", "16"]
+    flags = ["--epochs", "8", "--limit", "500", "--batch", "16"]
     words = ["train", "--out", str(out), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(2):

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from softstair.train.loop import train
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
-from softstair.train.recipe import PresetName, Recipe, preset
+from softstair.train.recipe import PRESETS, PresetName, Recipe, preset
 from softstair.train.records import (
     MAX_THREADS,
     check_same_recipe,
@@ -81,7 +81,7 @@ class Command:
         None, "CPU threads (default: 1 for a small network, otherwise torch's choice)."
     )
     tensorboard: bool = flag(False, "Write TensorBoard events to --out/events.")
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe = PRESETS["digits"]
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> "Command":

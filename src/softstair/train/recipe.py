@@ -147,7 +147,7 @@ class Recipe(
     NetworkOptions,
     DataOptions,
 ):
-    """All settings of one training. The defaults train a ternary network on the digits.
+    """All settings of one training. The defaults are a plain ternary network on the digits.
 
     The fields are declared in the groups that it inherits, and are given by name.
 
@@ -322,6 +322,11 @@ PresetName = Literal[
     "best-speech", "best-speech-ternary",
 ]  # fmt: skip
 
+_DIGITS = Recipe(
+    anneal_from="50%", period=None, learning_rate=3e-3, latent_rate=0.03, rate_shape="cosine",
+    clip_latent=True, label_smoothing=0.1, drop=16.0, epochs=20,
+)  # fmt: skip
+
 _CIFAR10 = Recipe(
     data="cifar10",
     model="vgg8",
@@ -354,7 +359,7 @@ _BEST_SPEECH = replace(
 )  # fmt: skip
 
 PRESETS: dict[PresetName, Recipe] = {
-    "digits": Recipe(),
+    "digits": _DIGITS,
     "paper-cifar10": _CIFAR10,
     # Digits that are flipped are no longer digits; the authors flipped them all the same.
     "paper-svhn": replace(_CIFAR10, data="svhn"),
