@@ -13,6 +13,7 @@ import torch
 from short import At, metrics_of, recipe, strike, summary_of
 from torch import Tensor, nn
 
+from softstair._errors import SoftstairError
 from softstair.data import Dataset, load
 from softstair.experiments import results
 from softstair.models import build, digits
@@ -203,6 +204,19 @@ def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:
             with pytest.raises(RunError, match=problem) as caught:
                 train(recipe(**{field: str(tmp_path / name)}), tmp_path / "run")
             assert caught.value.field == field
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("field", "values"), [("batch", {"batch": 1024}), ("teacher", {"teacher": "none"})]
+)
+def test_an_error_before_the_first_run_leaves_no_files(
+    field: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(SoftstairError) as caught:
+        train(recipe(init_from="auto", **values), tmp_path / "run")
+    assert caught.value.field == field
     assert not (tmp_path / "run").exists()
 
 

@@ -30,7 +30,7 @@ from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, check_same_recipe, recipe_of, summary_of
 from softstair.train.run import Run, check_finite
-from softstair.train.state import State
+from softstair.train.state import State, check_batch
 from softstair.train.step import CapturedStep, Step
 from softstair.train.teacher import (
     AUTO,
@@ -133,13 +133,17 @@ def train(
                         problem = f"must be a number for {dataset.name}, which has no test set"
                         raise _check.invalid("fold", f"{problem}, but 'all' was given")
                     network = make_network(recipe, sampled, model)
+                    # What follows raises before other runs train.
+                    check_batch(recipe, len(split(sampled, recipe.fold, recipe.folds)[0]))
                     if not recipe.is_float:
-                        recipe.schedule(layer_count(network))  # raises before other runs train
-                if AUTO in (recipe.init_from, recipe.teacher):
+                        recipe.schedule(layer_count(network))
+
+                def reserve() -> None:
                     facts = {**describe(recipe, sampled, place), "threads": threads}
                     run.reserve({**facts, "processes": team.size})
+
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
-                floats = _float_runs(recipe, run, dataset, watchers, model, **given)
+                floats = _float_runs(recipe, run, reserve, dataset, watchers, model, **given)
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
                     begun_threads or threads or choose_threads(network, per_process)
@@ -169,6 +173,7 @@ def _open(
 def _float_runs(
     recipe: Recipe,
     run: Run,
+    reserve: Callable[[], None],
     dataset: Dataset,
     watchers: Sequence[Watcher],
     model: nn.Module | None,
@@ -180,13 +185,14 @@ def _float_runs(
     """
     shape, floats = tuple(dataset.x.shape[1:]), {}
     is_auto = {role: getattr(recipe, field) == AUTO for role, field in FIELDS.items()}
-    # Those that are given come first: an error is then found at once.
+    # Those that are given come first: an error is then found before anything is written.
     for role, path in sorted(
         float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]
     ):
         if role == "start" and run.has_checkpoint():
             continue
         if is_auto[role]:
+            reserve()
             chosen = auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
             parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]

@@ -17,6 +17,13 @@ from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 
 
+def check_batch(recipe: Recipe, example_count: int) -> None:
+    """Raise SoftstairError if the training examples do not fill one batch."""
+    if recipe.batch > example_count:
+        allowed = f"an integer from 2 to {example_count}, the number of training examples"
+        raise _check.wrong("batch", recipe.batch, allowed)
+
+
 class State:
     """Everything that a training step reads or changes; ``network`` is trained in place.
 
@@ -44,9 +51,8 @@ class State:
     ) -> None:
         self.recipe, self.device, self.team = recipe, device, team
         self.example_count = example_count
+        check_batch(recipe, example_count)
         self.steps = example_count // recipe.batch
-        if not self.steps:
-            _check.integer("batch", recipe.batch, 2, example_count)
         self.network = network.to(device)
         if device.type == "cuda":
             for parameter in self.network.parameters():
