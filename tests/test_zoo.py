@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from helpers.commands import Run
 from softstair import zoo
@@ -105,8 +107,9 @@ def test_network_is_that_of_the_first_run(small: Path, runs: list[Path]) -> None
 def test_unknown_name_is_an_error_that_names_the_known(name: str, small: Path, run: Run) -> None:
     (small / "../digits-ternary.safetensors").write_bytes(b"outside of the zoo")
     for call in (zoo.load, zoo.card, zoo.evaluate):
-        with pytest.raises(SoftstairError, match="digits-ternary"):
-            call(name)
+        for wrong in (name, None):
+            with pytest.raises(SoftstairError, match="digits-ternary"):
+                call(wrong)
     if name not in ("", "."):
         for words in (["export"], ["verify"], ["zoo", "export"], ["zoo", "card"]):
             assert "digits-ternary" in run.rejected(*words, name)
@@ -122,12 +125,23 @@ def test_damaged_files_and_cards_are_errors(small: Path, run: Run) -> None:
         assert "damaged" in run.rejected("zoo")
     file.write_bytes(data)
     known = json.loads(text)["digits-ternary"]
-    for entry in ([], {}, {**known, "accuracies": ["a"]}, {**known, "accuracies": []}):
+    wrong = ({"accuracies": ["a"]}, {"accuracies": []}, {"accuracies": [7.5]}, {"command": None})
+    for entry in ([], {}, *({**known, **fields} for fields in wrong)):
         cards.write_text(json.dumps({"digits-ternary": entry}))
         assert "card of 'digits-ternary'" in run.rejected("zoo", "card", "digits-ternary")
-    for broken_text in ("{", "3", "{}"):
+    for broken_text in ("{", "3", "{}", "[" * 100_000):
         cards.write_text(broken_text)
         assert "card of 'digits-ternary'" in run.rejected("zoo")
+
+
+@pytest.mark.parametrize("wrong", [{"classes": [3] * 10}, {"std": 0.0}])
+def test_a_card_of_a_forged_file_is_an_error(wrong: dict[str, object], small: Path) -> None:
+    file = small / "digits-ternary.safetensors"
+    with safe_open(file, "pt") as opened:
+        text = json.dumps({**json.loads(opened.metadata()["softstair"]), **wrong})
+    save_file(load_file(file), file, metadata={"softstair": text})
+    with pytest.raises(SoftstairError, match="card of 'digits-ternary'"):
+        zoo.card("digits-ternary")
 
 
 def test_code_that_a_file_names_is_not_called(

@@ -124,7 +124,13 @@ def card(name: str) -> Card:
     try:
         entry = _cards()[name]
         recipe = Recipe.from_json(metadata["recipe"])
-        accuracies = tuple(_check.number("accuracies", value) for value in entry["accuracies"])
+        accuracies = tuple(
+            _check.number("accuracies", value, 0, 1) for value in entry["accuracies"]
+        )
+        classes = tuple(metadata["classes"])
+        for text in (*classes, entry["data"], entry["command"], entry["commit"]):
+            if not isinstance(text, str):
+                raise ValueError(f"{_check.shortened(text)} is not text")
         channels, height, width = metadata["shape"]
         return Card(
             name=name,
@@ -137,13 +143,13 @@ def card(name: str) -> Card:
             first_layer_bits=_bits(recipe, "first_layer"),
             feature_bits=_bits(recipe, "features"),
             shape=(channels, height, width),
-            classes=tuple(metadata["classes"]),
+            classes=classes,
             mean=metadata["mean"],
-            std=metadata["std"],
+            std=_check.number("std", metadata["std"], above=0),
             command=entry["command"],
             commit=entry["commit"],
         )
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise SoftstairError(
             f"the card of {name!r} in {str(FOLDER)!r} is damaged ({first_line(error)}): install "
             "softstair again."
@@ -175,7 +181,7 @@ def path_of(name: str) -> Path:
     """Return the file of a network; raise SoftstairError with the known names if there is none."""
     known = names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(str(name), known, n=1)
         hint = (
             f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}."
         )
