@@ -1,5 +1,6 @@
 """``train``: data, network, run directory, the loop over epochs, and the summary."""
 
+import copy
 import platform
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,9 @@ def train(
                     run.reserve({**facts, "processes": team.size})
 
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
-                floats = _float_runs(recipe, run, reserve, dataset, watchers, model, **given)
+                floats = _float_runs(
+                    recipe, run, reserve, network, dataset, watchers, model, **given
+                )
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
                     begun_threads or threads or choose_threads(network, per_process)
@@ -174,6 +177,7 @@ def _float_runs(
     recipe: Recipe,
     run: Run,
     reserve: Callable[[], None],
+    network: nn.Module,
     dataset: Dataset,
     watchers: Sequence[Watcher],
     model: nn.Module | None,
@@ -199,6 +203,8 @@ def _float_runs(
             out, team = refuse_link(path), run.team
             train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
         floats[role] = load_float_run(role, path, recipe, dataset, model, run.team)
+        if role == "start" and not is_auto[role]:
+            start_from(copy.deepcopy(network), floats[role], recipe)  # raises before others train
     return floats
 
 
