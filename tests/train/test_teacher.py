@@ -253,6 +253,8 @@ def test_the_runs_that_are_trained_first() -> None:
     out = Path("out")
     assert float_runs(taught, out, speech) == {"start": out / "start", "teacher": out / "teacher"}
     assert set(float_runs(taught, out, digit).values()) == {out / "start"}, "the float twin"
+    large = replace(taught, model="dscnn-276")
+    assert set(float_runs(large, out, speech).values()) == {out / "start"}, "trained once"
     given = replace(taught, init_from=None, teacher="runs/a")
     assert float_runs(given, out, speech) == {"teacher": Path("runs/a")}
 

@@ -50,8 +50,8 @@ class OptimiserOptions(Options):
     )
     rate_shape: Literal["drop", "cosine", "linear", "flat-then-linear"] = option(
         "drop",
-        "Learning rate over the run: one drop, or to 0 along a cosine or a line, which may begin "
-        "after 60 % of the run.",
+        "Learning rate over the run: one drop, or a fall to 0 along a cosine or a line; "
+        "flat-then-linear begins to fall after 60 % of the run.",
         older_value="drop",
     )
     warm_up: float = option(
@@ -84,7 +84,11 @@ class OptimiserOptions(Options):
         older_value=False,
     )
     label_smoothing: float = option(
-        0.0, "Share of each label that all classes get.", low=0.0, high=1.0, older_value=0.0
+        0.0,
+        "Share of each label that is spread over all classes.",
+        low=0.0,
+        high=1.0,
+        older_value=0.0,
     )
     drop: float | None = option(
         32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
@@ -106,7 +110,7 @@ class OptimiserOptions(Options):
         return self.learning_rate * self.rate_factor(t)
 
     def rate_factor(self, t: float) -> float:
-        """Return by which factor all learning rates differ from their initial ones at time ``t``.
+        """Return the factor of all initial learning rates at time ``t``.
 
         >>> [OptimiserOptions(rate_shape="linear", epochs=4).rate_factor(t) for t in (0, 1, 4)]
         [1.0, 0.75, 0.0]
@@ -142,9 +146,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the parameters of a network in groups of equal initial learning rate and decay.
 
-    Latent weights are those with as many levels as ``stair``, that of the network's weights. The
-    first and the last layer are so in the order of the modules. Without options for a group there
-    is one group.
+    Latent weights are those with as many levels as ``stair``, the stair of the network's weights.
+    The first and the last layer are those in the order in which the modules were registered. If
+    no option changes a rate or a decay, there is one group.
     """
     rate = options.learning_rate
     norm_decay = options.weight_decay if options.norm_decay is None else options.norm_decay

@@ -70,7 +70,8 @@ def float_runs(recipe: Recipe, out: Path, shape: tuple[int, ...]) -> dict[Role, 
         for role, path in given.items()
         if path is not None
     }
-    if given["start"] == given["teacher"] == AUTO and teacher_for(shape) is None:
+    has_its_model = teacher_for(shape) in (None, recipe.model)
+    if given["start"] == given["teacher"] == AUTO and has_its_model:
         runs["teacher"] = runs["start"]
     return runs
 
