@@ -245,3 +245,28 @@ def test_advice_follows_the_rate_of_latent_weights() -> None:
     slow = {"static_mean": False, "static_std": True, "learning_rate": 1e-6}
     assert any("weights only by" in text for text in advice(begun(**slow)[0]))
     assert not any("weights only by" in text for text in advice(begun(**slow, latent_rate=1.0)[0]))
+
+
+class HeadFirst(nn.Module):
+    """Its last layer is registered before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 10)
+        self.body = nn.Linear(64, 32, bias=False)
+        self.norm = nn.BatchNorm1d(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.body(x.flatten(1)))))
+
+
+def test_the_last_layer_is_the_last_that_is_called() -> None:
+    chosen = recipe(last_rate=5.0, first_rate=7.0, latent_rate=0.5, learning_rate=1.0)
+    network = make_network(chosen, load("digits"), HeadFirst())
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    groups = parameter_groups(network, chosen, chosen.stair("weights"))
+    rates = {names[key]: group["lr"] for group in groups for key in group["params"]}
+    assert rates == {
+        "head.weight": 5.0, "head.bias": 5.0, "body.weight": 0.5,
+        "norm.weight": 1.0, "norm.bias": 1.0,
+    }  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check
+from softstair.convert import ATTRIBUTE, report
 from softstair.nn import StairLayer
 from softstair.schedule import Schedule
 from softstair.stair import Stair
@@ -147,13 +148,11 @@ def parameter_groups(
     """Return the parameters of a network in groups of equal initial learning rate and decay.
 
     Latent weights are those with as many levels as ``stair``, the stair of the network's weights.
-    The first and the last layer are those in the order in which the modules were registered. If
-    no option changes a rate or a decay, there is one group.
+    If no option changes a rate or a decay, there is one group.
     """
     rate = options.learning_rate
     norm_decay = options.weight_decay if options.norm_decay is None else options.norm_decay
-    kinds = nn.Linear | nn.Conv1d | nn.Conv2d
-    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    layers = _layers(network)
     rates: dict[Tensor, float] = {}
     for parameter in network.parameters():
         rates[parameter] = rate * options.norm_rate if parameter.dim() < 2 else rate
@@ -173,6 +172,16 @@ def parameter_groups(
         {"params": parameters, "lr": rate, "weight_decay": decay}
         for (rate, decay), parameters in groups.items()
     ]
+
+
+def _layers(network: nn.Module) -> list[Any]:
+    """Return the layers with weights in order of execution; of a float network, of the modules."""
+    modules = dict(network.named_modules())
+    names = list(modules)
+    if hasattr(network, ATTRIBUTE):
+        names = [row.name for row in report(network).rows]
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d
+    return [modules[name] for name in names if isinstance(modules.get(name), kinds)]
 
 
 def _mean_quantum(stair: Stair) -> float:
