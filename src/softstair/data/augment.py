@@ -238,23 +238,28 @@ def mixup(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor, 
     >>> bool((mixed == torch.stack([2 * share, torch.tensor(1.0), 2 - 2 * share])).all())
     True
     """
-    share = largest * _common(x, generator)
+    (share,) = largest * _common(x, generator, "share")
     return torch.lerp(x, x.flip(0), share), share
 
 
 def cutmix(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor, Tensor]:
-    """Replace a rectangle of each example by that of x.flip(0); also return its share of the area.
+    """Replace a rectangle of all examples by that of x.flip(0); also return its share of the area.
 
-    The share is uniform from 0 to ``largest``, up to rounding: the sides are those of the example
-    times the root of the share. Each example has a uniform position of its own.
+    The sides are those of the examples times the root of a share that is uniform from 0 to
+    ``largest``. The centre is uniform, and what is outside of the examples is left out, as in
+    CutMix (Yun et al., 2019).
     """
-    height, width = x.shape[2:]
-    root = (largest * _common(x, generator)).sqrt()
-    rows, columns = (_rounded(root * side) for side in (height, width))
-    replaced = _somewhere(x, 2, rows, generator, "mix") & _somewhere(
-        x, 3, columns, generator, "mix"
-    )
-    return torch.where(replaced, x.flip(0), x), rows * columns / (height * width)
+    share, *centre = _common(x, generator, "share", "mix_2", "mix_3")
+    root, sizes = (largest * share).sqrt(), x.shape[2:]
+    begins, lengths = [], []
+    for middle, size in zip(centre, sizes, strict=True):
+        half = root * size / 2
+        begin = ((middle * size - half - 0.5).floor() + 1).clamp_min(0)
+        begins.append(begin)
+        lengths.append(((middle * size + half - 0.5).ceil().clamp_max(size) - begin).clamp_min(0))
+    rows, columns = (_between(x, axis, begins[axis - 2], lengths[axis - 2]) for axis in (2, 3))
+    area = lengths[0] * lengths[1] / (sizes[0] * sizes[1])
+    return torch.where(rows & columns, x.flip(0), x), area
 
 
 def _uniform(x: Tensor, source: Source, *names: str) -> Tensor:
@@ -271,11 +276,11 @@ def _integers(x: Tensor, count: int, source: Source, *names: str) -> Tensor:
     return torch.randint(count, (len(names), len(x)), generator=source, device=x.device)
 
 
-def _common(x: Tensor, source: Source) -> Tensor:
-    """Return the uniform number that the examples of a batch have in common."""
+def _common(x: Tensor, source: Source, *names: str) -> Tensor:
+    """Return uniform numbers that the examples of a batch have in common."""
     if isinstance(source, Draws):
-        return source.uniform[ROWS.index("share"), 0]
-    return torch.rand((), generator=source, device=x.device)
+        return torch.stack([source.uniform[ROWS.index(name), 0] for name in names])
+    return torch.rand(len(names), generator=source, device=x.device)
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -291,8 +296,8 @@ def _somewhere(x: Tensor, axis: int, length: Tensor, source: Source, name: str) 
 def _between(x: Tensor, axis: int, begin: Tensor, length: Tensor | int) -> Tensor:
     """Return which rows (axis 2) or columns (axis 3) are the ``length`` ones from ``begin`` on.
 
-    ``begin`` has a value for each example, ``length`` one for each or one for all. The result has
-    the shape (N, 1, H, 1) or (N, 1, 1, W).
+    ``begin`` and ``length`` have a value for each example or one for all. The result has the shape
+    (N, 1, H, 1) or (N, 1, 1, W), with N = 1 for all.
     """
     offsets = torch.arange(x.shape[axis], device=x.device) - begin.reshape(-1, 1)
     if isinstance(length, Tensor):

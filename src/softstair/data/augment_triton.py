@@ -35,6 +35,14 @@ def _is_somewhere(place, uniform, length, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _box(middle, root, SIZE: tl.constexpr):
+    """Return the begin and the length of a side around ``middle``, as far as it is inside."""
+    half = root * SIZE / 2
+    begin = tl.maximum(tl.floor(middle * SIZE - half - 0.5) + 1, 0.0)
+    return begin, tl.maximum(tl.minimum(tl.ceil(middle * SIZE + half - 0.5), SIZE) - begin, 0.0)
+
+
+@triton.jit
 def _augmented(
     example, channel, row, column, x_ptr, indices_ptr, random_ptr, noise_ptr, n, mean, std,
     AUGMENT: tl.constexpr, CUTOUT: tl.constexpr, ERASE: tl.constexpr, TIME_MASK: tl.constexpr,
@@ -116,10 +124,10 @@ def batch_kernel(
             number = tl.where(share < 0.5, near, far)
         else:
             root = tl.sqrt_rn(share)
-            rows, columns = tl.floor(root * HEIGHT + 0.5), tl.floor(root * WIDTH + 0.5)
-            random = random_ptr + example
-            replaced = _is_somewhere(row, tl.load(random + MIX_2 * n), rows, HEIGHT)
-            replaced &= _is_somewhere(column, tl.load(random + MIX_3 * n), columns, WIDTH)
+            top, rows = _box(tl.load(random_ptr + MIX_2 * n), root, HEIGHT)
+            left, columns = _box(tl.load(random_ptr + MIX_3 * n), root, WIDTH)
+            replaced = (row >= top) & (row < top + rows)
+            replaced &= (column >= left) & (column < left + columns)
             number = tl.where(replaced, other, number)
             share = tl.div_rn(rows * columns, 1.0 * HEIGHT * WIDTH)
         tl.store(share_ptr, share, mask=(example == 0) & (block == 0))
