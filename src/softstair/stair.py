@@ -364,7 +364,8 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
     best = torch.full_like(largest, torch.inf)
     quantum = largest.clone()
-    for ratio in torch.linspace(0.01, 1.25, FIT_CANDIDATES, dtype=torch.float64).tolist():
+    ratios = torch.linspace(0.01, 1.25, FIT_CANDIDATES, dtype=torch.float64).tolist()
+    for ratio in (*ratios, 1.0):
         candidate = largest * ratio
         error = (unit(rows / candidate) * candidate - rows).square().sum(dim=1, keepdim=True)
         quantum = torch.where(error < best, candidate, quantum)
