@@ -133,6 +133,8 @@ class Run:
                 checkpoint.load_state_dict(state, saved)
             self._saved = (state.epoch, state.step)
         if self.team.is_rank_zero:
+            for partial in self.path.glob(".*.json*.part"):  # of a process that was killed
+                partial.unlink()
             write(self.path / "metrics.jsonl", "".join(map(_line, state.history)))
 
     def log(self, metrics: dict[str, Any]) -> None:
