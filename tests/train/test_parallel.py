@@ -165,7 +165,10 @@ def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: P
     recipe = replace(RANDOM, epochs=1, period=None, drop=None, init_from="auto", teacher="auto")
     out, notes = tmp_path / "run", {"NOTES": str(tmp_path)}
     assert pair.run(words(recipe, out), environment=notes) == [0, 0], pair.messages
-    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+    # Rank 0 reads the float run, and so evaluates its network more often.
+    first, second = ((tmp_path / rank).read_text().splitlines() for rank in "01")
+    assert first[-1] == second[-1]
+    assert {*second} <= {*first}
     config = json.loads((out / "config.json").read_text())
     assert len(config["teacher"]) == 64
     assert json.loads((out / "start/config.json").read_text())["processes"] == 2
