@@ -210,6 +210,18 @@ def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
         train(taught, tmp_path / "run", resume=True)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("field", ["init_from", "teacher"])
+def test_float_runs_that_know_the_validation_examples_are_refused(
+    field: str, float_run: Path, tmp_path: Path
+) -> None:
+    for other in ({"fold": 1}, {"folds": 4}, {"limit": 150}):
+        with pytest.raises(RunError, match=f"has {next(iter(other))} = ") as caught:
+            train(recipe(**{field: str(float_run)}, **other), tmp_path / "run")
+        assert caught.value.field == field
+        assert not (tmp_path / "run").exists()
+
+
 def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(FLOAT, tmp_path / "begun", watchers=[At(0, 2, strike(signal.SIGTERM))])

@@ -126,6 +126,7 @@ def load_float_run(
                 f"{str(path)!r} {problem}: train one with weights and features in float.",
                 field=field,
             )
+        _check_same_data(field, path, loaded, recipe)
         is_same = loaded.model == recipe.model
         network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
         return loaded, network.state_dict()
@@ -135,6 +136,20 @@ def load_float_run(
         network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
     network.load_state_dict(state)
     return FloatRun(loaded, network.eval(), _digest(state))
+
+
+def _check_same_data(field: str, path: Path, loaded: Recipe, recipe: Recipe) -> None:
+    """Raise RunError if a float run has other data, or may have seen the validation examples."""
+    names = ("data",) if recipe.fold == "all" else ("data", "limit", "folds", "fold")
+    for name in names:
+        before, now = getattr(loaded, name), getattr(recipe, name)
+        if before != now:
+            raise RunError(
+                f"{field} must be a run on the same data and fold, so that validation examples are "
+                f"new to it, but {str(path)!r} has {name} = {before} instead of {now}: train one "
+                "for this fold, or give auto.",
+                field=field,
+            )
 
 
 def _digest(state: dict[str, Tensor]) -> str:
