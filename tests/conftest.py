@@ -36,16 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def run_interpreted(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Run a file's other tests of the same lane with TRITON_INTERPRET=1."""
+def run_interpreted(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Run the other tests of files, of the same lane, with TRITON_INTERPRET=1."""
     lane = request.config.getoption("lane")
 
-    def run(file: str) -> None:
+    def run(*files: str) -> None:
         pytest.importorskip("triton", reason="needs triton")
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         environment.pop("PYTEST_ADDOPTS", None)
         options = ["-q", "-x", "-p", "no:cacheprovider", "--lane", lane]
-        command = [sys.executable, "-m", "pytest", file, *options]
+        command = [sys.executable, "-m", "pytest", *files, *options]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=HERE.parent
         )

@@ -302,7 +302,7 @@ def test_a_family_of_ones_own_survives_transforms_and_compilation(name, through)
     check_slope(slope, name)
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("forward", ["expectation", "mode", "hard"])
 def test_channels_under_transforms_and_compilation(forward):
     """The channel axis is that of the tensor the function sees, inside vmap and compiled."""

@@ -1,8 +1,10 @@
-"""The kernel that makes a batch, interpreted on the CPU, against the torch version."""
+"""The kernel that makes a batch, interpreted on the CPU, against the torch version.
+
+test_triton.py starts the tests that need the interpreter.
+"""
 
 import importlib
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,12 @@ ALL = {"augment": "crop-flip", "cutout": 3, "erase": 0.7, "time_mask": 4, "coeff
 CASES = [{}, *OPTIONS, *PAIRS, {**ALL, "mixup": 0.9}, {**ALL, "cutmix": 0.8}]
 
 
-def test_under_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
-    run_interpreted(__file__)
-
-
 def reference(x: Tensor, augmentation: Augmentation, draws: Draws) -> tuple[Tensor, Tensor | None]:
     moved = augmentation.move_and_erase(x, draws)
     return augmentation.mix(augmentation.mask((moved.float() - MEAN) / STD, draws), draws)
 
 
-@pytest.mark.nightly(keep=6)
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("options", CASES[::-1], ids=str)
 def test_the_kernel_gives_what_torch_gives_with_the_same_draws(options: dict[str, Any]) -> None:
     for shape, count in (((3, 12, 9), 6), ((1, 20, 10), 1)):
