@@ -29,15 +29,20 @@ from softstair.train.metrics import evaluate, refresh_statistics, stair_health
 from softstair.train.network import make_network, table
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, check_same_recipe, recipe_of, summary_of
+from softstair.train.records import (
+    FLOAT_RUNS,
+    Role,
+    RunError,
+    check_same_recipe,
+    recipe_of,
+    summary_of,
+)
 from softstair.train.run import Run, check_finite
 from softstair.train.state import State, check_batch
 from softstair.train.step import CapturedStep, Step
 from softstair.train.teacher import (
     AUTO,
-    FIELDS,
     FloatRun,
-    Role,
     Teacher,
     auto_recipe,
     float_runs,
@@ -188,7 +193,7 @@ def _float_runs(
     The start is needed only until there is a checkpoint.
     """
     shape, floats = tuple(dataset.x.shape[1:]), {}
-    is_auto = {role: getattr(recipe, field) == AUTO for role, field in FIELDS.items()}
+    is_auto = {role: getattr(recipe, field) == AUTO for role, field in FLOAT_RUNS.items()}
     # Those that are given come first: an error is then found before anything is written.
     for role, path in sorted(
         float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
@@ -15,6 +15,10 @@ MAX_JSON_BYTES = 1 << 20
 MAX_THREADS = 1024
 AGAIN = "`resume` (of a grid, the same command)"
 """How to continue a run."""
+
+Role = Literal["start", "teacher"]
+FLOAT_RUNS: dict[Role, str] = {"start": "init_from", "teacher": "teacher"}
+"""The float runs that a run may use, and the fields of the recipe that name them."""
 
 
 class RunError(SoftstairError):

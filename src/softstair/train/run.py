@@ -25,15 +25,13 @@ from softstair._errors import import_extra
 from softstair._files import refuse_link, write
 from softstair.train import checkpoint
 from softstair.train.parallel import SINGLE_PROCESS, Interrupted, StopRequest, Team
-from softstair.train.records import AGAIN, MAX_THREADS, RunError, read_json
+from softstair.train.records import AGAIN, FLOAT_RUNS, MAX_THREADS, RunError, read_json
 from softstair.train.state import State
 
 MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
 MAX_SHARE = 0.05
 """Of the time that may be spent on checkpoints."""
-FLOAT_RUNS = {"start": "init_from", "teacher": "teacher"}
-"""The float runs that a run may use, and the fields of the recipe that name them."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 

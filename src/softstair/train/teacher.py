@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from softstair.train.optimiser import clip_latent, latent_bounds
 from softstair.train.options import DataOptions, SplitOptions, describe
 from softstair.train.parallel import Team
 from softstair.train.recipe import ExecutionOptions, Recipe
-from softstair.train.records import RunError, recipe_of, summary_of
+from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summary_of
 
 AUTO = "auto"
 ON_THRESHOLD = 0.7
@@ -44,9 +44,6 @@ FOLDS: dict[Any, Callable[[Any, Any], nn.Module]] = {
 }
 NEW_RESULT = (*FOLDS, nn.BatchNorm1d, nn.BatchNorm2d)
 """Modules whose result shares no memory with another tensor."""
-
-Role = Literal["start", "teacher"]
-FIELDS: dict[Role, str] = {"start": "init_from", "teacher": "teacher"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def float_runs(recipe: Recipe, out: Path, shape: tuple[int, ...]) -> dict[Role, 
     Those that are trained first are inside. A run from which the network starts, and which has the
     architecture of the teacher, is the teacher too.
     """
-    given = {role: getattr(recipe, field) for role, field in FIELDS.items()}
+    given = {role: getattr(recipe, field) for role, field in FLOAT_RUNS.items()}
     runs = {
         role: out / role if path == AUTO else Path(path)
         for role, path in given.items()
@@ -116,7 +113,7 @@ def load_float_run(
     """
 
     def read() -> tuple[Recipe, dict[str, Tensor]]:
-        loaded, field = recipe_of(path), FIELDS[role]
+        loaded, field = recipe_of(path), FLOAT_RUNS[role]
         problem = "is not finished" if loaded and summary_of(path) is None else ""
         problem = "holds no run" if loaded is None else problem
         if loaded is None or problem or not loaded.is_float:
