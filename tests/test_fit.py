@@ -33,7 +33,7 @@ def test_better_than_the_largest_weight(stair, shape):
     outermost = max(abs(stair.levels[0]), abs(stair.levels[-1])) / stair.quantum
     naive = float(weight.abs().max()) / outermost
     assert error(weight, fitted) <= error(weight, stair.with_quantum(naive)) * (1 + 1e-6)
-    fine = min(error(weight, stair.with_quantum(naive * k / 100)) for k in range(1, 101))
+    fine = min(error(weight, stair.with_quantum(naive * k / 400)) for k in range(1, 401))
     assert error(weight, fitted) <= 1.05 * fine
     assert len(fitted) == len(stair)
 

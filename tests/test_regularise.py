@@ -326,8 +326,9 @@ def test_no_uniform_number_leaves_the_level_set(name, monkeypatch):
         assert torch.isin(y, levels).all()
 
 
-def test_draws_are_reproducible_and_inside_the_set():
-    """A Generator or the global seed repeats the draws; 2^22 of them stay inside the set."""
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.nightly)])
+def test_draws_are_reproducible_and_inside_the_set(times):
+    """A Generator or the global seed repeats the draws; 2^22 · times stay inside the set."""
     x = torch.linspace(-0.5, 1.5, 2**20)
     draw = apply(UINT4, "normal", 0.0, 0.07, "random")
     first, again = (
@@ -344,7 +345,7 @@ def test_draws_are_reproducible_and_inside_the_set():
     assert torch.equal(draw(x), one)
     assert not torch.equal(one, two)
     levels = torch.tensor(UINT4.levels, dtype=F64).float()
-    for name in oracle.NAMES:
+    for name in oracle.NAMES * times:
         assert torch.isin(apply(UINT4, name, 0.0, 0.2, "random")(x), levels).all()
 
 
@@ -518,11 +519,17 @@ def test_time_does_not_grow_with_the_levels_of_a_linear_stair(name, forward):
         assert count[8][1] <= count[4][1] + 4
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("name", ["uniform", "normal"])
-def test_tensors_of_millions_and_odd_strides(name):
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("uniform", 1027),  # more elements than a block of 2^20
+        pytest.param("uniform", 2053, marks=pytest.mark.nightly),
+        pytest.param("normal", 2053, marks=pytest.mark.nightly),
+    ],
+)
+def test_tensors_of_millions_and_odd_strides(name, rows):
     """However the work is cut in pieces, every element is right; NaN hits itself alone."""
-    x = torch.linspace(-2, 2, 1031 * 1027).view(1031, 1027).T
+    x = torch.linspace(-2, 2, 1031 * rows).view(1031, rows).T
     x[1000, 7] = x[3, 1030] = math.nan
     kept, law, thresholds = x.clone(), (name, 0.1, 0.4), TERNARY.thresholds
     v, levels = oracle.numpy(x), np.array(TERNARY.levels)
