@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -159,8 +160,9 @@ def test_a_float_start_scales_weights_and_statistics(first: str) -> None:
 def test_a_float_start_of_another_model_is_refused(float_run: Path, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     changed = recipe(init_from=str(float_run), weights="float", features="float")
-    with pytest.raises(RunError, match="the model that was trained"):
+    with pytest.raises(RunError, match="than those of the model") as caught:
         train(changed, tmp_path / "run", model=model)
+    assert caught.value.field == "init_from"
 
 
 @pytest.mark.quick
@@ -220,6 +222,24 @@ def test_float_runs_that_know_the_validation_examples_are_refused(
             train(recipe(**{field: str(float_run)}, **other), tmp_path / "run")
         assert caught.value.field == field
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("damaged", ["config.json", "summary.json", "checkpoint"])
+def test_a_damaged_float_run_is_named_by_its_own_field(
+    damaged: str, float_run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "teacher"
+    shutil.copytree(float_run, path)
+    if damaged == "checkpoint":
+        shutil.rmtree(path / damaged)
+    else:
+        (path / damaged).write_text("{")
+    with pytest.raises(RunError, match=r"teacher must be .*: give another run") as caught:
+        train(recipe(teacher=str(path)), tmp_path / "run")
+    assert caught.value.field == "teacher"
+    assert "`out`" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:

@@ -128,7 +128,21 @@ def load_float_run(
         network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
         return loaded, network.state_dict()
 
-    loaded, state = team.broadcast(read)
+    def read_or_name_the_field() -> tuple[Recipe, dict[str, Tensor]]:
+        try:
+            return read()
+        except RunError as error:
+            if error.field == FLOAT_RUNS[role]:
+                raise
+            # What it advises is for the run itself, such as another `out`.
+            problem = str(error).rpartition(": ")[0] or str(error).rstrip(".")
+            raise RunError(
+                f"{FLOAT_RUNS[role]} must be the directory of a finished float run, or auto, but "
+                f"{problem}: give another run.",
+                field=FLOAT_RUNS[role],
+            ) from None
+
+    loaded, state = team.broadcast(read_or_name_the_field)
     with torch.random.fork_rng([]):
         network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
     network.load_state_dict(state)
