@@ -69,8 +69,17 @@ class RandomBuilder:
         bounds = (int(least.min()), int(greatest.max()))
         return self.add(nodes.Sum(name, (self.last,), *bounds, weight, least, greatest, **options))
 
-    def steps(self, name: str, levels: tuple[int, ...], shortcut: str | None = None) -> str:
-        """Add a stair whose thresholds are sums that occur, or lie beyond all of them."""
+    def steps(
+        self,
+        name: str,
+        levels: tuple[int, ...],
+        shortcut: str | None = None,
+        monotone: bool = False,
+    ) -> str:
+        """Add a stair whose thresholds are sums that occur, or lie beyond all of them.
+
+        ``monotone``: they fall with the shortcut, or rise in every third channel.
+        """
         source = self.nodes[self.last]
         sums = self.results[self.last].transpose(0, 1).flatten(1)
         rows, first = 1, 0
@@ -84,6 +93,9 @@ class RandomBuilder:
         if self.choose(True, False):
             table[-1, :, -1] = source.high + 1
         table = table.sort(-1).values
+        if monotone:
+            table = table.sort(1, descending=True).values
+            table[::3] = table[::3].flip(1)
         inputs: tuple[str, ...] = (self.last,)
         if shortcut is None:
             table = table[:, 0]
@@ -132,7 +144,7 @@ class RandomBuilder:
         return IntegerNetwork(tuple(self.nodes.values()), sizes)
 
 
-def random_network(seed: int, shortcut: bool = True, widest: bool = True) -> RandomBuilder:
+def random_network(seed: int, monotone: bool = False, widest: bool = True) -> RandomBuilder:
     """Convolutions, stairs, poolings and shortcuts of many kinds, then linear layers and scores."""
     random = np.random.default_rng(1000 + seed)
     end = None if widest else -1
@@ -154,8 +166,8 @@ def random_network(seed: int, shortcut: bool = True, widest: bool = True) -> Ran
     start = net.last
     net.sum("deep", 6, weights(), padding=(1, 1), groups=int(random.choice([1, 2, 3, 6])))
     few_values = net.nodes[start].high - net.nodes[start].low < 70
-    has_shortcut = shortcut and few_values and random.integers(2)
-    net.steps("deep.stair", levels(), shortcut=start if has_shortcut else None)
+    shortcut = start if few_values and random.integers(2) else None
+    net.steps("deep.stair", levels(), shortcut, monotone)
     if random.integers(2):
         net.add_features("deep.add", start, net.last)
     net.sum("wide", 5, weights(), dilation=(1, 2), padding=(0, 2), stride=(2, 1))

@@ -95,7 +95,7 @@ def _add_node(
             weights = _add_weights(graph, weight.T if linear else weight)
             graph.apply("MatMul" if linear else "Conv", [*x, weights], **attributes)
         case nodes.Steps():
-            _add_steps(graph, node, x, rank)
+            _add_steps(graph, node, x, network.sizes[node.name])
         case nodes.MaxPool():
             graph.max_pool(node, x[0], graph.prefix)
         case nodes.Expand():
@@ -131,23 +131,83 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
     return name
 
 
-def _add_steps(graph: OnnxGraph, node: nodes.Steps, x: list[str], rank: int) -> None:
-    if len(x) == 2:
-        raise ExportError.of(node.name, "QONNX cannot add a shortcut before a stair")
+def _add_steps(
+    graph: _AnnotatedGraph, node: nodes.Steps, x: list[str], shape: Sequence[int]
+) -> None:
     if node.axis != 1:
         raise ExportError.of(node.name, f"QONNX has no MultiThreshold on axis {node.axis}")
+    thresholds, sums = node.thresholds.numpy(), x[0]
+    if len(x) == 2:
+        sums = _add_reached(graph, node, x, shape)
+        thresholds = np.arange(1, len(node.levels))[None]
     # Where levels are uneven, a threshold is repeated for each step of their common divisor.
     gaps = np.diff(node.levels)
     step = math.gcd(*gaps.tolist())
-    thresholds = np.repeat(node.thresholds.numpy(), gaps // step, axis=1)
+    thresholds = np.repeat(thresholds, gaps // step, axis=1)
+    ends = (node.levels[0], step)
+    _add_multi_threshold(graph, sums, thresholds, ends, _datatype_of(node), len(shape))
+
+
+def _add_reached(
+    graph: _AnnotatedGraph, node: nodes.Steps, x: list[str], shape: Sequence[int]
+) -> str:
+    """Add the number of thresholds that a sum s reaches, where each has a t(n) per shortcut n.
+
+    In each channel t falls or rises with n, so that s ≥ t(n) is a threshold on (the number of
+    values v with s ≥ t(v)) ± n.
+    """
+    table = node.thresholds.numpy()
+    count = table.shape[1]
+    differences = np.diff(table, axis=1)
+    rises = (differences > 0).any((1, 2))
+    if bool(((differences < 0).any((1, 2)) & rises).any()):
+        raise ExportError.of(node.name, "its thresholds neither fall nor rise with its shortcut")
+
+    def annotated(tensor: str, low: int, high: int) -> str:
+        graph.annotate(tensor, _datatype(low, high), (BATCH, *shape))
+        return tensor
+
+    low, high, beside = node.first, node.first + count - 1, x[1]
+    if rises.any():
+        sign = np.where(rises, -1, 1).reshape(-1, *[1] * (len(shape) - 1)).astype(np.float32)
+        low, high = min(low, -high), max(high, -low)
+        beside = graph.apply("Mul", [beside, graph.constant("sign", sign)], "beside")
+        annotated(beside, low, high)
+    limits = np.where(rises, 1 - node.first, count + node.first)[:, None]
+    reached = ""
+    for number in range(table.shape[2]):
+        values = np.sort(table[:, :, number], axis=1)
+        datatype = _datatype(0, count)
+        passed = _add_multi_threshold(graph, x[0], values, (0, 1), datatype, len(shape), "passed")
+        added = graph.apply("Add", [annotated(passed, 0, count), beside], "added")
+        annotated(added, low, count + high)
+        bit = _add_multi_threshold(graph, added, limits, (0, 1), "BINARY", len(shape), "bit")
+        annotated(bit, 0, 1)
+        if reached:
+            bit = annotated(graph.apply("Add", [reached, bit], "reached"), 0, number + 1)
+        reached = bit
+    return reached
+
+
+def _add_multi_threshold(
+    graph: OnnxGraph,
+    x: str,
+    thresholds: Array,
+    levels: tuple[int, int],
+    datatype: str,
+    rank: int,
+    hint: str = "",
+) -> str:
+    """Add first + step · (thresholds reached), with ``levels`` = (first, step)."""
     limits = graph.constant("thresholds", thresholds.astype(np.float32))
-    graph.apply(
+    return graph.apply(
         "MultiThreshold",
-        [*x, limits],
+        [x, limits],
+        hint,
         domain=DOMAIN,
-        out_dtype=_datatype_of(node),
-        out_scale=float(step),
-        out_bias=float(node.levels[0]),
+        out_dtype=datatype,
+        out_scale=float(levels[1]),
+        out_bias=float(levels[0]),
         data_layout="NC" if rank == 1 else "NCHW",
     )
 
