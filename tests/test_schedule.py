@@ -10,8 +10,10 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import oracle
+import softstair as ss
 from softstair import Schedule
 
 pytestmark = pytest.mark.quick
@@ -191,6 +193,27 @@ def test_a_start_delays_every_range(interval, power, static_mean, static_std):
             assert late(layer, 16 + step / 4) == plain(layer, step / 4)
     assert late.end == 22.0
     assert Schedule.from_json(late.to_json()) == late
+
+
+@pytest.mark.parametrize("noise", ["uniform", "normal", ["logistic", ss.ste.identity()]], ids=str)
+def test_the_first_std_of_a_network_is_that_of_its_noise(noise):
+    """Annealing begins at the noise with which the network was made."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), noise=noise)
+    before = net[1].std.clone()
+    schedule = Schedule.for_network(net, period=2)
+    ss.Annealer(net, schedule).step()
+    assert net[1].std == before
+    assert Schedule.for_network(net, period=2, std0=0.1).std0 == 0.1
+
+
+def test_networks_with_several_families_need_a_first_std():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    noise = {0: "normal", 1: "uniform"}
+    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), noise=noise)
+    with pytest.raises(ValueError, match=r"std0 must be given.*Normal\(\) and Uniform\(\)"):
+        Schedule.for_network(net, period=2)
+    assert Schedule.for_network(net, period=2, std0=0.25).std0 == 0.25
 
 
 @pytest.mark.parametrize("layer", [-1, 3, 99])

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from softstair import _check
-from softstair.nn import layer_count
+from softstair.nn import layer_count, stair_modules
 
 __all__ = ["INTERVALS", "POWERS", "Interval", "NoisePath", "Power", "Schedule"]
 
@@ -146,9 +146,23 @@ class Schedule:
         Args:
             net: A network of :func:`softstair.quantise`.
             period: The period.
-            **settings: Other arguments of :class:`Schedule`.
+            **settings: Other arguments of :class:`Schedule`. ``std0`` is by default that of the
+                network's family of noise: 95 % of it is within half a quantum, or all of it if it
+                is bounded.
+
+        Raises:
+            ValueError: If the network has several families of noise and ``std0`` is not given.
         """
-        return cls(layers=layer_count(net), period=period, **settings)
+        layers = layer_count(net)
+        if "std0" not in settings:
+            scheduled = [module.noise for _, module in stair_modules(net) if module.scheduled]
+            stds = {noise.std_within(0.5) for noise in scheduled}
+            if len(stds) > 1:
+                families = " and ".join(sorted(map(repr, set(scheduled))))
+                raise _check.invalid("std0", f"must be given: the network has {families} noise")
+            if stds:
+                settings["std0"] = stds.pop()
+        return cls(layers=layers, period=period, **settings)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`."""
