@@ -164,6 +164,13 @@ def mlp() -> nn.Module:
         (mlp, {"skip": 3}, "skip"),
         (mlp, {"init": "zeros"}, "init"),
         (mlp, {"init": "keep", "fit": "tensor"}, "fit"),
+        (mlp, {"fit": "channel"}, "fit"),
+        (mlp, {"weights": {"konv1": INT4}, "features": None}, "weights"),
+        (mlp, {"weights": {"2": INT4, "*": TERNARY}}, "weights"),
+        (mlp, {"features": {"0": INT4, "*": TERNARY}}, "features"),
+        (mlp, {"features": {3: INT4, "*": TERNARY}}, "features"),
+        (mlp, {"noise": {-1: "normal", "*": "uniform"}}, "noise"),
+        (mlp, {"forward": {nn.ReLU: "mode", "*": "random"}}, "forward"),
     ],
 )
 def test_a_wrong_option_is_named_and_the_model_stays_as_it_was(build, settings, field):
@@ -176,6 +183,14 @@ def test_a_wrong_option_is_named_and_the_model_stays_as_it_was(build, settings, 
     assert str(caught.value).startswith(field)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert model.training
+
+
+def test_a_key_that_fits_no_layer_is_named_with_close_names():
+    weights = {"layer1.0.konv1": INT4, "*": TERNARY}
+    with pytest.raises(ValueError, match=r"'layer1\.0\.konv1' fits none.* layer1\.0\.conv1"):
+        ss.quantise(networks.ResNet(), weights, TERNARY)
+    skipped = ss.quantise(mlp(), {"6": INT4, "*": TERNARY}, TERNARY, skip="6")
+    assert type(skipped[6]) is nn.Linear
 
 
 def test_report_raises_for_a_float_network():

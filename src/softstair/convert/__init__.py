@@ -135,6 +135,8 @@ def quantise(
     _check.choice("init", init, ("thresholds", "keep"))
     if fit is not None:
         _check.choice("fit", fit, ("layer", "channel"))
+    if fit == "channel" and init != "keep":
+        raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
     options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
     net = copy.deepcopy(model)
     graph, traced = _graph(net, example_inputs)
@@ -227,6 +229,7 @@ def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | No
 def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: LayerOptions) -> None:
     names = [site.name for site in sites]
     known = [*(name for name, _ in net.named_modules(remove_duplicate=False)), *names]
+    options.check_names(sites)
     for pattern in options.skip:
         if not any(matches(pattern, name) for name in known):
             raise _check.invalid(
@@ -262,7 +265,7 @@ def _assign_options(
     """
     candidates = [site for site in sites if not site.why_float]
     number_layers(graph, candidates)
-    options.check_lengths(1 + max(site.layer for site in candidates))
+    options.check_counts(1 + max(site.layer for site in candidates))
     settings = {}
     for site in candidates:
         site.stair = options.entry(site.option, site)

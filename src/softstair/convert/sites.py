@@ -6,6 +6,7 @@ Layers are numbered in order of execution. A module that runs several times belo
 use.
 """
 
+import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ PerLayer: TypeAlias = (
 )
 """A value for all layers, a sequence with one per layer, or a mapping from layer numbers and
 patterns of module names."""
+OPTIONS = ("weights", "features", "noise", "forward")
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,29 @@ class LayerOptions:
         if not isinstance(stairs, Mapping):
             return stairs is not None
         for key, stair in stairs.items():
-            if isinstance(key, int) or matches(key, site.name):
-                return isinstance(key, int) or stair is not None
+            if isinstance(key, int):
+                return True
+            if isinstance(key, str) and matches(key, site.name):
+                return stair is not None
         return False
 
-    def check_lengths(self, layers: int) -> None:
-        """Raise ValueError if a sequence does not have one entry per layer."""
-        for option in ("weights", "features", "noise", "forward"):
+    def check_names(self, sites: Sequence["Site"]) -> None:
+        """Raise ValueError if a mapping has a key that is no number and fits no name of a site."""
+        for option in OPTIONS:
+            names = [site.name for site in sites if option in (site.option, "noise", "forward")]
+            value = getattr(self, option)
+            for key in value if isinstance(value, Mapping) else ():
+                fits = isinstance(key, str) and any(matches(key, name) for name in names)
+                if not fits and not isinstance(key, int):
+                    close = difflib.get_close_matches(str(key), names)
+                    hint = f"did you mean {' or '.join(close)}" if close else f"use {names[:12]}"
+                    raise _check.invalid(
+                        option, f"must name layers, but {_check.shortened(key)} fits none; {hint}"
+                    )
+
+    def check_counts(self, layers: int) -> None:
+        """Raise ValueError if a sequence or the numbers in a mapping do not fit the layers."""
+        for option in OPTIONS:
             value = getattr(self, option)
             if isinstance(value, list | tuple) and len(value) != layers:
                 raise _check.invalid(
@@ -74,6 +92,11 @@ class LayerOptions:
                     f"must have one entry for each of the network's {layers} layers, but "
                     f"{len(value)} were given",
                 )
+            for key in value if isinstance(value, Mapping) else ():
+                if isinstance(key, int) and not 0 <= key < layers:
+                    raise _check.invalid(
+                        option, f"must have layers from 0 to {layers - 1} as keys, but has {key}"
+                    )
 
 
 def matches(pattern: str, name: str) -> bool:
