@@ -168,7 +168,7 @@ def test_gradient_is_the_slope_of_the_expectation(name, forward):
 @pytest.mark.parametrize("tensor", [False, True])
 def test_a_dirac_is_the_shifted_stair_without_gradient(name, tensor):
     """std = 0: sigma(x - mean) for expectation, mode, random; sigma(x) for hard; gradient 0."""
-    for stair in (TERNARY, UNEVEN, ss.Stair.linear(8)):
+    for stair in (TERNARY, UNEVEN, ss.Stair.linear(8, thresholds="floor")):
         for mean in (0.0, -0.5, 0.25):
             x = torch.tensor([*stair.thresholds, *(t + mean for t in stair.thresholds), -9, 1e30])
             x = torch.cat([x, torch.tensor([math.inf, -math.inf, 0.0, 0.1])]).double()
@@ -185,7 +185,11 @@ def test_a_dirac_is_the_shifted_stair_without_gradient(name, tensor):
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_narrow_noise_gives_the_papers_mode(name, dtype):
     """Equal bins and narrow noise, off the thin bands: the mode is sigma(x - mean)."""
-    for stair, mean in ((TERNARY, 0.0), (UINT4, 0.0), (ss.Stair.linear(8), -0.5)):
+    for stair, mean in (
+        (TERNARY, 0.0),
+        (UINT4, 0.0),
+        (ss.Stair.linear(8, thresholds="floor"), -0.5),
+    ):
         quantum = stair.quantum
         x = torch.linspace(-2, len(stair) + 1, 5001, dtype=dtype) * quantum
         edges = torch.tensor(stair.thresholds, dtype=dtype) + mean * quantum
@@ -482,7 +486,7 @@ def test_memory_does_not_grow_with_the_number_of_levels(name, forward):
     rng = np.random.default_rng(0)
     uneven = ss.Stair(range(256), np.cumsum(rng.uniform(0.1, 2, 255)).tolist())
     mean, std = torch.tensor(0.1), torch.tensor(3.0)
-    for stair in (TERNARY, ss.Stair.linear(8), uneven):
+    for stair in (TERNARY, ss.Stair.linear(8, thresholds="floor"), uneven):
         kept: dict[int, int] = {}
 
         def keep(tensor, kept=kept):
@@ -560,7 +564,7 @@ def test_tensors_of_millions_and_odd_strides(name, rows):
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
 def test_hard_is_the_stair_itself_exactly(dtype):
     """Forward hard is stair(x) bit for bit, and so is a Dirac at 0; by channel too."""
-    channels = ss.Stair.linear(3, signed=True, quantum=(0.07, 1.0, 2.5), axis=1)
+    channels = ss.Stair.linear(3, signed=True, quantum=(0.07, 1.0, 2.5), thresholds="floor", axis=1)
     quanta = torch.tensor([0.07, 1.0, 2.5], dtype=F64)
     for stair in (TERNARY, UINT4, UNEVEN, channels):
         t = torch.tensor(stair.thresholds, dtype=F64)[:, None]

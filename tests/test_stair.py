@@ -77,10 +77,11 @@ def test_named_stairs_have_the_levels_of_the_paper():
     assert Stair.heaviside() == Stair((0.0, 1.0), (0.0,))
     assert Stair.sign() == Stair((-1.0, 1.0), (0.0,))
     assert Stair.ternary() == Stair((-1.0, 0.0, 1.0), (-0.5, 0.5))
-    two = Stair.linear(2, signed=True, quantum=0.5)
+    two = Stair.linear(2, signed=True, quantum=0.5, thresholds="floor")
     assert (two.levels, two.thresholds) == ((-1.0, -0.5, 0.0, 0.5), (-0.5, 0.0, 0.5))
     assert two.quantum == 0.5
-    half = Stair.linear(2, quantum=2.0, thresholds="midpoint")
+    half = Stair.linear(2, quantum=2.0)
+    assert half == Stair.linear(2, quantum=2.0, thresholds="midpoint")
     assert (half.levels, half.thresholds) == ((0.0, 2.0, 4.0, 6.0), (1.0, 3.0, 5.0))
     small = Stair.ternary(quantum=0.07)
     np.testing.assert_allclose(small.levels, (-0.07, 0, 0.07), rtol=1e-15)
@@ -98,7 +99,7 @@ def test_linear_is_floor_and_clip(bits, signed):
     x = torch.arange(-600, 600) / 2 + torch.tensor([[0.0], [0.25]])
     for quantum in (1.0, 0.25):
         clip = lambda v: quantum * v.floor().clip(z, z + 2**bits - 1)  # noqa: B023
-        floor = Stair.linear(bits, signed=signed, quantum=quantum)
+        floor = Stair.linear(bits, signed=signed, quantum=quantum, thresholds="floor")
         midpoint = Stair.linear(bits, signed=signed, quantum=quantum, thresholds="midpoint")
         assert len(floor) == len(midpoint) == 2**bits
         torch.testing.assert_close(floor(quantum * x), clip(x), rtol=0, atol=0)
@@ -222,6 +223,7 @@ def test_equality_tells_stairs_apart():
         (lambda: Stair.linear(0), ["bits", "0"]),
         (lambda: Stair.linear(-3), ["bits", "-3"]),
         (lambda: Stair.linear(2.5), ["bits", "2.5"]),
+        (lambda: Stair.linear(4, "unsigned"), ["signed", "unsigned", "True or False"]),
         (lambda: Stair.linear(2, thresholds="round"), ["thresholds", "round", "floor", "midpoint"]),
         (lambda: Stair.from_json({"levels": [1, 0], "thresholds": [0]}), ["levels"]),
         (lambda: Stair.ternary(quantum=(1.0, 2.0), axis=1)(torch.zeros(2, 3)), ["2", "3"]),

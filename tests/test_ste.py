@@ -33,7 +33,7 @@ STAIRS = {
     "heaviside": STEP,
     "sign": ss.Stair.sign(quantum=0.5),
     "ternary": ss.Stair.ternary(quantum=0.07),
-    "int4": ss.Stair.linear(4, signed=True, quantum=0.25),
+    "int4": ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="floor"),
 }
 
 

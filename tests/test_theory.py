@@ -357,7 +357,7 @@ STAIRS = [
     ss.Stair.heaviside(),
     ss.Stair.ternary(),
     ss.Stair.sign(quantum=0.3),
-    ss.Stair.linear(4, quantum=0.07),
+    ss.Stair.linear(4, quantum=0.07, thresholds="floor"),
     ss.Stair.linear(3, signed=True, thresholds="midpoint"),
     ss.Stair((-2.0, 0.5, 0.75, 7.0), (-1.0, 0.2, 5.0)),
 ]
@@ -438,7 +438,9 @@ def two_layers(weights: ss.Stair | None = None) -> torch.nn.Module:
         linear = torch.nn.Linear(a, b)
         if weights is not None:
             linear = StairLinear.from_float(linear, StairWeight(weights, "normal", layer=layer))
-        activation = StairActivation(ss.Stair.linear(2, quantum=0.4), "normal", layer=layer)
+        activation = StairActivation(
+            ss.Stair.linear(2, quantum=0.4, thresholds="floor"), "normal", layer=layer
+        )
         layers += [linear, torch.nn.BatchNorm1d(b), activation]
     return torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))
 
@@ -493,7 +495,10 @@ def test_distances_reject_missing_and_mismatched_arguments() -> None:
 
 
 def test_examine_combines_the_parts() -> None:
-    schedule, stair = Schedule(2, 10.0, "same_end", std0=0.4), ss.Stair.linear(4, quantum=0.5)
+    schedule, stair = (
+        Schedule(2, 10.0, "same_end", std0=0.4),
+        ss.Stair.linear(4, quantum=0.5, thresholds="floor"),
+    )
     examination = examine(schedule, "normal", stair, seed=3)
     assert examination.verdicts == hypotheses(schedule, "normal")
     assert [verdict.name for verdict in examination.verdicts[:7]] == list(HYPOTHESES[:7])

@@ -130,7 +130,7 @@ class Stair:
         bits: int,
         signed: bool = False,
         quantum: float | Sequence[float] = 1.0,
-        thresholds: Literal["floor", "midpoint"] = "floor",
+        thresholds: Literal["floor", "midpoint"] = "midpoint",
         axis: int | None = None,
     ) -> "Stair":
         """Return the stair with the levels (z + k)·ε, k = 0 … 2^bits − 1.
@@ -139,12 +139,13 @@ class Stair:
             bits: The number of bits, from 1 to 16.
             signed: z = −2^(bits−1) instead of z = 0.
             quantum: The quantum ε, or one per channel.
-            thresholds: ``"floor"`` puts each threshold at the level above it, as in the paper's
-                text: ε·clip(⌊x/ε⌋, z, z + K − 1). ``"midpoint"`` puts it half-way between two
-                levels, as in the paper's experiments.
+            thresholds: ``"midpoint"`` puts each threshold half-way between two levels, as in the
+                paper's experiments. ``"floor"`` puts it at the level above it, as in the paper's
+                text: ε·clip(⌊x/ε⌋, z, z + K − 1).
             axis: The dimension of the channels, with a quantum per channel.
         """
         _check.integer("bits", bits, 1, 16)
+        _check.boolean("signed", signed)
         _check.choice("thresholds", thresholds, ("floor", "midpoint"))
         lowest = -(2 ** (bits - 1)) if signed else 0
         levels = tuple(range(lowest, lowest + 2**bits))

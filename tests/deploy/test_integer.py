@@ -280,7 +280,9 @@ def test_scores_of_a_last_layer_with_integer_weights_are_equal(average: bool) ->
 def test_sums_that_float32_rounds_raise_an_error() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4096, 2, bias=False), nn.BatchNorm1d(2),
                           nn.ReLU(), nn.Linear(2, 2))  # fmt: skip
-    net = ss.quantise(model, ss.Stair.linear(8, signed=True), TERNARY, skip="4").eval()
+    net = ss.quantise(
+        model, ss.Stair.linear(8, signed=True, thresholds="floor"), TERNARY, skip="4"
+    ).eval()
     net.get_parameter("1.weight").data.fill_(127.0)
     with pytest.raises(ExportError, match="'1': its sums reach 2²⁴"):
         integerise(net, (1, 64, 64), 0, 1.0)

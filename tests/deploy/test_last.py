@@ -30,7 +30,7 @@ from softstair.nn import StairLinear
 TERNARY = ss.Stair.ternary()
 INT4 = ss.Stair.linear(4, signed=True, quantum=0.1, thresholds="midpoint")
 UINT4 = ss.Stair.linear(4, quantum=0.07, thresholds="midpoint")
-WIDE = ss.Stair.linear(8, quantum=0.01)
+WIDE = ss.Stair.linear(8, quantum=0.01, thresholds="floor")
 INPUT = (128, 64.0)
 NETWORKS: dict[str, Any] = {
     "digits": (digits, TERNARY, TERNARY, (1, 8, 8)),

@@ -21,7 +21,7 @@ STAIRS = {
         TERNARY,
     ),
     "float first": ({"0": None, "*": TERNARY}, TERNARY),
-    "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5)),
+    "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5, thresholds="floor")),
 }
 
 

@@ -15,7 +15,7 @@ STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "ternary": ss.Stair.ternary(),
     "INT4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
-    "INT8": ss.Stair.linear(8, signed=True),
+    "INT8": ss.Stair.linear(8, signed=True, thresholds="floor"),
     "arbitrary": ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3)),
     "channels": ss.Stair.ternary(quantum=(0.5, 1.0, 0.25), axis=1),
 }

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.quick
 STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "ternary": ss.Stair.ternary(0.3),
-    "two bits": ss.Stair.linear(2, quantum=0.7),
+    "two bits": ss.Stair.linear(2, quantum=0.7, thresholds="floor"),
     "INT4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
-    "INT8": ss.Stair.linear(8, signed=True),
+    "INT8": ss.Stair.linear(8, signed=True, thresholds="floor"),
     "uneven": ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3)),
     "many uneven": ss.Stair(
         [k + 0.1 * (k % 3) for k in range(100)], [k - 0.2 * (k % 4) for k in range(1, 100)]

@@ -34,7 +34,7 @@ STAIRS = {
     "heaviside": ss.Stair.heaviside(),
     "ternary": ss.Stair.ternary(),
     "INT4": ss.Stair.linear(4, signed=True, quantum=0.07, thresholds="midpoint"),
-    "INT8": ss.Stair.linear(8, signed=True),
+    "INT8": ss.Stair.linear(8, signed=True, thresholds="floor"),
     "uneven": ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3)),
     "many uneven": ss.Stair(
         [k + 0.1 * (k % 3) for k in range(20)], [k - 0.2 * (k % 4) for k in range(1, 20)]
@@ -190,7 +190,7 @@ WIDTHS = (0.02, 0.3, 0.9, 5.0)
 def test_16_bits_lose_little_on_a_line(family, std):
     """Narrow noise and wide, the ends of the stair and beyond: to a fraction of what float16
     rounds off a rise, and of the largest slope."""
-    stair = ss.Stair.linear(4, signed=True, quantum=0.25)
+    stair = ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="floor")
     x = torch.linspace(-3.3, 3.3, 1001, dtype=torch.float16)
     law = (family, 0.03, std * 0.25)
     f = operator_of(stair, family, torch.tensor(0.03), torch.tensor(std * 0.25), "expectation")
@@ -272,7 +272,7 @@ def test_a_line_of_float32_is_the_table_to_the_bit(quantum):
 )
 def test_draws_have_the_probabilities(family, dtype):
     """Chi-square for three stairs, the last of them dyadic: what rounds no threshold is short."""
-    dyadic = ss.Stair.linear(4, signed=True, quantum=0.25)
+    dyadic = ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="floor")
     for stair, at, std in ((TERNARY, 0.3, 0.5), (INT4, 0.1, 0.12), (dyadic, 0.3, 0.2)):
         x, law = torch.full((8_000,), at, dtype=dtype), (stair, family, 0.0, std, "random")
         y = ss.regularise(x, *law, torch.Generator().manual_seed(1))
