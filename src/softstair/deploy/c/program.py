@@ -39,6 +39,19 @@ class MemoryPlan:
         """Bytes of constants; code is not included."""
         return sum(sum(row.flash) for row in self.rows)
 
+    @property
+    def warning(self) -> str | None:
+        """A sentence with figures if other constants take more than the weights, else None."""
+        weights, others = (sum(row.flash[part] for row in self.rows) for part in (0, 1))
+        if others <= weights:
+            return None
+        largest = max(self.rows, key=lambda row: row.flash[1])
+        return (
+            f"thresholds and other constants take {others:,} bytes, and the weights {weights:,}; "
+            f"{largest.names[-1]!r} alone takes {largest.flash[1]:,}. Use stairs with fewer levels "
+            "for the features, above all for those of shortcuts"
+        )
+
     def __str__(self) -> str:
         lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {'memory':>8}  how"]
         for row in self.rows:
@@ -48,7 +61,7 @@ class MemoryPlan:
             lines.append(f"{shown:32} {numbers}  {row.how}")
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>8,}  bytes")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
 
 
 @dataclass(frozen=True)
