@@ -45,7 +45,7 @@ def test_interrupt_during_the_import_is_one_line() -> None:
 
 def test_help_and_version_do_not_import_torch() -> None:
     call = "import softstair_command as c, sys; c.main(['{}']); sys.exit('torch' in sys.modules)"
-    for word in ("--help", "--version"):
+    for word in ("--help", "-h", "--version", "-V", "no-verb"):
         assert python(call.format(word)).returncode == 0
 
 
