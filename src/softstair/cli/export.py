@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from softstair._errors import SoftstairError
-from softstair._files import output_file, refuse_link
 from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
-from softstair.deploy import IntegerNetwork, c, costs, onnx, qonnx
-from softstair.train.trained import Deployed, LastLayer, deployed
+from softstair.deploy import IntegerNetwork, costs
+from softstair.deploy.comparison import write
+from softstair.train.trained import LastLayer, deployed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +33,12 @@ class ExportFlags:
         default = trained / name if inside else Path(f"{trained.stem}-{name}")
         out = self.out or default
         _show_costs(source.integer)
-        if self.to == "c":
-            self._write_folder(source, out)
-        else:
-            module = onnx if self.to == "onnx" else qonnx
-            with output_file(out, "out", follow=self.out is not None) as partial:
-                module.write(source.integer, partial, classes=source.classes)
+        named = self.out is not None
+        plan = write(source.integer, out, self.to, source.classes, follow=named)
+        if plan is not None:
+            print_line(str(plan))
         print_line(f"written: {out}")
         return 0
-
-    def _write_folder(self, source: Deployed, out: Path) -> None:
-        """Write C to a new or empty folder, or over an earlier export."""
-        if self.out is None:
-            refuse_link(out)
-        is_used = out.is_dir() and any(out.iterdir()) and not (out / "softstair.h").exists()
-        if out.is_file() or is_used:
-            raise SoftstairError(
-                "`out` must be a new or empty folder, or an earlier export to C, but "
-                f"{str(out)!r} holds something else.",
-                field="out",
-            )
-        print_line(str(c.write(source.integer, out)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,15 @@
 """Deployment: integer networks that give the answers of the trained ones, as ONNX, QONNX and C."""
 
-from softstair.deploy.comparison import Comparison, Runner, c_runner, onnx_runner, verify
+from softstair.deploy import c, onnx, qonnx
+from softstair.deploy.comparison import (
+    Comparison,
+    Exported,
+    Runner,
+    c_runner,
+    export,
+    onnx_runner,
+    verify,
+)
 from softstair.deploy.integer import integerise, quantise_last_layer
 from softstair.deploy.nodes import Cost, ExportError, IntegerNetwork, costs
 
@@ -8,12 +17,17 @@ __all__ = [
     "Comparison",
     "Cost",
     "ExportError",
+    "Exported",
     "IntegerNetwork",
     "Runner",
+    "c",
     "c_runner",
     "costs",
+    "export",
     "integerise",
+    "onnx",
     "onnx_runner",
+    "qonnx",
     "quantise_last_layer",
     "verify",
 ]

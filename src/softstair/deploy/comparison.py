@@ -1,17 +1,28 @@
-"""Comparison of the trained network with every way to run it: each feature, score and class."""
+"""Export of a trained network, and its comparison with every way to run it, number by number."""
 
+import copy
+import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from softstair import _check
 from softstair._errors import SoftstairError, import_extra
-from softstair.deploy import c, onnx
+from softstair._files import output_file, refuse_link
+from softstair.deploy import c, onnx, qonnx
+from softstair.deploy.integer import integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.nn import StairActivation
+
+FORMATS = ("onnx", "qonnx", "c")
+EXAMPLES = 32
+"""Random examples that an export is compared on if none are given."""
 
 CLASS = "class"
 """The row of the classes."""
@@ -208,3 +219,120 @@ def c_runner(network: IntegerNetwork, folder: Path) -> Runner:
         return {**{layer: features[layer] for layer in _compared_layers(network)}, CLASS: classes}
 
     return run
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What :func:`export` wrote, and how it compares with the trained network.
+
+    Attributes:
+        path: The file, or the folder of C.
+        files: All files that were written.
+        comparisons: Of the integer network and, for ONNX and C, of what was written, by name.
+        plan: The memory that the C program needs; None for other formats.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    comparisons: Mapping[str, Comparison]
+    plan: c.MemoryPlan | None = None
+
+    @property
+    def mismatches(self) -> int:
+        """How many numbers differ from the trained network's."""
+        return sum(comparison.mismatches for comparison in self.comparisons.values())
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {comparison}" for name, comparison in self.comparisons.items()]
+        return "\n".join([*([] if self.plan is None else [str(self.plan)]), *rows, str(self.path)])
+
+
+def export(
+    net: nn.Module,
+    shape: Sequence[int],
+    zero: int,
+    scale: float,
+    folder: Path | str,
+    to: Literal["onnx", "qonnx", "c"] = "c",
+    x: Tensor | None = None,
+) -> Exported:
+    """Write a trained network as ONNX, QONNX or C, and compare it with the network.
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8),
+    ...                       nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = ss.deploy.export(net, (1, 2, 2), 128, 64.0, folder, to="qonnx")
+    >>> exported.path.name, exported.mismatches
+    ('network.qonnx', 0)
+
+    The network is evaluated as in ``eval()``, in float32 on the CPU, and is left as it is. The
+    exported network takes bytes; the trained one sees ``(byte - zero) / scale``. ONNX is run by
+    ONNX Runtime, and C is compiled and run. QONNX is not run: the integer network that it is
+    written from is compared.
+
+    Args:
+        net: A network of :func:`softstair.quantise`, trained.
+        shape: Shape of one input, (C, H, W).
+        zero: The byte that stands for 0.
+        scale: A power of two.
+        folder: Folder for ``network.onnx``, ``network.qonnx`` or the files of C. It is created. C
+            needs a folder that is new, empty or an earlier export to C.
+        to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
+        x: Bytes to compare on, (N, C, H, W) uint8, such as a test set; by default 32 random ones.
+
+    Returns:
+        The files, the comparisons and, for C, the memory plan.
+
+    Raises:
+        ExportError: If the network has no exact integer form; the message names the layer.
+        SoftstairError: If the folder holds something else, or there is no C compiler.
+        MissingExtraError: If onnx or onnxruntime is not installed.
+    """
+    _check.choice("to", to, FORMATS)
+    net = copy.deepcopy(net).cpu().float().eval()
+    integer = integerise(net, shape, zero, scale)
+    if x is None:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)
+    others: dict[str, Runner] = {}
+    with tempfile.TemporaryDirectory() as work:
+        if to != "qonnx":
+            others[to] = (onnx_runner if to == "onnx" else c_runner)(integer, Path(work))
+        comparisons = verify(net, integer, x, others)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder if to == "c" else folder / f"network.{to}"
+    plan = write(integer, path, to)
+    if plan is not None and plan.warning:
+        warnings.warn(plan.warning, stacklevel=2)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
+    return Exported(path, tuple(files), comparisons, plan)
+
+
+def write(
+    network: IntegerNetwork,
+    path: Path,
+    to: Literal["onnx", "qonnx", "c"],
+    classes: Sequence[str] | None = None,
+    follow: bool = True,
+) -> c.MemoryPlan | None:
+    """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
+
+    ``follow`` follows a link at ``path``: only for one that the user has named.
+    """
+    if to != "c":
+        with output_file(path, "out", follow=follow) as partial:
+            (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes)
+        return None
+    if not follow:
+        refuse_link(path)
+    is_used = path.is_dir() and any(path.iterdir()) and not (path / "softstair.h").exists()
+    if path.is_file() or is_used:
+        raise _check.invalid(
+            "out",
+            f"must be a new or empty folder, or an earlier export to C, but {str(path)!r} holds "
+            "something else",
+        )
+    return c.write(network, path)

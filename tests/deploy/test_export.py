@@ -1,0 +1,70 @@
+"""``softstair.deploy.export``: one call writes a network and compares it with the trained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import needs_compiler
+from torch import nn
+
+import softstair as ss
+
+
+def network(stair: ss.Stair, width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(width * 16, 3),
+    )
+    return ss.quantise(model, stair, stair, skip="4")
+
+
+@pytest.mark.parametrize("to", ["onnx", "qonnx", pytest.param("c", marks=needs_compiler)])
+def test_one_call_writes_and_compares(to: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    net, folder = network(ss.Stair.ternary()), tmp_path / "deep" / "folder"
+    x = torch.randint(256, (7, 1, 4, 4), dtype=torch.uint8)
+    exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, folder, to=to, x=x)  # type: ignore[arg-type]
+    assert exported.mismatches == 0
+    assert {"integer network", to} - {"qonnx"} == set(exported.comparisons)
+    assert all(sum(c.compared.values()) == 7 * 129 for c in exported.comparisons.values())
+    assert all(file.is_file() for file in exported.files)
+    assert (exported.plan is None) == (to != "c")
+    assert net.training  # left as it is
+    assert str(exported.path) in str(exported)
+    names = {file.name for file in exported.files}
+    assert names >= ({"network.c", "network.h"} if to == "c" else {f"network.{to}"})
+    again = ss.deploy.export(net, (1, 4, 4), 128, 64.0, folder, to=to)  # type: ignore[arg-type]
+    assert again.files == exported.files
+
+
+@needs_compiler
+def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.touch()
+    with pytest.raises(ValueError, match="an earlier export to C"):
+        ss.deploy.export(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path)
+    assert list(tmp_path.iterdir()) == [thesis]
+    with pytest.raises(ValueError, match="to must be one of onnx, qonnx, c"):
+        ss.deploy.export(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path, to="C")  # type: ignore[arg-type]
+
+
+@needs_compiler
+def test_thresholds_larger_than_the_weights_are_a_warning_with_figures(tmp_path: Path) -> None:
+    net = network(ss.Stair.linear(bits=8, signed=True))
+    with pytest.warns(UserWarning, match=r"thresholds .* take [\d,]+ bytes, and the weights"):
+        exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path / "int8")
+    assert exported.plan is not None
+    for part in (0, 1):
+        figure = sum(row.flash[part] for row in exported.plan.rows)
+        assert f"{figure:,}" in str(exported.plan).splitlines()[-1]
+    exported = ss.deploy.export(
+        network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path / "ternary"
+    )
+    assert exported.plan is not None
+    assert exported.plan.warning is None
