@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -55,6 +56,23 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
+class PlainResNet(nn.Module):
+    """Two basic blocks without a downsample; each calls one nn.ReLU twice."""
+
+    def __init__(self, width: int = 4, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.blocks = nn.Sequential(Block(width, width), Block(width, width))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
 class FunctionalBlock(nn.Module):
     """The CIFAR ResNet's block: functional relu, an empty Sequential where nothing is needed."""
 
@@ -93,6 +111,23 @@ class FunctionalResNet(nn.Module):
         out = self.layer2(self.layer1(out))
         out = F.avg_pool2d(out, 4)
         return self.linear(out.view(out.size(0), -1))
+
+
+class LeNet(nn.Module):
+    """Functional relu, as in PyTorch's tutorial; ``head`` gives the features of the last layer."""
+
+    def __init__(self, head: Callable[[Tensor], Tensor] = lambda x: x.flatten(1)) -> None:
+        super().__init__()
+        self.conv1, self.pool = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)
+        self.conv2, self.bn2 = nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.head = head
+        self.fc = nn.LazyLinear(5)
+        self.forward(torch.zeros(1, 3, 10, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(x)))
+        return self.fc(self.head(x))
 
 
 def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -231,6 +266,7 @@ class Shared(nn.Module):
 IMAGE, VECTOR = (4, 3, 8, 8), (4, 6)
 ZOO: dict[str, tuple[type[nn.Module] | object, tuple[int, ...]]] = {
     "resnet": (ResNet, IMAGE),
+    "plain resnet": (PlainResNet, IMAGE),
     "functional resnet": (FunctionalResNet, IMAGE),
     "mobilenet": (MobileNet, IMAGE),
     "mlp": (lambda: mlp(6, 8, 8, 3), VECTOR),

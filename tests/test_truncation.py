@@ -287,7 +287,7 @@ def watch(modules) -> dict[str, bool]:
 def test_residual_paths_stay_alive():
     """In a ResNet the second stair of a block closes it; the downsample goes with it."""
     model, x = networks.make("resnet")
-    net = annealed_at(lambda: ss.quantise(model, TERNARY, TERNARY), {1})
+    net = annealed_at(lambda: ss.quantise(model, TERNARY, TERNARY), {2})
     seen = watch((k, m) for k, m in net.named_modules() if isinstance(m, ss.nn.StairConv2d))
     net(x)
     assert not seen["conv1"]

@@ -120,6 +120,10 @@ class StairModule(nn.Module):
         """Load the buffers, which a checkpoint of the float network does not have."""
         if not any(key.rpartition(".")[2] == "std" for key in state_dict):
             return
+        for child in self._modules:  # the later calls, which older checkpoints do not tell apart
+            if f"{prefix}{child}.std" not in state_dict:
+                stored = [key for key in self._buffers if f"{prefix}{key}" in state_dict]
+                state_dict |= {f"{prefix}{child}.{k}": state_dict[f"{prefix}{k}"] for k in stored}
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         own = torch.tensor(self.stair.quantum, dtype=torch.float32)
         loaded = self.quantum.detach().cpu()

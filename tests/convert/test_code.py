@@ -216,6 +216,53 @@ def test_functional_dropout_follows_the_mode():
     assert torch.equal(net(x), net(x))
 
 
+def test_an_activation_of_several_names_is_several_stairs():
+    """No code is rewritten; a name that nothing calls keeps a stair, as older checkpoints have."""
+    act = nn.ReLU()
+    code = lambda m, x: m.b(m.body(m.a(x)))
+    model = Code(code, act=act, body=nn.Sequential(act, nn.Linear(8, 8), act))
+    net = ss.quantise(model, TERNARY, TERNARY)
+    assert type(net) is Code
+    assert (net.body[0].layer, net.body[2].layer) == (0, 1)
+    assert net.act in (net.body[0], net.body[2])
+    assert len(net.body) == 3
+
+
+def test_calls_that_were_only_recorded_share_a_stair_and_are_reported():
+    code = lambda m, x: m.b(m.act(m.c(h))) if (h := m.act(m.a(x))).sum() > -1e9 else h
+    model = Code(code, act=nn.ReLU(), c=nn.Linear(8, 8))
+    net = ss.quantise(model, TERNARY, TERNARY, example_inputs=torch.randn(2, 6))
+    rows = {row.name: row.became for row in ss.report(net).rows}
+    assert rows["act"] == "stair activation, one for 2 calls"
+
+
+def test_one_call_of_an_activation_may_stay_in_float():
+    torch.manual_seed(0)
+    code = lambda m, x: m.b(m.act(m.c(m.act(m.a(x)))))
+    model = Code(code, act=nn.ReLU(), c=nn.Linear(8, 8))
+    net = ss.quantise(model, TERNARY, {0: None, "*": TERNARY}).eval()
+    assert type(net.act) is nn.ReLU
+    x = torch.randn(4, 6)
+    hidden = TERNARY(soft_linear(net.c, soft_linear(net.a, x).relu()))
+    torch.testing.assert_close(net(x), soft_linear(net.b, hidden))
+
+
+def test_a_traced_network_and_its_copies_are_quantised():
+    model = torch.fx.symbolic_trace(Code(lambda m, x: m.b(F.relu(m.a(x)))))
+    net = ss.quantise(model, TERNARY, TERNARY).eval()
+    x = torch.randn(4, 6)
+    expected = soft_linear(net.b, TERNARY(soft_linear(net.a, x)))
+    torch.testing.assert_close(copy.deepcopy(net)(x), expected)
+
+
+def test_a_forward_pass_set_on_the_model_needs_example_inputs():
+    """torch.fx would trace that of the class."""
+    model = Code(lambda m, x: m.b(m.a(x)), act=nn.ReLU())
+    model.forward = lambda x: model.b(model.act(model.a(x)))
+    with pytest.raises(ValueError, match="example_inputs"):
+        ss.quantise(model, TERNARY, TERNARY)
+
+
 def test_inputs_given_by_name():
     code = lambda m, x: m.b(input=m.act(input=m.a(input=x)))
     net = ss.quantise(Code(code, act=nn.ReLU()), TERNARY, TERNARY).eval()

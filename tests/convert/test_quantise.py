@@ -45,7 +45,7 @@ def linear(m: nn.Linear, x: Tensor) -> Tensor:
 
 def hand_resnet(m, x):
     x = soft(m.bn1(conv(m.conv1, x)))
-    for block in (m.layer1[0], m.layer2[0]):
+    for block in m.blocks if hasattr(m, "blocks") else (m.layer1[0], m.layer2[0]):
         shortcut, branch = x, getattr(block, "downsample", None) or getattr(block, "shortcut", None)
         if branch:
             shortcut = branch[1](conv(branch[0], x))
@@ -92,6 +92,7 @@ def hand_chain(layers, x):
 
 HANDS = {
     "resnet": hand_resnet,
+    "plain resnet": hand_resnet,
     "functional resnet": hand_resnet,
     "mobilenet": hand_mobilenet,
     "mlp": hand_mlp,
@@ -107,9 +108,16 @@ HANDS = {
 LAYERS: dict[str, list[tuple[str | None, int]]] = {
     "resnet": [
         ("conv1", 0), ("relu", 0),
-        ("layer1.0.conv1", 1), ("layer1.0.relu", 1), ("layer1.0.conv2", 1),
-        ("layer2.0.downsample.0", 2), ("layer2.0.conv1", 2), ("layer2.0.relu", 2),
-        ("layer2.0.conv2", 2), ("fc", 3),
+        ("layer1.0.conv1", 1), ("layer1.0.relu", 1),
+        ("layer1.0.conv2", 2), ("layer1.0.relu.2", 2),
+        ("layer2.0.downsample.0", 4), ("layer2.0.conv1", 3), ("layer2.0.relu", 3),
+        ("layer2.0.conv2", 4), ("layer2.0.relu.2", 4), ("fc", 5),
+    ],
+    "plain resnet": [
+        ("conv1", 0), ("relu", 0),
+        ("blocks.0.conv1", 1), ("blocks.0.relu", 1), ("blocks.0.conv2", 2), ("blocks.0.relu.2", 2),
+        ("blocks.1.conv1", 3), ("blocks.1.relu", 3), ("blocks.1.conv2", 4), ("blocks.1.relu.2", 4),
+        ("fc", 5),
     ],
     "functional resnet": [
         ("conv1", 0), (None, 0), ("layer1.0.conv1", 1), (None, 1), ("layer1.0.conv2", 2), (None, 2),
@@ -163,7 +171,8 @@ def gradients(net: nn.Module, run, x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_report_lists_layers_in_order_of_execution(name):
-    """Layers by execution; weights join the next activation; shared modules their first use."""
+    """Layers by execution; weights join the next activation, shared weights that of their first
+    use; each call of a shared activation is one of its own."""
     model, net, _ = converted(name)
     table = ss.report(net)
     rows = [(row.name, row.layer) for row in table.rows if row.layer is not None]
@@ -253,7 +262,10 @@ def test_network_equals_one_assembled_from_stair_modules(name):
             elif isinstance(child, nn.ReLU | nn.ReLU6 | nn.GELU | nn.Tanh | nn.Hardtanh):
                 new = ss.nn.StairActivation(UINT4, "normal")
                 setattr(parent, key, replaced.setdefault(id(child), new))
-    hand.load_state_dict(net.state_dict(), strict=True)
+    state = net.state_dict()
+    later_calls = {key for key in state if ".relu.2." in key}
+    assert later_calls or "resnet" not in name
+    hand.load_state_dict({k: v for k, v in state.items() if k not in later_calls}, strict=True)
     for training in (True, False):
         torch.manual_seed(0)
         actual = net.train(training)(x)
@@ -304,6 +316,27 @@ def test_checkpoints_load_strictly(name, settings, tmp_path):
         assert torch.equal(gradient, of_other[key])
     other.load_state_dict(model.state_dict(), strict=True)
     assert all(torch.equal(other.state_dict()[key], v) for key, v in model.state_dict().items())
+
+
+def test_each_call_of_an_activation_has_its_own_stair_and_noise():
+    net = converted("plain resnet")[1]
+    assert ss.Schedule.for_network(net, period=1).layers == 6
+    block = net.blocks[0]
+    assert block.relu.get_submodule("2") is not block.relu
+    ss.Annealer(net, lambda layer, t: (0.0, 0.0 if layer == 1 else 0.5)).step()
+    assert (float(block.relu.std), float(block.relu.get_submodule("2").std)) == (0.0, 0.5)
+
+
+def test_a_checkpoint_with_one_stair_for_all_calls_loads():
+    _, net, x = converted("plain resnet")
+    state = net.state_dict()
+    for key in [key for key in state if ".relu.2." in key]:
+        del state[key]
+    state["blocks.0.relu.std"] = torch.tensor(0.125)
+    other = converted("plain resnet", seed=9)[1]
+    other.load_state_dict(state, strict=True)
+    assert float(other.blocks[0].relu.get_submodule("2").std) == 0.125
+    assert torch.equal(other.eval()(x), net.eval()(x))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -378,6 +411,7 @@ class ViewByShape(ViewBySize):
 
 def exact_networks():
     yield "resnet", lambda: networks.ResNet(16), {"conv1", "fc"}
+    yield "plain resnet", lambda: networks.PlainResNet(16), {"conv1", "fc"}
     yield "functional resnet", lambda: networks.FunctionalResNet(16), {"conv1", "linear"}
     yield "mobilenet", networks.MobileNet, {"features.0.0", "classifier.1"}
     yield "view(size)", ViewBySize, {"a"}

@@ -11,6 +11,7 @@ import torch
 from random_modules import SCALE, ZERO, as_floats
 from torch import Tensor, nn
 
+import networks
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer, verify
 from softstair.deploy.c import write
@@ -49,6 +50,17 @@ def exported(net: nn.Module, shape: tuple[int, ...] = SHAPE) -> IntegerNetwork:
     assert torch.equal(network(x), scores)
     assert len(network.features(x)[network.stairs[-1]].unique()) > 1
     return network
+
+
+def test_functional_activations_export() -> None:
+    network = exported(quantised(networks.LeNet(), skip="fc"), (3, 10, 10))
+    assert network.stairs == ("stair_relu", "stair_relu_1")
+
+
+def test_an_activation_that_is_called_twice_exports() -> None:
+    network = exported(quantised(networks.PlainResNet(), skip="fc"), (3, 8, 8))
+    blocks = [f"blocks.{number}.relu{call}" for number in (0, 1) for call in ("", ".2")]
+    assert network.stairs == ("relu", *blocks)
 
 
 class LinearOverRows(nn.Module):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from twins import STAIRS, batch, differences, distance, learn, model, pair
 
+import networks
 import softstair as ss
 from softstair import kernels
 from softstair.fused import fused
@@ -169,6 +170,14 @@ def test_what_cannot_be_fused_runs_as_it_is():
     net = ss.quantise(model(), TERNARY, TERNARY, skip="15")
     net[1].register_forward_hook(lambda *_: None)
     assert len(fused(net).layers) == 3
+
+
+def test_stairs_of_functional_and_repeated_activations_are_fused():
+    lenet = ss.quantise(networks.LeNet(), TERNARY, TERNARY)
+    assert [layer.stair for layer in fused(lenet).layers] == [lenet.stair_relu_1]
+    resnet = ss.quantise(networks.PlainResNet(), TERNARY, TERNARY)
+    stairs = [resnet.relu, *(block.relu for block in resnet.blocks)]
+    assert [layer.stair for layer in fused(resnet).layers] == stairs
 
 
 def small(*modules: nn.Module, weights: ss.Stair = TERNARY) -> nn.Module:

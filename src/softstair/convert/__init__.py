@@ -8,7 +8,7 @@ activations into modules.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
@@ -17,7 +17,7 @@ from softstair import _check
 from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert.graph import Graph, record, trace
-from softstair.convert.ops import operator_of
+from softstair.convert.ops import Effect, operator_of
 from softstair.convert.rewrite import call_names, rewrite
 from softstair.convert.sites import (
     LayerOptions,
@@ -98,8 +98,12 @@ def quantise(
     ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
 
     Linear, Conv1d and Conv2d modules become layers of :mod:`softstair.nn`, and activations, whether
-    modules or functions, become stairs. Anything else stays as it is; :func:`softstair.report`
-    gives the reason. Parameters keep their names, so that checkpoints of the float network load.
+    modules or functions, become stairs, one for each call. Anything else stays as it is;
+    :func:`softstair.report` gives the reason. Parameters keep their names, so that checkpoints of
+    the float network load.
+
+    The forward pass is rewritten if an activation is a function, or a module that is called several
+    times. Then it calls the innermost modules, and hooks on blocks do not run.
 
     The options ``weights``, ``features``, ``noise`` and ``forward`` may differ from layer to layer:
     give a sequence with one entry per layer, or a mapping from layer numbers and patterns of module
@@ -139,6 +143,7 @@ def quantise(
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
     options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
     net = copy.deepcopy(model)
+    activations = _separate_activations(net)
     graph, traced = _graph(net, example_inputs)
     sites = find_sites(net, graph, options, None if traced is None else call_names(traced))
     _check_sites(net, graph, sites, options)
@@ -151,11 +156,16 @@ def quantise(
         else:
             site.replacement = StairActivation(**keywords).to(device)
     rows = _rows(net, sites)
-    swap_modules(net, {site.module: site.replacement for site in settings if site.module})
+    replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
+    for copies in activations:
+        # A name that is never called stands for the same stair as one that is.
+        stairs = [replacements[module] for module in copies if module in replacements]
+        replacements = {**dict.fromkeys(copies, next(iter(stairs), None)), **replacements}
+    swap_modules(net, replacements)
     calls = {
         site.step: (site.name, site.replacement)
         for site in settings
-        if site.module is None and site.replacement is not None
+        if site.is_call and site.replacement is not None
     }
     if calls:
         graph = rewrite(net, calls)
@@ -224,6 +234,22 @@ def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | No
             "must be the arguments of one forward pass of the model, but with those given it "
             f"raised {type(error).__name__} ({first_line(error)})",
         ) from None
+
+
+def _separate_activations(net: nn.Module) -> list[list[nn.Module]]:
+    """Give each name of an activation a module of its own; return those that were one module.
+
+    An activation has no state, so that a copy computes the same.
+    """
+    copies: dict[nn.Module, list[nn.Module]] = {}
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            if child is None or operator_of(child).effect is not Effect.ACTIVATION:
+                continue
+            if child in copies:
+                parent._modules[name] = copy.deepcopy(child)
+            copies.setdefault(child, []).append(parent.get_submodule(name))
+    return list(copies.values())
 
 
 def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: LayerOptions) -> None:
@@ -336,7 +362,10 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
         if site.replacement is None:
             rows.append(Row(site.name, site.kind, None, f"float: {site.why_float}"))
         else:
-            rows.append(stair_row(site.name, site.kind, site.replacement))
+            row = stair_row(site.name, site.kind, site.replacement)
+            if site.is_activation and len(site.uses) > 1:
+                row = replace(row, became=f"{row.became}, one for {len(site.uses)} calls")
+            rows.append(row)
     called = {site.module for site in sites}
     for name, module in net.named_modules():
         operator, kind = operator_of(module), type(module)

@@ -173,6 +173,8 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     Arguments of the forward pass that default to None are left out: tracing would take
     ``if mask is not None`` for true.
     """
+    if "forward" in vars(model):
+        raise TypeError("torch.fx reads the forward pass of the class, not one set on the model")
     parameters = inspect.signature(type(model).forward).parameters
     omitted = {name: None for name, p in parameters.items() if p.default is None}
     before = {module: dict(vars(module)) for module in model.modules()}

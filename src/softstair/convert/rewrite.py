@@ -1,10 +1,11 @@
-"""Forward passes in which activations that were function calls are modules.
+"""Forward passes in which each call of an activation is a module of its own.
 
-The network keeps its class, modules and attributes. Its forward pass is replaced by the code of its
-traced graph, which calls the innermost modules; a block that is called by itself still runs its own
-code, in float. Tracing fixes what a forward pass decides in Python, such as the training mode:
-``F.dropout(x, training=self.training)`` would always drop. The network is therefore traced in both
-modes. Such dropouts become modules; any other difference raises ValueError.
+It is needed for activations that are functions, and for a module that is called several times. The
+network keeps its modules and attributes. Its class becomes a subclass, whose forward pass is the
+code of the traced graph. That code calls the innermost modules; a block that is called by itself
+still runs its own code. Tracing fixes what a forward pass decides in Python, such as the training
+mode: ``F.dropout(x, training=self.training)`` would always drop. The network is therefore traced in
+both modes. Such dropouts become modules; any other difference raises ValueError.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import inspect
 import operator
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,8 @@ from softstair.convert.ops import OPERATORS, Effect
 DROPOUTS = {
     getattr(F, row.name): row.modules[0] for row in OPERATORS if row.effect is Effect.DROPOUT
 }
-ADVICE = "make its activations modules (nn.ReLU instead of F.relu)"
+ADVICE = "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu)"
+CASE = "if its activations are functions or are called several times"
 
 
 def call_names(traced: fx.Graph) -> list[str]:
@@ -39,7 +41,7 @@ def call_names(traced: fx.Graph) -> list[str]:
 
 
 def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> Graph:
-    """Replace function calls of a network by modules, and return its graph afterwards.
+    """Replace calls in a network by calls of new modules, and return its graph afterwards.
 
     ``replacements`` has the name and the module for the number of each call to replace.
     """
@@ -59,41 +61,45 @@ def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -
     _register_constants(net, train_graph)
     graph = steps_of(train_graph, net)
     call_operators(graph, train_graph)
-    net.forward = RewrittenForward(net, train_graph)
+    net.__class__ = _with_forward(type(net), _code_of(train_graph))
     return graph
 
 
-class RewrittenForward:
-    """The forward pass of one network, copied and pickled with it as source code.
+class ForwardCode(NamedTuple):
+    """The source code of a forward pass, and what its global names stand for."""
 
-    An attribute of the network, it shadows the method of its class.
-    """
+    source: str
+    names: dict[str, Any]
+    modules: dict[str, str]  # Python modules, imported by name: they cannot be pickled
 
-    def __init__(self, net: nn.Module, traced: fx.Graph) -> None:
-        code = traced.python_code("self")
-        self.net, self.source = net, code.src
-        self.__signature__ = inspect.signature(net.forward)
-        # Python modules cannot be pickled; they are imported by name.
-        values = code.globals.items()
-        self.names = {key: v for key, v in values if not isinstance(v, ModuleType)}
-        self.modules = {key: v.__name__ for key, v in values if isinstance(v, ModuleType)}
-        self._compile()
 
-    def _compile(self) -> None:
-        modules = {key: importlib.import_module(name) for key, name in self.modules.items()}
-        namespace = {**self.names, **modules}
-        exec(self.source, namespace)
-        self.function = namespace["forward"]
+def _code_of(traced: fx.Graph) -> ForwardCode:
+    code = traced.python_code("self")
+    modules = {key: v.__name__ for key, v in code.globals.items() if isinstance(v, ModuleType)}
+    names = {key: value for key, value in code.globals.items() if key not in modules}
+    return ForwardCode(code.src, names, modules)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.net, *args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "function"}
+def _with_forward(base: type[nn.Module], code: ForwardCode) -> type[nn.Module]:
+    """Return a subclass with another forward pass, which copies and pickles as source code."""
+    modules = {key: importlib.import_module(name) for key, name in code.modules.items()}
+    namespace = {**code.names, **modules}
+    exec(code.source, namespace)
+    forward = namespace["forward"]
+    forward.__signature__ = inspect.signature(base.forward)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._compile()
+    def reduce(net: nn.Module, protocol: object) -> tuple[Any, ...]:
+        return _new, (base, code), net.__getstate__()
+
+    # A base class such as fx.GraphModule would copy its own forward pass.
+    members = {"forward": forward, "__reduce_ex__": reduce, "__deepcopy__": None}
+    names = {key: getattr(base, key) for key in ("__module__", "__qualname__", "__doc__")}
+    return type(base.__name__, (base,), {**members, **names})
+
+
+def _new(base: type[nn.Module], code: ForwardCode) -> nn.Module:
+    """Return a network without its state, to copy or unpickle one."""
+    return object.__new__(_with_forward(base, code))  # fx.GraphModule's own replaces the class
 
 
 def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module: nn.Module) -> None:
@@ -123,7 +129,7 @@ def _differing_dropouts(
     if not is_same:
         raise _check.invalid(
             "model",
-            "must compute the same in training and in evaluation if its activations are functions, "
+            f"must compute the same in training and in evaluation {CASE}, "
             f"but {type(net).__name__} reads self.training; {ADVICE}",
         )
     return dropouts
@@ -143,8 +149,8 @@ def _check_hooks(net: nn.Module, traced: fx.Graph) -> None:
         if name and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
             raise _check.invalid(
                 "model",
-                f"must have no hooks on blocks if its activations are functions, but {name} has "
-                f"one; {ADVICE}, or add the hook afterwards",
+                f"must have no hooks on blocks {CASE}, but {name} has one, which would not run; "
+                f"{ADVICE}",
             )
 
 
@@ -153,8 +159,7 @@ def _check_constants(net: nn.Module, first: str, second: str) -> None:
     if isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b):
         raise _check.invalid(
             "model",
-            "must not draw random tensors if its activations are functions, but "
-            f"{type(net).__name__} does; {ADVICE}",
+            f"must not draw random tensors {CASE}, but {type(net).__name__} does; {ADVICE}",
         )
 
 

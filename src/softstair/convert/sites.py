@@ -2,14 +2,16 @@
 
 A quantised layer is an activation and all the weights that feed it. Weights without an activation
 of their own join the next one downstream; weights with none downstream are a layer of their own.
-Layers are numbered in order of execution. A module that runs several times belongs to its first
-use.
+Layers are numbered in order of execution. Weights that run several times belong to their first use.
+Each call of an activation is a site of its own: that of a module ``relu`` which is called twice is
+named ``relu``, then ``relu.2``.
 """
 
 import difflib
 import fnmatch
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -121,6 +123,7 @@ class Site:
     operator: Operator
     module: nn.Module | None  # None for a function call
     uses: list[int] = field(default_factory=list)
+    is_call: bool = False  # a call is replaced: of a function, or not the first of a module
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     stair: Stair | None = None
@@ -154,14 +157,20 @@ def find_sites(
     ``call_names`` holds a name for each step that calls a function; None if it was recorded.
     """
     sites: dict[nn.Module | int, Site] = {}
+    calls: Counter[str] = Counter()
     for number, step in enumerate(graph.steps):
-        if step.module is not None:
-            module = net.get_submodule(step.module)
-            new = Site(number, step.module, operator_of(module), module)
-            sites.setdefault(module, new).uses.append(number)
-        else:
+        if step.module is None:
             name = call_names[number] if call_names else f"{step.function} (function)"
-            sites[number] = Site(number, name, operator_named(step.function), None, [number])
+            sites[number] = Site(number, name, operator_named(step.function), None, [number], True)
+            continue
+        module = net.get_submodule(step.module)
+        new = Site(number, step.module, operator_of(module), module)
+        calls[step.module] += 1
+        if new.is_activation and graph.complete and calls[step.module] > 1:
+            name = f"{step.module}.{calls[step.module]}"
+            sites[number] = replace(new, name=name, uses=[number], is_call=True)
+        else:
+            sites.setdefault(module, new).uses.append(number)
     reported = []
     for site in sites.values():
         why_float = _why_float(site, graph, options)
