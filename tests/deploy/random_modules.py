@@ -244,7 +244,8 @@ class _Builder:
 def _equal_shortcut(b: _Builder, h: str) -> str:
     y = b.conv(h, b.shapes[h][0], 3)
     if b.rng.random() < 0.3:
-        return b.run(ADDITIONS["add"], b.stair(y), h)
+        total = b.run(ADDITIONS["add"], b.stair(y), h)
+        return b.stair(total) if b.rng.random() < 0.5 else total
     names = (y, h) if b.rng.random() < 0.7 else (h, y)
     return b.stair(b.run(b.rng.choice([*ADDITIONS.values(), IADD]), *names))
 

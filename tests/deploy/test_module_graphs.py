@@ -191,3 +191,29 @@ def test_convolution_over_matrices_raises() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
     with pytest.raises(ExportError, match="its input has shape \\(3, 4\\)"):
         integerise(quantised(model), (3, 4), ZERO, SCALE)
+
+
+class Twice(nn.Module):
+    """Two quantised branches and a stair on their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act_a = nn.Conv2d(2, 3, 1), nn.ReLU()
+        self.b, self.act_b = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()
+        self.act, self.last = nn.ReLU(), nn.Linear(60, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.act_a(self.a(x))
+        return self.last(self.act(self.act_b(self.b(a)) + a).flatten(1))
+
+
+@pytest.mark.parametrize("thresholds", ["midpoint", "floor"])
+def test_stair_on_quantised_features_is_exact_or_raises(thresholds: Any) -> None:
+    """Sums of multiples of 0.3 round, which matters only if thresholds are multiples of it."""
+    stair = ss.Stair.linear(4, quantum=0.3, thresholds=thresholds)
+    net = ss.quantise(Twice(), TERNARY, stair).eval()
+    if thresholds == "floor":
+        with pytest.raises(ExportError, match="rounding decides"):
+            integerise(net, SHAPE, ZERO, SCALE)
+    else:
+        assert len(exported(net).stairs) == 3

@@ -14,8 +14,15 @@ from torch import Tensor, nn
 
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
-from softstair.deploy.thresholds import IntegerFeatures, PendingSum, fold
+from softstair.deploy.thresholds import (
+    IntegerFeatures,
+    PendingSum,
+    fold,
+    sum_values,
+    thresholds_of,
+)
 from softstair.nn import StairActivation, StairLayer
+from softstair.stair import Stair
 
 Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
@@ -33,7 +40,7 @@ class NodeBuilder:
         self._summed_by_stair: set[str] = set()
         low, high = -zero, 255 - zero
         self._add(nodes.Input("input", (), low, high, shape, zero, scale))
-        values = tuple(number / scale for number in range(low, high + 1))
+        values = tuple((number / scale,) * 2 for number in range(low, high + 1))
         self.input = IntegerFeatures("input", 1 / scale, low, high, values)
 
     def shape(self, x: Value) -> Shape:
@@ -64,7 +71,7 @@ class NodeBuilder:
         if levels is None or isinstance(stair.quantum, tuple):
             raise ExportError.of(name, "its levels have no common quantum", "Choose another stair")
         if isinstance(x, IntegerFeatures):
-            raise ExportError.of(name, "its input is already quantised", "Remove one of the stairs")
+            return self._stair_on_integers(name, stair, x)
         if x.source in self._summed_by_stair:
             raise ExportError.of(name, f"another stair reads {x.source!r} too", "Use one stair")
         self._summed_by_stair.add(x.source)
@@ -82,11 +89,28 @@ class NodeBuilder:
         for before, after, pool in zip(names, names[1:], x.pools, strict=False):
             low, high = steps.low, steps.high
             self._add(replace(pool, name=after, inputs=(before,), low=low, high=high))
+        return self._levels(name, stair)
+
+    def _stair_on_integers(self, name: str, stair: Stair, x: IntegerFeatures) -> IntegerFeatures:
+        """Add the thresholds of a stair whose input is quantised, such as a sum of features."""
+        thresholds, levels = thresholds_of(stair, x), stair.integers or ()
+        if thresholds is None:
+            reason = "its input is a sum of features whose rounding decides between two levels"
+            raise ExportError.of(name, reason, "Choose a quantum that is a power of two")
+        table = thresholds.expand(self._sizes[x.node][0], -1).contiguous()
+        self._add(nodes.Steps(name, (x.node,), levels[0], levels[-1], table, levels))
+        return self._levels(name, stair)
+
+    def _levels(self, name: str, stair: Stair) -> IntegerFeatures:
+        """Return the features that a stair gives."""
         self._stairs.append(name)
+        levels, quantum = stair.integers, stair.quantum
+        assert levels is not None
+        assert isinstance(quantum, float)
         floats = dict(zip(levels, stair.rounded(torch.float32).levels, strict=True))
         # Integers between two levels do not occur.
-        values = tuple(floats.get(n, math.nan) for n in range(levels[0], levels[-1] + 1))
-        return IntegerFeatures(name, stair.quantum, levels[0], levels[-1], values)
+        values = tuple((floats.get(n, math.nan),) * 2 for n in range(levels[0], levels[-1] + 1))
+        return IntegerFeatures(name, quantum, levels[0], levels[-1], values)
 
     def apply(self, name: str, x: Value, function: Callable[[Tensor], Tensor]) -> PendingSum:
         """Apply a normalisation or a ReLU to a pending sum."""
@@ -117,7 +141,7 @@ class NodeBuilder:
             shape = self._broadcast(name, a, b)
             a, b = self._expand(f"{name}.left", a, shape), self._expand(f"{name}.right", b, shape)
             node = self._add(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
-            return IntegerFeatures(node.name, a.unit, node.low, node.high)
+            return IntegerFeatures(node.name, a.unit, node.low, node.high, sum_values(a, b))
         if isinstance(a, PendingSum) and isinstance(b, PendingSum):
             raise ExportError.of(name, "it adds two unquantised sums", "Quantise one of them")
         pending, shortcut = (a, b) if isinstance(a, PendingSum) else (b, a)
@@ -125,7 +149,8 @@ class NodeBuilder:
         assert isinstance(shortcut, IntegerFeatures)
         if pending.shortcut is not None or pending.pools:
             raise ExportError.of(name, "its sum is pooled or has a shortcut", "Quantise it before")
-        if shortcut.values is None or len(shortcut.values) > MAX_SHORTCUT_VALUES:
+        values = shortcut.values or ()
+        if not 0 < len(values) <= MAX_SHORTCUT_VALUES or any(a < b for a, b in values):
             raise ExportError.of(name, "its shortcut has too many values", "Quantise it before")
         shape = self._broadcast(name, pending, shortcut)
         shortcut = self._expand(f"{name}.shortcut", shortcut, shape)

@@ -280,9 +280,10 @@ def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int
         levels = (levels + zero).astype(np.uint8)
     thresholds = node.thresholds.numpy().astype(np.int32)
     per_channel = (-1, *[1] * (rank - node.axis))
+    sums = replace(x[0], name=x[0].as_int32(graph), zero_byte=None)
     if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
         limits = [column.reshape(per_channel) for column in thresholds.T]
-        return StoredTensor(_compared(graph, x[0].name, limits, levels), node.low, node.high, zero)
+        return StoredTensor(_compared(graph, sums.name, limits, levels), node.low, node.high, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
     first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds))
     shortcut = None
@@ -290,7 +291,7 @@ def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int
         shortcut = x[1].as_int32(graph, "beside_")
         first_rows -= node.first
     first_rows = first_rows.reshape(per_channel).astype(np.int32)
-    result = _bisected(graph, x[0], shortcut, rows, first_rows, levels)
+    result = _bisected(graph, sums, shortcut, rows, first_rows, levels)
     return StoredTensor(result, node.low, node.high, zero)
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from softstair.deploy.nodes import MaxPool, Steps, Sum
 from softstair.nn import StairActivation, StairLayer
+from softstair.stair import Stair
 
+MAX_PAIRS = 2**22
+"""Pairs of values of which the sums are computed."""
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
@@ -27,8 +30,10 @@ class IntegerFeatures:
     unit: float
     low: int
     high: int
-    values: tuple[float, ...] | None = None
-    """The float network's value of every integer from ``low`` to ``high``, where each has one."""
+    values: tuple[tuple[float, float], ...] | None = None
+    """The least and the greatest float of every integer from ``low`` to ``high``, where known.
+
+    They differ where sums of features round; both are NaN where an integer does not occur."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ def fold(
     The weights of channels with a decreasing function are negated.
     """
     shortcut, levels = pending.shortcut, activation.stair.integers or ()
-    values = (None,) if shortcut is None else shortcut.values or ()
-    rows = [_search_at(activation, pending, source, value) for value in values]
+    values = ((None, None),) if shortcut is None else shortcut.values or ()
+    rows = [_search_at(activation, pending, source, value) for value, _ in values]
     decreasing = torch.stack([row.decreasing for row in rows]).any(0)
     tables = [_oriented(row, decreasing, source) for row in rows]
     ends = (levels[0], levels[-1])
@@ -96,6 +101,35 @@ def fold(
         inputs, table = (pending.source, shortcut.node), torch.stack(tables, dim=1)
         steps = Steps(name, inputs, *ends, table, levels, shortcut.low, axis)
     return steps, _negated(source, decreasing)
+
+
+def thresholds_of(stair: Stair, x: IntegerFeatures) -> Tensor | None:
+    """Return the thresholds (K − 1,) of a stair on integers; None where rounding decides."""
+    if x.values is None:
+        return None
+    values = torch.tensor(x.values)
+    occurs = ~values.isnan().any(1)
+    index, numbers = stair.index(values[occurs]), torch.arange(x.low, x.high + 1)[occurs]
+    if not torch.equal(index[:, 0], index[:, 1]):
+        return None
+    reached = index[:, 0] >= torch.arange(1, len(stair))[:, None]
+    return torch.where(reached, numbers, x.high + 1).amin(1)
+
+
+def sum_values(a: IntegerFeatures, b: IntegerFeatures) -> tuple[tuple[float, float], ...] | None:
+    """Return the floats that stand for each sum of two features in float32."""
+    if a.values is None or b.values is None or len(a.values) * len(b.values) > MAX_PAIRS:
+        return None
+    terms, others = torch.tensor(a.values), torch.tensor(b.values)
+    sums = terms[:, None] + others
+    numbers = torch.arange(len(terms))[:, None] + torch.arange(len(others))
+    occurs = ~sums.isnan().any(-1)
+    index, ends = numbers[occurs], []
+    for column, reduce in enumerate(("amin", "amax")):
+        result = torch.full((len(terms) + len(others) - 1,), torch.nan)
+        chosen = sums[..., column][occurs]
+        ends.append(result.scatter_reduce(0, index, chosen, reduce, include_self=False).tolist())
+    return tuple(zip(*ends, strict=True))
 
 
 def _search_at(

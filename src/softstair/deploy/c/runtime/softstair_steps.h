@@ -162,12 +162,15 @@ static inline void ss_hand_over(const ss_sink *sink, int32_t place, int32_t plac
     sink->keep(sink, place, places, channel, count, sums);
 }
 
-/* Applies thresholds to sums that were stored. */
+/* Applies thresholds to sums or features that were stored. */
 static inline void ss_steps(const ss_features *in, const ss_sink *sink) {
+    int32_t sums[SS_BLOCK];
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t c = 0; c < in->channels; c += SS_BLOCK) {
             const int32_t count = ss_least(SS_BLOCK, in->channels - c);
-            const int32_t *sums = (const int32_t *)in->data + place * in->channels + c;
+            for (int32_t i = 0; i < count; i++) {
+                sums[i] = ss_at(in, place, c + i);
+            }
             sink->keep(sink, place, 1, c, count, sums);
         }
     }
