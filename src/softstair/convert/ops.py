@@ -132,7 +132,9 @@ OPERATORS = (
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Rows for deployment, which sums the integers and divides the quantum by the area.
+    Operator("avg_pool1d", Effect.FLOAT, (nn.AvgPool1d,)),
     Operator("avg_pool2d", Effect.FLOAT, (nn.AvgPool2d,)),
+    Operator("adaptive_avg_pool1d", Effect.FLOAT, (nn.AdaptiveAvgPool1d,)),
     Operator("adaptive_avg_pool2d", Effect.FLOAT, (nn.AdaptiveAvgPool2d,)),
     # Not with the other normalisations: deployment folds it into thresholds.
     Operator("BatchNorm", Effect.FLOAT, BATCH_NORMS, why="a normalisation"),

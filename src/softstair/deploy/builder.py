@@ -55,9 +55,10 @@ class NodeBuilder:
         if weight is None:
             raise ExportError.of(name, "its weights have no common quantum", "Choose another stair")
         factor = _factor(name, layer, x)
-        shape = self._sizes[x.node]
-        if isinstance(layer, nn.Conv2d) and len(shape) != 3:
-            raise ExportError.of(name, f"its input has shape {shape}", "Give it (C, H, W)")
+        shape, axes = self._sizes[x.node], layer.sum_dimensions
+        if axes and len(shape) != axes + 1:
+            needed = "(C, L)" if axes == 1 else "(C, H, W)"
+            raise ExportError.of(name, f"its input has shape {shape}", f"Give it {needed}")
         node = self._add(_weighted_sum(name, layer, weight.long(), x))
         if layer.input_quantum is None and max(-node.low, node.high) >= nodes.FLOAT32_EXACT:
             raise ExportError.of(name, "its sums reach 2²⁴ (float32 rounds)", "Use fewer inputs")
@@ -169,12 +170,17 @@ class NodeBuilder:
         node = self._add(nodes.Expand(name, (x.node,), x.low, x.high, shape))
         return replace(x, node=node.name)
 
-    def max_pool(self, name: str, module: nn.MaxPool2d, x: Value) -> Value:
-        """Add a max-pooling, or keep it pending behind a sum."""
-        self._check_pooled(name, x)
-        if module.return_indices or module.ceil_mode or _pair(module.dilation) != (1, 1):
+    def max_pool(self, name: str, module: Any, axes: int, x: Value) -> Value:
+        """Add a max-pooling over so many axes, or keep it pending behind a sum."""
+        self._check_pooled(name, axes, x)
+        if (
+            module.return_indices
+            or module.ceil_mode
+            or _window(module.dilation, axes) != (1,) * axes
+        ):
             raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
-        windows = (_pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        sizes = (module.kernel_size, module.stride, module.padding)
+        windows = tuple(_window(size, axes) for size in sizes)
         if isinstance(x, IntegerFeatures):
             node = self._add(nodes.MaxPool(name, (x.node,), x.low, x.high, *windows))
             return replace(x, node=node.name)
@@ -183,28 +189,28 @@ class NodeBuilder:
         pool = nodes.MaxPool(name, (), 0, 0, *windows)
         return replace(x, pools=(*x.pools, pool), layer=None)
 
-    def average(
-        self, name: str, module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, x: IntegerFeatures
-    ) -> IntegerFeatures:
+    def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of each window; the average is that sum in a smaller unit."""
-        self._check_pooled(name, x)
-        if isinstance(module, nn.AvgPool2d):
-            kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-            plain = not module.ceil_mode and module.divisor_override is None
-            exact = plain and _pair(module.padding) == (0, 0)
+        self._check_pooled(name, axes, x)
+        if hasattr(module, "output_size"):
+            kernel = stride = self._sizes[x.node][-axes:]
+            padding = (0,) * axes
+            exact = _window(module.output_size, axes) == (1,) * axes
         else:
-            kernel = stride = _pair(self._sizes[x.node][-2:])
-            exact = module.output_size in (1, (1, 1))
+            sizes = (module.kernel_size, module.stride, module.padding)
+            kernel, stride, padding = (_window(size, axes) for size in sizes)
+            exact = not module.ceil_mode and getattr(module, "divisor_override", None) is None
+            exact = exact and not any(padding)
         if not exact:
             raise ExportError.of(name, "it averages with padding or options", "Remove them")
-        area = kernel[0] * kernel[1]
+        area = math.prod(kernel)
         low, high = area * x.low, area * x.high
-        node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride))
+        node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride, padding))
         return IntegerFeatures(node.name, x.unit / area, low, high)
 
-    def _check_pooled(self, name: str, x: Value) -> None:
+    def _check_pooled(self, name: str, axes: int, x: Value) -> None:
         shape = self.shape(x)
-        if len(shape) < 2:
+        if len(shape) not in (axes + 1, 2):  # (H, W) is one channel for PyTorch
             raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
 
     def flatten(self, name: str, x: IntegerFeatures, start: Any, end: Any) -> IntegerFeatures:
@@ -255,7 +261,7 @@ class NodeBuilder:
 
     def _channel_axis(self, name: str) -> int:
         """Return the axis of a sum's channels; the batch is axis 0."""
-        return 1 if self._sum(name).weight.dim() == 4 else len(self._sizes[name])
+        return len(self._sizes[name]) if self._sum(name).weight.dim() == 2 else 1
 
     def _add(self, node: AnyNode) -> AnyNode:
         if node.name in self._nodes:
@@ -295,13 +301,9 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
     flat = weight.flatten(1)
     ends = torch.stack([flat * x.low, flat * x.high])
     windows: dict[str, Any] = {}
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise ExportError.of(
-                name, f"it pads with {layer.padding_mode!r} ({layer.padding!r})", "Pad by zeros"
-            )
-        windows = {key: _pair(getattr(layer, key)) for key in ("stride", "padding", "dilation")}
-        windows["groups"] = layer.groups
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        windows = {key: getattr(layer, key) for key in ("stride", "dilation", "groups")}
+        windows["padding"] = _padding(name, layer)
         if any(windows["padding"]):
             ends = torch.cat([ends, torch.zeros_like(ends[:1])])
     elif not isinstance(layer, nn.Linear):
@@ -311,5 +313,16 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
     return nodes.Sum(name, (x.node,), *bounds, weight, least, greatest, **windows)
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+def _padding(name: str, layer: nn.Conv1d | nn.Conv2d) -> Shape:
+    """Return the zeros before and after each axis."""
+    # Last axis first, before and after.
+    padding = layer._reversed_padding_repeated_twice[::-1]
+    if layer.padding_mode != "zeros" or padding[::2] != padding[1::2]:
+        reason = f"it pads with {layer.padding_mode!r} ({layer.padding!r})"
+        raise ExportError.of(name, reason, "Pad by as many zeros on both sides")
+    return tuple(padding[::2])
+
+
+def _window(value: Any, axes: int) -> Shape:
+    """Return the size of a window along each axis."""
+    return (value,) * axes if isinstance(value, int) else tuple(map(int, value))

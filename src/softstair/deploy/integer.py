@@ -164,10 +164,12 @@ class _Conversion:
                 start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
                 start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
                 return build.flatten(name, _integers(name, x), start, end)
-            case "max_pool2d" if is_module:
-                return build.max_pool(name, module, x)
-            case "avg_pool2d" | "adaptive_avg_pool2d" if is_module:
-                return build.average(name, module, _integers(name, x))
+            case "max_pool1d" | "max_pool2d" if is_module:
+                return build.max_pool(name, module, _axes(operator), x)
+            case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d" if (
+                is_module
+            ):
+                return build.average(name, module, _axes(operator), _integers(name, x))
             case "contiguous":
                 # The same tensor or a copy: as a new value, writes into it are not followed.
                 return replace(x)
@@ -186,6 +188,11 @@ def _integers(name: str, x: Value) -> IntegerFeatures:
     if isinstance(x, PendingSum):
         raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", "Add a stair")
     return x
+
+
+def _axes(operator: Operator) -> int:
+    """Return how many axes a pooling has: its name ends in 1d or 2d."""
+    return int(operator.name[-2])
 
 
 def _name(node: fx.Node) -> str:

@@ -1,8 +1,8 @@
 """Integer networks: nodes that compute with integers, the network that they form, and its cost.
 
 A node names the nodes whose results it reads and the range of its own results. Tensors have shape
-(N, C, H, W), or (N, C) after a Flatten; a linear layer applied to more than a vector has its
-channels last.
+(N, C, H, W), (N, C, L), or (N, C) after a Flatten; a linear layer applied to more than a vector has
+its channels last. Windows have one or two axes, as the tensors.
 """
 
 import math
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from softstair._errors import SoftstairError
 
-Pair = tuple[int, int]
 Shape = tuple[int, ...]
 FLOAT32_EXACT = 2**24  # below it float32 holds every integer
 INT32_LIMIT = 2**31
@@ -64,12 +63,12 @@ class Input(Node):
 class Sum(Node):
     """A convolution or a linear layer with integer weights."""
 
-    weight: Tensor  # (O, I/groups, kh, kw) or (O, I), int64
+    weight: Tensor  # (O, I/groups, kh, kw), (O, I/groups, k) or (O, I), int64
     least: Tensor  # bounds of each channel's sums, (O,) int64
     greatest: Tensor
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    stride: Shape = (1, 1)
+    padding: Shape = (0, 0)
+    dilation: Shape = (1, 1)
     groups: int = 1
 
     def run(self, *x: Tensor) -> Tensor:
@@ -77,8 +76,9 @@ class Sum(Node):
         wide, weight = x[0].double(), self.weight.double()
         if weight.dim() == 2:
             return F.linear(wide, weight).long()
+        convolve = F.conv1d if weight.dim() == 3 else F.conv2d
         windows = (self.stride, self.padding, self.dilation, self.groups)
-        return F.conv2d(wide, weight, None, *windows).long()
+        return convolve(wide, weight, None, *windows).long()
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,29 @@ class Steps(Node):
 class MaxPool(Node):
     """The maximum of each window; padding never is the maximum."""
 
-    kernel: Pair
-    stride: Pair
-    padding: Pair
+    kernel: Shape
+    stride: Shape
+    padding: Shape
 
     def run(self, *x: Tensor) -> Tensor:
-        return F.max_pool2d(x[0].double(), self.kernel, self.stride, self.padding).long()
+        pool = F.max_pool1d if len(self.kernel) == 1 else F.max_pool2d
+        return pool(x[0].double(), self.kernel, self.stride, self.padding).long()
 
 
 @dataclass(frozen=True)
 class SumPool(Node):
     """The sum of each window: an average times its number of elements."""
 
-    kernel: Pair
-    stride: Pair
+    kernel: Shape
+    stride: Shape
+    padding: Shape = (0, 0)
 
     def run(self, *x: Tensor) -> Tensor:
-        return F.avg_pool2d(x[0].double(), self.kernel, self.stride, divisor_override=1).long()
+        if len(self.kernel) == 1:  # avg_pool1d cannot leave out the division
+            windows = ((1, *self.kernel), (1, *self.stride), (0, *self.padding[-1:]))
+            return SumPool("", (), 0, 0, *windows).run(x[0].unsqueeze(-2)).squeeze(-2)
+        windows = (self.kernel, self.stride, self.padding)
+        return F.avg_pool2d(x[0].double(), *windows, divisor_override=1).long()
 
 
 @dataclass(frozen=True)

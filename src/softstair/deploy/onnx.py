@@ -126,8 +126,8 @@ def _add_node(
 ) -> StoredTensor:
     """Add any node but the last."""
     rank = len(network.sizes[node.name])
-    if isinstance(node, nodes.MaxPool | nodes.SumPool) and rank != 3:
-        raise ExportError.of(node.name, f"ONNX cannot pool {rank} axes", "Give it (C, H, W)")
+    if isinstance(node, nodes.MaxPool | nodes.SumPool) and rank != len(node.kernel) + 1:
+        raise ExportError.of(node.name, "ONNX cannot pool without channels", "Give it (C, H, W)")
     match node:
         case nodes.Input():
             return StoredTensor("bytes", node.low, node.high, node.zero)

@@ -152,7 +152,8 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
     """Return the weights and the attributes of a convolution; a linear layer has no attributes."""
     if isinstance(node, nodes.SumPool):
         weight = np.ones((channels, 1, *node.kernel), np.int64)
-        return weight, {"strides": node.stride, "group": channels}
+        pads = [*node.padding[-len(node.kernel) :]] * 2
+        return weight, {"strides": node.stride, "pads": pads, "group": channels}
     if node.weight.dim() == 2:
         return node.weight.numpy(), {}
     return node.weight.numpy(), {

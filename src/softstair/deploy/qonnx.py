@@ -208,7 +208,7 @@ def _add_multi_threshold(
         out_dtype=datatype,
         out_scale=float(levels[1]),
         out_bias=float(levels[0]),
-        data_layout="NC" if rank == 1 else "NCHW",
+        data_layout={1: "NC", 2: "NCW"}.get(rank, "NCHW"),
     )
 
 

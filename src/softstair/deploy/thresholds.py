@@ -138,7 +138,7 @@ def _search_at(
     """Find the thresholds for one value of the shortcut, or without one."""
 
     def index(sums: Tensor) -> Tensor:
-        y = sums if source.weight.dim() == 2 else sums[:, :, None, None]
+        y = sums.reshape(*sums.shape, *[1] * (source.weight.dim() - 2))
         for function in pending.before:
             y = function(y)
         if shortcut is not None:

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 
-Pair = tuple[int, ...]
 C_TYPES = {
     "int8": "int8_t",
     "int16": "int16_t",
@@ -92,11 +91,11 @@ def layout(network: IntegerNetwork) -> MemoryLayout:
     return memory
 
 
-def _size(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) not in (1, 3) or any(not 0 < size < 2**31 for size in shape):
+def _size(name: str, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) > 3 or any(not 0 < size < 2**31 for size in shape):
         raise ExportError.of(name, f"C has no features of shape {shape}", "Flatten before it")
-    channels, height, width = (*shape, 1, 1)[:3]
-    return int(channels), int(height), int(width)
+    height, width = (1, 1, *shape[1:])[-2:]
+    return int(shape[0]), int(height), int(width)
 
 
 def _needs_no_copy(network: IntegerNetwork, node: nodes.Flatten) -> bool:
@@ -209,13 +208,17 @@ class Operation:
 def window_fields(
     x: Features,
     output: Features,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair = (1, 1),
+    kernel: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape = (1, 1),
 ) -> dict[str, int]:
-    """Return the fields of ss_window in softstair_window.h, in order."""
+    """Return the fields of ss_window in softstair_window.h, in order.
+
+    A window of one axis has the height 1.
+    """
     names = "height width rows columns kernel_y kernel_x stride_y stride_x padding_y padding_x"
     sizes = (x.height, x.width, output.height, output.width)
-    numbers = map(int, (*sizes, *kernel, *stride, *padding, *dilation))
+    windows = ((1, *kernel), (1, *stride), (0, *padding), (1, *dilation))
+    numbers = map(int, (*sizes, *(size for window in windows for size in window[-2:])))
     return dict(zip([*names.split(), "dilation_y", "dilation_x"], numbers, strict=True))

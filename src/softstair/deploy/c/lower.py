@@ -113,13 +113,15 @@ class _Lowering:
     def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
         home = self._home(node.inputs[0])
         x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
-        padding, function, how = (0, 0), "ss_sum_pool", "the sum of each window"
+        if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
+            raise ExportError.of(node.name, "C cannot pool without channels", "Give it (C, H, W)")
+        function, how = "ss_sum_pool", "the sum of each window"
         if isinstance(node, nodes.MaxPool):
-            padding, how = node.padding, "the largest of each window"
+            how = "the largest of each window"
             function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
         name = f"layer_{number}_window"
         call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
-        fields = window_fields(x, output, node.kernel, node.stride, padding)
+        fields = window_fields(x, output, node.kernel, node.stride, node.padding)
         text = structure("ss_window", name, **fields)
         return Operation(number, (number,), (home,), (call,), how, structures=(text,))
 

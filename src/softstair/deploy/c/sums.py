@@ -46,6 +46,8 @@ def weighted_sum(
     weight = node.weight.numpy().astype(np.int64)
     if weight.ndim == 2:
         weight = weight.reshape(len(weight), x.channels, x.height, x.width)
+    elif weight.ndim == 3:
+        weight = weight[:, :, None]
     kernel_size = weight.shape[2:]
     # (outputs, taps, channels of a group): the order in which windows are read.
     rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), math.prod(kernel_size), -1)
@@ -117,7 +119,7 @@ def _bytes(
         unpacked, windows = length * block + max(padded, block), 4 * length
     else:
         single = rows.shape[1] == 1 or (output.positions == 1 and rows.shape[1] == x.positions)
-        unpadded = node.padding == (0, 0) and node.groups == 1 and padded == length
+        unpadded = not any(node.padding) and node.groups == 1 and padded == length
         # A window that is contiguous in memory needs no copy.
         contiguous = single and unpadded
         # Windows that must be copied are copied again for each block of channels.

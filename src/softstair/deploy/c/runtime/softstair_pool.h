@@ -62,7 +62,7 @@ static inline void ss_max_pool(const ss_window *window, const ss_features *in,
     }
 }
 
-/* Without padding. */
+/* The padding is 0. */
 static inline void ss_sum_pool(const ss_window *window, const ss_features *in,
                                const ss_features *out) {
     for (int32_t place = 0; place < out->places; place++) {
@@ -71,7 +71,8 @@ static inline void ss_sum_pool(const ss_window *window, const ss_features *in,
             int32_t sum = 0;
             for (int32_t y = top; y < top + window->kernel_y; y++) {
                 for (int32_t x = left; x < left + window->kernel_x; x++) {
-                    sum += ss_at(in, y * window->width + x, channel);
+                    const int inside = ss_inside(window, y, x);
+                    sum += inside ? ss_at(in, y * window->width + x, channel) : 0;
                 }
             }
             ss_put(out, place, channel, sum);

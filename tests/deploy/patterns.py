@@ -1,0 +1,108 @@
+"""Small networks of the patterns that people write, quantised and trained for two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import softstair as ss
+
+IMAGE, SOUND = (2, 6, 6), (2, 12)
+ZERO, SCALE, BATCH = 121, 64.0, 6
+TERNARY = ss.Stair.ternary()
+UINT4 = ss.Stair.linear(4, signed=False, quantum=0.25)
+
+
+@dataclass
+class Pattern:
+    """A float network, the shape of its input and the options of ``quantise``."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...] = IMAGE
+    settings: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.uint8
+    zero: int = ZERO
+    scale: float = SCALE
+
+    def inputs(self) -> Tensor:
+        """Random integers of its type, with both ends of the range."""
+        ends, generator = torch.iinfo(self.dtype), torch.Generator().manual_seed(1)
+        x = torch.randint(ends.min, ends.max + 1, (BATCH, *self.shape), generator=generator)
+        x[0].view(-1)[:2] = torch.tensor([ends.min, ends.max])
+        return x.to(self.dtype)
+
+    def floats(self, x: Tensor) -> Tensor:
+        return (x.float() - self.zero) / self.scale
+
+    def trained(self) -> nn.Module:
+        """The stair network after two steps, in ``eval()``."""
+        torch.manual_seed(0)
+        model, x = self.build(), self.floats(self.inputs())
+        model(x)  # lazy layers
+        net = ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | self.settings)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            scores = net(x).flatten(1)
+            F.cross_entropy(scores, torch.arange(BATCH) % scores.shape[1]).backward()
+            optimizer.step()
+        return net.eval()
+
+
+def image(*middle: nn.Module, head: nn.Module | None = None) -> nn.Sequential:
+    """A convolution with a stair, some modules, and a linear head over what they return."""
+    first = (nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    return nn.Sequential(*first, *middle, head or nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+
+
+def sound(*middle: nn.Module) -> nn.Sequential:
+    """The same in one dimension."""
+    first = (nn.Conv1d(2, 4, 3, padding=1, bias=False), nn.BatchNorm1d(4), nn.ReLU())
+    return nn.Sequential(*first, *middle, nn.Flatten(), nn.LazyLinear(3))
+
+
+def layer(outputs: int = 4, kernel: int = 3, **options: Any) -> nn.Sequential:
+    """A convolution with normalisation and activation."""
+    conv = nn.LazyConv2d(outputs, kernel, bias=False, **options)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Concatenated(nn.Module):
+    """Branches side by side; ``names`` says which: x is what they read."""
+
+    def __init__(self, names: str, dim: int = 1, width: int = 3, *, flat: bool = False) -> None:
+        super().__init__()
+        self.x, self.a, self.b = layer(width, padding=1), layer(padding=1), layer(4, 1)
+        self.names, self.dim, self.flat = names, dim, flat
+        self.flatten, self.act, self.last = nn.Flatten(), nn.ReLU(), nn.LazyLinear(3)
+        self.after = nn.LazyLinear(5) if flat else nn.LazyConv2d(5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.x(x)
+        branches = {"x": x, "a": self.a(x), "b": self.b(x)}
+        parts = [branches[name] for name in self.names]
+        if self.flat:
+            parts = [self.flatten(part) for part in parts]
+        return self.last(self.flatten(self.act(self.after(torch.cat(parts, self.dim)))))
+
+
+PATTERNS = {
+    "Conv1d": Pattern(
+        lambda: sound(nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.BatchNorm1d(6), nn.ReLU()), SOUND
+    ),
+    "Conv1d, same": Pattern(
+        lambda: sound(
+            nn.Conv1d(4, 40, 5, padding="same"), nn.ReLU(), nn.Conv1d(40, 4, 1), nn.ReLU()
+        ),
+        SOUND,
+    ),
+    "pooling in one dimension": Pattern(
+        lambda: sound(nn.MaxPool1d(2, padding=1), nn.Conv1d(4, 6, 3), nn.ReLU(), nn.AvgPool1d(2)),
+        SOUND,
+    ),
+}
