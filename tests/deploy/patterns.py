@@ -105,4 +105,29 @@ PATTERNS = {
         lambda: sound(nn.MaxPool1d(2, padding=1), nn.Conv1d(4, 6, 3), nn.ReLU(), nn.AvgPool1d(2)),
         SOUND,
     ),
+    "cat": Pattern(lambda: Concatenated("abx")),
+    "cat in bits": Pattern(lambda: Concatenated("xxx", width=30)),
+    "cat of vectors": Pattern(lambda: Concatenated("ab", -1, flat=True)),
+    "cat of other ranges": Pattern(
+        lambda: Concatenated("ax"),
+        settings={"features": {"a.*": ss.Stair.linear(4, signed=False, quantum=1.0), "*": TERNARY}},
+    ),
+    "ZeroPad2d": Pattern(lambda: nn.Sequential(nn.ZeroPad2d((0, 1, 2, 0)), image(layer()))),
+    "ZeroPad2d of bits": Pattern(lambda: image(layer(30), nn.ZeroPad2d(1), layer())),
+    "ZeroPad1d": Pattern(lambda: sound(nn.ZeroPad1d((2, 0)), nn.Conv1d(4, 4, 3), nn.ReLU()), SOUND),
+    "AvgPool2d with padding": Pattern(
+        lambda: image(nn.AvgPool2d(2, padding=1), layer(), nn.AvgPool2d((3, 2), 1, 1))
+    ),
+    "AvgPool2d with a divisor": Pattern(
+        lambda: image(nn.AvgPool2d(3, 1, divisor_override=4), layer())
+    ),
+    "AdaptiveMaxPool2d": Pattern(lambda: image(nn.AdaptiveMaxPool2d((3, None)), layer())),
+    "AdaptiveMaxPool2d of sums": Pattern(
+        lambda: image(
+            nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(1), nn.ReLU()
+        )
+    ),
+    "AdaptiveMaxPool1d": Pattern(lambda: sound(nn.AdaptiveMaxPool1d(4)), SOUND),
+    "AdaptiveAvgPool1d": Pattern(lambda: sound(nn.AdaptiveAvgPool1d(6)), SOUND),
+    "AdaptiveAvgPool2d": Pattern(lambda: image(nn.AdaptiveAvgPool2d(3), layer())),
 }

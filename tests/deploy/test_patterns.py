@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from compiled import needs_compiler, program_of, run_in_program
-from patterns import PATTERNS
+from patterns import PATTERNS, TERNARY, Concatenated, Pattern, image, layer
 from test_random_modules import by_onnx
-from torch import Tensor
+from torch import Tensor, nn
 
-from softstair.deploy import IntegerNetwork, integerise, verify
+import softstair as ss
+from softstair.deploy import ExportError, IntegerNetwork, integerise, qonnx, verify
 
 
 def differing(network: IntegerNetwork, x: Tensor, results: dict[str, Tensor]) -> list[str]:
@@ -45,3 +46,55 @@ def test_patterns_are_exact_in_c(networks: dict[str, IntegerNetwork], tmp_path: 
         x = PATTERNS[name].inputs()
         results = run_in_program(program, number, network, x)
         assert differing(network, x, results) == [], name
+
+
+def test_patterns_are_exact_in_qonnx(
+    networks: dict[str, IntegerNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("qonnx", reason="qonnx is not installed")
+    from test_qonnx import assert_equal, execute
+
+    monkeypatch.setattr(pytest.importorskip("onnx"), "IR_VERSION", 8)
+    from qonnx.core.modelwrapper import ModelWrapper
+
+    for name, network in networks.items():
+        x = PATTERNS[name].inputs()[:1]
+        assert_equal(network, x, execute(ModelWrapper(qonnx.model(network)), x))
+
+
+QUARTER = ss.Stair.ternary(quantum=0.25)
+REFUSED = {
+    "other quanta": (
+        Pattern(lambda: Concatenated("ab"), settings={"features": {"a.*": QUARTER, "*": TERNARY}}),
+        r"quanta 0\.25, 1\.0. Give the stairs before it the same quantum",
+    ),
+    "unquantised": (
+        Pattern(lambda: Concatenated("ab"), settings={"skip": "a.2"}),
+        "is not quantised. Add a stair",
+    ),
+    "border": (
+        Pattern(lambda: image(nn.AvgPool2d(2, padding=1, count_include_pad=False), layer())),
+        "Set count_include_pad=True",
+    ),
+    "uneven windows": (
+        Pattern(lambda: image(nn.AdaptiveAvgPool2d(4), layer())),
+        r"over \(6, 6\) differ in size. Choose an output size that divides it",
+    ),
+    "crop": (Pattern(lambda: image(nn.ZeroPad2d(-1), layer())), "crops"),
+    "global average": (
+        Pattern(lambda: image(nn.AdaptiveAvgPool2d(2), layer(kernel=1))),
+        "Leave it in float with `skip`, or use AvgPool2d",
+    ),
+    "asymmetric padding": (
+        Pattern(lambda: image(nn.Conv2d(4, 4, 2, padding="same"), nn.ReLU())),
+        "as many zeros on both sides",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_exact_is_refused_with_a_sentence(name: str) -> None:
+    pattern, sentence = REFUSED[name]
+    with pytest.raises(ExportError, match=sentence):
+        integerise(pattern.trained(), pattern.shape, pattern.zero, pattern.scale)

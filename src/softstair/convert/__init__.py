@@ -341,7 +341,7 @@ def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> 
     weight_stair = StairWeight(**{**keywords, "stair": stair})
     layer: StairLayer = kind.from_float(module, weight_stair)
     if site.input_unit is not None:
-        layer.input_quantum, layer.widest_input = site.input_unit
+        layer.input_quantum, layer.widest_input, _ = site.input_unit
     if init == "thresholds":
         layer.start_at_thresholds()
     return layer

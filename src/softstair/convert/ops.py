@@ -14,6 +14,7 @@ DROPOUT    keeps it                                  in evaluation, the input it
 MOVE       keeps it                                  elements of the input, and possibly zeros
 JOIN       keeps it                                  the elements of all inputs
 ADD        keeps it                                  sums of the inputs or of their negatives
+AVERAGE    keeps it                                  multiples of a fraction of the quantum
 FLOAT      keeps it; ``report`` shows ``why``        float
 ========== ========================================= ===========================================
 
@@ -57,6 +58,7 @@ class Effect(Enum):
     MOVE = auto()
     JOIN = auto()
     ADD = auto()
+    AVERAGE = auto()
     FLOAT = auto()
 
 
@@ -78,6 +80,11 @@ class Operator:
     """For ACTIVATION: the effect of a call that is not replaced."""
     why: str = ""
     """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
+
+    @property
+    def axes(self) -> int:
+        """The number of axes of a pooling's windows: its name ends in 1d or 2d."""
+        return int(self.name[-2])
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -131,9 +138,10 @@ OPERATORS = (
     Operator("add", Effect.ADD, aliases=("iadd",)),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
-    # Rows for deployment, which sums the integers and divides the quantum by the area.
-    Operator("avg_pool1d", Effect.FLOAT, (nn.AvgPool1d,)),
-    Operator("avg_pool2d", Effect.FLOAT, (nn.AvgPool2d,)),
+    # Deployment sums the integers and divides the quantum by the area.
+    Operator("avg_pool1d", Effect.AVERAGE, (nn.AvgPool1d,)),
+    Operator("avg_pool2d", Effect.AVERAGE, (nn.AvgPool2d,)),
+    # The size of their windows is not known before the input's.
     Operator("adaptive_avg_pool1d", Effect.FLOAT, (nn.AdaptiveAvgPool1d,)),
     Operator("adaptive_avg_pool2d", Effect.FLOAT, (nn.AdaptiveAvgPool2d,)),
     # Not with the other normalisations: deployment folds it into thresholds.

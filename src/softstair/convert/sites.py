@@ -12,6 +12,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
@@ -108,10 +109,14 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class FeatureUnit(NamedTuple):
-    """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0."""
+    """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0.
+
+    Their floats were rounded at most ``roundings`` times.
+    """
 
     quantum: float
     widest: int
+    roundings: int = 1
 
 
 @dataclass(eq=False)
@@ -269,17 +274,31 @@ def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> Featur
     if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
         return None
     widths = [unit.widest for unit in known]
-    return FeatureUnit(known[0].quantum, sum(widths) if summed else max(widths))
+    roundings = max(unit.roundings for unit in known) + summed
+    return FeatureUnit(known[0].quantum, sum(widths) if summed else max(widths), roundings)
+
+
+def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | None:
+    """Return the unit of averages, or None if windows differ or float32 is not precise enough."""
+    padded = module.padding not in (0, (0,), (0, 0)) and not module.count_include_pad
+    if unit is None or module.ceil_mode or padded:
+        return None
+    kernel = module.kernel_size
+    area = kernel**axes if isinstance(kernel, int) else prod(kernel)
+    widest, roundings = unit.widest * area, unit.roundings + area + 1
+    # Each rounding is by at most 2⁻²⁴ of a value; two more precede the rounding to integers.
+    if (roundings + 2) * widest >= 2**23:
+        return None
+    divisor = getattr(module, "divisor_override", None) or area
+    return FeatureUnit(unit.quantum / divisor, widest, roundings)
 
 
 def _result_unit(
     net: nn.Module, step: GraphStep, incoming: list[FeatureUnit | None]
 ) -> FeatureUnit | None:
     """Return the unit of a step's result, given those of its inputs."""
-    if step.module is not None:
-        operator = operator_of(net.get_submodule(step.module))
-    else:
-        operator = operator_named(step.function)
+    module = None if step.module is None else net.get_submodule(step.module)
+    operator = operator_named(step.function) if module is None else operator_of(module)
     if not incoming:
         return None
     effect = operator.effect_if_kept if operator.effect is Effect.ACTIVATION else operator.effect
@@ -287,6 +306,8 @@ def _result_unit(
         return incoming[0]  # other inputs are sizes
     if effect is Effect.JOIN:
         return _common(incoming)
+    if effect is Effect.AVERAGE and module is not None:
+        return _average(module, operator.axes, incoming[0])
     if effect is Effect.ADD and not step.has_numbers:
         # x + x has one input.
         return _common(incoming * 2 if len(incoming) == 1 else incoming, summed=True)

@@ -7,6 +7,7 @@ A value is either integers (:class:`IntegerFeatures`) or a sum whose stair is st
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,8 @@ from softstair.stair import Stair
 
 Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
+REUSABLE = (nodes.MaxPool, nodes.SumPool, nodes.Flatten, nodes.Pad)
+"""Operations without weights or a stair: their module may run more than once."""
 MAX_SHORTCUT_VALUES = 256
 """Each value of a shortcut has thresholds of its own."""
 
@@ -172,15 +175,10 @@ class NodeBuilder:
 
     def max_pool(self, name: str, module: Any, axes: int, x: Value) -> Value:
         """Add a max-pooling over so many axes, or keep it pending behind a sum."""
-        self._check_pooled(name, axes, x)
-        if (
-            module.return_indices
-            or module.ceil_mode
-            or _window(module.dilation, axes) != (1,) * axes
-        ):
+        windows = self._windows(name, module, axes, x)
+        dilated = _window(getattr(module, "dilation", 1), axes) != (1,) * axes
+        if module.return_indices or getattr(module, "ceil_mode", False) or dilated:
             raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
-        sizes = (module.kernel_size, module.stride, module.padding)
-        windows = tuple(_window(size, axes) for size in sizes)
         if isinstance(x, IntegerFeatures):
             node = self._add(nodes.MaxPool(name, (x.node,), x.low, x.high, *windows))
             return replace(x, node=node.name)
@@ -191,27 +189,64 @@ class NodeBuilder:
 
     def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of each window; the average is that sum in a smaller unit."""
-        self._check_pooled(name, axes, x)
-        if hasattr(module, "output_size"):
-            kernel = stride = self._sizes[x.node][-axes:]
-            padding = (0,) * axes
-            exact = _window(module.output_size, axes) == (1,) * axes
-        else:
-            sizes = (module.kernel_size, module.stride, module.padding)
-            kernel, stride, padding = (_window(size, axes) for size in sizes)
-            exact = not module.ceil_mode and getattr(module, "divisor_override", None) is None
-            exact = exact and not any(padding)
-        if not exact:
-            raise ExportError.of(name, "it averages with padding or options", "Remove them")
+        windows = self._windows(name, module, axes, x)
+        if getattr(module, "ceil_mode", False):
+            raise ExportError.of(name, "it averages with ceil_mode", "Remove it")
+        kernel, _, padding = windows
+        if any(padding) and not module.count_include_pad:
+            reason = "its windows at the border average fewer features"
+            raise ExportError.of(name, reason, "Set count_include_pad=True")
         area = math.prod(kernel)
         low, high = area * x.low, area * x.high
-        node = self._add(nodes.SumPool(name, (x.node,), low, high, kernel, stride, padding))
-        return IntegerFeatures(node.name, x.unit / area, low, high)
+        if any(padding):
+            low, high = min(low, 0), max(high, 0)
+        node = self._add(nodes.SumPool(name, (x.node,), low, high, *windows))
+        unit = x.unit / (getattr(module, "divisor_override", None) or area)
+        return IntegerFeatures(node.name, unit, low, high)
 
-    def _check_pooled(self, name: str, axes: int, x: Value) -> None:
+    def _windows(self, name: str, module: Any, axes: int, x: Value) -> tuple[Shape, Shape, Shape]:
+        """Return the kernel, stride and padding of a pooling."""
         shape = self.shape(x)
-        if len(shape) not in (axes + 1, 2):  # (H, W) is one channel for PyTorch
+        if len(shape) not in (axes + 1, 2):  # for PyTorch, (H, W) is one image per channel
             raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
+        if not hasattr(module, "output_size"):
+            windows = (module.kernel_size, module.stride, module.padding)
+            kernel, stride, padding = (_window(window, axes) for window in windows)
+            return kernel, stride, padding
+        pooled = torch.zeros(1, *shape)
+        for pool in () if isinstance(x, IntegerFeatures) else x.pools:
+            pooled = pool.run(pooled)
+        sizes = tuple(pooled.shape[-axes:])
+        outputs = module.output_size
+        outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
+        outputs = tuple(output or size for output, size in zip(outputs, sizes, strict=True))
+        if any(size % output for size, output in zip(sizes, outputs, strict=True)):
+            reason = f"its windows over {sizes} differ in size"
+            raise ExportError.of(name, reason, "Choose an output size that divides it")
+        kernel = tuple(size // output for size, output in zip(sizes, outputs, strict=True))
+        return kernel, kernel, (0,) * axes
+
+    def concatenate(self, name: str, parts: list[IntegerFeatures], axis: int) -> IntegerFeatures:
+        """Add features side by side."""
+        first, axis = parts[0], axis % (1 + len(self._sizes[parts[0].node]))
+        if axis == 0:
+            raise no_integer_form(name, "a concatenation of examples")
+        quanta = sorted({x.unit for x in parts})
+        if len(quanta) > 1:
+            reason = f"it concatenates features with the quanta {', '.join(map(str, quanta))}"
+            raise ExportError.of(name, reason, "Give the stairs before it the same quantum")
+        low, high = min(x.low for x in parts), max(x.high for x in parts)
+        node = self._add(nodes.Concat(name, tuple(x.node for x in parts), low, high, axis))
+        same = all((x.low, x.values) == (first.low, first.values) for x in parts)
+        return IntegerFeatures(node.name, first.unit, low, high, first.values if same else None)
+
+    def pad(self, name: str, padding: Shape, x: IntegerFeatures) -> IntegerFeatures:
+        """Add zeros around features."""
+        if min(padding) < 0:
+            raise ExportError.of(name, "it crops (its padding is negative)", "Slice before it")
+        low, high = min(x.low, 0), max(x.high, 0)
+        node = self._add(nodes.Pad(name, (x.node,), low, high, padding))
+        return IntegerFeatures(node.name, x.unit, low, high)
 
     def flatten(self, name: str, x: IntegerFeatures, start: Any, end: Any) -> IntegerFeatures:
         """Add a flattening of all axes but the batch."""
@@ -265,7 +300,10 @@ class NodeBuilder:
 
     def _add(self, node: AnyNode) -> AnyNode:
         if node.name in self._nodes:
-            raise ExportError.of(node.name, "it runs more than once", "Use one module per call")
+            if not isinstance(node, REUSABLE):
+                raise ExportError.of(node.name, "it runs more than once", "Use one module per call")
+            names = (f"{node.name} ({number})" for number in count(2))
+            node = replace(node, name=next(name for name in names if name not in self._nodes))
         if max(abs(node.low), abs(node.high)) >= nodes.INT32_LIMIT:
             raise ExportError.of(node.name, "its sums do not fit into 32 bits")
         self._nodes[node.name] = node
@@ -293,7 +331,11 @@ def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
         return 1.0
     if math.frexp(x.unit)[0] == 0.5:
         return x.unit  # a power of two: the float sum is exact as well
-    raise ExportError.of(name, "the quantum of its input is unknown", "Use one quantum before it")
+    raise ExportError.of(
+        name,
+        f"the quantum of its input, {x.unit}, is not a power of two and was unknown to `quantise`",
+        "Leave it in float with `skip`, or use AvgPool2d instead of an adaptive pooling",
+    )
 
 
 def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatures) -> nodes.Sum:

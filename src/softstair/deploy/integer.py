@@ -133,6 +133,8 @@ class _Conversion:
             raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
         module = self.net.get_submodule(name) if node.op == "call_module" else None
         operator = operator_named(function) if module is None else operator_of(module)
+        if operator.name == "cat":
+            return self._concatenate(name, node)
         if len(inputs) == 1 and operator.name != "add":
             result = self._unary(name, operator, module, node, inputs[0])
             if result is not None:
@@ -164,17 +166,28 @@ class _Conversion:
                 start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
                 start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
                 return build.flatten(name, _integers(name, x), start, end)
-            case "max_pool1d" | "max_pool2d" if is_module:
-                return build.max_pool(name, module, _axes(operator), x)
+            case "max_pool1d" | "max_pool2d" | "adaptive_max_pool1d" | "adaptive_max_pool2d" if (
+                is_module
+            ):
+                return build.max_pool(name, module, operator.axes, x)
             case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d" if (
                 is_module
             ):
-                return build.average(name, module, _axes(operator), _integers(name, x))
+                return build.average(name, module, operator.axes, _integers(name, x))
+            case "ZeroPad":
+                return build.pad(name, module.padding, _integers(name, x))
             case "contiguous":
                 # The same tensor or a copy: as a new value, writes into it are not followed.
                 return replace(x)
         passes = operator.effect in (Effect.PASS, Effect.DROPOUT)
         return x if passes and (is_module or node.kwargs.get("training") is False) else None
+
+    def _concatenate(self, name: str, node: fx.Node) -> IntegerFeatures:
+        arguments: dict[str, Any] = dict(zip(("tensors", "dim"), node.args, strict=False))
+        arguments |= node.kwargs
+        parts = [_integers(name, self.values[part]) for part in arguments["tensors"]]
+        axis = arguments.get("axis", arguments.get("dim", 0))
+        return self.builder.concatenate(name, parts, axis)
 
     def _add(self, name: str, a: Value, b: Value, in_place: bool) -> Value:
         total = self.builder.add(name, a, b)
@@ -188,11 +201,6 @@ def _integers(name: str, x: Value) -> IntegerFeatures:
     if isinstance(x, PendingSum):
         raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", "Add a stair")
     return x
-
-
-def _axes(operator: Operator) -> int:
-    """Return how many axes a pooling has: its name ends in 1d or 2d."""
-    return int(operator.name[-2])
 
 
 def _name(node: fx.Node) -> str:

@@ -128,8 +128,8 @@ class SumPool(Node):
 
     def run(self, *x: Tensor) -> Tensor:
         if len(self.kernel) == 1:  # avg_pool1d cannot leave out the division
-            windows = ((1, *self.kernel), (1, *self.stride), (0, *self.padding[-1:]))
-            return SumPool("", (), 0, 0, *windows).run(x[0].unsqueeze(-2)).squeeze(-2)
+            rows = ((1, *self.kernel), (1, *self.stride), (0, *self.padding[-1:]))
+            return SumPool("", (), 0, 0, *rows).run(x[0].unsqueeze(-2)).squeeze(-2)
         windows = (self.kernel, self.stride, self.padding)
         return F.avg_pool2d(x[0].double(), *windows, divisor_override=1).long()
 
@@ -150,6 +150,26 @@ class Add(Node):
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0] + x[1]
+
+
+@dataclass(frozen=True)
+class Concat(Node):
+    """Features of the same unit side by side; the batch is axis 0."""
+
+    axis: int
+
+    def run(self, *x: Tensor) -> Tensor:
+        return torch.cat(x, self.axis)
+
+
+@dataclass(frozen=True)
+class Pad(Node):
+    """Features between zeros: so many before and after each axis, the last axis first."""
+
+    padding: Shape
+
+    def run(self, *x: Tensor) -> Tensor:
+        return F.pad(x[0], self.padding)
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,25 @@ def _add_node(
             return replace(x[0], name=graph.apply("Flatten", [x[0].name]))
         case nodes.Expand():
             return replace(x[0], name=graph.expand(node, x[0].name))
+        case nodes.Pad():
+            kind = np.int32 if x[0].zero_byte is None else np.uint8
+            zero = graph.constant("zero", kind(x[0].zero_byte or 0))
+            return replace(x[0], name=graph.pad(node, x[0].name, zero, rank))
+        case nodes.Concat():
+            return _concatenated(graph, node, x)
         case nodes.Add():
             terms = [term.as_int32(graph, "part_") for term in x]
             return StoredTensor(graph.apply("Add", terms), node.low, node.high)
     raise ExportError.of(node.name, f"{type(node).__name__} has no form in ONNX")
+
+
+def _concatenated(graph: OnnxGraph, node: nodes.Concat, x: list[StoredTensor]) -> StoredTensor:
+    """Add bytes side by side if all have the same zero, and 32-bit integers otherwise."""
+    zeros = {part.zero_byte for part in x}
+    zero = zeros.pop() if len(zeros) == 1 else None
+    names = [part.name if zero is not None else part.as_int32(graph, "part_") for part in x]
+    result = graph.apply("Concat", names, axis=node.axis)
+    return StoredTensor(result, node.low, node.high, zero)
 
 
 def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> StoredTensor:

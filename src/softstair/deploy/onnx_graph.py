@@ -65,6 +65,13 @@ class OnnxGraph:
         shape = self.constant("shape", np.array((1, *node.shape), np.int64))
         return self.apply("Expand", [x, shape])
 
+    def pad(self, node: nodes.Pad, x: str, zero: str, rank: int) -> str:
+        """Add a Pad node; ``rank`` does not count the batch."""
+        before, after = node.padding[::2][::-1], node.padding[1::2][::-1]
+        others = [0] * (1 + rank - len(before))
+        pads = np.array([*others, *before, *others, *after], np.int64)
+        return self.apply("Pad", [x, self.constant("pads", pads), zero])
+
     def max_pool(self, node: nodes.MaxPool, x: str, name: str) -> str:
         """Add a MaxPool node under exactly this name."""
         pads = [*node.padding] * 2

@@ -100,6 +100,10 @@ def _add_node(
             graph.max_pool(node, x[0], graph.prefix)
         case nodes.Expand():
             graph.expand(node, x[0])
+        case nodes.Pad():
+            graph.pad(node, x[0], graph.constant("zero", np.float32(0)), rank)
+        case nodes.Concat():
+            graph.apply("Concat", x, axis=node.axis)
         case nodes.Flatten() | nodes.Add():
             graph.apply(type(node).__name__, x)
         case nodes.Scores():

@@ -24,6 +24,8 @@ C_TYPES = {
     "float32": "float",
 }
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
+BIT_NODES = (nodes.Steps, nodes.Concat, nodes.Pad)
+"""Nodes that choose how to store their results; poolings keep what they read."""
 MAX_BITS_PER_CHANNEL = 1.5
 """Bits are counted if the words of a position have at most so many bits per channel."""
 
@@ -82,7 +84,7 @@ def layout(network: IntegerNetwork) -> MemoryLayout:
         elif isinstance(node, nodes.MaxPool | nodes.Expand):
             before = memory.features[node.inputs[0]]
             features = Features(before.kind, *size, before.bias)
-        elif isinstance(node, nodes.Steps) and (kind := _planes(network, node)):
+        elif isinstance(node, BIT_NODES) and (kind := _planes(network, node)):
             features = Features(kind, *size)
         else:
             kind, bias = _numbers(node)
@@ -105,9 +107,9 @@ def _needs_no_copy(network: IntegerNetwork, node: nodes.Flatten) -> bool:
     return all(isinstance(user, nodes.Sum | nodes.Scores) for user in network.users(node.name))
 
 
-def _planes(network: IntegerNetwork, node: nodes.Steps) -> str | None:
-    """Return the kind of bit planes for a stair's levels, or None."""
-    levels = set(node.levels)
+def _planes(network: IntegerNetwork, node: nodes.Steps | nodes.Concat | nodes.Pad) -> str | None:
+    """Return the kind of bit planes for the values of a node, or None."""
+    levels = set(node.levels) if isinstance(node, nodes.Steps) else {node.low, 0, node.high}
     if not levels <= {-1, 0, 1}:
         return None
     sums = list(_sums_over(network, node.name))

@@ -49,6 +49,10 @@ class _Lowering:
                 return self._steps(number, node)
             case nodes.MaxPool() | nodes.SumPool():
                 return self._pool(number, node)
+            case nodes.Pad():
+                return self._pad(number, node)
+            case nodes.Concat():
+                return self._concatenate(number, node)
             case nodes.Expand():
                 return self._expand(number, node)
             case nodes.Add() | nodes.Flatten():
@@ -91,7 +95,7 @@ class _Lowering:
         output = self.layout.features[node.name]
         shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
         reads = () if shortcut is None else (shortcut,)
-        clear = (f"ss_clear(&layer_{number});",) if output.planes else ()
+        clear = _clear(number, output)
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
             constants, sink = _threshold_sink(number, node, output, shortcut, traced=inner)
@@ -119,21 +123,48 @@ class _Lowering:
         if isinstance(node, nodes.MaxPool):
             how = "the largest of each window"
             function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
+        window = window_fields(x, output, node.kernel, node.stride, node.padding)
+        return self._windowed(number, home, function, window, how)
+
+    def _windowed(
+        self, number: int, home: int, function: str, window: dict[str, int], how: str
+    ) -> Operation:
+        """A call that reads windows of node ``home``."""
         name = f"layer_{number}_window"
         call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
-        fields = window_fields(x, output, node.kernel, node.stride, node.padding)
-        text = structure("ss_window", name, **fields)
+        text = structure("ss_window", name, **window)
         return Operation(number, (number,), (home,), (call,), how, structures=(text,))
+
+    def _pad(self, number: int, node: nodes.Pad) -> Operation:
+        """The sums of windows of one place, which may lie in the padding."""
+        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
+        x, before = self.layout.features[node.inputs[0]], node.padding[::2][::-1]
+        window = window_fields(x, output, (1, 1), (1, 1), before)
+        operation = self._windowed(number, home, "ss_sum_pool", window, "between zeros")
+        return replace(operation, calls=(*_clear(number, output), *operation.calls))
+
+    def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
+        if node.axis != 1:
+            raise ExportError.of(node.name, f"C cannot concatenate along axis {node.axis}")
+        homes = tuple(self._home(name) for name in node.inputs)
+        channels = [self.layout.features[name].channels for name in node.inputs]
+        firsts = [sum(channels[:place]) for place in range(len(channels))]
+        calls = (
+            f"ss_concatenate(&layer_{home}, {first}, &layer_{number});"
+            for home, first in zip(homes, firsts, strict=True)
+        )
+        clear = _clear(number, self.layout.features[node.name])
+        return Operation(number, (number,), homes, (*clear, *calls), "side by side")
 
     def _expand(self, number: int, node: nodes.Expand) -> Operation:
         home, output = self._home(node.inputs[0]), self.layout.features[node.name]
         x = self.layout.features[node.inputs[0]]
-        clear = (f"ss_clear(&layer_{number});",) if output.planes else ()
         # Distances between rows, columns and channels of the input; 0 along axes of length 1.
         strides = (x.width if x.height > 1 else 0, int(x.width > 1), int(x.channels > 1))
         numbers = ", ".join(map(str, (output.width, *strides)))
         call = f"ss_expand(&layer_{home}, &layer_{number}, {numbers});"
-        return Operation(number, (number,), (home,), (*clear, call), "repeated")
+        calls = (*_clear(number, output), call)
+        return Operation(number, (number,), (home,), calls, "repeated")
 
     def _elementwise(self, number: int, node: nodes.Add | nodes.Flatten) -> Operation:
         homes = tuple(self._home(name) for name in node.inputs)
@@ -178,6 +209,11 @@ class _Lowering:
         )
         call = f"ss_rescale(&layer_{home}, {name}_scale, {name}_bias, scores);"
         return Operation(number, (number,), (home,), (call,), "floats", constants)
+
+
+def _clear(number: int, output: Features) -> tuple[str, ...]:
+    """Return the call that clears bit planes before bits are set."""
+    return (f"ss_clear(&layer_{number});",) if output.planes else ()
 
 
 def _check_finite(name: str, *values: torch.Tensor | None) -> None:

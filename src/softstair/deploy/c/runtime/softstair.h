@@ -10,7 +10,8 @@
  *   softstair_planes.h     sums of ternary and binary numbers, by counting bits
  *   softstair_dot.h        sums of products of bytes
  *   softstair_wide.h       all other sums
- *   softstair_pool.h       poolings, additions, expansion, flattening, the input
+ *   softstair_pool.h       poolings, padding, additions, concatenation, expansion, flattening, the
+ *                          input
  *   softstair_scores.h     the last layer, and the class
  *
  * -DSOFTSTAIR_PORTABLE selects plain C. -DSOFTSTAIR_TRACE passes the result of every node to

@@ -1,4 +1,4 @@
-/* Poolings, additions, expansion, flattening, and the bytes of the input. */
+/* Poolings, padding, additions, concatenation, expansion, flattening, and the bytes of the input. */
 #ifndef SOFTSTAIR_POOL_H
 #define SOFTSTAIR_POOL_H
 
@@ -84,6 +84,15 @@ static inline void ss_add(const ss_features *a, const ss_features *b, const ss_f
     for (int32_t place = 0; place < out->places; place++) {
         for (int32_t channel = 0; channel < out->channels; channel++) {
             ss_put(out, place, channel, ss_at(a, place, channel) + ss_at(b, place, channel));
+        }
+    }
+}
+
+/* Copies all channels of `in` into `out`, from channel `first` on. */
+static inline void ss_concatenate(const ss_features *in, int32_t first, const ss_features *out) {
+    for (int32_t place = 0; place < out->places; place++) {
+        for (int32_t channel = 0; channel < in->channels; channel++) {
+            ss_put(out, place, first + channel, ss_at(in, place, channel));
         }
     }
 }
