@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,12 +31,36 @@ PLAIN = Dataset("plain", X, Y, ("a", "b"), mean=120.7, std=63.8)
         ({"std": 0.0}, "std"),
         ({"centred": (float("nan"), 1.0)}, "centred[0]"),
         ({"centred": (0.0, 0.0)}, "centred[1]"),
+        ({"x": X.tolist()}, "x"),
+        ({"x": X.float().numpy()}, "x"),
+        ({"y": Y.float().numpy()}, "y"),
+        ({"y": [0, 1] * 3}, "y"),
+        ({"groups": [0, 1] * 3}, "groups"),
+        ({"mean": (1.0, 2.0, 3.0)}, "mean"),
+        ({"std": np.ones(3)}, "std"),
     ],
 )
 def test_invalid_fields_are_named(changes, field):
     with pytest.raises(SoftstairError) as raised:
         replace(PLAIN, **changes)
     assert raised.value.field == field
+
+
+def test_arrays_are_accepted():
+    """Of bytes and of labels of any integer type, also if they are views or cannot be written."""
+    x, y = np.arange(12, dtype=np.uint8).reshape(6, 2, 1, 1)[::-1], Y.numpy().astype(np.uint8)
+    x.flags.writeable = False
+    data = replace(PLAIN, x=x, y=y, groups=y.astype(">i4"), test_x=x, test_y=Y.numpy())
+    assert torch.equal(data.x.flatten(), torch.arange(12).reshape(6, 2).flip(0).flatten())
+    assert torch.equal(data.y, Y)
+    assert torch.equal(data.groups, Y)
+    assert data.y.dtype == data.groups.dtype == torch.int64
+    assert data.x.dtype == data.test_x.dtype == torch.uint8
+
+
+def test_a_mean_per_channel_is_refused():
+    with pytest.raises(SoftstairError, match="mean must be one number for all channels, but"):
+        replace(PLAIN, mean=torch.ones(3))
 
 
 def test_centring_changes_only_data_that_have_their_own_zero_point():

@@ -45,12 +45,15 @@ class DataError(SoftstairError):
 class Dataset:
     """A training partition, from which folds are made, and a test set where there is one.
 
+    Examples, labels and groups may be given as NumPy arrays.
+
     Args:
         name: Name of the data set.
         x: Examples, (N, C, H, W) of uint8.
         y: Labels, (N,) of int64, indices into ``classes``.
         classes: Names of the classes.
-        mean: Zero point of the input, in units of x: a network gets (x − mean)/std.
+        mean: Zero point of the input, in units of x: a network gets (x − mean)/std. One number for
+            all channels.
         std: Scale of the input, in units of x.
         groups: (N,) of int64, or None. Examples of one group, such as one speaker, are all in the
             training part or all in the validation part of a fold.
@@ -77,6 +80,8 @@ class Dataset:
     version: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("x", "y", "groups", "test_x", "test_y"):
+            object.__setattr__(self, name, _as_tensor(name, getattr(self, name)))
         self._check_examples("x", self.x, "y", self.y)
         if self.test_x is not None and self.test_y is not None:
             self._check_examples("test_x", self.test_x, "test_y", self.test_y)
@@ -84,8 +89,11 @@ class Dataset:
                 raise _invalid("test_x", f"(N, {str(tuple(self.x.shape[1:]))[1:]}", self.test_x)
         elif self.test_x is not None or self.test_y is not None:
             raise SoftstairError("test_x and test_y must be given together.", field="test_y")
-        if self.groups is not None and self.groups.shape != self.y.shape:
+        if self.groups is not None and getattr(self.groups, "shape", None) != self.y.shape:
             raise _invalid("groups", f"of shape {tuple(self.y.shape)}, like y", self.groups)
+        for name in ("mean", "std"):
+            if np.ndim(getattr(self, name)):
+                raise _check.wrong(name, getattr(self, name), "one number for all channels")
         _check.number("mean", self.mean)
         _check.number("std", self.std, above=0)
         if self.centred is not None:
@@ -93,9 +101,9 @@ class Dataset:
             _check.number("centred[1]", self.centred[1], above=0)
 
     def _check_examples(self, x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
-        if x.dtype != torch.uint8 or x.dim() != 4:
+        if not isinstance(x, Tensor) or x.dtype != torch.uint8 or x.dim() != 4:
             raise _invalid(x_name, "(N, C, H, W) of uint8", x)
-        if y.dtype != torch.int64 or y.shape != x.shape[:1]:
+        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != x.shape[:1]:
             raise _invalid(y_name, f"({len(x)},) of int64", y)
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
             allowed = f"from 0 to {len(self.classes) - 1}, as there are {len(self.classes)} classes"
@@ -139,11 +147,19 @@ class Dataset:
         return replace(sampled, test_x=self.test_x[chosen], test_y=self.test_y[chosen])
 
 
-def _invalid(name: str, allowed: str, tensor: Tensor) -> SoftstairError:
-    return SoftstairError(
-        f"{name} must be {allowed}, but {tuple(tensor.shape)} of {tensor.dtype} was given.",
-        field=name,
-    )
+def _as_tensor(name: str, value: Any) -> Any:
+    """Return an array of bytes, or of labels of any integer type, as a tensor."""
+    if isinstance(value, np.ndarray):
+        dtype = np.dtype(np.uint8 if name.endswith("x") else np.int64)
+        if value.dtype == dtype or (dtype.kind == "i" and value.dtype.kind in "iu"):
+            return torch.from_numpy(np.require(value, dtype, ["C", "W"]))
+    return value
+
+
+def _invalid(name: str, allowed: str, given: Any) -> SoftstairError:
+    is_array = isinstance(given, Tensor | np.ndarray)
+    text = f"{tuple(given.shape)} of {given.dtype}" if is_array else f"a {type(given).__name__}"
+    return SoftstairError(f"{name} must be {allowed}, but {text} was given.", field=name)
 
 
 @contextmanager
