@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from softstair._errors import SoftstairError, first_line
 
-__all__ = ["call"]
+__all__ = ["call", "call_function"]
 
 ResultT = TypeVar("ResultT")
 
@@ -26,7 +26,6 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
     >>> call("fractions:Fraction", "data", object, numerator=3)
     Fraction(3, 1)
     """
-    kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
     path, _, attribute = name.partition(":")
     is_file = path.endswith(".py")
     if is_file or not all(part.isidentifier() for part in [*path.split("."), attribute]):
@@ -46,17 +45,25 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
                 f"module {path!r} ({file}) must have {attribute!r}, which {role}={name!r} asks "
                 "for, but it has not."
             ) from None
-        if (isinstance(make, returns) and not isinstance(make, type)) or not callable(make):
-            raise SoftstairError(
-                f"{role} {name!r} must be a function that returns a {kind}, but it is an object "
-                f"of type {type(make).__name__}."
-            )
-        try:
-            result = make(**_accepted(make, offered))
-        except (Exception, SystemExit) as error:
-            raise SoftstairError(
-                f"{role} {name!r} must return a {kind}, but it raised {_described(error)}."
-            ) from error
+        return call_function(make, name, role, returns, **offered)
+
+
+def call_function(
+    make: object, name: str, role: str, returns: type[ResultT], **offered: Any
+) -> ResultT:
+    """Call a function as :func:`call` does; ``name`` is what errors call it."""
+    kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
+    if (isinstance(make, returns) and not isinstance(make, type)) or not callable(make):
+        raise SoftstairError(
+            f"{role} {name!r} must be a function that returns a {kind}, but it is an object of "
+            f"type {type(make).__name__}."
+        )
+    try:
+        result = make(**_accepted(make, offered))
+    except (Exception, SystemExit) as error:
+        raise SoftstairError(
+            f"{role} {name!r} must return a {kind}, but it raised {_described(error)}."
+        ) from error
     if not isinstance(result, returns):
         raise SoftstairError(
             f"{role} {name!r} must return a {kind}, but it returned an object of type "

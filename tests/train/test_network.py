@@ -106,6 +106,22 @@ def test_code_that_a_run_names_is_called_only_by_the_users_word(
     assert Path("called").exists()
 
 
+def test_the_model_of_a_run_may_be_given_as_the_function_that_returns_it(tmp_path: Path) -> None:
+    def make(classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+
+    train(SHORT, tmp_path / "run", model=make(10))
+    x = torch.randn(5, 1, 8, 8)
+    first, second = (
+        trained_network(tmp_path / "run", load("digits"), model) for model in (make(10), make)
+    )
+    assert torch.equal(first(x), second(x))
+    with pytest.raises(SoftstairError, match="'resnet' must be a function that returns a"):
+        trained_network(tmp_path / "run", load("digits"), "resnet")  # type: ignore[arg-type]
+    with pytest.raises(SoftstairError, match=r"'<lambda>' must return .*ZeroDivisionError"):
+        trained_network(tmp_path / "run", load("digits"), lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+
+
 def test_folds_are_named_where_a_network_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "fold-0").mkdir()
     with pytest.raises(SoftstairError, match="but folds: name one, such as fold-0"):

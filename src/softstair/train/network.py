@@ -1,13 +1,14 @@
 """The network of a recipe: as it starts, as a run has trained it, and what to expect of it."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softstair import _check, kernels
+from softstair import _check, _plugins, kernels
 from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert import quantise, report
@@ -25,7 +26,9 @@ WEAK_SLOPE = 0.1
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = None) -> nn.Module:
+def make_network(
+    recipe: Recipe, dataset: Dataset, model: nn.Module | Callable[..., nn.Module] | None = None
+) -> nn.Module:
     """Return the untrained network of a recipe, made from ``model`` if it is given."""
     shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
     example = torch.zeros(2, *shape)
@@ -35,6 +38,10 @@ def make_network(recipe: Recipe, dataset: Dataset, model: nn.Module | None = Non
             raise _check.invalid("model", problem)
         name = default_for(recipe.data) if recipe.model == "auto" else recipe.model
         model = build(name, classes, shape)
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", str(model))
+        given = {"classes": classes, "shape": shape}
+        model = _plugins.call_function(model, name, "model", nn.Module, **given)
     _check_model(model, example, classes)
     return stair_network(model, recipe, example)
 
@@ -61,14 +68,18 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
 
 
 def trained_network(
-    path: Path | str, dataset: Dataset, model: nn.Module | None = None, own_code: bool = False
+    path: Path | str,
+    dataset: Dataset,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    own_code: bool = False,
 ) -> nn.Module:
     """Return the network of a run directory in ``eval()``, from its newest checkpoint.
 
     Args:
         path: The run directory.
         dataset: The data set that it was trained on.
-        model: The float network, if the run was trained with one of your own.
+        model: The float network, if the run was trained with one of your own, or the function that
+            returns it (called as ``package.module:function`` is, with ``classes`` and ``shape``).
         own_code: Import and call the function that the run names as its model. A run directory may
             come from anybody, so this is off by default.
 
