@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair._errors import SoftstairError
 from softstair.deploy import (
     ExportError,
     IntegerNetwork,
@@ -244,10 +246,36 @@ def test_inputs_that_cannot_be_exact_raise_an_error(zero: Any, scale: Any, field
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("x", [torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2, 2, dtype=torch.uint8)])
-def test_only_bytes_of_the_right_shape_are_accepted(x: Tensor) -> None:
-    with pytest.raises(ValueError, match="x must be uint8"):
-        integerise(linear_network(4), (1, 2, 2))(x)
+@pytest.mark.parametrize(
+    "x",
+    [torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2, 2, dtype=torch.uint8),
+     np.zeros((1, 1, 2, 2), np.uint8)],
+)  # fmt: skip
+def test_only_bytes_of_the_right_shape_are_accepted(x: Any) -> None:
+    net = linear_network(4)
+    integer = integerise(net, (1, 2, 2))
+    with pytest.raises(SoftstairError, match=r"x must be uint8 of shape \(N, 1, 2, 2\)"):
+        integer(x)
+    with pytest.raises(SoftstairError, match=r"x must be uint8 of shape \(N, 1, 2, 2\)"):
+        verify(net, integer, x)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 9, 9), (2, 1, 1), 8, "abc", (2, 8.0, 8), (0, 8)])
+def test_a_wrong_shape_is_said_in_a_sentence(shape: Any) -> None:
+    net = network(0, "ternary", "ternary", "depthwise")
+    with pytest.raises(SoftstairError, match="shape") as caught:
+        integerise(net, shape)
+    assert len(str(caught.value)) < 120
+
+
+def test_an_integer_network_prints_a_line_for_each_node() -> None:
+    net = network(0, "ternary", "ternary", "depthwise")
+    integer = integerise(net, (2, 8, 8), 100, 64.0)
+    first, *lines = repr(integer).splitlines()
+    assert first.split() == ["name", "node", "inputs", "shape", "from", "to"]
+    assert [line.split()[0] for line in lines] == [node.name for node in integer.nodes]
+    assert lines[0].split() == ["input", "Input", "2×8×8", "-100", "155"]
+    assert "tensor" not in repr(integer)
 
 
 def test_costs_are_those_of_the_layers() -> None:

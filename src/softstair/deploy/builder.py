@@ -313,7 +313,13 @@ class NodeBuilder:
             zeros = [torch.zeros(1, *self._sizes[x], dtype=torch.int64) for x in node.inputs]
             if isinstance(node, nodes.Steps) and len(zeros) == 2:
                 zeros[1] += node.first
-            self._sizes[node.name] = tuple(node.run(*zeros).shape[1:])
+            try:
+                self._sizes[node.name] = tuple(node.run(*zeros).shape[1:])
+            except RuntimeError as error:
+                given = " and ".join(str(self._sizes[x]) for x in node.inputs)
+                raise ExportError.of(
+                    node.name, f"it cannot take features of shape {given}", "Correct `shape`"
+                ) from error
         return node
 
 

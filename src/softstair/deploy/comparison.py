@@ -101,6 +101,9 @@ def verify(
     Returns:
         A comparison for ``"integer network"`` and for each of ``others``.
 
+    Raises:
+        SoftstairError: If ``x`` is not uint8 of shape (N, C, H, W).
+
     >>> import softstair as ss
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8),
     ...                       nn.ReLU(), nn.Linear(8, 2))
@@ -110,6 +113,7 @@ def verify(
     >>> print(verify(net, integer, x)["integer network"])
     0 mismatches of 45 numbers
     """
+    integer.check_input(x)
     runners: dict[str, Runner] = {"integer network": _integer_runner(integer), **(others or {})}
     comparisons = {name: Comparison() for name in runners}
     reference = trained_runner(net, integer)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from softstair import _check
 from softstair._errors import first_line
 from softstair.convert import ATTRIBUTE, stair_row, swap_modules
 from softstair.convert.graph import Graph, trace
@@ -55,6 +56,8 @@ def integerise(
         raise _bad_input("zero", zero, "an integer from 0 to 255, so that padding is exact")
     if not isinstance(scale, int | float) or scale <= 0 or math.frexp(scale)[0] != 0.5:
         raise _bad_input("scale", scale, "a power of two, so that sums over the input are exact")
+    if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
+        raise _check.wrong("shape", shape, "the shape of one input, such as (3, 32, 32)")
     net = copy.deepcopy(net).cpu().float().eval()
     try:
         graph, traced = trace(net, training=False)

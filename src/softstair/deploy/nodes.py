@@ -206,7 +206,7 @@ class Rescaled(Node):
         return sums * self.scale.reshape(shape) + self.bias.reshape(shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IntegerNetwork:
     """A network that computes with integers from the input's bytes to the scores.
 
@@ -232,16 +232,32 @@ class IntegerNetwork:
         Raises:
             SoftstairError: If ``x`` is not uint8 of shape (N, C, H, W).
         """
-        if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.input.shape:
-            raise SoftstairError(
-                f"x must be uint8 of shape (N, {', '.join(map(str, self.input.shape))}), but "
-                f"{x.dtype} of shape {tuple(x.shape)} was given.",
-                field="x",
-            )
+        self.check_input(x)
         results: dict[str, Tensor] = {}
         for node in self.nodes:
             results[node.name] = node.run(*[results[name] for name in node.inputs] or [x])
         return results
+
+    def check_input(self, x: object) -> None:
+        """Raise SoftstairError if ``x`` is not uint8 of shape (N, C, H, W)."""
+        given = (
+            f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        )
+        shape = self.input.shape
+        if not isinstance(x, Tensor) or x.dtype != torch.uint8 or tuple(x.shape[1:]) != shape:
+            allowed = f"uint8 of shape (N, {', '.join(map(str, shape))})"
+            raise SoftstairError(f"x must be {allowed}, but {given} was given.", field="x")
+
+    def __repr__(self) -> str:
+        rows = [("name", "node", "inputs", "shape", "from", "to")]
+        for node in self.nodes:
+            shape = "×".join(map(str, self.sizes[node.name]))
+            is_float = isinstance(node, Scores | Rescaled)
+            ends = ("", "") if is_float else (str(node.low), str(node.high))
+            rows.append((node.name, type(node).__name__, ", ".join(node.inputs), shape, *ends))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        cells = [map(str.ljust, row, widths) for row in rows]
+        return "\n".join("  ".join(row).rstrip() for row in cells)
 
     @property
     def input(self) -> Input:
