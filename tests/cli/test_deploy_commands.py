@@ -1,5 +1,8 @@
 """``softstair export`` and ``softstair verify``, from a run to a file and back."""
 
+import importlib
+import os
+import pickle
 import re
 import shutil
 import sys
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import softstair as ss
 from helpers.commands import Run
 from softstair import Stair
 from softstair.data import load
@@ -242,6 +246,94 @@ def test_code_that_a_file_names_is_not_called(verb: str, copy: Path, run: Run) -
     assert "antigravity:fly" in run.rejected(verb, copy)
     (copy / "summary.json").unlink()
     assert "--resume" in run.rejected(verb, copy)
+
+
+OWN = """
+from torch import nn
+
+import softstair as ss
+from softstair.data import load
+
+
+def build(classes, shape):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(),
+        nn.Linear(16, classes),
+    )
+
+
+def quantised(classes, shape):
+    stair = ss.Stair.ternary()
+    return ss.quantise(build(classes, shape), stair, stair, skip="4")
+
+
+def data():
+    return load("digits").sample(300)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's module in the current directory."""
+    (tmp_path / "tested_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tested_own", None)
+    monkeypatch.delitem(sys.modules, "tested_own")
+    return "tested_own"
+
+
+def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
+    flags = ["--model", f"{own}:build", "--data", f"{own}:data"]
+    train(replace(RECIPE, model=flags[1], data=flags[3]), "mine", device="cpu")
+    assert f"pass --model {own}:build if you trust it" in run.rejected("verify", "mine")
+    assert f"--data {own}:data" in run.rejected("export", "mine", *flags[:2])
+    code, out, err = run("verify", "mine", *flags, "--backends", "none")
+    assert (code, err) == (0, "")
+    assert f"integer network: 0 mismatches of {60 * 17:,} numbers" in out
+    assert run("export", "mine", *flags, "--to", "qonnx")[0] == 0
+    assert Path("mine/network.qonnx").is_file()
+    assert "other names" in run.rejected("export", "mine", "--model", "digits", *flags[2:])
+    assert "other data" in run.rejected("export", "mine", *flags[:2], "--data", "digits")
+    assert "leave out --zero" in run.rejected("export", "mine", *flags, "--zero", 8)
+
+
+def test_state_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -> None:
+    module = importlib.import_module(own)
+    net = module.quantised(10, (1, 8, 8))
+    torch.save(net.state_dict(), "net.pt")
+    torch.save({"epoch": 3, "net": net.state_dict()}, "loop.pt")
+    flags = ["--model", f"{own}:quantised", "--data", "digits"]
+    for file in ("net.pt", "loop.pt"):
+        code, out, err = run("verify", file, *flags, "--backends", "none", "--limit", 20)
+        assert (code, err) == (0, "")
+        assert "integer network: 0 mismatches of 340 numbers" in out
+    more = ["--zero", 3, "--scale", 4, "--to", "c", "--out", "c"]
+    assert run("export", "net.pt", *flags, *more)[0] == 0
+    integer = ss.deploy.integerise(net, (1, 8, 8), 3, 4.0)
+    ss.deploy.c.write(integer, Path("by-hand"))
+    assert Path("c/network_weights.h").read_text() == Path("by-hand/network_weights.h").read_text()
+
+
+def test_state_that_cannot_be_loaded_is_an_error(own: str, tmp_path: Path, run: Run) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "called"),)
+
+    net = importlib.import_module(own).quantised(10, (1, 8, 8))
+    torch.save(net.state_dict(), "net.pt")
+    torch.save(Evil(), "evil.pt")
+    torch.save({"a": torch.zeros(3)}, "other.pt")
+    Path("old.pt").write_bytes(pickle.dumps(Evil()))
+    flags = ["--model", f"{own}:quantised", "--data", "digits"]
+    assert "pass --model" in run.rejected("export", "net.pt")
+    assert "--data" in run.rejected("export", "net.pt", *flags[:2])
+    assert "without running code" in run.rejected("export", "evil.pt", *flags)
+    assert "without running code" in run.rejected("export", "old.pt", *flags)
+    assert "does not fit" in run.rejected("export", "other.pt", *flags)
+    float_model = ["--model", f"{own}:build", *flags[2:]]
+    assert "does not fit" in run.rejected("export", "net.pt", *float_model)
+    assert "power of two" in run.rejected("export", "net.pt", *flags, "--scale", 3)
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize("verb", ["export", "verify"])

@@ -2,13 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
 from softstair.deploy import IntegerNetwork, costs
 from softstair.deploy.comparison import write
 from softstair.train.trained import LastLayer, deployed
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFlags:
+    """A user's own functions, and the input of a network that an own loop trained."""
+
+    model: str | None = flag(
+        None, "package.module:function of your own model; for a state_dict, the quantised network."
+    )
+    data: str | None = flag(
+        None, "Data set of a state_dict, or package.module:function of your own data."
+    )
+    zero: int | None = flag(None, "Zero point of a state_dict's input (default: the data's mean).")
+    scale: float | None = flag(None, "Scale of a state_dict's input (default: the data's std).")
+
+    def own(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("model", "data", "zero", "scale")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +43,8 @@ class ExportFlags:
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
-    def export(self, trained: Path) -> int:
-        source = deployed(trained, self.data_dir, self.last_layer)
+    def export(self, trained: Path, **own: Any) -> int:
+        source = deployed(trained, self.data_dir, self.last_layer, **own)
         name = "c" if self.to == "c" else f"network.{self.to}"
         inside = trained.is_dir()
         default = trained / name if inside else Path(f"{trained.stem}-{name}")
@@ -42,7 +59,7 @@ class ExportFlags:
 
 
 @dataclass(frozen=True)
-class Command(ExportFlags):
+class Command(ExportFlags, OwnFlags):
     """Write a trained network as a network that computes in integers.
 
     onnx:  a file of standard operators, exact with ONNX Runtime
@@ -53,15 +70,20 @@ class Command(ExportFlags):
     The features of every layer and the class are those of the trained network, or of the trained
     network with its last layer in INT8. `softstair verify` compares them.
 
+    A run with your own model or data needs --model or --data again, since a run directory may come
+    from anybody. A state_dict that your own loop wrote with torch.save needs --model, a function
+    that returns the quantised network, and --data.
+
     Exit code 0: written; 2: an error.
     """
 
     trained: Path = argument(
-        "RUN", "Run directory, packed network, or name of a network (see softstair zoo)."
+        "RUN",
+        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
     )
 
     def run(self) -> int:
-        return self.export(self.trained)
+        return self.export(self.trained, **self.own())
 
 
 def _show_costs(network: IntegerNetwork) -> None:

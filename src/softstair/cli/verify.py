@@ -10,6 +10,7 @@ from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
+from softstair.cli.export import OwnFlags
 from softstair.deploy import Comparison, IntegerNetwork, c_runner, onnx_runner, verify
 from softstair.deploy.comparison import CLASS, Runner, trained_runner
 from softstair.train.trained import LastLayer, deployed
@@ -19,7 +20,7 @@ TRAINED = "trained"
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(OwnFlags):
     """Run a trained network, its integer network, its ONNX file and its C program on real examples,
     and count the numbers that differ: every feature of every layer, and the class.
 
@@ -27,13 +28,14 @@ class Command:
     backend that cannot run here, because ONNX Runtime or a compiler is missing, is an error: leave
     it out with --backends. With --last-layer int8 the reference is the trained network with its
     last layer in INT8; how many classes differ from the trained network's is shown, but these are
-    no mismatches.
+    no mismatches. --model and --data are as for `softstair export`.
 
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
     trained: Path = argument(
-        "RUN", "Run directory, packed network, or name of a network (see softstair zoo)."
+        "RUN",
+        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
     )
     backends: str = flag("onnx,c", "Backends to compare besides the integer network, or none.")
     last_layer: LastLayer = flag(
@@ -52,7 +54,7 @@ class Command:
             integer("limit", self.limit, 1)
 
     def run(self) -> int:
-        source = deployed(self.trained, self.data_dir, self.last_layer)
+        source = deployed(self.trained, self.data_dir, self.last_layer, **self.own())
         name, x = source.examples(self.data_dir, self.limit)
         with tempfile.TemporaryDirectory() as folder, Progress("verify") as progress:
             others = {

@@ -1,23 +1,29 @@
 """A trained network, of a run, a packed file or the zoo: in integers, and the theory on it."""
 
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from softstair import _check, zoo
 from softstair._errors import SoftstairError
-from softstair.data import load
+from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import held_out, split
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
+from softstair.models import build
+from softstair.nn import StairModule
 from softstair.schedule import Schedule
 from softstair.theory import Distances, distances_on_network
 from softstair.train import packed
+from softstair.train.loop import describe
 from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, metrics_of, recipe_of, summary_of
+from softstair.train.records import RunError, metrics_of, read_json, recipe_of, summary_of
 
 LastLayer = Literal["float", "int8"]
 INPUTS = 16
@@ -25,12 +31,16 @@ TIMES = 7
 """Few inputs and times: the network runs in float64, once for each time."""
 
 
+_Own = Mapping[str, Any]
+"""What a user names of her own, for :func:`deployed`: model, data, zero and scale."""
+
+
 @dataclass(frozen=True)
 class Deployed:
     """A trained network and its integer network.
 
     ``integer`` equals ``network``: ``trained``, or a copy with its last layer in INT8. The recipe
-    of a packed file is what the file keeps of it.
+    of a packed file is what the file keeps of it, and its data set is read when it is needed.
     """
 
     source: Path
@@ -39,60 +49,149 @@ class Deployed:
     network: nn.Module
     integer: IntegerNetwork
     classes: tuple[str, ...]
+    dataset: Dataset | None = None
 
     def examples(
         self, data_dir: Path | str = "data", limit: int | None = None
     ) -> tuple[str, Tensor]:
         """Return the test set, or the validation fold if there is none, and its name."""
-        _check_code(self.source, self.recipe)
-        recipe = self.recipe
-        dataset = load(recipe.data, data_dir)
+        recipe, dataset = self.recipe, self.dataset
+        if dataset is None:
+            _check_code(self.source, recipe, {})
+            dataset = load(recipe.data, data_dir)
         name, x, _ = held_out(dataset, recipe.fold, recipe.folds, recipe.limit)
         return name, x[:limit]
 
 
 def deployed(
-    run: Path | str, data_dir: Path | str = "data", last_layer: LastLayer = "float"
+    run: Path | str,
+    data_dir: Path | str = "data",
+    last_layer: LastLayer = "float",
+    model: str | None = None,
+    data: str | None = None,
+    zero: int | None = None,
+    scale: float | None = None,
 ) -> Deployed:
-    """Load the network of a finished run, a packed file or the zoo, and convert it to integers.
+    """Load a trained network and convert it to integers.
 
-    A last layer that was trained in float stays so, or its weights are quantised to INT8. Code that
-    a run names is not called. Raises ExportError if the network is not exact in integers.
+    Args:
+        run: A finished run, a packed file, the name of a network of the zoo, or a file to which
+            ``torch.save`` wrote the ``state_dict`` of a network of :func:`softstair.quantise`.
+        data_dir: Folder of the data sets.
+        last_layer: Whether a last layer that was trained in float stays so, or becomes INT8.
+        model: ``package.module:function``. For a run with a model of your own: the float network.
+            For a file of ``torch.save``: the quantised network, whose state the file holds.
+        data: The data set, for a file of ``torch.save``; for a run, if it names code of your own.
+        zero: For a file of ``torch.save``: the byte that is 0 for the network; by default the mean
+            of the data.
+        scale: For a file of ``torch.save``: the network was trained on ``(byte - zero) / scale``;
+            by default the std of the data.
+
+    Code that a run names is called only if ``model`` or ``data`` names it: a run may come from
+    anybody. Files are read without running code.
+
+    Raises:
+        RunError: If there is no such network, or if it does not fit the model.
+        ExportError: If the network is not exact in integers.
     """
     run = Path(run)
-    recipe = recipe_of(run) if run.is_dir() else None
-    if recipe is not None:
-        if summary_of(run) is None:
-            raise RunError(f"the run in {str(run)!r} is not finished: continue it with `resume`.")
-        _check_code(run, recipe)
-        dataset = load(recipe.data, data_dir)
-        trained = trained_network(run, dataset)
-        shape, classes = tuple(dataset.x.shape[1:]), dataset.classes
-        mean, std = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    elif run.is_dir():
+    own: _Own = {"model": model, "data": data, "zero": zero, "scale": scale}
+    is_saved = run.is_file() and (model is not None or zipfile.is_zipfile(run))
+    load_from = _saved if is_saved else _of_run if run.is_dir() else _packed
+    source = load_from(run, data_dir, own)
+    trained, mean = source.network, source.mean
+    if not any(isinstance(module, StairModule) for module in trained.modules()):
+        raise ExportError(f"the network of {str(run)!r} is float: nothing in it is quantised.")
+    if not mean.is_integer():
+        advice = "pass `zero` and `scale`" if is_saved else "train it with `integer_input`"
+        raise ExportError(
+            f"the zero of the input of {str(run)!r} is at byte {mean:g}, not at an integer, so "
+            f"neither its padding nor its first layer is exact: {advice}."
+        )
+    given = (source.shape, int(mean), source.std)
+    network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
+    integer, dataset = integerise(network, *given), source.dataset
+    return Deployed(run, source.recipe, trained, network, integer, source.classes, dataset)
+
+
+class _Trained(NamedTuple):
+    """A trained network and its input."""
+
+    recipe: Recipe
+    network: nn.Module
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: float
+    std: float
+    dataset: Dataset | None = None
+
+
+def _of_run(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
+    recipe = recipe_of(run)
+    if recipe is None:
         raise RunError(
             f"{str(run)!r} holds no run: give the directory of one, such as fold-0, a packed "
             "network, or the name of one in the zoo."
         )
-    else:
-        file = run if run.is_file() else _zoo_file(run)
-        about, trained = packed.about(file), packed.packed_network(file)
-        try:
-            recipe = packed.packed_recipe(about, "fold", "folds", "limit")
-        except (KeyError, ValueError) as error:
-            raise packed.damaged(file, error) from None
-        shape, classes = tuple(about["shape"]), tuple(about["classes"])
-        mean, std = about["mean"], about["std"]
-    if recipe.is_float:
-        raise ExportError(f"the network of {str(run)!r} is float: nothing in it is quantised.")
-    if not mean.is_integer():
-        raise ExportError(
-            f"the zero of the input of {str(run)!r} is at byte {mean:g}, not at an integer, so "
-            "neither its padding nor its first layer is exact: train it with `integer_input`."
+    if summary_of(run) is None:
+        raise RunError(f"the run in {str(run)!r} is not finished: continue it with `resume`.")
+    _refuse(run, own, "zero", "scale")
+    _check_code(run, recipe, own)
+    dataset = load(own["data"] or recipe.data, data_dir)
+    trained_on = describe(recipe, dataset, torch.device("cpu"))["data"]
+    if own["data"] and trained_on != (read_json(run, "config.json") or {}).get("data"):
+        raise RunError(f"the run in {str(run)!r} was trained on other data.", field="data")
+    shape, model = tuple(dataset.x.shape[1:]), own["model"]
+    given = None if model is None else build(model, len(dataset.classes), shape)
+    network = trained_network(run, dataset, given)
+    numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
+    return _Trained(recipe, network, shape, dataset.classes, *numbers, dataset)
+
+
+def _packed(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
+    file = run if run.is_file() else _zoo_file(run)
+    about, network = packed.about(file), packed.packed_network(file)
+    try:
+        recipe = packed.packed_recipe(about, "fold", "folds", "limit")
+    except (KeyError, ValueError) as error:
+        raise packed.damaged(file, error) from None
+    _refuse(run, own, *own)
+    shape, classes = tuple(about["shape"]), tuple(about["classes"])
+    return _Trained(recipe, network, shape, classes, about["mean"], about["std"])
+
+
+def _saved(file: Path, data_dir: Path | str, own: _Own) -> _Trained:
+    """Return the network whose state a file of ``torch.save`` holds."""
+    model, data, zero, scale = own.values()
+    if model is None or data is None:
+        raise RunError(
+            f"{str(file)!r} holds the state of a network, not the network: pass `model`, your "
+            "package.module:function that returns the quantised network, and `data`."
         )
-    given = (shape, int(mean), std)
-    network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
-    return Deployed(run, recipe, trained, network, integerise(network, *given), classes)
+    dataset = load(data, data_dir)
+    shape = tuple(dataset.x.shape[1:])
+    with torch.random.fork_rng([]):
+        network = build(model, len(dataset.classes), shape)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch raises for a file from anybody
+        raise RunError(
+            f"{str(file)!r} must be a state_dict that torch.save wrote, but it cannot be read "
+            f"without running code ({type(error).__name__})."
+        ) from None
+    # A checkpoint of an own loop has the state of the network among others.
+    states = [state, *(state.values() if isinstance(state, dict) else ())]
+    names = {name for name, _ in network.named_parameters()}
+    matching = (part for part in states if isinstance(part, dict) and names <= set(part))
+    try:
+        network.load_state_dict(next(matching, {}))
+    except (RuntimeError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{str(file)!r} does not fit {model}: {reason}.", field="model") from None
+    mean = dataset.mean if zero is None else float(zero)
+    std = dataset.std if scale is None else scale
+    recipe = Recipe(data=data, model=model)
+    return _Trained(recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
 
 
 def trained_recipe(run: Path) -> tuple[Recipe, int]:
@@ -115,8 +214,11 @@ def distances_on_run(
     """Return the distances between soft and hard features of a trained network, on some validation
     examples; ``trust_code`` allows functions of the user's own that the run names."""
     recipe, _ = trained_recipe(run)
-    if not trust_code:
-        _check_code(run, recipe, "pass `trust_code` if you trust it")
+    if not trust_code and (own := [name for name in (recipe.model, recipe.data) if ":" in name]):
+        raise RunError(
+            f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
+            "pass `trust_code` if you trust it."
+        )
     dataset = load(recipe.data, data_dir)
     if recipe.limit is not None:
         dataset = dataset.sample(recipe.limit)
@@ -138,12 +240,20 @@ def _zoo_file(name: Path) -> Path:
         ) from None
 
 
-def _check_code(
-    run: Path, recipe: Recipe, hint: str = "export it in Python, with softstair.deploy.integerise"
-) -> None:
-    """Raise RunError if a run names code: it may come from anybody."""
-    if own := [name for name in (recipe.model, recipe.data) if ":" in name]:
-        raise RunError(
-            f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
-            f"{hint}."
-        )
+def _refuse(run: Path, own: _Own, *names: str) -> None:
+    """Raise RunError for parameters that a run or packed file records itself."""
+    for name in names:
+        if own[name] is not None:
+            raise RunError(f"{str(run)!r} records its own {name}: leave out `{name}`.", field=name)
+
+
+def _check_code(run: Path, recipe: Recipe, own: Mapping[str, Any]) -> None:
+    """Raise RunError if a run names code that the caller does not: it may come from anybody."""
+    for name in ("model", "data"):
+        function = getattr(recipe, name)
+        if ":" in function and not own.get(name):
+            raise RunError(
+                f"the run in {str(run)!r} names {function}, your own code or somebody else's: pass "
+                f"`{name}={function}` if you trust it.",
+                field=name,
+            )
