@@ -21,7 +21,7 @@ from helpers.terminal import Terminal, without_escapes
 from softstair.cli import grid, main
 from softstair.experiments import load
 from softstair.experiments.design import read_design
-from softstair.experiments.grid import Estimate
+from softstair.experiments.grid import Estimate, estimate
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files
@@ -195,7 +195,7 @@ def test_outcome(done: Path, run: Run) -> None:
     assert f"\nbest: {best}, validation {shown[best][1]}\n" in out
     for name, (count, valid, test, _) in shown.items():
         values = accuracies(done, name)
-        spread = f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
+        spread = f"{statistics.mean(values):.2%} ({min(values):.2%} to {max(values):.2%})"
         assert (count, valid, test) == ("2", spread, "none")
     assert f"table: {done / 'table.csv'}" in out
     assert "\ndata: scikit-learn digits\n" in out
@@ -203,6 +203,58 @@ def test_outcome(done: Path, run: Run) -> None:
     assert after.pop("table.csv")
     assert after == before
     assert len(load(done / "table.csv")) == 4
+
+
+def test_report_names_the_same_best_with_the_same_interval(done: Path, run: Run) -> None:
+    out = run("grid", "mine.toml", "--device", "cpu")[1]
+    best, mean = re.search(r"\nbest: (.*), validation (.*)\n", out).groups()
+    assert run("report", done)[0] == 0
+    assert (
+        f"Best: {mean.replace('%', '')} % on Digits by {best}." in Path("report.html").read_text()
+    )
+
+
+BARS = """
+import torch
+from softstair.data import Dataset
+from torch import nn
+
+def load():
+    x = torch.arange(96 * 16, dtype=torch.int64).remainder(251).to(torch.uint8).view(96, 1, 4, 4)
+    y = torch.arange(96) % 2
+    x[y == 1, :, 0] = 255
+    return Dataset("bars", x, y, ("a", "b"), 100.0, 60.0, test_x=x[:20], test_y=y[:20])
+
+def build(classes):
+    layers = nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(8, classes))
+"""
+
+
+def test_grid_of_runs_without_validation(run: Run) -> None:
+    Path("bars.py").write_text(BARS)
+    Path("bars.toml").write_text(
+        """folds = ["all"]
+        recipe = {data = "bars:load", model = "bars:build", epochs = 2, batch = 32}
+        vary = {learning_rate = [0.001, 0.01], seed = [0, 1]}
+        """
+    )
+    folder = Path("runs/bars")
+    for unit in read_design("bars.toml").units():
+        assert unit.name.endswith("/fold-all")
+        train(unit.recipe, unit.path(folder), device="cpu")
+    assert run("grid", "bars.toml", "--folds", "all", "--dry-run")[0] == 0
+    code, out, err = run("grid", "bars.toml", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert [row[:2] for row in rows(out).values()] == [["2", "none"]] * 2
+    assert re.search(r"\nbest: learning_rate=0\.\d+, test \d+\.\d\d% \(", out)
+    assert rows(run("grid", "bars.toml", "--status")[1])["all"][-1] == ""
+    assert [training.fold for training in load(folder / "table.csv")] == ["all"] * 4
+    assert run("report", folder)[0] == 0
+
+
+def test_estimate_of_a_unit_without_validation() -> None:
+    assert estimate(Recipe(fold="all", limit=200, batch=32), device="cpu").evaluation == 0
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "runs/mine/x.csv"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
 from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
@@ -226,7 +227,8 @@ def test_every_fold(run: Run) -> None:
     paths = [Path(f"x/fold-{fold}") for fold in range(3)]
     summaries = [json.loads((path / "summary.json").read_text()) for path in paths]
     scores = torch.tensor([summary["valid_accuracy"] for summary in summaries], dtype=torch.float64)
-    result = f"{float(scores.mean()):.2%} ± {float(scores.std()):.2%}"
+    half = stats.t.ppf(0.975, 2) * float(scores.std()) / 3**0.5
+    result = f"{float(scores.mean()):.2%} ± {half:.2%}"
     assert result in out
     assert Path("x/picture.png").exists()
     assert len({(path / "metrics.jsonl").read_bytes() for path in paths}) == 3

@@ -61,3 +61,18 @@ def changed(training: Training, **settings: str) -> Training:
     """The training as if it had other settings."""
     row = {**training.settings, **settings}
     return replace(training, recipe=Recipe.from_row(row), data_version=row["data_version"])
+
+
+def one_setting() -> list[Training]:
+    """A grid over learning rates and seeds, with the names that it has."""
+    where = {"noise": ["uniform"], "forward": ["mode"], "interval": ["partition"]}
+    rates = {"0.1": 0.6, "0.001": 0.8, "0.01": 0.9}
+    trainings = []
+    for rate, level in rates.items():
+        for seed in ("0", "1"):
+            value = lambda _, fold, level=level, seed=seed: level + 0.01 * fold + 0.02 * int(seed)
+            units = made("paper-svhn", value, 10, (0, 1), {**where, "power": ["progressive"]})
+            name = f"learning_rate={rate},seed={seed}"
+            settings = {"learning_rate": rate, "seed": seed}
+            trainings += [replace(u, configuration=name) for u in varied(units, **settings)]
+    return trainings

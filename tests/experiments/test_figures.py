@@ -99,16 +99,18 @@ def test_what_is_missing_is_said(svhn: list[Training], mode: list[Training]) -> 
     assert panels.startswith("SVHN, 20 epochs: there is no training for static-random, dynamic-")
     assert variance.startswith("SVHN, 20 epochs, variance of forward × interval × power (uniform")
     assert "1 of 8 combinations are not done, such as mode, same_end, progressive." in variance
-    (second,) = figures.missing([*varied(svhn, seed="0"), *varied(mode, seed="1")])
-    assert second.startswith("SVHN, 20 epochs, seed 1: ")
+    (second,) = figures.missing([*varied(svhn, batch="64"), *varied(mode, batch="32")])
+    assert second.startswith("SVHN, 20 epochs, batch 32: ")
 
 
 def test_captions_tell_studies_apart(mode: list[Training]) -> None:
-    pairs = [(rate, seed) for rate in ("0.001", "0.01") for seed in ("0", "1")]
-    trainings = [t for rate, seed in pairs for t in varied(mode, learning_rate=rate, seed=seed)]
+    pairs = [(rate, decay) for rate in ("0.001", "0.01") for decay in ("0.0", "0.1")]
+    trainings = [
+        t for rate, decay in pairs for t in varied(mode, learning_rate=rate, weight_decay=decay)
+    ]
     drawn = figures.figures(trainings)
     ending_in = lambda text: [make() for name, make in drawn.items() if name.endswith(text)]
-    captions = [f"learning rate {rate}, seed {seed}" for rate, seed in pairs]
+    captions = [f"learning rate {rate}, weight decay {decay}" for rate, decay in pairs]
     panels = [heading_of(figure)[:2] for figure in ending_in("mode-uniform")]
     assert panels == [["SVHN: dynamic uniform noise, mode", caption] for caption in captions]
     for name in ("final-accuracy", "variance"):
@@ -177,7 +179,8 @@ def test_a_moving_mean_is_in_no_panel() -> None:
     only = {"noise": ["uniform"], "forward": ["mode"], "interval": ["none", "partition"]}
     trainings = made("paper-cifar10", level, 10, (0,), only)
     moving = [one for one in trainings if one.settings["static_mean"] == "false"]
-    assert list(figures.figures(moving)) == ["schedules"]
+    by_setting = "cifar10-10-epochs-final-accuracy-by-setting"
+    assert list(figures.figures(moving)) == [by_setting, "schedules"]
     shortened = [replace(one, curve=one.curve[:3]) for one in moving]
     still = [one for one in trainings if one not in moving]
     lines = curves_of(figures.figures([*shortened, *still])["cifar10-dynamic-mode-uniform"]())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CLAIMS, DRAWING, HOSTILE, Visit, begun, chromium, claim, made_up, twin
-from made import changed
+from made import changed, one_setting
 from scipy import stats
 
 from softstair.experiments import report
@@ -206,6 +206,14 @@ def test_colours_and_dots_are_those_of_the_papers_captions(visit: Visit) -> None
     press(visit, "interval", "none")
     noises = ("uniform", "triangular", "normal", "logistic")
     check("-static", dict(zip(noises, ("blue", "green", "red", "yellow"), strict=True)))
+
+
+def test_colours_show_the_setting_that_was_varied(opened: Opened) -> None:
+    with opened(one_setting()) as visit:
+        labels = visit.page.locator("#legend button").all_inner_texts()
+        assert labels == ["0.001", "0.01", "0.1"]
+        paths = visit.page.locator(".chart path.line[data-line]")
+        assert len(set(paths.evaluate_all("all => all.map(one => one.getAttribute('color'))"))) == 3
 
 
 def test_another_metric_and_other_panels(visit: Visit, trainings: list[Training]) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CLAIMS, DRAWING, HOSTILE, begun, made_up, twin
-from made import varied
+from made import changed, made, one_setting, varied
 from scipy import stats
 
-from softstair.experiments import report
+from softstair.experiments import figures, load, report
+from softstair.experiments.claims import judged as judged_by
 from softstair.experiments.report import lines
-from softstair.experiments.results import Training
+from softstair.experiments.results import Training, write
+from softstair.experiments.studies import best_of, mean_of, repetitions_of
+from softstair.train.records import RunError
 
 
 def content(text: str, tag: str) -> str:
@@ -123,7 +126,7 @@ def test_filters_are_the_fields_that_differ(trainings: list[Training]) -> None:
         "interval": ["same_start", "same_end", "partition", "overlapped", "none"],
         "power": ["homogeneous", "progressive", "none"],
     }
-    both = lines.arranged([*trainings, *made_up("paper-speech")])
+    both = repetitions_of([*trainings, *made_up("paper-speech")])
     assert len(both) == 64
     # Quanta and stairs follow from the data, and would be filters that do nothing else.
     assert lines.varied(both)[:2] == ["data", "model"]
@@ -207,6 +210,63 @@ def test_data_versions_are_named_and_are_never_averaged(trainings: list[Training
     assert data["fields"][-1]["values"] == ["SVHN, data version v0", "SVHN, data version v1"]
     assert {len(line["folds"]) for line in data_of(varied(few, data_version="v0"))["lines"]} == {2}
     assert "data version" not in report.page(varied(few, data_version="unknown"), Path())
+
+
+def test_seeds_are_repetitions_and_what_was_varied_comes_first() -> None:
+    trainings = one_setting()
+    text = report.page(trainings, Path())
+    data = data_of(text)
+    names = [f"learning_rate={rate}" for rate in ("0.1", "0.001", "0.01")]
+    assert [line["name"] for line in data["lines"]] == names
+    assert [line["folds"] for line in data["lines"]] == [[0, 0, 1, 1]] * 3
+    assert fields_of(trainings) == {"learning_rate": ["0.001", "0.01", "0.1"]}
+    mean = mean_of([0.9, 0.91, 0.92, 0.93])
+    assert f"Best: {mean.in_hundredths(digits=2)} % on SVHN by learning_rate=0.01." in text
+    assert [each.name for each, _ in best_of(repetitions_of(trainings))] == ["learning_rate=0.01"]
+    assert "<dt>configurations</dt><dd>3</dd>" in text
+    assert "<dt>seeds</dt><dd>0, 1</dd>" in text
+    drawn = figures.figures(trainings)
+    first = "svhn-10-epochs-final-accuracy-by-setting"
+    assert list(drawn) == [first, "schedules"]
+    (axes,) = drawn[first]().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0.001", "0.01", "0.1"]
+    assert str(mean) in [text.get_text() for text in axes.texts]
+
+
+def test_a_degree_of_freedom_that_alone_was_varied_comes_first(trainings: list[Training]) -> None:
+    where = {"static_mean": ["true"], "interval": ["partition"], "power": ["progressive"]}
+    forwards = made("paper-svhn", lambda settings, fold: 0.5 + fold / 10, 10, where=where)
+    assert next(iter(figures.figures(forwards))) == "svhn-final-accuracy"
+    moving = varied(forwards, static_mean="false")
+    name = "svhn-10-epochs-final-accuracy-by-setting"
+    assert next(iter(figures.figures(moving))) == name
+
+
+def test_runs_on_all_examples_are_ranked_by_the_test_set(tmp_path: Path) -> None:
+    blank = {"valid_loss": None, "valid_accuracy": None}
+    without = [
+        replace(
+            changed(unit, fold="all"),
+            curve=tuple(replace(epoch, **blank) for epoch in unit.curve),
+            best_valid_accuracy=None,
+            test_accuracy=unit.valid_accuracy,
+        )
+        for unit in one_setting()
+        if unit.fold == 0
+    ]
+    write(without, tmp_path / "table.csv")
+    for trainings in (without, load(tmp_path / "table.csv")):
+        text = report.page(trainings, Path(), figures=figures.drawings(trainings))
+        data = data_of(text)
+        assert list(data["metrics"]) == ["train_accuracy", "train_loss"]
+        assert "Best: 91.00 (90.00 to 92.00) % on SVHN by learning_rate=0.01." in text
+        assert ">test, %</th>" in text
+        assert ">validation, %</th>" not in text
+        assert not [judged for judged in judged_by(trainings) if judged.verdict != "not tested"]
+    broken = (tmp_path / "table.csv").read_text().replace(",all,", ",0,")
+    (tmp_path / "table.csv").write_text(broken)
+    with pytest.raises(RunError, match="valid_loss is empty"):
+        load(tmp_path / "table.csv")
 
 
 def test_a_title_breaks_in_no_name_of_data() -> None:

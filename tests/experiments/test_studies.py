@@ -64,7 +64,7 @@ def test_a_curve_is_the_same_at_every_epoch() -> None:
     ]
     found = curve_of(units)
     assert list(found.epochs) == list(range(1, 11))
-    assert found.folds == (0, 1, 2, 3, 4)
+    assert found.repetitions == tuple((fold, 0) for fold in range(5))
     assert found.margin is not None
     for place, values in ((0, starts), (7, starts), (8, ends), (9, ends)):
         expected = mean_of(values)
@@ -81,7 +81,7 @@ def test_a_curve_ends_where_the_shortest_fold_does() -> None:
     units = folds(VALUES)
     units[2] = replace(units[2], curve=units[2].curve[:4], seconds=None)
     assert list(curve_of(units).epochs) == [1, 2, 3, 4]
-    assert curve_of(units).folds == (0, 1, 2, 3, 4)
+    assert len(curve_of(units).repetitions) == 5
     assert final_of(units) == mean_of([0.81, 0.84, 0.83, 0.86])
     assert final_of(units[2:3]) is None
     alone = curve_of(units[:1])
@@ -98,7 +98,7 @@ def test_the_drop_is_found_in_the_curve() -> None:
 
 
 def test_studies_do_not_mix() -> None:
-    """Other data, another length or another setting make another study; folds do not."""
+    """Other data, another length or another setting make another study; folds and seeds do not."""
     long = made("paper-svhn", lambda settings, fold: 0.5, 20)
     short = made("paper-svhn", lambda settings, fold: 0.4, 10)
     other = made("paper-cifar10", lambda settings, fold: 0.3, 10, (0,), {"forward": ["mode"]})
@@ -107,8 +107,12 @@ def test_studies_do_not_mix() -> None:
     assert [one.epochs for one in found] == [10, 20, 10]
     assert [len(one.trainings) for one in found] == [len(other), 160, 160]
     assert found[1].title == "SVHN, 20 epochs"
+    rates = [changed(one, learning_rate="1.0") for one in short]
+    names = ["svhn-learning_rate-0.001", "svhn-learning_rate-1.0"]
+    assert [one.name for one in studies([*short, *rates])] == names
     seeds = [changed(one, seed="1") for one in short]
-    assert [one.name for one in studies([*short, *seeds])] == ["svhn-seed-0", "svhn-seed-1"]
+    (both,) = studies([*short, *seeds])
+    assert len(both.trainings) == 320
     how = [changed(one, compile="never") for one in short[:5]]
     assert [one.name for one in studies([*how, *short[5:]])] == ["svhn"]
 

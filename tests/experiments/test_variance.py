@@ -111,6 +111,12 @@ def test_an_additive_block_has_the_shares_that_were_put_in() -> None:
     assert said.endswith("24 combinations on 5 folds.")
 
 
+def test_a_factor_without_any_effect_explains_nothing() -> None:
+    """scipy's quantile of a non-central χ² is nan at 0 for one degree of freedom."""
+    share, *_ = shares(np.array([[0.25, 0.75, 0.5], [0.75, 0.25, 0.5]]), ["forward"])
+    assert str(share) == "0.0 % (0.0 to 0.0)"
+
+
 def test_the_folds_are_those_that_all_cells_share() -> None:
     """And a fold that is not done is not there."""
     units = made("paper-svhn", additive, where={"static_std": ["false"]})
@@ -118,7 +124,7 @@ def test_the_folds_are_those_that_all_cells_share() -> None:
     units = [one for place, one in enumerate(units) if place != 20]
     table, said = tabled(BLOCKS["dynamic"], units)
     assert table is not None
-    assert table.folds == (1, 3, 4)
+    assert table.repetitions == ((1, 0), (3, 0), (4, 0))
     assert table.values.shape == (3, 4, 2, 3)
     assert said.endswith("24 combinations on 3 folds.")
     assert table.factors["forward"] == ("expectation", "mode", "random")

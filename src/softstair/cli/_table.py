@@ -2,7 +2,6 @@
 
 import math
 import os
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -73,13 +72,6 @@ def print_table(*arguments: Any, unlimited: bool = False, **settings: Any) -> No
 def bars(shares: Sequence[float]) -> str:
     """Return a bar for each share of the height; · is 0."""
     return "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
-
-
-def mean_and_std(values: Sequence[float]) -> str:
-    """Return the mean and standard deviation in per cent, or the only value."""
-    if len(values) == 1:
-        return f"{values[0]:.2%}"
-    return f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}"
 
 
 def print_line(text: str) -> None:

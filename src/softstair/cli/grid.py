@@ -4,10 +4,9 @@ import contextlib
 import json
 import re
 import shlex
-import statistics
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
@@ -20,7 +19,7 @@ from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress, Stoppable
-from softstair.cli._table import Console, mean_and_std, print_line, print_table, table
+from softstair.cli._table import Console, print_line, print_table, table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import results
 from softstair.experiments.design import (
@@ -43,8 +42,8 @@ from softstair.experiments.grid import (
     summarise,
 )
 from softstair.experiments.grid import run as run_units
-from softstair.experiments.results import UNKNOWN, Training
-from softstair.experiments.studies import duration
+from softstair.experiments.results import DATA_VERSION, UNKNOWN, Fold, Training
+from softstair.experiments.studies import FEWEST, best_of, duration, repetitions_of
 from softstair.train.parallel import torchrun_ranks
 from softstair.train.records import summary_of
 
@@ -75,7 +74,9 @@ class Command:
     set: tuple[str, ...] = flag((), "Change FIELD=VALUE of every recipe, as in precision=float32.")
     epochs: int | None = flag(None, "Number of epochs; period and drop scale in proportion.")
     folds: str | None = flag(
-        None, "Folds, counted from 0, as in 0,3 or 0-2 (default: those of the design)."
+        None,
+        "Folds, counted from 0, as in 0,3 or 0-2; all: train on every example, validate on none "
+        "(default: those of the design).",
     )
     engine: Literal["local", "ray"] = flag("local", "Train on this machine or on a Ray cluster.")
     address: str | None = flag(
@@ -165,7 +166,7 @@ class Command:
         folds = self._folds(design, configurations[0].recipe.folds)
         return replace(design, configurations=configurations, folds=folds)
 
-    def _folds(self, design: Design, count: int) -> tuple[int, ...]:
+    def _folds(self, design: Design, count: int) -> tuple[Fold, ...]:
         """Return the folds to train, of ``count``."""
         if self.folds is not None:
             return _numbers(self.folds, count)
@@ -256,20 +257,22 @@ def _value(text: str) -> Any:
         return text
 
 
-def _numbers(text: str, count: int) -> tuple[int, ...]:
+def _numbers(text: str, count: int) -> tuple[Fold, ...]:
     """Return the folds that a text names.
 
-    >>> _numbers("4,0-2", count=5)
-    (4, 0, 1, 2)
+    >>> _numbers("4,0-2", count=5), _numbers("all", count=5)
+    ((4, 0, 1, 2), ('all',))
     """
+    if text == "all":
+        return ("all",)
     folds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or (match and match[2] and last >= count):
             raise SoftstairError(
-                f"folds must be integers from 0 to {count - 1}, as in 0,1 or 0-1, but {text!r} was "
-                "given.",
+                f"folds must be integers from 0 to {count - 1}, as in 0,1 or 0-1, or all, but "
+                f"{text!r} was given.",
                 field="folds",
             )
         folds += range(first, last + 1)
@@ -309,30 +312,32 @@ def _show_estimate(design: Design, measured: Estimate, units: Sequence[UnitStatu
     )
 
 
-def _show_outcome(trainings: Iterable[Training]) -> None:
-    """Print the accuracy of every configuration over its folds, each data version by itself."""
-    trainings = list(trainings)
+def _show_outcome(trainings: Sequence[Training]) -> None:
+    """Print the accuracy of every configuration, each data version by itself, and the best."""
+    lines = repetitions_of(trainings)
     versions = list(dict.fromkeys(training.data_version for training in trainings))
-    groups: dict[str, list[Training]] = {}
-    for training in trainings:
-        version = f" ({training.data_version})" if len(versions) > 1 else ""
-        groups.setdefault(f"{training.configuration}{version}", []).append(training)
+    several = len(versions) > 1
+    names = [
+        f"{line.name} ({line.settings[DATA_VERSION]})" if several else line.name for line in lines
+    ]
     title = "accuracy of the network without noise"
-    if any(len(folds) > 1 for folds in groups.values()):
-        title += ", mean ± standard deviation over folds"
+    most = max(len(line.trainings) for line in lines)
+    if most > 1:
+        title += f", mean and {'95 % interval' if most >= FEWEST else 'range'} over folds and seeds"
+    shown = lambda mean: "none" if mean is None else mean.in_percent()
     rows = []
-    for name, folds in groups.items():
-        tests = [fold.test_accuracy for fold in folds if fold.test_accuracy is not None]
-        seconds = statistics.mean(fold.seconds or 0.0 for fold in folds)
-        valid = mean_and_std([fold.valid_accuracy for fold in folds])
-        test = mean_and_std(tests) if tests else "none"
-        rows.append((name, len(folds), valid, test, f"{seconds:.1f}"))
-    names = ("folds", "validation", "test", "seconds a unit")
-    print_table(title, ("configuration",), names, rows, unlimited=True)
-    if len(groups) > 1:
-        scores = {name: [fold.valid_accuracy for fold in folds] for name, folds in groups.items()}
-        best = max(scores, key=lambda name: statistics.mean(scores[name]))
-        print_line(f"best: {best}, validation {mean_and_std(scores[best])}")
+    for name, line in zip(names, lines, strict=True):
+        seconds = line.mean("seconds")
+        means = line.mean("valid_accuracy"), line.mean("test_accuracy")
+        rows.append(
+            (name, len(line.trainings), *map(shown, means), f"{seconds and seconds.value:.1f}")
+        )
+    heads = ("runs", "validation", "test", "seconds a unit")
+    print_table(title, ("configuration",), heads, rows, unlimited=True)
+    if len(lines) > 1:
+        for line, mean in best_of(lines):
+            part = "test" if line.trainings[0].fold == "all" else "validation"
+            print_line(f"best: {names[lines.index(line)]}, {part} {mean.in_percent()}")
     if versions != [UNKNOWN]:
         print_line(f"data: {'; '.join(versions)}")
 

@@ -14,7 +14,8 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, words_of
 from softstair.cli._progress import Progress, Stoppable
-from softstair.cli._table import bars, mean_and_std, print_line, print_table
+from softstair.cli._table import bars, print_line, print_table
+from softstair.experiments.studies import FEWEST, mean_of
 from softstair.train import parallel
 from softstair.train.loop import train
 from softstair.train.parallel import StopRequest
@@ -325,10 +326,11 @@ def _result(summaries: list[dict[str, Any]]) -> str:
     epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
     subject = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
     if summaries[0]["valid_accuracy"] is None:
-        return f"{subject}: {mean_and_std([summaries[0]['test_accuracy']])} test accuracy"
+        return f"{subject}: {mean_of([summaries[0]['test_accuracy']]).in_percent()} test accuracy"
     scores = [summary["valid_accuracy"] for summary in summaries]
-    folds = f" (mean and std of {len(scores)} folds)" if len(scores) > 1 else ""
-    return f"{subject}: {mean_and_std(scores)} validation accuracy{folds}"
+    spread = "95 % interval" if len(scores) >= FEWEST else "range"
+    folds = f" (mean and {spread} of {len(scores)} folds)" if len(scores) > 1 else ""
+    return f"{subject}: {mean_of(scores).in_percent()} validation accuracy{folds}"
 
 
 def _courses(metrics: list[dict[str, Any]]) -> Iterator[str]:

@@ -8,8 +8,9 @@ from rich.filesize import decimal
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag
-from softstair.cli._table import mean_and_std, print_line, print_table
+from softstair.cli._table import print_line, print_table
 from softstair.cli.export import ExportFlags
+from softstair.experiments.studies import mean_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _show_list() -> None:
             card.recipe.model,
             _bits(card),
             decimal(card.bytes),
-            mean_and_std(card.accuracies),
+            mean_of(card.accuracies).in_percent(),
             len(card.accuracies),
         )
         for card in map(zoo.card, zoo.names())
@@ -84,7 +85,7 @@ def _show_card(card: zoo.Card) -> None:
         "data": card.data,
         "model": f"{card.recipe.model}, {_bits(card)}, {card.bytes:,} bytes",
         "accuracy": f"{card.accuracy:.2%}",
-        "over seeds": f"{mean_and_std(card.accuracies)} (seeds: {len(card.accuracies)})",
+        "over seeds": f"{mean_of(card.accuracies).in_percent()} (seeds: {len(card.accuracies)})",
         "input": f"{'×'.join(map(str, card.shape))} bytes x, as (x − {card.mean:g})/{card.std:g}",
         "classes": ", ".join(card.classes),
         "command": card.command,

@@ -27,6 +27,7 @@ from softstair.experiments.studies import (
     TITLES,
     Mean,
     Study,
+    counted,
     decisive,
     mean_of,
     studies,
@@ -68,7 +69,7 @@ class Claim:
         return self.of(studies(trainings))
 
     def of(self, parts: Iterable[Study]) -> "Finding":
-        mine = [decisive(study) for study in parts if study.data == self.data]
+        mine = [decisive(each) for each in parts if each.data == self.data and each.is_validated]
         verdicts = tuple(judge(self, study) for study in mine if study.trainings)
         return Finding(self.name, self.data, self.title, self.says, verdicts)
 
@@ -93,23 +94,22 @@ class Judgement:
     @property
     def trainings(self) -> int:
         every = chain.from_iterable(cell.trainings for cell in self.cells.values())
-        return len({(training.configuration, training.fold) for training in every})
+        return len({(training.configuration, training.repetition) for training in every})
 
     @property
     def sentence(self) -> str:
         """What was measured: evaluation, length, folds, accuracies, differences, what is absent."""
         if self.verdict == "not tested":
             return f"{self.study.title}: it takes {self.needs}."
-        counts = sorted({len(cell.folds) for cell in self.cells.values()})
-        folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        plural = "" if folds == "1" else "s"
+        few, most = (pick((c.folds for c in self.cells.values()), key=len) for pick in (min, max))
+        least = f"{len(few)} to " if len(few) < len(most) else ""
         parts = [", ".join(f"{label} {cell.mean}" for label, cell in self.cells.items())]
         if len(self.gaps) <= MOST_GAPS:
             parts += [f"{label}: {gap.in_hundredths()} points" for label, gap in self.gaps.items()]
         if self.missing:
             parts.append(f"without {', '.join(self.missing)}")
         scale = f"{self.study.epochs} epochs, {self.study.statistics} statistics"
-        return f"Validation, {scale}, {folds} fold{plural}: {'; '.join(parts)}."
+        return f"Validation, {scale}, {least}{counted(most)}: {'; '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def judge(claim: Claim, study: Study) -> Judgement:
     known: dict[str, Folds] = {}
     for group, cells in [*kept, (Group({}, claim.gaps), {})]:
         values: dict[str, Folds] = {
-            label: {0: _variability(study, cell)} if claim.variability else cell.folds
+            label: {(0, 0): _variability(study, cell)} if claim.variability else cell.folds
             for label, cell in cells.items()
         }
         for gap in group.gaps:
@@ -204,7 +204,7 @@ def _kept(pairs: list[tuple[Group, dict[str, Cell]]], keep: str) -> Any:
 def _variability(study: Study, cell: Cell) -> float:
     last = max(1, study.epochs // TAIL)
     curves = [[epoch.valid_accuracy for epoch in run.curve[-last:]] for run in cell.trainings]
-    return float(np.std(curves, axis=0, ddof=1).mean())
+    return float(np.std(np.array(curves, np.float64), axis=0, ddof=1).mean())
 
 
 def _missing(claim: Claim, compared: list[tuple[Group, dict[str, Cell]]]) -> Iterator[str]:

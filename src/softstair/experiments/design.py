@@ -21,6 +21,7 @@ from typing import Any
 from softstair import noise as noises
 from softstair._check import shortened
 from softstair._errors import SoftstairError
+from softstair.experiments.results import Fold
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, Recipe, fields_with, preset
@@ -43,7 +44,7 @@ class Configuration:
     name: str
     recipe: Recipe
 
-    def unit(self, fold: int) -> "Unit":
+    def unit(self, fold: Fold) -> "Unit":
         """This configuration on a fold."""
         return Unit(self.name, replace(self.recipe, fold=fold))
 
@@ -67,7 +68,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Design:
-    """Configurations, and the folds on which each is trained.
+    """Configurations, and the folds on which each is trained; ("all",) trains on every example.
 
     Raises:
         SoftstairError: If there is no configuration, a name is repeated, or a fold is invalid.
@@ -79,7 +80,7 @@ class Design:
 
     name: str
     configurations: tuple[Configuration, ...]
-    folds: tuple[int, ...]
+    folds: tuple[Fold, ...]
     names_folds: bool = True
     """Whether the folds were listed; else they are all folds of the recipes."""
     left_out: int = 0
@@ -94,9 +95,10 @@ class Design:
             raise SoftstairError(f"two configurations have the same name, {twice!r}.")
         most = min(configuration.recipe.folds for configuration in self.configurations)
         valid = all(type(fold) is int and 0 <= fold < most for fold in self.folds)
-        if not self.folds or not valid or len(set(self.folds)) != len(self.folds):
+        valid = (valid and len(self.folds) > 0) or self.folds == ("all",)
+        if not valid or len(set(self.folds)) != len(self.folds):
             raise SoftstairError(
-                f"folds must be different integers from 0 to {most - 1}, but "
+                f"folds must be different integers from 0 to {most - 1}, or 'all', but "
                 f"{shortened(list(self.folds))} was given.",
                 field="folds",
             )
@@ -232,8 +234,8 @@ def check_field(name: str) -> None:
     """Raise SoftstairError if there is no such field, or if it is the fold, which a design has."""
     if name == "fold":
         raise SoftstairError(
-            "folds are chosen by folds = [0, 1] in the file of a design, or by `folds`, but fold "
-            "was given.",
+            "folds are chosen by folds = [0, 1] or ['all'] in the file of a design, or by `folds`, "
+            "but fold was given.",
             field="fold",
         )
     if name not in FIELDS:

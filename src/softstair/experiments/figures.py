@@ -26,9 +26,11 @@ from softstair.experiments.studies import (
     SHARED,
     Mean,
     Study,
+    counted,
     distinguishing,
     final_of,
     mean_of,
+    repetitions_of,
     select,
     studies,
 )
@@ -58,38 +60,46 @@ TITLE_WIDTH = 74
 
 
 def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
-    """Return functions that draw the figures of these trainings, by name, in the paper's order."""
+    """Return functions that draw the figures of these trainings, by name.
+
+    What was varied comes first where it is a setting, or the only degree of freedom; the others are
+    in the paper's order.
+    """
+    varied: dict[str, Callable[[], Any]] = {}
     drawers: dict[str, Callable[[], Any]] = {}
     every = studies(trainings)
     by_title: dict[str, list[Study]] = {}
     for study in every:
         by_title.setdefault(study.title, []).append(study)
     fields = {title: _distinguishing(rivals) for title, rivals in by_title.items()}
+    for title, rivals in by_title.items():
+        if facets := setting_facets(rivals, fields[title]):
+            name = f"{rivals[0].data}-{rivals[0].scale}-final-accuracy-by-setting"
+            heading = f"{title}: final accuracy by setting"
+            varied[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
     for study in every:
+        is_only = len(by_title[study.title]) == 1
         caption = _caption(study, fields[study.title])
         scales = {other.scale for other in every if other.data == study.data}
         full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
         for panel in (*_paper_panels(study), *_other_panels(study)):
-            if panels.trainings_of(study, panel):
+            # Where studies differ in a setting, a panel with one line says less than that figure.
+            if len(_configurations(panels.trainings_of(study, panel))) > (0 if is_only else 1):
                 name = f"{study.name}-{panel.name}"
                 drawers[name] = partial(panels.draw_panel, study, panel, full_caption)
         if facets := freedom_facets(study):
             heading = f"{study.title}: final accuracy by degree of freedom"
             name = f"{study.name}-final-accuracy"
-            drawers[name] = partial(draw_accuracies, heading, facets, caption)
+            order = varied if len(facets) == 1 else drawers
+            order[name] = partial(draw_accuracies, heading, facets, caption)
         shares = [explained(block, study.trainings)[0] for block in BLOCKS.values()]
         if variances := [variance for variance in shares if variance]:
             heading = f"{study.title}: what explains the variance of accuracy"
             drawers[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
-    for title, rivals in by_title.items():
-        if facets := setting_facets(rivals, fields[title]):
-            name = f"{rivals[0].data}-{rivals[0].scale}-final-accuracy-by-setting"
-            heading = f"{title}: final accuracy by setting"
-            drawers[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
     for layers in dict.fromkeys(_layers(study) for study in every):
         name = "schedules" if layers == LAYERS["vgg8"] else f"schedules-{layers}-layers"
         drawers[name] = partial(panels.draw_schedules, layers)
-    return drawers
+    return varied | drawers
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:
@@ -167,6 +177,8 @@ def _caption(study: Study, fields: Sequence[str]) -> str:
 
 def _paper_panels(study: Study) -> list[Panel]:
     """Return the panels that the paper has of a data set; all of them for CIFAR-10 and others."""
+    if not study.is_validated:  # they show validation accuracy
+        return []
     everything = study.data not in SMALL
     return [panel for panel in PANELS if everything or panel.noise in (None, "uniform")]
 
@@ -174,6 +186,8 @@ def _paper_panels(study: Study) -> list[Panel]:
 def _other_panels(study: Study) -> list[Panel]:
     """Return panels of the same kind that the paper does not have of this data set."""
     shown = _paper_panels(study)
+    if not shown:
+        return []
     forwards, noises = panels.COLOURS["forward"], panels.COLOURS["noise"]
     dynamic = [Panel(forward, noise) for forward in forwards for noise in noises]
     return [panel for panel in (*map(Panel, forwards), *dynamic) if panel not in shown]
@@ -207,8 +221,11 @@ def freedom_facets(study: Study) -> list[Facet]:
 
 
 def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Facet]:
-    """Return a facet for each of the fields that tell studies apart, such as learning rates."""
+    """Return a facet for each of the fields that tell studies apart, such as learning rates; and
+    for each degree of freedom, if none has a facet in a study."""
     done = [training for study in studies for training in study.trainings if training.is_done]
+    if not any(map(freedom_facets, studies)):
+        fields = [*fields, *FREEDOMS]
     facets = []
     for field in fields:
         values = panels.in_order(
@@ -216,7 +233,7 @@ def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Face
         )
         if len(values) > 1:
             ordered = {value: select(done, {field: value}) for value in values}
-            others = [*FREEDOMS, *(name for name in fields if name != field)]
+            others = [name for name in dict.fromkeys((*FREEDOMS, *fields)) if name != field]
             means, about = _balanced_means(ordered, others)
             facets.append(Facet(field, about, ordered, means))
     return facets
@@ -234,12 +251,13 @@ def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") ->
                 _draw_mean(axes, row, facet.means[value], colour)
         _label_rows(axes, [panels.words(value) for value in facet.values])
         _subtitle(axes, panels.words(facet.field), facet.about)
+    is_tested = next(iter(facets[0].values.values()))[0].fold == "all"
     low, high = grid[-1].get_xlim()
     grid[-1].set_xlim(max(low, 0), min(high, 100))
     panels.note(
         grid[-1],
-        "validation accuracy in the end, in %\n"
-        "small: a configuration; large: their mean, with its 95 % interval (from three folds on)",
+        f"{'test' if is_tested else 'validation'} accuracy in the end, in %\n"
+        "small: a configuration; large: their mean, with its 95 % interval (from three runs on)",
     )
     _set_title(figure, heading, caption)
     return figure
@@ -268,33 +286,33 @@ def _freedom_facet(block: Block, field: str, study: Study) -> Facet:
     means = {}
     for index, value in enumerate(table.factors.get(field, ())):
         accuracies = table.values.take(index, list(table.factors).index(field))
-        means[value] = mean_of(accuracies.reshape(-1, len(table.folds)).mean(0))
+        means[value] = mean_of(accuracies.reshape(-1, len(table.repetitions)).mean(0))
     return Facet(field, block.about, values, means)
 
 
 def _balanced_means(
     values: Mapping[str, Sequence[Training]], others: Sequence[str]
 ) -> tuple[dict[str, Mean], str]:
-    """Return the mean of each value over the combinations of other fields, and the folds, that all
-    of them have; and how many those are."""
+    """Return the mean of each value over the combinations of other fields, and the repetitions,
+    that all of them have; and how many those are."""
     tables = {
         value: {
-            (tuple(unit.settings[name] for name in others), unit.fold): unit.valid_accuracy
+            (tuple(unit.settings[name] for name in others), unit.repetition): unit.accuracy
             for unit in trainings
         }
         for value, trainings in values.items()
     }
     shared = set.intersection(*(set(table) for table in tables.values()))
     cells = {cell for cell, _ in shared}
-    folds = [f for f in sorted({f for _, f in shared}) if all((c, f) in shared for c in cells)]
-    if not folds:
+    runs = [r for r in sorted({r for _, r in shared}) if all((c, r) in shared for c in cells)]
+    if not runs:
         return {}, "no combination of the others has all of these, so there are no means"
     means = {
-        value: mean_of(float(np.mean([table[cell, fold] for cell in cells])) for fold in folds)
+        value: mean_of(float(np.mean([table[cell, run] for cell in cells])) for run in runs)
         for value, table in tables.items()
     }
-    count = lambda number, noun: f"{number} {noun}{'' if number == 1 else 's'}"
-    return means, f"{count(len(cells), 'combination')} of the others, {count(len(folds), 'fold')}"
+    plural = "" if len(cells) == 1 else "s"
+    return means, f"{len(cells)} combination{plural} of the others, {counted(runs)}"
 
 
 def _stacked(rows: Sequence[int], height: float) -> tuple[Any, Any]:
@@ -304,13 +322,15 @@ def _stacked(rows: Sequence[int], height: float) -> tuple[Any, Any]:
 
 
 def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str) -> None:
-    folds: dict[str, list[Training]] = {}
-    for training in trainings:
-        folds.setdefault(training.configuration, []).append(training)
-    accuracies = [100 * mean.value for group in folds.values() if (mean := final_of(group))]
+    means = map(final_of, _configurations(trainings))
+    accuracies = [100 * mean.value for mean in means if mean]
     # The generator is seeded, so that a figure has the same bytes every time.
     heights = row + np.random.default_rng(0).uniform(-0.24, 0.24, len(accuracies))
     axes.scatter(accuracies, heights, s=15, color=colour, alpha=0.45, linewidth=0, clip_on=False)
+
+
+def _configurations(trainings: Sequence[Training]) -> list[Sequence[Training]]:
+    return [each.trainings for each in repetitions_of(trainings)] if trainings else []
 
 
 def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
@@ -346,8 +366,8 @@ def _draw_bars(axes: Any, variance: Variance) -> None:
         _write_beside(axes, row, str(share))
     _label_rows(axes, [" × ".join(map(panels.words, share.term)) for share in ordered])
     axes.set_xlim(0, 100)
-    cells, folds = variance.table.values[..., 0].size, len(variance.table.folds)
-    count = f"{cells} combinations on {folds} fold{'s' if folds > 1 else ''}"
+    cells = variance.table.values[..., 0].size
+    count = f"{cells} combinations on {counted(variance.table.repetitions)}"
     left = f"{100 * rest.eta:.1f} % is none of these" if rest.freedom else "no rest, so η² alone"
     about = f"{count}; their std is {100 * variance.std:.1f} points; {left}"
     factors = " × ".join(map(panels.words, variance.table.factors))

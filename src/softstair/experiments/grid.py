@@ -56,7 +56,7 @@ EVALUATED = 500
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """State of a unit: epochs so far, and the validation accuracy of the last of them."""
+    """State of a unit: epochs so far, and the validation accuracy of the last, if there is one."""
 
     unit: Unit
     state: str
@@ -277,7 +277,7 @@ def estimate(
         # Compiling takes longer than what is measured, and pays off only in a complete unit.
         state = State(replace(recipe, compile="never"), network, len(training), place)
         step = _seconds_of_a_step(state, training)
-        few = Examples(valid.x[:EVALUATED], valid.y[:EVALUATED], *numbers)
+        few = Examples(training.x[:EVALUATED], training.y[:EVALUATED], *numbers)
         score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
         score()  # the first call is slower
         evaluation = _seconds(place, score) * len(valid) / len(few)
@@ -351,8 +351,8 @@ def _last_epoch(file: Path) -> tuple[int, float | None]:
     if not lines:
         return 0, None
     try:
-        accuracy = float(json.loads(lines[-1])["valid_accuracy"])
-        if not 0 <= accuracy <= 1:
+        accuracy = json.loads(lines[-1])["valid_accuracy"]
+        if accuracy is not None and not 0 <= float(accuracy) <= 1:
             raise ValueError("no accuracy")
         return len(lines), accuracy
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -16,6 +16,7 @@ from softstair.experiments.studies import (
     STATIC,
     Curve,
     Study,
+    counted,
     curve_of,
     drop_of,
     select,
@@ -233,12 +234,12 @@ def _uneven(lines: Sequence[Sequence[Training]]) -> str:
 
 
 def _described(curves: Sequence[Curve]) -> str:
-    counts = sorted({len(curve.folds) for curve in curves})
-    if counts == [1]:
+    few, most = (pick((c.repetitions for c in curves), key=len) for pick in (min, max))
+    if len(most) == 1:
         return "validation accuracy in %, one fold"
-    folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    mean = "mean and 95 % interval" if counts[-1] >= FEWEST else "mean"
-    return f"validation accuracy in %, {mean} of {folds} folds"
+    least = f"{len(few)} to " if len(few) < len(most) else ""
+    mean = "mean and 95 % interval" if len(most) >= FEWEST else "mean"
+    return f"validation accuracy in %, {mean} of {least}{counted(most)}"
 
 
 # The look of figures

@@ -9,12 +9,13 @@ as Parquet, where each column has the type of its field, it needs pyarrow.
 import contextlib
 import csv
 import io
+import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
@@ -23,6 +24,7 @@ from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, Recipe, fields_with
 from softstair.train.records import RunError, data_version_of, metrics_of, recipe_of, summary_of
 
+Fold = int | Literal["all"]
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep in a folder run directories and tables may lie."""
 LARGEST_FILE = 1 << 30
@@ -32,14 +34,14 @@ LARGEST_NUMBER = 1e100
 
 @dataclass(frozen=True)
 class Epoch:
-    """A line of metrics."""
+    """A line of metrics; those of validation are None in a run that is not validated."""
 
     epoch: int
     learning_rate: float
     train_loss: float
     train_accuracy: float
-    valid_loss: float
-    valid_accuracy: float
+    valid_loss: float | None
+    valid_accuracy: float | None
 
 
 METRICS = tuple(field.name for field in fields(Epoch))
@@ -98,9 +100,14 @@ class Training:
         return {**self.recipe.to_row(), DATA_VERSION: self.data_version}
 
     @property
-    def fold(self) -> int:
-        """The fold that it was validated on."""
-        return int(self.recipe.fold)
+    def fold(self) -> Fold:
+        """The fold that it was validated on; "all" if it was trained on all examples."""
+        return self.recipe.fold
+
+    @property
+    def repetition(self) -> tuple[Fold, int]:
+        """Fold and seed, in which repetitions of one configuration differ."""
+        return self.recipe.fold, self.recipe.seed
 
     @property
     def is_done(self) -> bool:
@@ -108,9 +115,15 @@ class Training:
         return self.seconds is not None
 
     @property
-    def valid_accuracy(self) -> float:
-        """That of its last epoch so far."""
+    def valid_accuracy(self) -> float | None:
+        """That of its last epoch so far; None if it is not validated."""
         return self.curve[-1].valid_accuracy
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy that ranks it: of validation, or of the test set if it is not validated."""
+        accuracy = self.test_accuracy if self.fold == "all" else self.valid_accuracy
+        return math.nan if accuracy is None else accuracy
 
 
 def find(folder: Path) -> list[Path]:
@@ -136,7 +149,7 @@ def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Tra
         raise RunError(
             f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table "
             "of them (.csv, .parquet), but "
-            + ("none has an epoch with validation." if folder.exists() else "it does not exist.")
+            + ("none has an epoch." if folder.exists() else "it does not exist.")
         )
     return trainings
 
@@ -247,9 +260,9 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def _read(path: Path, folder: Path) -> Training | None:
-    """Return the unit in a run directory; None if it has no epoch, or none that was validated."""
+    """Return the unit in a run directory; None if it has no epoch."""
     recipe = recipe_of(path)
-    if recipe is None or recipe.fold == "all":
+    if recipe is None:
         return None
     summary = summary_of(path)
     metrics = path / "metrics.jsonl"
@@ -287,7 +300,10 @@ def _load_table(path: Path) -> list[Training]:
         keys = ["configuration", *(name for name in COLUMNS.values() if name in columns)]
         for row in table:
             first, curve = units.setdefault(tuple(str(row[name]) for name in keys), (row, []))
-            curve.append(Epoch(int(row["epoch"]), *(_number(row, name) for name in METRICS[1:])))
+            numbers: list[Any] = [_number(row, name) for name in METRICS[1:]]
+            if None in numbers and (numbers.index(None) < 3 or str(row["fold"]) != "all"):
+                raise ValueError(f"{METRICS[1 + numbers.index(None)]} is empty")
+            curve.append(Epoch(int(row["epoch"]), *numbers))
             if any(row[name] != first[name] for name in OUTCOME):
                 raise ValueError(f"the rows of {row['configuration']!r} have different results")
         if not units:
@@ -355,10 +371,7 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
     if empty := [field for field in SETTINGS if first[COLUMNS[field]] in ("", None)]:
         raise ValueError(f"{empty[0]} is empty")
     recipe = Recipe.from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
-    outcome: dict[str, Any] = {
-        column: None if first[column] in ("", None) else _number(first, column)
-        for column in OUTCOME
-    }
+    outcome: dict[str, Any] = {column: _number(first, column) for column in OUTCOME}
     version = str(first.get(DATA_VERSION) or UNKNOWN)
     training = Training(name, recipe, tuple(curve), data_version=version, **outcome)
     if [epoch.epoch for epoch in curve] != list(range(len(curve))):
@@ -366,13 +379,15 @@ def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
     if len(curve) > recipe.epochs or (training.is_done and len(curve) < recipe.epochs):
         raise ValueError(f"{name!r} has {len(curve)} of {recipe.epochs} epochs")
     best = training.best_valid_accuracy
-    if best is not None and abs(best - max(epoch.valid_accuracy for epoch in curve)) > 1e-6:
+    if best is not None and abs(best - max(epoch.valid_accuracy or 0.0 for epoch in curve)) > 1e-6:
         raise ValueError(f"best_valid_accuracy of {name!r} is that of no epoch")
     return training
 
 
-def _number(row: Mapping[str, Any], name: str) -> float:
-    """Return a number; raise ValueError if it is out of range."""
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a number, or None for an empty cell; raise ValueError if it is out of range."""
+    if row[name] in ("", None):
+        return None
     number = float(row[name])
     least = 0.0 if name in OUTCOME or name.endswith("accuracy") else -LARGEST_NUMBER
     most = 1.0 if name.endswith("accuracy") else LARGEST_NUMBER

@@ -1,22 +1,23 @@
-"""Studies: trainings that may be compared, and means over their folds with 95 % intervals.
+"""Studies: trainings that may be compared, and means over repetitions with 95 % intervals.
 
-The trainings of a study differ in degrees of freedom and folds alone. A folder may hold more than
-one: two data sets, or the same grid over 100 and over 500 epochs. What is compared, drawn or tested
-is always of one study.
+The trainings of a study differ in degrees of freedom, folds and seeds alone. A folder may hold more
+than one: two data sets, or the same grid over 100 and over 500 epochs. What is compared, drawn or
+tested is always of one study. Trainings that differ in fold and seed alone are repetitions.
 
-Wherever ± is written here, in the claims and in the report, it is half of Student's 95 % interval:
-t(0.975, n − 1)·s/√n over n folds. It takes three folds: with two, t is 12.7 and the interval says
-nothing, so the two values are given as a range instead. The folds of one partition share most of
-their training examples, so the intervals are too narrow rather than too wide: they say how far one
-fold is from the next, not what another data set would give.
+Wherever ± is written, here, in the claims, in the report and by the commands, it is half of
+Student's 95 % interval: t(0.975, n − 1)·s/√n over n repetitions. It takes three: with two, t is
+12.7 and the interval says nothing, so the two values are given as a range instead. The folds of one
+partition share most of their training examples, so the intervals are too narrow rather than too
+wide: they say how far one fold is from the next, not what another data set would give.
 
 >>> str(mean_of([0.85, 0.86, 0.87])), str(mean_of([0.85, 0.87])), str(mean_of([0.85]))
 ('86.0 ± 2.5 %', '86.0 (85.0 to 87.0) %', '85.0 %')
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,10 @@ from numpy.typing import NDArray
 from softstair._check import choice
 from softstair._errors import SoftstairError, import_extra
 from softstair.experiments.design import DESIGNS, FREEDOMS
-from softstair.experiments.results import DATA_VERSION, METRICS, Training
+from softstair.experiments.results import DATA_VERSION, METRICS, NAMES, Fold, Training
 from softstair.noise import names as noise_names
 from softstair.train.recipe import fields_with
+from softstair.train.records import RunError
 
 Numbers = NDArray[np.float64]
 STATIC: Mapping[str, str] = {"static_mean": "true", "static_std": "true"}
@@ -37,7 +39,7 @@ TITLES = {"cifar10": "CIFAR-10", "svhn": "SVHN", "speech": "Speech Commands", "d
 SHARED = tuple(
     name
     for name in (*fields_with("changes_result"), DATA_VERSION)
-    if name not in FREEDOMS and name != "fold"
+    if name not in (*FREEDOMS, "fold", "seed")
 )
 """The settings that all trainings of a study share."""
 FULL = {
@@ -49,12 +51,12 @@ STATIC_LEVELS = {"mode": 0.86, "random": 0.82}
 """The paper's levels of static noise on CIFAR-10."""
 CONFIDENCE = 0.95
 FEWEST = 3
-"""Folds that an interval takes at least."""
+"""Repetitions that an interval takes at least."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Trainings on one data set that differ in degrees of freedom and folds alone.
+    """Trainings on one data set that differ in degrees of freedom, folds and seeds alone.
 
     ``version`` is that of the data set where there is a study of another one; else empty.
     """
@@ -76,6 +78,11 @@ class Study:
         return self.trainings[0].recipe.statistics
 
     @property
+    def is_validated(self) -> bool:
+        """Whether it was validated; a study is otherwise of trainings on all examples."""
+        return self.trainings[0].fold != "all"
+
+    @property
     def is_fresh(self) -> bool:
         return self.statistics == "fresh"
 
@@ -84,6 +91,7 @@ class Study:
         """Such as 500 epochs; and what is not as the paper has it: 500 epochs, fresh statistics."""
         words = [f"{self.epochs} epochs"]
         words += ["fresh statistics"] if self.is_fresh else []
+        words += [] if self.is_validated else ["all examples"]
         words += [f"data version {self.version}"] if self.version else []
         return ", ".join(words)
 
@@ -105,16 +113,17 @@ def studies(trainings: Iterable[Training]) -> list[Study]:
         if training.recipe.is_float:
             continue
         settings = training.settings
-        units = groups.setdefault(tuple(settings[name] for name in SHARED), {})
-        unit = tuple(settings[name] for name in (*FREEDOMS, "fold"))
+        part = "all" if training.fold == "all" else ""
+        units = groups.setdefault((*(settings[name] for name in SHARED), part), {})
+        unit = tuple(settings[name] for name in (*FREEDOMS, "fold", "seed"))
         if unit not in units or (training.is_done and not units[unit].is_done):
             units[unit] = training
-    shared = [dict(zip(SHARED, values, strict=True)) for values in groups]
+    shared = [dict(zip((*SHARED, "fold"), values, strict=True)) for values in groups]
     results = []
     for settings, units in zip(shared, groups.values(), strict=True):
         rivals = [other for other in shared if other["data"] == settings["data"]]
         # Epochs first: periods and drops follow them.
-        names = distinguishing(rivals, ["epochs", *sorted(SHARED)])
+        names = distinguishing(rivals, ["epochs", *sorted(SHARED), "fold"])
         words = [settings["data"], *(f"{name}-{settings[name]}" for name in names)]
         name = re.sub(r"[^\w.]+", "-", "-".join(words)).strip("-.")
         version = settings[DATA_VERSION]
@@ -163,7 +172,7 @@ def distinguishing(rivals: Sequence[Mapping[str, str]], names: Iterable[str]) ->
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over folds, half of its 95 % interval (None below three folds), and its range."""
+    """A mean over repetitions, half of its 95 % interval (None below three), and its range."""
 
     value: float
     margin: float | None
@@ -173,7 +182,7 @@ class Mean:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval; with fewer than three folds the range."""
+        """The interval; with fewer than three repetitions the range."""
         if self.margin is None:
             return self.least, self.most
         return self.value - self.margin, self.value + self.margin
@@ -181,9 +190,17 @@ class Mean:
     def __str__(self) -> str:
         return f"{self.in_hundredths()} %"
 
-    def in_hundredths(self, sign: bool = False, digits: int = 1) -> str:
-        """The mean times 100 with its ± or, of two folds, its range."""
-        number = lambda share, plus: f"{100 * share:{plus}z.{digits}f}".replace("-", "−")
+    def in_percent(self) -> str:
+        """The mean as commands print it.
+
+        >>> mean_of([0.85, 0.86, 0.87]).in_percent(), mean_of([0.85, 0.87]).in_percent()
+        ('86.00% ± 2.48%', '86.00% (85.00% to 87.00%)')
+        """
+        return self.in_hundredths(digits=2, unit="%")
+
+    def in_hundredths(self, sign: bool = False, digits: int = 1, unit: str = "") -> str:
+        """The mean times 100 with its ± or, of two repetitions, its range."""
+        number = lambda share, plus: f"{100 * share:{plus}z.{digits}f}{unit}".replace("-", "−")
         value = number(self.value, "+" if sign else "")
         if self.margin is not None:
             return f"{value} ± {number(self.margin, '')}"
@@ -193,16 +210,16 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over folds after 1, 2, … epochs, and half of their intervals, as in :class:`Mean`."""
+    """Means over repetitions after 1, 2, … epochs, and half of their intervals, as in `Mean`."""
 
     epochs: NDArray[np.int64]
     mean: Numbers
     margin: Numbers | None
-    folds: tuple[int, ...]
+    repetitions: tuple[tuple[Fold, int], ...]
 
 
 def mean_of(values: Iterable[float]) -> Mean:
-    """Return the mean of one number per fold, with its interval and its range."""
+    """Return the mean of one number per repetition, with its interval and its range."""
     column = np.array([[value] for value in values], np.float64)
     if not column.size:
         raise SoftstairError("a mean must be of at least one number, but none was given.")
@@ -212,18 +229,28 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 
 def final_of(trainings: Iterable[Training]) -> Mean | None:
-    """Return the mean validation accuracy of the last epoch over the folds that are done."""
-    done = [training.valid_accuracy for training in trainings if training.is_done]
+    """Return the mean accuracy in the end over the repetitions that are done."""
+    done = [training.accuracy for training in trainings if training.is_done]
     return mean_of(done) if done else None
 
 
 def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> Curve:
-    """Return the curve of one configuration's folds, as far as every one of them has come."""
+    """Return the curve of a configuration's repetitions, as far as every one of them has come."""
     choice("metric", metric, METRICS[1:])
     length = min(len(training.curve) for training in trainings)
     values = [[getattr(epoch, metric) for epoch in t.curve[:length]] for t in trainings]
-    folds = tuple(sorted(training.fold for training in trainings))
-    return Curve(np.arange(1, length + 1), *_interval(np.array(values, np.float64)), folds)
+    repetitions = tuple(training.repetition for training in trainings)
+    return Curve(np.arange(1, length + 1), *_interval(np.array(values, np.float64)), repetitions)
+
+
+def counted(repetitions: Collection[tuple[Fold, int]]) -> str:
+    """Return how many repetitions there are.
+
+    >>> counted([(0, 0), (1, 0)]), counted([(0, 0)]), counted([(0, 0), (0, 1), (0, 2)])
+    ('2 folds', '1 fold', '3 runs')
+    """
+    noun = "fold" if len({seed for _, seed in repetitions}) < 2 else "run"
+    return f"{len(repetitions)} {noun}{'' if len(repetitions) == 1 else 's'}"
 
 
 def drop_of(training: Training) -> int | None:
@@ -249,12 +276,115 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
+# Configurations: the repetitions of each, and the best of them
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """The trainings of a configuration, which differ in fold and seed alone, in this order."""
+
+    name: str
+    settings: Mapping[str, str]
+    trainings: tuple[Training, ...]
+    is_twin: bool
+    """Whether it is a float network beside quantised ones: no degree of freedom matters to it."""
+
+    @property
+    def done(self) -> list[Training]:
+        """The trainings that reached their last epoch."""
+        return [training for training in self.trainings if training.is_done]
+
+    @property
+    def shown(self) -> list[Training]:
+        """The trainings that its curve averages: those that are done, or all until one is."""
+        return self.done or list(self.trainings)
+
+    @property
+    def accuracy(self) -> Mean | None:
+        """The mean accuracy in the end, by which configurations are ranked."""
+        return final_of(self.trainings)
+
+    def mean(self, outcome: str) -> Mean | None:
+        """Return the mean over the repetitions that are done, if any has this outcome."""
+        values = [getattr(training, outcome) for training in self.done]
+        known = [value for value in values if value is not None]
+        return mean_of(known) if known else None
+
+    def value(self, field: str) -> str | None:
+        """Return the value of a field; None where it does not matter."""
+        return None if self.is_twin and field in FREEDOMS else self.settings[field]
+
+
+def repetitions_of(trainings: Sequence[Training]) -> list[Repetitions]:
+    """Return the repetitions of each configuration, in the order of the trainings.
+
+    Names do not matter, unless two trainings of equal settings, fold and seed have different ones.
+    """
+    if not trainings:
+        raise ValueError("a report needs at least one training, but none was given.")
+    refuse_repeated(trainings)
+    groups: dict[Hashable, list[Training]] = {}
+    for training in trainings:
+        groups.setdefault(_settings_of(training), []).append(training)
+    parts: list[tuple[str, list[Training]]] = []
+    for group in groups.values():
+        by_name: dict[str, list[Training]] = {}
+        for training in group:
+            name = re.sub(r"(^|,)seed=\d+", "", training.configuration).lstrip(",") or "all"
+            by_name.setdefault(name, []).append(training)
+        is_one = len({training.repetition for training in group}) == len(group)
+        parts += [(next(iter(by_name)), group)] if is_one else by_name.items()
+    quantised = {each.recipe.data for each in trainings if not each.recipe.is_float}
+    results = []
+    for name, group in parts:
+        first, *_ = ordered = sorted(group, key=lambda training: training.repetition)
+        is_twin = first.recipe.is_float and first.recipe.data in quantised
+        results.append(Repetitions(name, first.settings, tuple(ordered), is_twin))
+    return results
+
+
+def best_of(configurations: Iterable[Repetitions]) -> list[tuple[Repetitions, Mean]]:
+    """Return the configuration with the highest mean accuracy on each data set, and that accuracy.
+
+    Validated trainings come before those on all examples, which only the test set can rank. Float
+    networks beside quantised ones are left out.
+    """
+    best: dict[str, tuple[tuple[bool, float], Repetitions, Mean]] = {}
+    for each in configurations:
+        if each.is_twin or (mean := each.accuracy) is None:
+            continue
+        rank = (each.trainings[0].fold != "all", mean.value)
+        data = each.settings["data"]
+        if data not in best or rank > best[data][0]:
+            best[data] = (rank, each, mean)
+    return [(each, mean) for _, each, mean in best.values()]
+
+
+def refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] = ()) -> None:
+    first: dict[Hashable, int] = {}
+    for number, training in enumerate(trainings):
+        key = (training.configuration, _settings_of(training), training.repetition)
+        before = first.setdefault(key, number)
+        if before != number:
+            by = f", by {str(places[before])!r} and by {str(places[number])!r}" if places else ""
+            raise RunError(
+                f"each training must be given once, but fold {training.fold} of "
+                f"{training.configuration!r} was given twice{by}: leave one of the two out."
+            )
+
+
+def _settings_of(training: Training) -> Hashable:
+    """Return all settings but fold and seed, and whether it was trained on all examples."""
+    names = (name for name in NAMES if name not in ("fold", "seed"))
+    return training.fold == "all", *(training.settings[name] for name in names)
+
+
 def _interval(values: Numbers) -> tuple[Numbers, Numbers | None]:
-    """(folds, places) -> mean of each place, and half of its interval."""
-    folds = len(values)
+    """(repetitions, places) -> mean of each place, and half of its interval."""
+    count = len(values)
     mean: Numbers = values.mean(0)
-    if folds < FEWEST:
+    if count < FEWEST:
         return mean, None
     # scipy.stats is not imported for a quantile of Student's t: it takes as long as a figure.
-    quantile = import_extra("scipy.special").stdtrit(folds - 1, (1 + CONFIDENCE) / 2)
-    return mean, quantile * values.std(0, ddof=1) / folds**0.5
+    quantile = import_extra("scipy.special").stdtrit(count - 1, (1 + CONFIDENCE) / 2)
+    return mean, quantile * values.std(0, ddof=1) / count**0.5

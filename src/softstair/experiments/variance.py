@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from softstair import noise as noises
 from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
-from softstair.experiments.results import Training
-from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
+from softstair.experiments.results import Fold, Training
+from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, counted, select
 from softstair.schedule import INTERVALS, POWERS
 
 Numbers = NDArray[np.float64]
@@ -51,10 +51,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Final validation accuracies: (levels of each factor …, folds)."""
+    """Final accuracies: (levels of each factor …, repetitions)."""
 
     factors: Mapping[str, tuple[str, ...]]
-    folds: tuple[int, ...]
+    repetitions: tuple[tuple[Fold, int], ...]
     values: Numbers
 
 
@@ -132,16 +132,17 @@ BLOCKS: dict[str, Block] = {
 def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, str]:
     """Return the table of a block, and a sentence about it; or None, and the reason.
 
-    Levels are those of which a unit is done; each combination of them must be there, on a fold that
-    it shares with all others. Factors of one level explain nothing, and are left out.
+    Levels are those of which a unit is done; each combination of them must be there, on a fold and
+    seed that it shares with all others. Factors of one level explain nothing, and are left out.
     """
     done = [training for training in select(trainings, block.fixed) if training.is_done]
     there = {name: _levels(block, name, done) for name in block.factors}
-    cells: dict[tuple[str, ...], dict[int, float]] = {key: {} for key in product(*there.values())}
+    cells: dict[tuple[str, ...], dict[tuple[Fold, int], float]]
+    cells = {key: {} for key in product(*there.values())}
     for training in done:
         if (key := tuple(training.settings[name] for name in there)) in cells:
-            cells[key][training.fold] = training.valid_accuracy
-    absent = [key for key, folds in cells.items() if not folds]
+            cells[key][training.repetition] = training.accuracy
+    absent = [key for key, runs in cells.items() if not runs]
     varied = {name: levels for name, levels in there.items() if len(levels) > 1}
     what = f"{' × '.join(block.factors)} ({block.about})"
     if not all(there.values()) or not varied:
@@ -151,19 +152,18 @@ def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, s
     if absent:
         of = f"{len(absent)} of {len(cells)} combinations are not done"
         return None, f"{what}: {of}, such as {', '.join(absent[0])}."
-    folds = sorted(set.intersection(*map(set, cells.values())))
-    if not folds:
+    shared = sorted(set.intersection(*map(set, cells.values())))
+    if not shared:
         return None, f"{what}: no fold is done in each of the {len(cells)} combinations."
     shape = [len(levels) for levels in varied.values()]
-    values = np.array([[cell[fold] for fold in folds] for cell in cells.values()], np.float64)
+    values = np.array([[cell[run] for run in shared] for cell in cells.values()], np.float64)
     fewer = [
         f"; {name} {' and '.join(levels)} alone"
         for name, levels in there.items()
         if len(levels) < len(block.factors[name])
     ]
-    count = f"{len(folds)} fold{'s' if len(folds) > 1 else ''}"
-    sentence = f"{what}: {len(cells)} combinations on {count}{''.join(fewer)}."
-    return Table(varied, tuple(folds), values.reshape(*shape, len(folds))), sentence
+    sentence = f"{what}: {len(cells)} combinations on {counted(shared)}{''.join(fewer)}."
+    return Table(varied, tuple(shared), values.reshape(*shape, len(shared))), sentence
 
 
 def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | None, str]:
@@ -271,5 +271,6 @@ def _centrality(square: Numbers, freedom: int, chance: Numbers) -> Numbers:
     # Far out, where the series are long, √χ² is normal around √(λ + df − 1) to 3 figures.
     far = square > 1000
     near = special.chndtrinc(np.where(far, 1.0, square), freedom, chance)
+    near = np.where(square > 0, near, 0.0)  # scipy's is nan for one degree of freedom
     root = np.sqrt(square) - special.ndtri(chance)
     return np.where(far, np.maximum(root**2 - (freedom - 1), 0.0), near)

@@ -1,8 +1,9 @@
 """Compare cells of a design with each other, and turn their differences into a verdict.
 
-A cell is the mean over all configurations with the same settings, fold by fold. The cells of a
-group are compared on the configurations and folds that all of them have, so what a fold adds to all
-cells cancels. Accuracies are validation accuracies of the last epoch unless a label says otherwise.
+A cell is the mean over all configurations with the same settings, fold by fold and seed by seed.
+The cells of a group are compared on the configurations and folds that all of them have, so what a
+fold adds to all cells cancels. Accuracies are validation accuracies of the last epoch unless a
+label says otherwise.
 
 above    A difference counts with three folds or more if its 95 % interval lies above 0; with one or
          two, if it is at least a point and positive on each. If it is positive and does not count,
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.results import Training
+from softstair.experiments.results import Fold, Training
 from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
 
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
-Folds = Mapping[int, float]
-"""A number for each fold."""
+Folds = Mapping[tuple[Fold, int], float]
+"""A number for each fold and seed."""
 SHARE_BEFORE = 0.02
 """The share of all epochs, the last before the learning rate drops, whose mean is taken there."""
 ALONE = 0.01
@@ -130,7 +131,7 @@ def before_the_drop(training: Training) -> float | None:
         return None
     count = max(1, round(SHARE_BEFORE * training.recipe.epochs))
     last = training.curve[max(0, drop - count) : drop]
-    return sum(epoch.valid_accuracy for epoch in last) / len(last)
+    return sum(epoch.valid_accuracy or 0.0 for epoch in last) / len(last)
 
 
 def compare(study: Study, group: Group) -> dict[str, Cell]:
@@ -139,14 +140,14 @@ def compare(study: Study, group: Group) -> dict[str, Cell]:
     named = {name for wanted in group.cells.values() for name in wanted} | set(group.over)
     matched = [name for name in FREEDOMS if name not in named]
     # Trainings by their label, their matched settings, their configuration and their fold.
-    trained: dict[str, dict[tuple[str, ...], dict[tuple[str, ...], dict[int, Training]]]] = {}
+    trained: dict[str, dict[tuple[str, ...], dict[tuple[str, ...], dict[Any, Training]]]] = {}
     for label, wanted in group.cells.items():
         for training in select(study.trainings, wanted):
             if accuracy(training) is not None:
                 place = tuple(training.settings[name] for name in matched)
                 configuration = tuple(training.settings[name] for name in FREEDOMS)
                 places = trained.setdefault(label, {}).setdefault(place, {})
-                places.setdefault(configuration, {})[training.fold] = training
+                places.setdefault(configuration, {})[training.repetition] = training
     needed = min(2, len(group.cells)) if group.optional else len(group.cells)
     is_complete = all(any(label in trained for label in labels) for labels in group.one_of)
     if len(trained) < needed or not is_complete:
@@ -165,8 +166,8 @@ def compare(study: Study, group: Group) -> dict[str, Cell]:
 
 
 def _cell(
-    configurations: Sequence[Mapping[int, Training]],
-    common: Sequence[int],
+    configurations: Sequence[Mapping[Any, Training]],
+    common: Sequence[tuple[Fold, int]],
     accuracy: Callable[[Training], float | None],
 ) -> Cell:
     values, tests = {}, {}

@@ -12,6 +12,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -21,8 +22,6 @@ from softstair import __version__
 from softstair._files import replacing
 from softstair.experiments.claims import Finding
 from softstair.experiments.report.lines import (
-    ReportLine,
-    arranged,
     clean,
     data_of,
     escaped,
@@ -32,7 +31,7 @@ from softstair.experiments.report.lines import (
     varied,
 )  # fmt: skip
 from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
-from softstair.experiments.studies import Mean, duration
+from softstair.experiments.studies import Mean, Repetitions, best_of, duration, repetitions_of
 from softstair.train.records import read_json
 
 __all__ = ["gather", "page", "write"]
@@ -78,7 +77,7 @@ def page(
         title: Title of the page; None names the data sets.
         made: Time to show; None is now.
     """
-    lines = arranged(trainings)
+    lines = repetitions_of(trainings)
     if title is None:
         data = [in_words("data", value) for value in values_of(lines, "data")]
         title = f"Additive noise annealing on {_listed(data)}"
@@ -130,17 +129,19 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _facts(lines: Sequence[ReportLine], made: datetime.datetime) -> str:
+def _facts(lines: Sequence[Repetitions], made: datetime.datetime) -> str:
     trainings = [training for line in lines for training in line.trainings]
     done = sum(training.is_done for training in trainings)
     words_of = lambda field: [in_words(field, value) for value in values_of(lines, field)]
     data = words_of("data")
     versions = values_of(lines, DATA_VERSION)
+    seeds = sorted({training.settings["seed"] for training in trainings}, key=_by_size)
     tiles = {
         "data" if len(data) == 1 else "data sets": _listed(data),
         **({} if versions == [UNKNOWN] else {"data version": "; ".join(versions)}),
         "configurations": str(len(lines)),
-        "folds": ", ".join(map(str, sorted({training.fold for training in trainings}))),
+        "folds": ", ".join(sorted({str(training.fold) for training in trainings}, key=_by_size)),
+        **({"seeds": ", ".join(seeds)} if len(seeds) > 1 else {}),
         "units": str(done) if done == len(trainings) else f"{done} of {len(trainings)} done",
         "epochs": _listed(words_of("epochs")),
         "their time together": duration(sum(training.seconds or 0.0 for training in trainings)),
@@ -196,10 +197,11 @@ def _figures_section(figures: Mapping[str, str]) -> str:
     return f'<section id="figures"><h2>Figures</h2>\n{grid}</section>'
 
 
-def _configurations_table(lines: Sequence[ReportLine]) -> str:
-    """Return a row for each configuration, the best first, averaged over the folds done."""
+def _configurations_table(lines: Sequence[Repetitions]) -> str:
+    """Return a row for each configuration, the best first, averaged over the repetitions done."""
     fields = varied(lines, strict=True)
-    accuracy = lambda line: mean.value if (mean := line.mean("valid_accuracy")) else -1.0
+    accuracy = lambda line: mean.value if (mean := line.accuracy) else -1.0
+    is_validated = any(unit.fold != "all" for line in lines for unit in line.trainings)
     levels = [level for line in lines if (level := accuracy(line)) >= 0] or [0.0]
     room = 0.08 * (max(levels) - min(levels)) or 0.01
     scale = max(min(levels) - room, 0.0), min(max(levels) + room, 1.0)
@@ -207,22 +209,24 @@ def _configurations_table(lines: Sequence[ReportLine]) -> str:
     rows = []
     for index in sorted(range(len(lines)), key=lambda index: -accuracy(lines[index])):
         line = lines[index]
-        done, folds = len(line.done), len(line.trainings)
+        done, runs = len(line.done), len(line.trainings)
         cells = {
             "validation, %": _cell(line.mean("valid_accuracy"), with_dots),
             "best epoch, %": _cell(line.mean("best_valid_accuracy"), lambda m: _percent(m.value)),
-            "test, %": _cell(line.mean("test_accuracy"), _percent),
-            "folds": _cell(done, str(done) if done == folds else f"{done} of {folds}"),
+            "test, %": _cell(line.mean("test_accuracy"), _percent if is_validated else with_dots),
+            "runs": _cell(done, str(done) if done == runs else f"{done} of {runs}"),
             "time": _cell(line.mean("seconds"), lambda mean: duration(mean.value)),
         }
         cells |= {in_words(name): _word(name, line.value(name)) for name in fields}
         rows.append((f'data-line="{index}"', line.name, cells))
-    return _table("configurations-table", rows, lines, "validation, %")
+    ranked_by = "validation, %" if is_validated else "test, %"
+    return _table("configurations-table", rows, ranked_by)
 
 
-def _runs_table(lines: Sequence[ReportLine]) -> str:
+def _runs_table(lines: Sequence[Repetitions]) -> str:
     """Return a row for each training, with a link to its configuration."""
     several = len(values_of(lines, "data")) > 1
+    has_seeds = len({unit.recipe.seed for line in lines for unit in line.trainings}) > 1
     rows: list[tuple[str, str, dict[str, str]]] = []
     for index, line in enumerate(lines):
         for unit in line.trainings:
@@ -230,7 +234,8 @@ def _runs_table(lines: Sequence[ReportLine]) -> str:
             of = "" if unit.is_done else f" of {_text(unit.settings['epochs'])}"
             cells = {in_words("data"): _word("data", line.settings["data"])} if several else {}
             cells |= {
-                "fold": _cell(unit.fold, str),
+                "fold": _cell(-1 if unit.fold == "all" else unit.fold, str(unit.fold)),
+                **({"seed": _cell(unit.recipe.seed, str)} if has_seeds else {}),
                 "epochs": _cell(epochs, f"{epochs}{of}"),
                 "validation, %": _cell(unit.valid_accuracy, _percent),
                 "best epoch, %": _cell(unit.best_valid_accuracy, _percent),
@@ -240,18 +245,18 @@ def _runs_table(lines: Sequence[ReportLine]) -> str:
                 "trained with": f'<td><a href="#run-{number}">configuration</a></td>',
             }
             rows.append((f'id="run-{number}" data-line="{index}"', line.name, cells))
-    return _table("runs-table", rows, lines)
+    return _table("runs-table", rows)
 
 
 def _table(
-    name: str,
-    rows: Sequence[tuple[str, str, Mapping[str, str]]],
-    lines: Sequence[ReportLine],
-    descending: str = "",
+    name: str, rows: Sequence[tuple[str, str, Mapping[str, str]]], descending: str = ""
 ) -> str:
-    """Return a table of rows (attributes, name, cells by their heads), sorted by a column."""
-    tested = any(unit.test_accuracy is not None for line in lines for unit in line.trainings)
-    heads = [head for head in rows[0][2] if tested or head != "test, %"]
+    """Return a table of rows (attributes, name, cells by their heads), sorted by a column.
+
+    Accuracies that no training has are left out.
+    """
+    is_empty = lambda head: all(cells[head] == _cell(None, "") for _, _, cells in rows)
+    heads = [head for head in rows[0][2] if "%" not in head or not is_empty(head)]
     head = '<th scope="col" aria-sort="none">configuration</th>'
     for words in heads:
         number = ' class="number"' if 'class="number' in rows[0][2][words] else ""
@@ -285,7 +290,7 @@ def _word(field: str, value: str | None) -> str:
 
 
 def _dots(accuracy: Mean, low: float, high: float) -> str:
-    """Return a mean as a dot and its interval, or the range of two folds, as a line."""
+    """Return a mean as a dot and its interval, or the range of two repetitions, as a line."""
     at = lambda value: round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 1)
     left, right = map(at, accuracy.bounds)
     return (
@@ -300,21 +305,23 @@ def _percent(accuracy: Mean | float) -> str:
     return f"{100 * accuracy:.2f}"
 
 
-def _best(lines: Sequence[ReportLine]) -> list[str]:
-    ranked = [(mean, line) for line in lines if (mean := line.mean("valid_accuracy"))]
-    ranked.sort(key=lambda pair: -pair[0].value)
+def _best(lines: Sequence[Repetitions]) -> list[str]:
+    twins = [replace(line, is_twin=False) for line in lines if line.is_twin]
     sentences = []
-    for head, are_twins in (("Best", False), ("In float, for comparison", True)):
-        best: dict[str, str] = {}
-        is_only = are_twins and sum(line.is_twin for line in lines) == 1
-        for mean, line in ranked:
-            if line.is_twin is are_twins:
-                data = in_words("data", line.settings["data"])
-                by = "" if is_only else f" by {line.name}"
-                best.setdefault(data, f"{_percent(mean)} % on {data}{by}")
-        if best:
-            sentences.append(f"{head}: {'; '.join(best.values())}.")
+    for head, ranked in (("Best", lines), ("In float, for comparison", twins)):
+        parts = []
+        for line, mean in best_of(ranked):
+            data = in_words("data", line.settings["data"])
+            by = "" if len(ranked) == 1 and twins else f" by {line.name}"
+            parts.append(f"{_percent(mean)} % on {data}{by}")
+        if parts:
+            sentences.append(f"{head}: {'; '.join(parts)}.")
     return sentences
+
+
+def _by_size(text: str) -> tuple[int, str]:
+    """Sort numbers by size."""
+    return len(text), text
 
 
 def _trained_with(trainings: Sequence[Training]) -> list[str]:

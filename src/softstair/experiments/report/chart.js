@@ -7,16 +7,13 @@ const MOST_BANDS = 14;
 
 // Styles and labels
 
-/** The field that colours show: intervals as in the paper, or noises where only they differ. */
+/** The field that colours show: intervals or noises as in the paper, else another that differs. */
 function colourField(lines) {
   if (state.colour) return state.colour;
-  const varied = ["interval", "noise"].find((name) => isVaried(lines, name));
-  if (varied) return varied;
-  const moves = (line) => ![undefined, "none"].includes(nameOf(line, "interval"));
-  if (lines.some(moves)) return "interval";
   const taken = [state.columns, state.rows, "power", "study"];
-  const free = data.fields.filter(({ name }) => !taken.includes(name));
-  return free.find(({ name }) => isVaried(lines, name))?.name;
+  const others = data.fields.map(({ name }) => name).filter((name) => !taken.includes(name));
+  const names = ["interval", "noise", ...others];
+  return names.find((name) => isVaried(lines, name)) ?? (fields.has("interval") ? "interval" : null);
 }
 
 /** Colour, kind, label and place in the legend of every line, by its index. */

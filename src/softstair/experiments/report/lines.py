@@ -1,21 +1,26 @@
-"""The data of the page: lines, each the mean of a configuration's folds, and their JSON."""
+"""The data of the page: lines, each the mean of a configuration's repetitions, and their JSON."""
 
 import contextlib
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from softstair.experiments import panels
-from softstair.experiments.design import FREEDOMS
 from softstair.experiments.results import NAMES, SETTINGS, Training, located
-from softstair.experiments.studies import TITLES, Mean, Numbers, curve_of, drop_of, mean_of
-from softstair.train.records import RunError, read_json
+from softstair.experiments.studies import (
+    TITLES,
+    Numbers,
+    Repetitions,
+    curve_of,
+    drop_of,
+    refuse_repeated,
+)
+from softstair.train.records import read_json
 
 FIELD_WORDS = {"power": "power law", "data": "data set"}
 VALUE_WORDS = {
@@ -28,7 +33,7 @@ VALUE_WORDS = {
 }
 SEPARATING = ("epochs", "statistics", "precision", "model", "data_version")
 """Fields that separate the studies of a data set. Lines that differ in them never share a chart;
-learning rates, seeds or stairs are there to be compared, and do."""
+learning rates or stairs are there to be compared, and do."""
 METRICS = {
     "valid_accuracy": "validation accuracy",
     "train_accuracy": "training accuracy",
@@ -43,65 +48,16 @@ PAPER_COLOURS = ("blue", "green", "red", "yellow", "grey")
 PALETTE = ("blue", "yellow", "green", "red", "purple", "teal", "pink", "brown")
 
 
-@dataclass(frozen=True)
-class ReportLine:
-    """A configuration: the trainings that differ in their fold only, by fold."""
-
-    name: str
-    settings: Mapping[str, str]
-    trainings: tuple[Training, ...]
-    is_twin: bool
-    """Whether it is a float network beside quantised ones: no degree of freedom matters to it."""
-
-    @property
-    def done(self) -> list[Training]:
-        """The trainings that reached their last epoch."""
-        return [training for training in self.trainings if training.is_done]
-
-    @property
-    def shown(self) -> list[Training]:
-        """The trainings that its curve averages: those that are done, or all until one is."""
-        return self.done or list(self.trainings)
-
-    def mean(self, outcome: str) -> Mean | None:
-        """Return the mean over the folds that are done, if any has this outcome."""
-        values = [getattr(training, outcome) for training in self.done]
-        known = [value for value in values if value is not None]
-        return mean_of(known) if known else None
-
-    def value(self, field: str) -> str | None:
-        """Return the value of a field; None where it does not matter."""
-        return None if self.is_twin and field in FREEDOMS else self.settings[field]
-
-
 def gather(paths: Iterable[Path]) -> tuple[list[Training], list[Path]]:
     """Return the trainings in folders and tables, and the tables of something else beside them."""
     passed_over: list[Path] = []
     pairs = [pair for path in paths for pair in located(path, passed_over)]
     trainings = [training for training, _ in pairs]
-    _refuse_repeated(trainings, [place for _, place in pairs])
+    refuse_repeated(trainings, [place for _, place in pairs])
     return trainings, passed_over
 
 
-def arranged(trainings: Sequence[Training]) -> list[ReportLine]:
-    """Return the lines, in the order of the trainings."""
-    if not trainings:
-        raise ValueError("a report needs at least one training, but none was given.")
-    _refuse_repeated(trainings)
-    groups: dict[Hashable, list[Training]] = {}
-    for training in trainings:
-        groups.setdefault(_identity(training), []).append(training)
-    quantised = {each.recipe.data for each in trainings if not each.recipe.is_float}
-    lines = []
-    for group in groups.values():
-        folds = tuple(sorted(group, key=lambda training: training.fold))
-        recipe = folds[0].recipe
-        is_twin = recipe.is_float and recipe.data in quantised
-        lines.append(ReportLine(folds[0].configuration, folds[0].settings, folds, is_twin))
-    return lines
-
-
-def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
+def varied(lines: Sequence[Repetitions], strict: bool = False) -> list[str]:
     """Return the fields in which lines differ, without those that another one determines, such as
     the quanta of each data set; those of the paper's tables stay, unless ``strict``."""
     chosen: list[str] = []
@@ -109,7 +65,7 @@ def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
         _determines(lines, other, name) for other in chosen if other != name
     )
     for name in dict.fromkeys((*SETTINGS, *NAMES)):
-        if name == "fold" or len(values_of(lines, name)) < 2:
+        if name in ("fold", "seed") or len(values_of(lines, name)) < 2:
             continue
         if name in SETTINGS or not is_determined(name):
             chosen.append(name)
@@ -120,7 +76,7 @@ def varied(lines: Sequence[ReportLine], strict: bool = False) -> list[str]:
     return chosen
 
 
-def values_of(lines: Iterable[ReportLine], field: str) -> list[str]:
+def values_of(lines: Iterable[Repetitions], field: str) -> list[str]:
     every = dict.fromkeys(line.value(field) for line in lines)
     return panels.in_order(field, [value for value in every if value is not None])
 
@@ -137,7 +93,7 @@ def in_words(field: str, value: str | None = None) -> str:
     return VALUE_WORDS.get(field, {}).get(value, plain)
 
 
-def study_titles(lines: Sequence[ReportLine]) -> tuple[list[str], list[str]]:
+def study_titles(lines: Sequence[Repetitions]) -> tuple[list[str], list[str]]:
     """Return the study of each line, such as "CIFAR-10, 500 epochs", and all studies: those of one
     data set follow each other, that of most lines first."""
     fields: dict[str, list[str]] = {}
@@ -158,31 +114,13 @@ def study_titles(lines: Sequence[ReportLine]) -> tuple[list[str], list[str]]:
     return titles, sorted(count, key=lambda title: (place[title], -count[title]))
 
 
-def _refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] = ()) -> None:
-    first: dict[Hashable, int] = {}
-    for number, training in enumerate(trainings):
-        before = first.setdefault((_identity(training), training.fold), number)
-        if before != number:
-            by = f", by {str(places[before])!r} and by {str(places[number])!r}" if places else ""
-            raise RunError(
-                f"each training must be given once, but fold {training.fold} of "
-                f"{training.configuration!r} was given twice{by}: leave one of the two out."
-            )
-
-
-def _identity(training: Training) -> Hashable:
-    """Return name and settings: grids of several data sets may use the same names."""
-    settings = training.settings
-    return training.configuration, *(settings[name] for name in NAMES if name != "fold")
-
-
-def _determines(lines: Sequence[ReportLine], field: str, other: str) -> bool:
+def _determines(lines: Sequence[Repetitions], field: str, other: str) -> bool:
     """Return whether each value of a field comes with one value of the other."""
     pairs = {(line.settings[field], line.settings[other]) for line in lines}
     return len(pairs) == len({line.settings[field] for line in lines})
 
 
-def data_of(lines: Sequence[ReportLine], folder: Path) -> dict[str, Any]:
+def data_of(lines: Sequence[Repetitions], folder: Path) -> dict[str, Any]:
     """Return what the script of the page draws, as plain data. Epochs count from 1.
 
     Lines share most epochs, and configurations most of their text: both refer to pools.
@@ -196,11 +134,13 @@ def data_of(lines: Sequence[ReportLine], folder: Path) -> dict[str, Any]:
         values = [[*own, title] for own, title in zip(values, titles, strict=True)]
     count = sum(len(line.trainings) for line in lines)
     fold_points = max(10, min(FOLD_POINTS, ALL_FOLD_POINTS // (count * len(METRICS))))
+    last = [unit.curve[-1] for line in lines for unit in line.trainings]
+    measured = {name for name in METRICS if any(getattr(each, name) is not None for each in last)}
     epochs: dict[tuple[int, ...], int] = {}
     texts: dict[str, int] = {}
     return {
         "scale": SCALE,
-        "metrics": METRICS,
+        "metrics": {name: label for name, label in METRICS.items() if name in measured},
         "fields": fields,
         "lines": [
             {
@@ -250,7 +190,7 @@ def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def _curves(
-    line: ReportLine, fold_points: int, epochs: dict[tuple[int, ...], int]
+    line: Repetitions, fold_points: int, epochs: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
     trainings = line.shown
     curves = {metric: curve_of(trainings, metric) for metric in METRICS}
@@ -285,8 +225,9 @@ def _thinned(length: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({*range(length, 0, -step), 1}))
 
 
-def _rounded(values: Sequence[float] | Numbers, kept: Sequence[int]) -> list[int | None]:
-    numbers = [float(values[epoch - 1]) for epoch in kept if epoch <= len(values)]
+def _rounded(values: Sequence[float | None] | Numbers, kept: Sequence[int]) -> list[int | None]:
+    chosen = [values[epoch - 1] for epoch in kept if epoch <= len(values)]
+    numbers = [math.nan if value is None else float(value) for value in chosen]
     return [round(number * SCALE) if math.isfinite(number) else None for number in numbers]
 
 

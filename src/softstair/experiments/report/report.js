@@ -44,7 +44,7 @@ const inUnits = (metric, value) => (isAccuracy(metric) ? 100 : 1) * (value / dat
 const written = (metric, value) => inUnits(metric, value).toFixed(isAccuracy(metric) ? 2 : 4);
 
 const state = {
-  metric: "valid_accuracy",
+  metric: Object.keys(data.metrics)[0],
   columns: fields.has("forward") ? "forward" : "",
   rows: "",
   colour: "",
@@ -113,12 +113,12 @@ function showTip({ panel, share, epoch, values, chosen, byKeys, labelOf, styles 
     );
   });
   const unit = isAccuracy(metric) ? ", %" : "";
-  const folds = `${chosen.line.folds.length} fold${chosen.line.folds.length === 1 ? "" : "s"}`;
+  const runs = `${chosen.line.folds.length} run${chosen.line.folds.length === 1 ? "" : "s"}`;
   const more = values.length > most ? `; ${values.length - most} more lines` : "";
   byId("tip").replaceChildren(
     make("p", {}, make("strong", {}, `epoch ${epoch}`), ` ${data.metrics[metric]}${unit}`),
     make("table", {}, make("tbody", {}, ...rows)),
-    make("p", { class: "more" }, `${chosen.line.name}, ${folds}${more}`),
+    make("p", { class: "more" }, `${chosen.line.name}, ${runs}${more}`),
   );
   placeTip(byId("tip"), panel.svg.getBoundingClientRect(), share);
   if (byKeys) {
