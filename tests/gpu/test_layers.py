@@ -13,10 +13,11 @@ import softstair as ss
 from softstair.data import Dataset
 from softstair.data.augment import Augmentation, Draws
 from softstair.data.batches import Examples
+from softstair.models import build
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
-from softstair.train.teacher import FloatRun, Teacher
+from softstair.train.teacher import FloatRun, Teacher, optimised_for_inference
 
 sys.path.append(str(Path(__file__).parents[1] / "fused"))
 from standalone import main
@@ -111,6 +112,24 @@ def test_the_kernel_makes_the_batch_that_torch_makes_on_the_cpu() -> None:
         assert (share is None) is (expected_share is None)
         if share is not None:
             torch.testing.assert_close(share.cpu(), expected_share)
+
+
+def test_a_teacher_for_inference_gives_the_scores_of_its_network() -> None:
+    """In float32 as the network; in bfloat16 as near to it as the plain network in bfloat16."""
+    torch.manual_seed(0)
+    for name, shape in (("vgg8", (3, 32, 32)), ("resnet18", (3, 32, 32)), ("dscnn", (1, 49, 10))):
+        network = build(name, 10, shape)
+        network(torch.randn(64, *shape))  # running statistics
+        network = network.eval().requires_grad_(False)
+        x = torch.randn(64, *shape, device="cuda")
+        optimised = optimised_for_inference(network, shape).cuda()
+        wanted = network.double()(x.double().cpu())
+        torch.backends.cudnn.allow_tf32 = False
+        assert distance(optimised(x), wanted) < 1e-4, name
+        torch.backends.cudnn.allow_tf32 = True
+        plain = network.cuda().bfloat16()(x.bfloat16())
+        rounded = optimised.bfloat16()(x.bfloat16())
+        assert distance(rounded, wanted) < 2 * distance(plain, wanted) < 0.1, name
 
 
 def go(state: State, step: object, steps: int) -> None:
