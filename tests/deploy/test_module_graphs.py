@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from random_modules import SCALE, ZERO, as_floats
 from torch import Tensor, nn
 
@@ -55,6 +57,76 @@ def exported(net: nn.Module, shape: tuple[int, ...] = SHAPE) -> IntegerNetwork:
 def test_functional_activations_export() -> None:
     network = exported(quantised(networks.LeNet(), skip="fc"), (3, 10, 10))
     assert network.stairs == ("stair_relu", "stair_relu_1")
+
+
+def _unpacked(x: Tensor) -> Tensor:
+    images, channels, height, width = x.shape
+    return x.reshape(images, channels * height * width)
+
+
+def _asserted(x: Tensor) -> Tensor:
+    torch._assert(x.ndim == 4, f"expected 4 dimensions, got {x.ndim}")
+    return x.contiguous().flatten(1)
+
+
+HEADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "view, size": lambda x: x.view(x.size(0), -1),
+    "view, -1": lambda x: x.view(-1, 6 * 4 * 4),
+    "view, shape": lambda x: x.view((x.shape[0], x.shape[1:].numel())),
+    "reshape, list": lambda x: x.reshape([x.shape[0], -1]),
+    "reshape, function": lambda x: torch.reshape(x, (x.size()[0], -1)),
+    "reshape, unpacked shape": _unpacked,
+    "flatten, names": lambda x: torch.flatten(x, start_dim=1, end_dim=3),
+    "view, twice": lambda x: x.view(-1, 6, 16).flatten(1),
+    "ndim": _asserted,
+    "mean": lambda x: x.mean([2, 3]),
+    "mean, keepdim": lambda x: torch.mean(x, dim=(-1, -2), keepdim=True).squeeze(3).squeeze(2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2, stride=1).flatten(1),
+    "avg_pool2d, size": lambda x: F.avg_pool2d(x, x.size()[2:]).squeeze(),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, [1, 1]).flatten(1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, stride=2, padding=1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_functions_and_methods_export_as_modules_do(head: str) -> None:
+    exported(quantised(networks.LeNet(HEADS[head]), skip="fc"), (3, 10, 10))
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (lambda x: x.view(x.size(0) * 6, -1).view(-1, 96), "the batch"),
+        (lambda x: x.view(-1, 6, 16).max(2)[0], "reshaped to (6, 16)"),
+        (lambda x: x.mean(3).mean(2), "a mean over axes [3]"),
+        (lambda x: x.flatten(1) * x.size(1), "mul has no exact"),
+        (lambda x: x.flatten(1) / x.size(0), "truediv has no exact"),
+        (lambda x: F.max_pool2d(x, 2, return_indices=True)[0].flatten(1), "indices has no"),
+    ],
+)
+def test_other_functions_raise(head: Callable[[Tensor], Tensor], reason: str) -> None:
+    with pytest.raises(ExportError, match=re.escape(reason)):
+        integerise(quantised(networks.LeNet(head), skip="fc"), (3, 10, 10), ZERO, SCALE)
+
+
+class NormAct(nn.BatchNorm2d):
+    """timm's BatchNormAct2d: the normalisation is a function, which an activation follows."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        statistics = (self.running_mean, self.running_var, self.weight, self.bias)
+        return self.act(F.batch_norm(x, *statistics, self.training, 0.1, self.eps))
+
+
+def test_a_normalisation_that_is_a_function_exports() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), NormAct(3), nn.Flatten(), nn.Linear(18, 3))
+    assert exported(quantised(model, skip="3")).stairs == ("1.act",)
 
 
 def test_an_activation_that_is_called_twice_exports() -> None:

@@ -32,7 +32,8 @@ of inputs, :mod:`~softstair.convert.rewrite` to replace functional dropouts by m
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
 ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment converts PASS and DROPOUT by
-their effect, and other operations by name: each needs a case in :mod:`softstair.deploy.integer`.
+their effect, and other operations by name: each needs a case in :mod:`softstair.deploy.integer`. It
+takes a function for its module if the row has a ``module_of_call``.
 
 >>> operator_of(nn.MaxPool2d(2)).effect.name
 'MOVE'
@@ -40,10 +41,12 @@ their effect, and other operations by name: each needs a case in :mod:`softstair
 'cat'
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from softstair.nn import StairConv1d, StairConv2d, StairLayer, StairLinear
 
@@ -78,6 +81,8 @@ class Operator:
     """For WEIGHTS: the quantised layer; None if the module stays in float."""
     effect_if_kept: Effect = Effect.FLOAT
     """For ACTIVATION: the effect of a call that is not replaced."""
+    module_of_call: Callable[..., nn.Module] | None = None
+    """The module that computes a call of the function, given its arguments after the first."""
     why: str = ""
     """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
 
@@ -91,16 +96,57 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 GATES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softmax, nn.LogSigmoid)
 MOVE_FUNCTIONS = (
-    "chunk clone contiguous expand flip getitem narrow permute repeat reshape roll split squeeze "
-    "transpose unsqueeze view"
-).split()
+    "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
+)
+RESHAPES = "contiguous flatten reshape squeeze unflatten unsqueeze view".split()
+"""Functions that keep the order of the elements."""
+
+
+def _max_pool(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return the function that takes the arguments in the order of F.max_pool1d and 2d."""
+
+    def build(
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> nn.Module:
+        return kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+    return build
+
+
+def _batch_norm(
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> nn.Module:
+    norm: Any = nn.SyncBatchNorm(len(running_var), eps, momentum)  # takes inputs of any shape
+    norm.weight = None if weight is None else nn.Parameter(weight)
+    norm.bias = None if bias is None else nn.Parameter(bias)
+    norm.running_mean = None if training else running_mean
+    norm.running_var = None if training else running_var
+    return norm.eval()
+
 
 OPERATORS = (
     Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear),
     Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d),
     Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d),
     Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
-    Operator("relu", Effect.ACTIVATION, (nn.ReLU,), effect_if_kept=Effect.MOVE),  # x or 0
+    Operator(
+        "relu",
+        Effect.ACTIVATION,
+        (nn.ReLU,),
+        effect_if_kept=Effect.MOVE,  # x or 0
+        module_of_call=nn.ReLU,
+    ),
     Operator("relu6", Effect.ACTIVATION, (nn.ReLU6,)),
     Operator("leaky_relu", Effect.ACTIVATION, (nn.LeakyReLU,)),
     Operator("rrelu", Effect.ACTIVATION, (nn.RReLU,)),
@@ -124,28 +170,38 @@ OPERATORS = (
     Operator("flatten", Effect.MOVE, (nn.Flatten,)),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,)),
     *(Operator(name, Effect.MOVE) for name in MOVE_FUNCTIONS),
+    *(Operator(name, Effect.MOVE) for name in RESHAPES if "flatten" not in name),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
     # Modules only: F.pad may pad with any number.
     Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d)),
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
-    Operator("max_pool1d", Effect.MOVE, (nn.MaxPool1d,)),
-    Operator("max_pool2d", Effect.MOVE, (nn.MaxPool2d,)),
-    Operator("adaptive_max_pool1d", Effect.MOVE, (nn.AdaptiveMaxPool1d,)),
-    Operator("adaptive_max_pool2d", Effect.MOVE, (nn.AdaptiveMaxPool2d,)),
+    *(
+        Operator(f"max_pool{number}d", Effect.MOVE, (kind,), module_of_call=_max_pool(kind))
+        for number, kind in enumerate((nn.MaxPool1d, nn.MaxPool2d), 1)
+    ),
+    *(
+        Operator(f"adaptive_max_pool{number}d", Effect.MOVE, (kind,), module_of_call=kind)
+        for number, kind in enumerate((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), 1)
+    ),
     Operator("cat", Effect.JOIN, aliases=("concat",)),
     Operator("stack", Effect.JOIN),
     Operator("add", Effect.ADD, aliases=("iadd",)),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Deployment sums the integers and divides the quantum by the area.
-    Operator("avg_pool1d", Effect.AVERAGE, (nn.AvgPool1d,)),
-    Operator("avg_pool2d", Effect.AVERAGE, (nn.AvgPool2d,)),
+    Operator("avg_pool1d", Effect.AVERAGE, (nn.AvgPool1d,), module_of_call=nn.AvgPool1d),
+    Operator("avg_pool2d", Effect.AVERAGE, (nn.AvgPool2d,), module_of_call=nn.AvgPool2d),
     # The size of their windows is not known before the input's.
-    Operator("adaptive_avg_pool1d", Effect.FLOAT, (nn.AdaptiveAvgPool1d,)),
-    Operator("adaptive_avg_pool2d", Effect.FLOAT, (nn.AdaptiveAvgPool2d,)),
+    *(
+        Operator(f"adaptive_avg_pool{number}d", Effect.FLOAT, (kind,), module_of_call=kind)
+        for number, kind in enumerate((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), 1)
+    ),
+    Operator("mean", Effect.FLOAT),
     # Not with the other normalisations: deployment folds it into thresholds.
-    Operator("BatchNorm", Effect.FLOAT, BATCH_NORMS, why="a normalisation"),
+    Operator(
+        "batch_norm", Effect.FLOAT, BATCH_NORMS, module_of_call=_batch_norm, why="a normalisation"
+    ),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why="a normalisation"),
     Operator("Gate", Effect.FLOAT, GATES, why="a gate or a probability, not a feature"),
 )

@@ -5,7 +5,7 @@ A value is either integers (:class:`IntegerFeatures`) or a sum whose stair is st
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -51,6 +51,13 @@ class NodeBuilder:
         if isinstance(x, IntegerFeatures):
             return self._sizes[x.node]
         return self._sizes[x.source if x.shortcut is None else x.shortcut.node]
+
+    def pooled_shape(self, x: Value) -> Shape:
+        """Return the shape of a value as the float network has it, without the batch."""
+        y = torch.zeros(1, *self.shape(x))
+        for pool in x.pools if isinstance(x, PendingSum) else ():
+            y = pool.run(y)
+        return tuple(y.shape[1:])
 
     def layer(self, name: str, layer: StairLayer, x: IntegerFeatures) -> PendingSum:
         """Add the sum of a quantised layer."""
@@ -213,10 +220,7 @@ class NodeBuilder:
             windows = (module.kernel_size, module.stride, module.padding)
             kernel, stride, padding = (_window(window, axes) for window in windows)
             return kernel, stride, padding
-        pooled = torch.zeros(1, *shape)
-        for pool in () if isinstance(x, IntegerFeatures) else x.pools:
-            pooled = pool.run(pooled)
-        sizes = tuple(pooled.shape[-axes:])
+        sizes = self.pooled_shape(x)[-axes:]
         outputs = module.output_size
         outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
         outputs = tuple(output or size for output, size in zip(outputs, sizes, strict=True))
@@ -248,12 +252,16 @@ class NodeBuilder:
         node = self._add(nodes.Pad(name, (x.node,), low, high, padding))
         return IntegerFeatures(node.name, x.unit, low, high)
 
-    def flatten(self, name: str, x: IntegerFeatures, start: Any, end: Any) -> IntegerFeatures:
+    def mean(self, name: str, x: IntegerFeatures, axes: Sequence[int]) -> IntegerFeatures:
+        """Add the sum over all spatial axes, which keep length 1."""
+        count = len(self._sizes[x.node]) - 1
+        if count not in (1, 2) or sorted(axis % (count + 2) for axis in axes) != [2, 3][:count]:
+            raise no_integer_form(name, f"a mean over axes {axes}")
+        return self.average(name, nn.AdaptiveAvgPool2d(1), count, x)
+
+    def flatten(self, name: str, x: IntegerFeatures) -> IntegerFeatures:
         """Add a flattening of all axes but the batch."""
-        if (start, end) != (1, -1):
-            raise no_integer_form(name, f"flatten from {start} to {end}")
-        node = self._add(nodes.Flatten(name, (x.node,), x.low, x.high))
-        return replace(x, node=node.name)
+        return replace(x, node=self._add(nodes.Flatten(name, (x.node,), x.low, x.high)).name)
 
     def scores(self, name: str, module: nn.Linear, x: IntegerFeatures) -> str:
         """Add the last layer in float."""

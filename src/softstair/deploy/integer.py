@@ -2,27 +2,30 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from softstair import _check
 from softstair._errors import first_line
 from softstair.convert import ATTRIBUTE, stair_row, swap_modules
 from softstair.convert.graph import Graph, trace
-from softstair.convert.ops import Effect, Operator, operator_named, operator_of
+from softstair.convert.ops import RESHAPES, Effect, Operator, operator_named, operator_of
 from softstair.deploy import nodes
 from softstair.deploy.builder import NodeBuilder, Value, no_integer_form
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
 from softstair.nn import StairActivation, StairLayer, StairLinear, StairWeight, layer_count
 from softstair.stair import Stair, fit_quantum
 
 INT8 = Stair(tuple(range(-127, 128)), tuple(number - 0.5 for number in range(-126, 128)))
+BATCH = 1_000_003
+"""The size of the batch where a network reads it; a large prime, so that it is not mistaken."""
+SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
 HALF_UNIT = 2**23
 """So many roundings of 1 to float32, each by at most 2⁻²⁴, come to one half."""
 
@@ -72,6 +75,21 @@ def integerise(
 def _bad_input(name: str, value: object, allowed: str) -> ExportError:
     message = f"{name} must be {allowed}, but {value!r} was given: train with `integer_input`."
     return ExportError(message, field=name)
+
+
+@dataclass(frozen=True)
+class StaticValue:
+    """A value that is the same for every input, such as a size or a parameter."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """Features in a shape without an integer form, which can only be reshaped again."""
+
+    source: Value
+    shape: Shape
 
 
 class _Conversion:
@@ -136,54 +154,112 @@ class _Conversion:
             raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
         module = self.net.get_submodule(name) if node.op == "call_module" else None
         operator = operator_named(function) if module is None else operator_of(module)
-        if operator.name == "cat":
+        features = [x for x in inputs if not isinstance(x, StaticValue)]
+        if function in SIZES or not features:
+            return self._constant(name, node)
+        if operator.name in RESHAPES and len(features) == 1:
+            return self._reshape(name, node, features[0])
+        for shape in (x.shape for x in features if isinstance(x, Reshaped)):
+            raise ExportError.of(name, f"its input was reshaped to {shape}", "Flatten it")
+        if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
-        if len(inputs) == 1 and operator.name != "add":
-            result = self._unary(name, operator, module, node, inputs[0])
+        if operator.module_of_call and module is None and len(features) == 1:
+            module = self._as_module(operator.module_of_call, node)
+        if len(features) == 1 and operator.name != "add":
+            result = self._unary(name, operator, module, node, features[0])
             if result is not None:
                 return result
         terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
-        if operator.name == "add" and terms and not node.kwargs:
+        if operator.name == "add" and terms and not node.kwargs and features == inputs:
             return self._add(name, inputs[0], inputs[-1], in_place)
         raise no_integer_form(name, function or (type(module).__name__ if module else node.op))
 
+    def _constant(self, name: str, node: fx.Node) -> StaticValue:
+        """Return a parameter, or the value of a function of sizes."""
+        package = getattr(node.target, "__module__", "") or ""
+        is_python = package in ("_operator", "builtins", "math") or node.target is torch._assert
+        if node.op == "get_attr":
+            return StaticValue(attrgetter(str(node.target))(self.net))
+        if node.op == "call_method" or is_python:
+            return StaticValue(self._run(node))
+        raise no_integer_form(name, str(getattr(node.target, "__name__", node.target)))
+
+    def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a call, with tensors without data for features."""
+
+        def argument(source: fx.Node) -> Any:
+            x = self.values[source]
+            if isinstance(x, StaticValue):
+                return x.value
+            shape = x.shape if isinstance(x, Reshaped) else self.builder.pooled_shape(x)
+            return torch.empty(BATCH, *shape, device="meta")
+
+        args, kwargs = fx.node.map_aggregate(
+            (node.args, node.kwargs), lambda x: argument(x) if isinstance(x, fx.Node) else x
+        )
+        return list(args), dict(kwargs)
+
+    def _run(self, node: fx.Node) -> Any:
+        """Return the result of a call for tensors without data."""
+        args, kwargs = self._arguments(node)
+        target: Any = node.target
+        if node.op == "call_module":
+            target = self.net.get_submodule(str(node.target))
+        elif node.op == "call_method":
+            target = getattr(args.pop(0), str(node.target))
+        return target(*args, **kwargs)
+
+    def _as_module(self, build: Callable[..., nn.Module], node: fx.Node) -> nn.Module:
+        args, kwargs = self._arguments(node)
+        kwargs.pop("input", None)
+        return build(*args[1:], **kwargs)
+
     def _unary(
         self, name: str, operator: Operator, module: Any, node: fx.Node, x: Value
-    ) -> Value | str | None:
-        """Return the value of an operation with one input, or None if it has no integer form."""
-        build, is_module = self.builder, module is not None
+    ) -> Value | Reshaped | str | None:
+        """Return the value of an operation on features, or None if it has no integer form."""
+        build = self.builder
         if isinstance(module, StairActivation):
             return build.stair(name, module, x)
         if isinstance(module, StairLayer):
             return build.layer(name, module, _integers(name, x))
-        match operator.name:
-            case "linear" if is_module:
+        if operator.name == "mean":
+            return self._mean(name, node, _integers(name, x))
+        match operator.name if module is not None else "":
+            case "linear":
                 return build.scores(name, module, _integers(name, x))
-            case "relu":
-                return build.apply(name, x, module if is_module else F.relu)
-            case "BatchNorm":
+            case "relu" | "batch_norm":
                 return build.apply(name, x, module)
-            case "flatten" if is_module:
-                return build.flatten(name, _integers(name, x), module.start_dim, module.end_dim)
-            case "flatten":
-                start, end = (*node.args[1:], *([0, -1][len(node.args) - 1 :]))[:2]
-                start, end = node.kwargs.get("start_dim", start), node.kwargs.get("end_dim", end)
-                return build.flatten(name, _integers(name, x), start, end)
-            case "max_pool1d" | "max_pool2d" | "adaptive_max_pool1d" | "adaptive_max_pool2d" if (
-                is_module
-            ):
+            case "max_pool1d" | "max_pool2d" | "adaptive_max_pool1d" | "adaptive_max_pool2d":
                 return build.max_pool(name, module, operator.axes, x)
-            case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d" if (
-                is_module
-            ):
+            case "avg_pool1d" | "avg_pool2d" | "adaptive_avg_pool1d" | "adaptive_avg_pool2d":
                 return build.average(name, module, operator.axes, _integers(name, x))
             case "ZeroPad":
                 return build.pad(name, module.padding, _integers(name, x))
-            case "contiguous":
-                # The same tensor or a copy: as a new value, writes into it are not followed.
-                return replace(x)
         passes = operator.effect in (Effect.PASS, Effect.DROPOUT)
-        return x if passes and (is_module or node.kwargs.get("training") is False) else None
+        passes = passes and (module is not None or node.kwargs.get("training") is False)
+        return x if passes else None
+
+    def _mean(self, name: str, node: fx.Node, x: IntegerFeatures) -> Value | Reshaped:
+        args, kwargs = self._arguments(node)
+        axes = kwargs.get("dim", args[1] if len(args) > 1 else ())
+        axes = [axes] if isinstance(axes, int) else list(axes or ())
+        sums = self.builder.mean(f"{name}.sums", x, axes)
+        return self._reshape(name, node, sums)
+
+    def _reshape(self, name: str, node: fx.Node, x: Value | Reshaped) -> Value | Reshaped:
+        """Return a value in the shape that a call gives it."""
+        batch, *rest = self._run(node).shape
+        if batch != BATCH:
+            raise no_integer_form(name, "a change of the batch")
+        source, shape = x.source if isinstance(x, Reshaped) else x, tuple(rest)
+        before = self.builder.pooled_shape(source)
+        if shape == before:
+            # The same tensor or a copy: as a new value, writes into it are not followed.
+            return replace(source)
+        if shape == (math.prod(before),):
+            return self.builder.flatten(name, _integers(name, source))
+        return Reshaped(source, shape)
 
     def _concatenate(self, name: str, node: fx.Node) -> IntegerFeatures:
         arguments: dict[str, Any] = dict(zip(("tensors", "dim"), node.args, strict=False))
