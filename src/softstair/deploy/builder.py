@@ -318,11 +318,10 @@ class NodeBuilder:
         if isinstance(node, nodes.Input):
             self._sizes[node.name] = node.shape
         else:
-            zeros = [torch.zeros(1, *self._sizes[x], dtype=torch.int64) for x in node.inputs]
-            if isinstance(node, nodes.Steps) and len(zeros) == 2:
-                zeros[1] += node.first
+            # A batch of no examples has a shape, and costs nothing.
+            empty = [torch.zeros(0, *self._sizes[x], dtype=torch.int64) for x in node.inputs]
             try:
-                self._sizes[node.name] = tuple(node.run(*zeros).shape[1:])
+                self._sizes[node.name] = tuple(node.run(*empty).shape[1:])
             except RuntimeError as error:
                 given = " and ".join(str(self._sizes[x]) for x in node.inputs)
                 raise ExportError.of(
@@ -354,17 +353,18 @@ def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
 
 def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatures) -> nodes.Sum:
     """Return the node of a layer's sum, with the bounds of each channel."""
-    flat = weight.flatten(1)
-    ends = torch.stack([flat * x.low, flat * x.high])
+    low, high = x.low, x.high
     windows: dict[str, Any] = {}
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         windows = {key: getattr(layer, key) for key in ("stride", "dilation", "groups")}
         windows["padding"] = _padding(name, layer)
         if any(windows["padding"]):
-            ends = torch.cat([ends, torch.zeros_like(ends[:1])])
+            low, high = min(low, 0), max(high, 0)
     elif not isinstance(layer, nn.Linear):
         raise no_integer_form(name, type(layer).__name__)
-    least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
+    flat = weight.flatten(1)
+    above, below = flat.clamp(min=0).sum(1), flat.clamp(max=0).sum(1)
+    least, greatest = above * low + below * high, above * high + below * low
     bounds = (int(least.min()), int(greatest.max()))
     return nodes.Sum(name, (x.node,), *bounds, weight, least, greatest, **windows)
 
