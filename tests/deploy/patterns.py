@@ -91,6 +91,24 @@ class Concatenated(nn.Module):
         return self.last(self.flatten(self.act(self.after(torch.cat(parts, self.dim)))))
 
 
+class PooledTwice(nn.Module):
+    """One pooling and one Flatten for several calls, as in PyTorch's tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.pool, self.flat = (
+            layer(padding=1),
+            layer(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.last = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.a(x))
+        return self.last(torch.cat([self.flat(self.b(x)), self.flat(self.pool(x))], 1))
+
+
 PATTERNS = {
     "Conv1d": Pattern(
         lambda: sound(nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.BatchNorm1d(6), nn.ReLU()), SOUND
@@ -130,4 +148,37 @@ PATTERNS = {
     "AdaptiveMaxPool1d": Pattern(lambda: sound(nn.AdaptiveMaxPool1d(4)), SOUND),
     "AdaptiveAvgPool1d": Pattern(lambda: sound(nn.AdaptiveAvgPool1d(6)), SOUND),
     "AdaptiveAvgPool2d": Pattern(lambda: image(nn.AdaptiveAvgPool2d(3), layer())),
+    "convolutional head": Pattern(
+        lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 6), nn.Flatten()))
+    ),
+    "convolutional head in one dimension": Pattern(
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Conv1d(4, 3, 10), nn.Flatten()),
+        SOUND,
+    ),
+    "convolutional head in float": Pattern(
+        lambda: image(nn.AdaptiveAvgPool2d(1), head=nn.Conv2d(4, 3, 1)), settings={"skip": "4"}
+    ),
+    "averages as scores": Pattern(
+        lambda: image(layer(3), head=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    ),
+    "softmax": Pattern(
+        lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 6), nn.Flatten(), nn.Softmax(1)))
+    ),
+    "softmax of floats": Pattern(
+        lambda: nn.Sequential(image(), nn.Identity(), nn.LogSoftmax(-1)), settings={"skip": "0.3.1"}
+    ),
+    "ReLU6 and Hardtanh": Pattern(
+        lambda: image(
+            nn.Conv2d(4, 8, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU6(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            nn.BatchNorm2d(8),
+            nn.Hardtanh(),
+        )
+    ),
+    "kept ReLU6 before a stair": Pattern(
+        lambda: image(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), settings={"skip": "4"}
+    ),
+    "pooling used twice": Pattern(PooledTwice),
 }

@@ -85,6 +85,14 @@ class Operator:
     """The module that computes a call of the function, given its arguments after the first."""
     why: str = ""
     """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
+    keeps_order: bool = False
+    """For FLOAT: whether it is left out of an export at the end of a network, since the order of
+    the scores does not change."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether its module returns its input in evaluation."""
+        return self.effect in (Effect.PASS, Effect.DROPOUT)
 
     @property
     def axes(self) -> int:
@@ -94,7 +102,7 @@ class Operator:
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
-GATES = (nn.Sigmoid, nn.Hardsigmoid, nn.Softmax, nn.LogSigmoid)
+GATE = "a gate or a probability, not a feature"
 MOVE_FUNCTIONS = (
     "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
 )
@@ -203,7 +211,11 @@ OPERATORS = (
         "batch_norm", Effect.FLOAT, BATCH_NORMS, module_of_call=_batch_norm, why="a normalisation"
     ),
     Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why="a normalisation"),
-    Operator("Gate", Effect.FLOAT, GATES, why="a gate or a probability, not a feature"),
+    Operator("softmax", Effect.FLOAT, (nn.Softmax,), why=GATE, keeps_order=True),
+    Operator("log_softmax", Effect.FLOAT, (nn.LogSoftmax,), why=GATE, keeps_order=True),
+    Operator("sigmoid", Effect.FLOAT, (nn.Sigmoid,), why=GATE, keeps_order=True),
+    Operator("logsigmoid", Effect.FLOAT, (nn.LogSigmoid,), why=GATE, keeps_order=True),
+    Operator("hardsigmoid", Effect.FLOAT, (nn.Hardsigmoid,), why=GATE),
 )
 UNKNOWN = Operator("", Effect.FLOAT)
 """The row of every operation that is not in the table."""

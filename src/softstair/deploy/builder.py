@@ -22,6 +22,7 @@ from softstair.deploy.thresholds import (
     sum_values,
     thresholds_of,
 )
+from softstair.deploy.windows import pooling_windows, window, zero_padding
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
@@ -52,8 +53,10 @@ class NodeBuilder:
             return self._sizes[x.node]
         return self._sizes[x.source if x.shortcut is None else x.shortcut.node]
 
-    def pooled_shape(self, x: Value) -> Shape:
+    def pooled_shape(self, x: Value | str) -> Shape:
         """Return the shape of a value as the float network has it, without the batch."""
+        if isinstance(x, str):
+            return self._sizes[x]
         y = torch.zeros(1, *self.shape(x))
         for pool in x.pools if isinstance(x, PendingSum) else ():
             y = pool.run(y)
@@ -182,8 +185,8 @@ class NodeBuilder:
 
     def max_pool(self, name: str, module: Any, axes: int, x: Value) -> Value:
         """Add a max-pooling over so many axes, or keep it pending behind a sum."""
-        windows = self._windows(name, module, axes, x)
-        dilated = _window(getattr(module, "dilation", 1), axes) != (1,) * axes
+        windows = pooling_windows(name, module, axes, self.pooled_shape(x))
+        dilated = window(getattr(module, "dilation", 1), axes) != (1,) * axes
         if module.return_indices or getattr(module, "ceil_mode", False) or dilated:
             raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
         if isinstance(x, IntegerFeatures):
@@ -196,7 +199,7 @@ class NodeBuilder:
 
     def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of each window; the average is that sum in a smaller unit."""
-        windows = self._windows(name, module, axes, x)
+        windows = pooling_windows(name, module, axes, self.pooled_shape(x))
         if getattr(module, "ceil_mode", False):
             raise ExportError.of(name, "it averages with ceil_mode", "Remove it")
         kernel, _, padding = windows
@@ -210,25 +213,6 @@ class NodeBuilder:
         node = self._add(nodes.SumPool(name, (x.node,), low, high, *windows))
         unit = x.unit / (getattr(module, "divisor_override", None) or area)
         return IntegerFeatures(node.name, unit, low, high)
-
-    def _windows(self, name: str, module: Any, axes: int, x: Value) -> tuple[Shape, Shape, Shape]:
-        """Return the kernel, stride and padding of a pooling."""
-        shape = self.shape(x)
-        if len(shape) not in (axes + 1, 2):  # for PyTorch, (H, W) is one image per channel
-            raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
-        if not hasattr(module, "output_size"):
-            windows = (module.kernel_size, module.stride, module.padding)
-            kernel, stride, padding = (_window(window, axes) for window in windows)
-            return kernel, stride, padding
-        sizes = self.pooled_shape(x)[-axes:]
-        outputs = module.output_size
-        outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
-        outputs = tuple(output or size for output, size in zip(outputs, sizes, strict=True))
-        if any(size % output for size, output in zip(sizes, outputs, strict=True)):
-            reason = f"its windows over {sizes} differ in size"
-            raise ExportError.of(name, reason, "Choose an output size that divides it")
-        kernel = tuple(size // output for size, output in zip(sizes, outputs, strict=True))
-        return kernel, kernel, (0,) * axes
 
     def concatenate(self, name: str, parts: list[IntegerFeatures], axis: int) -> IntegerFeatures:
         """Add features side by side."""
@@ -263,16 +247,32 @@ class NodeBuilder:
         """Add a flattening of all axes but the batch."""
         return replace(x, node=self._add(nodes.Flatten(name, (x.node,), x.low, x.high)).name)
 
-    def scores(self, name: str, module: nn.Linear, x: IntegerFeatures) -> str:
-        """Add the last layer in float."""
-        if len(self._sizes[x.node]) != 1:
-            raise no_integer_form(name, "a float linear layer over positions")
+    def scores(self, name: str, module: Any, x: IntegerFeatures) -> str:
+        """Add the last layer in float: a linear one, or a convolution with one window."""
+        shape = self._sizes[x.node]
+        if isinstance(module, nn.Linear):
+            covers = len(shape) == 1
+        else:
+            covers = module.weight.shape[1:] == shape and not any(zero_padding(name, module))
+        if not covers:
+            raise no_integer_form(name, "a float layer that gives scores for each position")
+        if len(shape) > 1:
+            x = self.flatten(f"{name}.flat", x)
         bias = None if module.bias is None else module.bias.detach().clone()
-        weight = module.weight.detach().clone()
+        weight = module.weight.detach().flatten(1).clone()
         return self._add(nodes.Scores(name, (x.node,), 0, 0, weight, bias, x.unit)).name
 
-    def rescaled_scores(self, x: PendingSum, layer: StairLayer) -> str:
-        """Add the scores of a last layer with integer weights."""
+    def feature_scores(self, x: IntegerFeatures) -> str:
+        """Add the scores of a network that ends in features, such as their average."""
+        if math.frexp(x.unit)[0] != 0.5 or max(-x.low, x.high) >= nodes.FLOAT32_EXACT:
+            reason = f"scores with the quantum {x.unit} are rounded"
+            raise ExportError.of(x.node, reason, "End in a linear layer, or use a power of two")
+        count = self._sizes[x.node][0]
+        scale, bias = torch.full((count,), x.unit), torch.zeros(count)
+        return self._add(nodes.Rescaled(f"{x.node}.scores", (x.node,), 0, 0, scale, bias)).name
+
+    def rescaled_scores(self, x: PendingSum, layer: StairLayer, *, flat: bool = False) -> str:
+        """Add the scores of a last layer with integer weights; flat: without axes of length 1."""
         if x.source in self._summed_by_stair:
             raise ExportError.of(x.source, "a stair reads it", "Give the stair its own weights")
         count = layer.weight.shape[0]
@@ -281,11 +281,16 @@ class NodeBuilder:
         # The factor is a power of two, so the order of the products does not matter.
         scale = (scale * x.factor).expand(count).clone()
         bias = torch.zeros(count) if layer.bias is None else layer.bias.detach().clone()
-        axis = self._channel_axis(x.source)
-        node = nodes.Rescaled(f"{x.source}.scores", (x.source,), 0, 0, scale, bias, axis)
+        source, axis = self._sum(x.source), self._channel_axis(x.source)
+        name, ends = source.name, (source.low, source.high)
+        if flat:
+            if math.prod(self._sizes[name]) > count:
+                raise no_integer_form(name, "a flattened layer with scores for each position")
+            axis, name = 1, self._add(nodes.Flatten(f"{name}.flat", (name,), *ends)).name
+        node = nodes.Rescaled(f"{source.name}.scores", (name,), 0, 0, scale, bias, axis)
         return self._add(node).name
 
-    def network(self, last: str) -> IntegerNetwork:
+    def network(self, last: str, head: str = "") -> IntegerNetwork:
         """Return the network of the nodes that node ``last`` depends on."""
         needed = {"input", last}
         for node in reversed(self._nodes.values()):
@@ -295,7 +300,7 @@ class NodeBuilder:
         kept.append(self._nodes[last])
         sizes = {node.name: self._sizes[node.name] for node in kept}
         stairs = tuple(name for name in self._stairs if name in needed)
-        return IntegerNetwork(tuple(kept), sizes, stairs)
+        return IntegerNetwork(tuple(kept), sizes, stairs, head)
 
     def _sum(self, name: str) -> nodes.Sum:
         node = self._nodes[name]
@@ -357,7 +362,7 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
     windows: dict[str, Any] = {}
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         windows = {key: getattr(layer, key) for key in ("stride", "dilation", "groups")}
-        windows["padding"] = _padding(name, layer)
+        windows["padding"] = zero_padding(name, layer)
         if any(windows["padding"]):
             low, high = min(low, 0), max(high, 0)
     elif not isinstance(layer, nn.Linear):
@@ -367,18 +372,3 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
     least, greatest = above * low + below * high, above * high + below * low
     bounds = (int(least.min()), int(greatest.max()))
     return nodes.Sum(name, (x.node,), *bounds, weight, least, greatest, **windows)
-
-
-def _padding(name: str, layer: nn.Conv1d | nn.Conv2d) -> Shape:
-    """Return the zeros before and after each axis."""
-    # Last axis first, before and after.
-    padding = layer._reversed_padding_repeated_twice[::-1]
-    if layer.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-        reason = f"it pads with {layer.padding_mode!r} ({layer.padding!r})"
-        raise ExportError.of(name, reason, "Pad by as many zeros on both sides")
-    return tuple(padding[::2])
-
-
-def _window(value: Any, axes: int) -> Shape:
-    """Return the size of a window along each axis."""
-    return (value,) * axes if isinstance(value, int) else tuple(map(int, value))

@@ -159,15 +159,22 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
         def record(name: str, module: StairActivation, _: object, y: Tensor) -> None:
             results[name] = _in_quanta(module, y)
 
+        def record_scores(_: nn.Module, inputs: object, y: Tensor) -> None:
+            results[last] = y
+
         hooks = [
             module.register_forward_hook(partial(record, name)) for name, module in stairs.items()
         ]
+        if integer.head:
+            hooks.append(net.get_submodule(integer.head).register_forward_hook(record_scores))
         try:
             with torch.no_grad():
-                scores = results[last] = net((x.float() - zero) / scale)
+                scores = net((x.float() - zero) / scale)
         finally:
             for hook in hooks:
                 hook.remove()
+        scores = results.get(last, scores).reshape(len(x), *integer.sizes[last])
+        results[last] = scores
         return {**{name: results[name] for name in layers}, CLASS: scores.argmax(1)}
 
     return run

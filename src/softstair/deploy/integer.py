@@ -14,7 +14,7 @@ from softstair import _check
 from softstair._errors import first_line
 from softstair.convert import ATTRIBUTE, stair_row, swap_modules
 from softstair.convert.graph import Graph, trace
-from softstair.convert.ops import RESHAPES, Effect, Operator, operator_named, operator_of
+from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
 from softstair.deploy import nodes
 from softstair.deploy.builder import NodeBuilder, Value, no_integer_form
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
@@ -101,9 +101,19 @@ class _Conversion:
         """The name of a node where it is the network's scores."""
         self.overwritten: dict[fx.Node, str] = {}
         """Nodes of which another view was changed in place, and the operation that did it."""
+        self.operators: dict[fx.Node, Operator] = {}
+        self.tail: list[fx.Node] = []
+        """The calls between the last layer and the output that do not change the class."""
+        self.head = ""
+        """The module that gives the scores, if a softmax follows."""
 
     def run(self, traced: fx.Graph, graph: Graph) -> IntegerNetwork:
         order = list(traced.nodes)
+        for node, step in zip(order, graph.steps, strict=True):
+            module = self.net.get_submodule(_name(node)) if node.op == "call_module" else None
+            operator = operator_named(step.function) if module is None else operator_of(module)
+            self.operators[node] = operator
+        self.tail = self._calls_at_end(order[-1].args[0])
         for node, step in zip(order, graph.steps, strict=True):
             self._check_overwritten(node)
             if node.op == "placeholder":
@@ -111,7 +121,7 @@ class _Conversion:
                     raise ExportError(f"net must have one input, but it also reads {node.name!r}.")
                 self.values[node] = None if self.values else self.builder.input
             elif node.op == "output":
-                return self.builder.network(self._scores(node.args[0]))
+                return self.builder.network(self._scores(node.args[0]), self.head)
             else:
                 written = [order[number] for number in step.written]
                 result = self._call(node, step.function, in_place=bool(written))
@@ -119,11 +129,46 @@ class _Conversion:
                 self.values[node] = result
         raise AssertionError("a traced network has an output")
 
+    def _calls_at_end(self, node: Any) -> list[fx.Node]:
+        """Return softmax, flattening and the like before the output, in order of execution."""
+        calls: list[fx.Node] = []
+        while isinstance(node, fx.Node) and len(node.users) == 1:
+            operator = self.operators[node]
+            if not (operator.keeps_order or operator.passes or operator.name in RESHAPES):
+                break
+            calls.insert(0, node)
+            node = node.all_input_nodes[0]
+        return calls
+
+    def _end(self, node: fx.Node, module: Any, x: Any) -> str | None:
+        """Return the scores after a call of the tail, or None if its input gives none."""
+        operator, source = self.operators[node], self.tail[0].all_input_nodes[0]
+        is_reshape = operator.name in RESHAPES
+        if isinstance(x, IntegerFeatures) and operator.keeps_order:
+            x = self.builder.feature_scores(x)
+        if isinstance(x, Reshaped | IntegerFeatures) or (isinstance(x, PendingSum) and not x.layer):
+            return None
+        if is_reshape and math.prod(shape := self._run(node).shape[1:]) != shape[0]:
+            return None
+        if isinstance(x, PendingSum) and x.layer is not None:
+            flat = any(self.operators[call].name in RESHAPES for call in self.tail)
+            x = self.builder.rescaled_scores(x, x.layer, flat=flat)
+        if operator.keeps_order:
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 1)
+            dim = dim if module is None else getattr(module, "dim", 1)
+            if source.op != "call_module" or dim not in (1, -1):
+                reason = "it is no softmax of a module's scores"
+                raise ExportError.of(_name(node), reason, "Remove it")
+            self.head = _name(source)
+        return str(x)
+
     def _scores(self, result: Any) -> str:
         """Return the name of the node that gives the scores."""
         last = self.values.get(result) if isinstance(result, fx.Node) else None
         if isinstance(last, PendingSum) and last.layer is not None:
             last = self.builder.rescaled_scores(last, last.layer)
+        if isinstance(last, IntegerFeatures):
+            last = self.builder.feature_scores(last)
         if isinstance(last, str):
             return last
         raise ExportError("net must end in a linear or quantised layer, but it does not.")
@@ -148,15 +193,16 @@ class _Conversion:
 
     def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
         """Return the value of a call of a module or of the function with that bare name."""
-        name = _name(node)
+        name, operator = _name(node), self.operators[node]
         inputs = [self.values[source] for source in node.all_input_nodes]
-        if any(isinstance(x, str) for x in inputs):
-            raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
         module = self.net.get_submodule(name) if node.op == "call_module" else None
-        operator = operator_named(function) if module is None else operator_of(module)
         features = [x for x in inputs if not isinstance(x, StaticValue)]
         if function in SIZES or not features:
             return self._constant(name, node)
+        if node in self.tail and (scores := self._end(node, module, inputs[0])) is not None:
+            return scores
+        if any(isinstance(x, str) for x in inputs):
+            raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
         if operator.name in RESHAPES and len(features) == 1:
             return self._reshape(name, node, features[0])
         for shape in (x.shape for x in features if isinstance(x, Reshaped)):
@@ -226,9 +272,9 @@ class _Conversion:
         if operator.name == "mean":
             return self._mean(name, node, _integers(name, x))
         match operator.name if module is not None else "":
-            case "linear":
+            case "linear" | "conv1d" | "conv2d":
                 return build.scores(name, module, _integers(name, x))
-            case "relu" | "batch_norm":
+            case "relu" | "relu6" | "hardtanh" | "batch_norm":
                 return build.apply(name, x, module)
             case "max_pool1d" | "max_pool2d" | "adaptive_max_pool1d" | "adaptive_max_pool2d":
                 return build.max_pool(name, module, operator.axes, x)
@@ -236,9 +282,8 @@ class _Conversion:
                 return build.average(name, module, operator.axes, _integers(name, x))
             case "ZeroPad":
                 return build.pad(name, module.padding, _integers(name, x))
-        passes = operator.effect in (Effect.PASS, Effect.DROPOUT)
-        passes = passes and (module is not None or node.kwargs.get("training") is False)
-        return x if passes else None
+        is_kept = module is not None or node.kwargs.get("training") is False
+        return x if operator.passes and is_kept else None
 
     def _mean(self, name: str, node: fx.Node, x: IntegerFeatures) -> Value | Reshaped:
         args, kwargs = self._arguments(node)

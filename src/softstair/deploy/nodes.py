@@ -216,11 +216,13 @@ class IntegerNetwork:
         nodes: In order of execution; the first is the input, the last gives the scores.
         sizes: Shape of each node's result, without the batch.
         stairs: Nodes that give the outputs of the trained network's stairs, under their names.
+        head: The module whose output the scores are, if a softmax that is left out follows it.
     """
 
     nodes: tuple[Node, ...]
     sizes: Mapping[str, Shape]
     stairs: tuple[str, ...] = ()
+    head: str = ""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the scores, (N, classes) float32, of bytes (N, C, H, W) uint8."""
