@@ -64,7 +64,7 @@ MAIN = """
 void softstair_trace(int32_t value);
 void softstair_trace(int32_t value) {{ fwrite(&value, sizeof value, 1, stdout); }}
 int main(int count, char **arguments) {{
-    static uint8_t input[4096];
+    static int32_t input[4096];
     static float scores[4096];
     switch (count > 1 ? atoi(arguments[1]) : -1) {{
 {cases}
@@ -83,8 +83,10 @@ def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
             # All are compiled as one file, so that static names must differ.
             static = r"(?<![.\w])(?=(?:layer|LAYER)_\d|memory\b|totals\b)"
             (folder / file).write_text(re.sub(static, f"n{number}_", text), encoding="ascii")
-        read = f"fread(input, 1, NET{number}_INPUTS, stdin) == NET{number}_INPUTS"
-        cases.append(f"    case {number}: while ({read}) net{number}_run(input, scores); break;")
+        size, kind = f"NET{number}_INPUTS", f"NET{number}_TYPE"
+        read = f"fread(input, sizeof({kind}), {size}, stdin) == {size}"
+        run = f"net{number}_run((const {kind} *)input, scores)"
+        cases.append(f"    case {number}: while ({read}) {run}; break;")
     includes = "\n".join(f'#include "net{number}.c"' for number in networks)
     text = MAIN.format(includes=includes, cases="\n".join(cases))
     (folder / "all.c").write_text(text, encoding="ascii")

@@ -15,7 +15,7 @@ import softstair as ss
 IMAGE, SOUND = (2, 6, 6), (2, 12)
 ZERO, SCALE, BATCH = 121, 64.0, 6
 TERNARY = ss.Stair.ternary()
-UINT4 = ss.Stair.linear(4, signed=False, quantum=0.25)
+INT4 = ss.Stair.linear(4, signed=True, quantum=0.125)
 
 
 @dataclass
@@ -181,4 +181,12 @@ PATTERNS = {
         lambda: image(nn.Conv2d(4, 4, 1), nn.ReLU6(), nn.ReLU()), settings={"skip": "4"}
     ),
     "pooling used twice": Pattern(PooledTwice),
+    "int8 input": Pattern(image, dtype=torch.int8, zero=0),
+    "int8 input with a zero point": Pattern(
+        lambda: image(layer(padding=1)), dtype=torch.int8, zero=-7
+    ),
+    "int16 input": Pattern(sound, SOUND, dtype=torch.int16, zero=300, scale=2.0**14),
+    "int16 input in INT4": Pattern(
+        sound, SOUND, {"weights": INT4}, dtype=torch.int16, zero=0, scale=2.0**14
+    ),
 }

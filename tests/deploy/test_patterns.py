@@ -30,7 +30,7 @@ def networks() -> dict[str, IntegerNetwork]:
     integers = {}
     for name, pattern in PATTERNS.items():
         net, x = pattern.trained(), pattern.inputs()
-        integers[name] = integerise(net, pattern.shape, pattern.zero, pattern.scale)
+        integers[name] = integerise(net, pattern.shape, pattern.zero, pattern.scale, pattern.dtype)
         comparison = verify(net, integers[name], x)["integer network"]
         assert comparison.mismatches == 0, f"{name}: {comparison}"
     return integers
@@ -113,3 +113,15 @@ def test_what_is_not_exact_is_refused_with_a_sentence(name: str) -> None:
     pattern, sentence = REFUSED[name]
     with pytest.raises(ExportError, match=sentence):
         integerise(pattern.trained(), pattern.shape, pattern.zero, pattern.scale)
+
+
+def test_type_of_the_input_is_checked() -> None:
+    pattern = PATTERNS["int8 input"]
+    net, x = pattern.trained(), pattern.inputs()
+    with pytest.raises(ValueError, match=r"zero must be an integer from -128 to 127"):
+        integerise(net, pattern.shape, 128, 64.0, torch.int8)
+    with pytest.raises(ValueError, match=r"dtype must be torch.uint8, torch.int8 or torch.int16"):
+        integerise(net, pattern.shape, 0, 64.0, torch.int32)
+    network = integerise(net, pattern.shape, 0, 64.0, torch.int8)
+    with pytest.raises(ValueError, match=r"x must be int8 of shape \(N, 2, 6, 6\)"):
+        network(x.to(torch.uint8))

@@ -10,7 +10,8 @@ from softstair.deploy.comparison import (
     onnx_runner,
     verify,
 )
-from softstair.deploy.integer import integerise, quantise_last_layer
+from softstair.deploy.integer import integerise
+from softstair.deploy.last_layer import quantise_last_layer
 from softstair.deploy.nodes import Cost, ExportError, IntegerNetwork, costs
 
 __all__ = [

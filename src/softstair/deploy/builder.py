@@ -37,13 +37,13 @@ MAX_SHORTCUT_VALUES = 256
 class NodeBuilder:
     """Nodes in order of execution, and the shapes of their results."""
 
-    def __init__(self, shape: Shape, zero: int, scale: float) -> None:
+    def __init__(self, shape: Shape, zero: int, scale: float, dtype: torch.dtype) -> None:
         self._nodes: dict[str, nodes.Node] = {}
         self._sizes: dict[str, Shape] = {}
         self._stairs: list[str] = []
         self._summed_by_stair: set[str] = set()
-        low, high = -zero, 255 - zero
-        self._add(nodes.Input("input", (), low, high, shape, zero, scale))
+        low, high = torch.iinfo(dtype).min - zero, torch.iinfo(dtype).max - zero
+        self._add(nodes.Input("input", (), low, high, shape, zero, scale, dtype))
         values = tuple((number / scale,) * 2 for number in range(low, high + 1))
         self.input = IntegerFeatures("input", 1 / scale, low, high, values)
 

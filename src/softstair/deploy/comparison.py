@@ -93,7 +93,7 @@ def verify(
     Args:
         net: The trained stair network, in ``eval()`` and on the CPU; it is the reference.
         integer: Its integer network.
-        x: Bytes, (N, C, H, W) uint8.
+        x: Integers of the network's type, such as (N, C, H, W) uint8.
         others: More ways to run it, such as :func:`onnx_runner` and :func:`c_runner`, by name.
         chunk: How many examples to run at a time.
         on_progress: Called with the number of examples that have been compared.
@@ -292,6 +292,7 @@ def export(
             needs a folder that is new, empty or an earlier export to C.
         to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
         x: Bytes to compare on, (N, C, H, W) uint8, such as a test set; by default 32 random ones.
+            With int8 or int16 the exported network takes integers of that type.
 
     Returns:
         The files, the comparisons and, for C, the memory plan.
@@ -303,7 +304,7 @@ def export(
     """
     _check.choice("to", to, FORMATS)
     net = copy.deepcopy(net).cpu().float().eval()
-    integer = integerise(net, shape, zero, scale)
+    integer = integerise(net, shape, zero, scale, torch.uint8 if x is None else x.dtype)
     if x is None:
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)

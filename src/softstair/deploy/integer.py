@@ -1,8 +1,8 @@
-"""Conversion of a trained stair network, and of a float last layer, to integers."""
+"""Conversion of a trained stair network to integers."""
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -12,36 +12,37 @@ from torch import fx, nn
 
 from softstair import _check
 from softstair._errors import first_line
-from softstair.convert import ATTRIBUTE, stair_row, swap_modules
 from softstair.convert.graph import Graph, trace
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
-from softstair.deploy import nodes
 from softstair.deploy.builder import NodeBuilder, Value, no_integer_form
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
-from softstair.nn import StairActivation, StairLayer, StairLinear, StairWeight, layer_count
-from softstair.stair import Stair, fit_quantum
+from softstair.nn import StairActivation, StairLayer
 
-INT8 = Stair(tuple(range(-127, 128)), tuple(number - 0.5 for number in range(-126, 128)))
 BATCH = 1_000_003
 """The size of the batch where a network reads it; a large prime, so that it is not mistaken."""
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
-HALF_UNIT = 2**23
-"""So many roundings of 1 to float32, each by at most 2⁻²⁴, come to one half."""
+INPUT_TYPES = (torch.uint8, torch.int8, torch.int16)
 
 
 def integerise(
-    net: nn.Module, shape: Sequence[int], zero: int = 0, scale: float = 1.0
+    net: nn.Module,
+    shape: Sequence[int],
+    zero: int = 0,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.uint8,
 ) -> IntegerNetwork:
     """Convert a trained stair network to an integer network with the same outputs.
 
-    The integer network takes bytes; the float network sees ``(byte - zero) / scale``.
+    The integer network takes integers of type ``dtype``; the float network sees
+    ``(integer - zero) / scale``.
 
     Args:
         net: A network of :func:`softstair.quantise`, trained; it is evaluated in float32.
-        shape: Shape of one input, (C, H, W).
-        zero: The byte that stands for 0, so that zero padding is exact.
+        shape: Shape of one input, such as (C, H, W) or (C, L).
+        zero: The integer that stands for 0, so that zero padding is exact.
         scale: A power of two, so that sums over the input are exact.
+        dtype: ``torch.uint8``, ``torch.int8`` or ``torch.int16``.
 
     Raises:
         ExportError: If the network has no exact integer form; the message names the layer.
@@ -55,8 +56,12 @@ def integerise(
     >>> torch.equal(integer(x), net((x.float() - 128) / 64))
     True
     """
-    if isinstance(zero, bool) or not isinstance(zero, int) or not 0 <= zero <= 255:
-        raise _bad_input("zero", zero, "an integer from 0 to 255, so that padding is exact")
+    if dtype not in INPUT_TYPES:
+        raise _check.wrong("dtype", dtype, "torch.uint8, torch.int8 or torch.int16")
+    ends = torch.iinfo(dtype)
+    if isinstance(zero, bool) or not isinstance(zero, int) or not ends.min <= zero <= ends.max:
+        allowed = f"an integer from {ends.min} to {ends.max}, so that padding is exact"
+        raise _bad_input("zero", zero, allowed)
     if not isinstance(scale, int | float) or scale <= 0 or math.frexp(scale)[0] != 0.5:
         raise _bad_input("scale", scale, "a power of two, so that sums over the input are exact")
     if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
@@ -69,7 +74,8 @@ def integerise(
             f"net must be traceable by torch.fx, but it is not ({first_line(error)}).", field="net"
         ) from None
     with torch.no_grad():
-        return _Conversion(net, NodeBuilder(tuple(shape), zero, float(scale))).run(traced, graph)
+        builder = NodeBuilder(tuple(shape), zero, float(scale), dtype)
+        return _Conversion(net, builder).run(traced, graph)
 
 
 def _bad_input(name: str, value: object, allowed: str) -> ExportError:
@@ -329,90 +335,3 @@ def _integers(name: str, x: Value) -> IntegerFeatures:
 
 def _name(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name
-
-
-def quantise_last_layer(
-    net: nn.Module, shape: Sequence[int], zero: int = 0, scale: float = 1.0
-) -> nn.Module:
-    """Return a copy of a trained network whose float last layer has INT8 weights.
-
-    The weights become −127 … 127 times a quantum that is fitted to the weights of each class. The
-    bias stays in float. The copy is the reference of everything exported from it: its last layer
-    sums integers, scales the sums once and adds the bias in float.
-
-    Args:
-        net: A trained stair network that ends in a float ``torch.nn.Linear``.
-        shape: Shape of one example, as in :func:`integerise`.
-        zero: Zero point of the input.
-        scale: Scale of the input.
-
-    Returns:
-        A network in float32 and ``eval()``, for :func:`integerise` and :func:`verify`.
-
-    Raises:
-        ExportError: If the last layer cannot be exact in INT8.
-
-    >>> import softstair as ss
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3),
-    ...                       nn.ReLU(), nn.Linear(3, 2))
-    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="4").eval()
-    >>> int8 = quantise_last_layer(net, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> type(int8[4]).__name__, len(int8[4].weight_stair.stair)
-    ('StairLinear', 255)
-    >>> integer = integerise(int8, shape=(1, 2, 2), zero=128, scale=64.0)
-    >>> x = torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
-    >>> torch.equal(integer(x), int8((x.float() - 128) / 64))
-    True
-    """
-    net = copy.deepcopy(net).cpu().float().eval()
-    by_name = {node.name: node for node in integerise(net, shape, zero, scale).nodes}
-    *_, last = by_name.values()
-    if not isinstance(last, nodes.Scores):
-        raise ExportError.of(last.inputs[0], "this last layer is already quantised")
-    module = net.get_submodule(last.name)
-    if type(module) is not nn.Linear or not bool(torch.isfinite(module.weight).all()):
-        raise ExportError.of(
-            last.name, f"its {type(module).__name__} is no Linear of finite weights"
-        )
-    widest = _widest_input(by_name, last)
-    stair = fit_quantum(module.weight, INT8, per_channel=True)
-    weight = StairWeight(stair, layer=layer_count(net))
-    layer: StairLinear = StairLinear.from_float(module, weight, last.unit)
-    layer.widest_input = widest
-    swap_modules(net, {module: layer})
-    table = getattr(net, ATTRIBUTE, None)
-    if table is not None:
-        rows = (
-            row if row.name != last.name else stair_row(row.name, row.kind, layer)
-            for row in table.rows
-        )
-        setattr(net, ATTRIBUTE, replace(table, rows=tuple(rows)))
-    return net
-
-
-def _widest_input(by_name: Mapping[str, nodes.Node], last: nodes.Scores) -> int:
-    """Return the largest integer that a feature of the last layer stands for.
-
-    Features of the float network are rounded levels, or rounded averages of them. Those that are
-    off by less than half a unit are rounded to the integers that they stand for.
-    """
-    source = by_name[last.inputs[0]]
-    widest = max(abs(source.low), abs(source.high), 1)
-    # Three more: of the unit, of the quotient by it, and of the remainder.
-    if (_roundings(by_name, last.name, source) + 3) * widest >= HALF_UNIT:
-        raise ExportError.of(last.name, f"float32 cannot average {widest} quanta exactly")
-    return widest
-
-
-def _roundings(by_name: Mapping[str, nodes.Node], name: str, node: nodes.Node) -> int:
-    """Return how often the features of a node were rounded since their stair, at most."""
-    match node:
-        case nodes.Steps():
-            return 1
-        case nodes.Input():
-            raise ExportError.of(name, "it reads the input, which has no stair")
-        case nodes.SumPool():
-            more = node.kernel[0] * node.kernel[1] + 1
-        case _:
-            more = len(node.inputs) - 1
-    return more + max(_roundings(by_name, name, by_name[source]) for source in node.inputs)

@@ -49,11 +49,17 @@ class Node(ABC):
 
 @dataclass(frozen=True)
 class Input(Node):
-    """Bytes minus their zero point; 1 stands for 1/scale in the float network."""
+    """Integers of ``dtype`` minus their zero point; 1 stands for 1/scale in the float network."""
 
     shape: Shape
     zero: int
     scale: float
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def type_name(self) -> str:
+        """The name of its type: uint8, int8 or int16."""
+        return str(self.dtype).removeprefix("torch.")
 
     def run(self, *x: Tensor) -> Tensor:
         return x[0].long() - self.zero
@@ -208,7 +214,7 @@ class Rescaled(Node):
 
 @dataclass(frozen=True, repr=False)
 class IntegerNetwork:
-    """A network that computes with integers from the input's bytes to the scores.
+    """A network that computes with integers from the input to the scores.
 
     :func:`softstair.deploy.integerise` creates it.
 
@@ -225,14 +231,14 @@ class IntegerNetwork:
     head: str = ""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the scores, (N, classes) float32, of bytes (N, C, H, W) uint8."""
+        """Return the scores, (N, classes) float32, of integers (N, C, H, W)."""
         return self.features(x)[self.last.name]
 
     def features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the result of every node, by its name.
 
         Raises:
-            SoftstairError: If ``x`` is not uint8 of shape (N, C, H, W).
+            SoftstairError: If the type or the shape of ``x`` is not the input's.
         """
         self.check_input(x)
         results: dict[str, Tensor] = {}
@@ -241,13 +247,13 @@ class IntegerNetwork:
         return results
 
     def check_input(self, x: object) -> None:
-        """Raise SoftstairError if ``x`` is not uint8 of shape (N, C, H, W)."""
+        """Raise SoftstairError if the type or the shape of ``x`` is not the input's."""
         given = (
             f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         )
-        shape = self.input.shape
-        if not isinstance(x, Tensor) or x.dtype != torch.uint8 or tuple(x.shape[1:]) != shape:
-            allowed = f"uint8 of shape (N, {', '.join(map(str, shape))})"
+        shape, dtype = self.input.shape, self.input.dtype
+        if not isinstance(x, Tensor) or x.dtype != dtype or tuple(x.shape[1:]) != shape:
+            allowed = f"{self.input.type_name} of shape (N, {', '.join(map(str, shape))})"
             raise SoftstairError(f"x must be {allowed}, but {given} was given.", field="x")
 
     def __repr__(self) -> str:

@@ -104,7 +104,7 @@ def model(
     _add_scores(graph, last, stored[last.inputs[0]], len(shape))
     graph.apply("ArgMax", ["scores"], name="class", axis=1, keepdims=0)
     tensors: list[TensorInfo] = [
-        ("bytes", "UINT8", (BATCH, *network.input.shape)),
+        ("bytes", network.input.type_name.upper(), (BATCH, *network.input.shape)),
         ("scores", "FLOAT", (BATCH, *shape)),
         ("class", "INT64", (BATCH, *shape[1:])),
     ]
@@ -130,7 +130,10 @@ def _add_node(
         raise ExportError.of(node.name, "ONNX cannot pool without channels", "Give it (C, H, W)")
     match node:
         case nodes.Input():
-            return StoredTensor("bytes", node.low, node.high, node.zero)
+            if node.type_name == "uint8":
+                return StoredTensor("bytes", node.low, node.high, node.zero)
+            operands = [graph.cast("bytes", "INT32"), graph.constant("zero", np.int32(node.zero))]
+            return StoredTensor(graph.apply("Sub", operands), node.low, node.high)
         case nodes.Sum() | nodes.SumPool():
             return _weighted_sum(graph, x[0], node, network.sizes[node.name][0])
         case nodes.Steps():

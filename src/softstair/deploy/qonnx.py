@@ -47,7 +47,7 @@ def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`."""
     names = feature_tensors(network)
     graph = _AnnotatedGraph({*RESERVED, *names.values()})
-    graph.datatypes["bytes"] = "UINT8"
+    graph.datatypes["bytes"] = network.input.type_name.upper()
     for node in network.nodes:
         _check_range(network, node)
         name = names[node.name]

@@ -40,7 +40,7 @@ class _Lowering:
             return None
         match node:
             case nodes.Input():
-                call = f"ss_input(input, &layer_{number});"
+                call = f"ss_input_{node.type_name}(input, {node.zero}, &layer_{number});"
                 how = "bytes with their channels together"
                 return Operation(number, (number,), (), (call,), how)
             case nodes.Sum():

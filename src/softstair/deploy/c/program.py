@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import Features, Operation, layout, structure
+from softstair.deploy.c.layout import C_TYPES, Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
@@ -154,6 +154,7 @@ class _Program:
         """Return the text of <name>.h."""
         plan, name, upper = self.plan(), self.name, self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
+        kind = C_TYPES[self.network.input.type_name]
         rows = [("layer", "constants", "memory", "")]
         for row in plan.rows:
             sizes = (str(sum(row.flash)), str(row.memory[1]))
@@ -177,14 +178,15 @@ class _Program:
 extern "C" {{
 #endif
 
-#define {upper}_INPUTS {math.prod(shape)} /* bytes of an example: {" x ".join(map(str, shape))} */
+#define {upper}_INPUTS {math.prod(shape)} /* numbers of an example: {" x ".join(map(str, shape))} */
+#define {upper}_TYPE {kind}
 #define {upper}_CLASSES {self.classes}
 
-/* The scores of an example, whose bytes lie channel after channel, row after row; its class. */
-int32_t {name}_run(const uint8_t input[{upper}_INPUTS], float scores[{upper}_CLASSES]);
+/* The scores of an example, which lies channel after channel, row after row; its class. */
+int32_t {name}_run(const {kind} input[{upper}_INPUTS], float scores[{upper}_CLASSES]);
 
 /* Its class alone: the first of those with the greatest score. */
-int32_t {name}_class(const uint8_t input[{upper}_INPUTS]);
+int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
 
 #ifdef __cplusplus
 }}
@@ -277,7 +279,7 @@ int32_t {name}_class(const uint8_t input[{upper}_INPUTS]);
                 features = at if at in operation.nodes else number
                 lines.append(f"    ss_trace({at}, &layer_{features});")
         body = "\n".join(lines)
-        argument = f"const uint8_t input[{upper}_INPUTS]"
+        argument = f"const {C_TYPES[self.network.input.type_name]} input[{upper}_INPUTS]"
         return f"""int32_t {self.name}_run({argument}, float scores[{upper}_CLASSES]) {{
 {body}
     return ss_class(scores, {upper}_CLASSES);

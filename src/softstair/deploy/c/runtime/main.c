@@ -1,4 +1,4 @@
-/* Reads examples, @NAME@_INPUTS bytes each, and prints one class per line.
+/* Reads examples, @NAME@_INPUTS numbers of @NAME@_TYPE each, and prints one class per line.
  *
  *   @name@ [--bits] [FILE]
  *
@@ -28,7 +28,7 @@ static void print(int32_t class, const float *scores, int bits) {
 }
 
 int main(int count, char **arguments) {
-    static uint8_t input[@NAME@_INPUTS];
+    static @NAME@_TYPE input[@NAME@_INPUTS];
     static float scores[@NAME@_CLASSES];
     const int bits = count > 1 && strcmp(arguments[1], "--bits") == 0;
     const char *name = count > 1 + bits ? arguments[1 + bits] : NULL;

@@ -1,4 +1,4 @@
-/* Poolings, padding, additions, concatenation, expansion, flattening, and the bytes of the input. */
+/* Poolings, padding, additions, concatenation, expansion, flattening, and the input. */
 #ifndef SOFTSTAIR_POOL_H
 #define SOFTSTAIR_POOL_H
 
@@ -7,15 +7,18 @@
 #include "softstair_features.h"
 #include "softstair_window.h"
 
-/* Reorders bytes from channel by channel to place by place, and subtracts 128. */
-static inline void ss_input(const uint8_t *input, const ss_features *out) {
-    int8_t *to = (int8_t *)out->data;
-    for (int32_t channel = 0; channel < out->channels; channel++) {
-        for (int32_t place = 0; place < out->places; place++) {
-            to[place * out->channels + channel] = (int8_t)((int32_t)*input++ - 128);
-        }
+/* Reorders an input from channel by channel to place by place, and subtracts its zero point. */
+#define SS_INPUT(name, type)                                                                    \
+    static inline void name(const type *input, int32_t zero, const ss_features *out) {          \
+        for (int32_t channel = 0; channel < out->channels; channel++) {                         \
+            for (int32_t place = 0; place < out->places; place++) {                             \
+                ss_put(out, place, channel, (int32_t)*input++ - zero);                          \
+            }                                                                                   \
+        }                                                                                       \
     }
-}
+SS_INPUT(ss_input_uint8, uint8_t)
+SS_INPUT(ss_input_int8, int8_t)
+SS_INPUT(ss_input_int16, int16_t)
 
 /* Max-pooling of planes: positive if one input is, negative if all are. */
 static inline void ss_max_pool_planes(const ss_window *window, const ss_features *in,

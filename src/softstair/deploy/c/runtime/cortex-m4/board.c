@@ -53,7 +53,7 @@ int32_t board_command_line(char *to, uint32_t size) {
 
 int32_t board_open(const char *name) { return open(name, TO_READ); }
 
-uint32_t board_read(int32_t file, uint8_t *to, uint32_t size) {
+uint32_t board_read(int32_t file, void *to, uint32_t size) {
     const uint32_t block[3] = {(uint32_t)file, (uint32_t)to, size};
     return size - (uint32_t)call(READ, block);
 }

@@ -1,10 +1,10 @@
-/* Reads the file on the command line, @NAME@_INPUTS bytes per example, and prints the class and
+/* Reads the file on the command line, @NAME@_INPUTS numbers per example, and prints the class and
  * the bits of the scores of each, as ./@name@ --bits does, then the ticks of the last one. Compiled
  * with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
 #include "@name@.h"
 #include "board.h"
 
-static uint8_t input[@NAME@_INPUTS];
+static @NAME@_TYPE input[@NAME@_INPUTS];
 static float scores[@NAME@_CLASSES];
 
 static void write_number(uint32_t number, uint32_t base, int32_t digits) {
