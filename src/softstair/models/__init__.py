@@ -1,4 +1,4 @@
-"""Networks by name: the paper's two, their teachers, a small one for digits, or a user's own.
+"""Networks by name: the paper's two, their teachers, MLPerf Tiny's, digits, or a user's own.
 
 They are float networks; :func:`softstair.quantise` makes stair networks of them, with all layers
 but :func:`last_layer` quantised.
@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError
-from softstair.models.networks import digits, dscnn, resnet18, vgg8
+from softstair.models.networks import (
+    digits,
+    dscnn,
+    dscnn_l,
+    mobilenet,
+    resnet8,
+    resnet18,
+    resnet20,
+    vgg8,
+)
 
 __all__ = [
     "NETWORKS",
@@ -22,9 +31,13 @@ __all__ = [
     "default_for",
     "digits",
     "dscnn",
+    "dscnn_l",
     "first_layer",
     "last_layer",
+    "mobilenet",
+    "resnet8",
     "resnet18",
+    "resnet20",
     "teacher_for",
     "vgg8",
 ]
@@ -61,6 +74,23 @@ NETWORKS: dict[str, Entry] = {
         lambda classes, channels: dscnn(classes, channels=276, blocks=5),
         (1, 49, 10),
         "dscnn of 276 channels and five blocks, its teacher, 414 k parameters",
+    ),
+    "resnet8": Entry(resnet8, (None, 32, 32), "residual network of MLPerf Tiny, 78 k parameters"),
+    "resnet20": Entry(
+        resnet20, (None, 32, 32), "residual network of nine blocks, 272 k parameters"
+    ),
+    "mobilenet-96": Entry(
+        mobilenet, (None, 96, 96), "MobileNetV1-0.25 of MLPerf Tiny, 214 k parameters"
+    ),
+    "mobilenet-16": Entry(
+        lambda classes, channels: mobilenet(classes, channels, size=16),
+        (None, 16, 16),
+        "MobileNetV1-0.25 for small images, 214 k parameters",
+    ),
+    "dscnn-l": Entry(
+        lambda classes, channels: dscnn_l(classes),
+        (1, 49, 10),
+        "DS-CNN L, five blocks of 276 channels for spoken words, 414 k parameters",
     ),
     "digits": Entry(
         lambda classes, channels: digits(classes),
