@@ -155,6 +155,44 @@ class MobileNet(nn.Module):
         return self.classifier(self.features(x).mean([2, 3]))
 
 
+class InvertedBottleneck(nn.Module):
+    """MobileNetV2's block: expand, depthwise, project; no activation at the end."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        width = 2 * inputs
+        self.conv = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, groups=width, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.is_residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x) if self.is_residual else self.conv(x)
+
+
+class MobileNetV2(nn.Module):
+    """Linear bottlenecks, two of them with a shortcut, and a pointwise convolution."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU6())
+        blocks = [InvertedBottleneck(4, 6), InvertedBottleneck(6, 6), InvertedBottleneck(6, 6)]
+        head = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.features = nn.Sequential(stem, *blocks, InvertedBottleneck(6, 8, 2), head)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.flatten(self.pool(self.features(x)), 1))
+
+
 def mlp(*widths: int) -> nn.Sequential:
     """Linear, batch-norm and ReLU again and again; a bare Linear at the end."""
     layers: list[nn.Module] = []
@@ -269,6 +307,7 @@ ZOO: dict[str, tuple[type[nn.Module] | object, tuple[int, ...]]] = {
     "plain resnet": (PlainResNet, IMAGE),
     "functional resnet": (FunctionalResNet, IMAGE),
     "mobilenet": (MobileNet, IMAGE),
+    "mobilenetv2": (MobileNetV2, IMAGE),
     "mlp": (lambda: mlp(6, 8, 8, 3), VECTOR),
     "functional": (Functional, VECTOR),
     "transformer": (Transformer, (4, 5, 8)),

@@ -48,7 +48,7 @@ def hand_resnet(m, x):
     for block in m.blocks if hasattr(m, "blocks") else (m.layer1[0], m.layer2[0]):
         shortcut, branch = x, getattr(block, "downsample", None) or getattr(block, "shortcut", None)
         if branch:
-            shortcut = branch[1](conv(branch[0], x))
+            shortcut = soft(branch[1](conv(branch[0], x)))
         h = soft(block.bn1(conv(block.conv1, x)))
         x = soft(block.bn2(conv(block.conv2, h)) + shortcut)
     return linear(m.fc if hasattr(m, "fc") else m.linear, x.mean([2, 3]))
@@ -58,6 +58,18 @@ def hand_mobilenet(m, x):
     for group in m.features:
         for start in range(0, len(group), 3):
             x = soft(group[start + 1](conv(group[start], x)))
+    return linear(m.classifier[1], m.classifier[0](x.mean([2, 3])))
+
+
+def hand_mobilenetv2(m, x):
+    x = soft(m.features[0][1](conv(m.features[0][0], x)))
+    for block in m.features[1:5]:
+        h = x
+        for start in (0, 3):
+            h = soft(block.conv[start + 1](conv(block.conv[start], h)))
+        h = block.conv[7](conv(block.conv[6], h))
+        x = soft(x + h if block.is_residual else h)
+    x = soft(m.features[5][1](conv(m.features[5][0], x)))
     return linear(m.classifier[1], m.classifier[0](x.mean([2, 3])))
 
 
@@ -95,6 +107,7 @@ HANDS = {
     "plain resnet": hand_resnet,
     "functional resnet": hand_resnet,
     "mobilenet": hand_mobilenet,
+    "mobilenetv2": hand_mobilenetv2,
     "mlp": hand_mlp,
     "functional": hand_functional,
     "transformer": hand_transformer,
@@ -110,8 +123,9 @@ LAYERS: dict[str, list[tuple[str | None, int]]] = {
         ("conv1", 0), ("relu", 0),
         ("layer1.0.conv1", 1), ("layer1.0.relu", 1),
         ("layer1.0.conv2", 2), ("layer1.0.relu.2", 2),
-        ("layer2.0.downsample.0", 4), ("layer2.0.conv1", 3), ("layer2.0.relu", 3),
-        ("layer2.0.conv2", 4), ("layer2.0.relu.2", 4), ("fc", 5),
+        ("layer2.0.downsample.0", 3), ("layer2.0.downsample.1.stair", 3),
+        ("layer2.0.conv1", 4), ("layer2.0.relu", 4),
+        ("layer2.0.conv2", 5), ("layer2.0.relu.2", 5), ("fc", 6),
     ],
     "plain resnet": [
         ("conv1", 0), ("relu", 0),
@@ -121,13 +135,23 @@ LAYERS: dict[str, list[tuple[str | None, int]]] = {
     ],
     "functional resnet": [
         ("conv1", 0), (None, 0), ("layer1.0.conv1", 1), (None, 1), ("layer1.0.conv2", 2), (None, 2),
-        ("layer2.0.conv1", 3), (None, 3), ("layer2.0.conv2", 4), ("layer2.0.shortcut.0", 4),
-        (None, 4), ("linear", 5),
+        ("layer2.0.conv1", 3), (None, 3), ("layer2.0.conv2", 5), ("layer2.0.shortcut.0", 4),
+        ("layer2.0.shortcut.1.stair", 4), (None, 5), ("linear", 6),
     ],
     "mobilenet": [
         ("features.0.0", 0), ("features.0.2", 0), ("features.1.0", 1), ("features.1.2", 1),
         ("features.1.3", 2), ("features.1.5", 2), ("features.2.0", 3), ("features.2.2", 3),
         ("features.2.3", 4), ("features.2.5", 4), ("classifier.1", 5),
+    ],
+    "mobilenetv2": [
+        ("features.0.0", 0), ("features.0.2", 0),
+        *[
+            (f"features.{block}.{name}", 3 * block - 2 + number // 2)
+            for block, stair in enumerate(("conv.7.stair", "stair_add", "stair_add_1",
+                                           "conv.7.stair"), 1)
+            for number, name in enumerate(("conv.0", "conv.2", "conv.3", "conv.5", "conv.6", stair))
+        ],
+        ("features.5.0", 13), ("features.5.2", 13), ("classifier.1", 14),
     ],
     "mlp": [("0", 0), ("2", 0), ("3", 1), ("5", 1), ("6", 2)],
     "functional": [
@@ -249,7 +273,7 @@ def test_network_equals_one_assembled_from_stair_modules(name):
     """Activations and layers of softstair.nn in the place of the float ones, module by module."""
     if name.startswith("functional"):
         pytest.skip("its activations are not modules")
-    model, net, x = converted(name, weights=INT4, features=UINT4, noise="normal")
+    model, net, x = converted(name, weights=INT4, features=UINT4, noise="normal", sums=None)
     hand, replaced = copy.deepcopy(model), {}
     kinds = {nn.Linear: ss.nn.StairLinear, nn.Conv1d: ss.nn.StairConv1d}
     kinds[nn.Conv2d] = ss.nn.StairConv2d

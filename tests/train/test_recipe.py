@@ -143,7 +143,8 @@ def test_old_recipes_have_the_values_they_were_trained_with() -> None:
 
 def test_cells_may_have_their_own_types() -> None:
     row = {"epochs": 4.0, "static_mean": False, "limit": None, "period": 3, "noise": "normal"}
-    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal", centre_input=False)
+    older = {"centre_input": False, "sums": "none"}
+    expected = Recipe(epochs=4, static_mean=False, period=3.0, noise="normal", **older)
     assert Recipe.from_row(row) == expected
     for name, cell in {"epochs": "4.5", "static_std": "maybe", "interval": "none"}.items():
         with pytest.raises(SoftstairError) as caught:

@@ -18,7 +18,8 @@ from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import Effect, operator_of
-from softstair.convert.rewrite import call_names, rewrite
+from softstair.convert.rewrite import NewCall, call_names, rewrite
+from softstair.convert.shortcuts import SUMS, Sums, signed, sum_sites
 from softstair.convert.sites import (
     LayerOptions,
     PerLayer,
@@ -89,6 +90,7 @@ def quantise(
     example_inputs: Tensor | Sequence[Any] | None = None,
     init: Literal["thresholds", "keep"] = "thresholds",
     fit: Literal["layer", "channel"] | None = "layer",
+    sums: Sums | None = "sum",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
 
@@ -125,6 +127,11 @@ def quantise(
             them.
         fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is
             nearest to its weights; None keeps the quantum of the stair.
+        sums: Where sums without an activation get a stair, which exact integers need:
+            ``"sum"``: where weights read them, on one of two that are added (the shortcut of a
+            residual block with weights of its own), and on a total without an activation;
+            ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
+            stair is the features', continued below 0.
 
     Returns:
         The quantised network.
@@ -141,11 +148,17 @@ def quantise(
         _check.choice("fit", fit, ("layer", "channel"))
     if fit == "channel" and init != "keep":
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
+    if sums is not None:
+        _check.choice("sums", sums, SUMS)
     options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
     graph, traced = _graph(net, example_inputs)
-    sites = find_sites(net, graph, options, None if traced is None else call_names(traced))
+    names = None if traced is None else call_names(traced)
+    sites = find_sites(net, graph, options, names)
+    if sums is not None:
+        sites += sum_sites(net, graph, sites, options, names, sums)
+        sites.sort(key=lambda site: site.step)
     _check_sites(net, graph, sites, options)
     settings = _assign_options(graph, sites, options)
     set_input_units(graph, net, list(settings))
@@ -163,7 +176,7 @@ def quantise(
         replacements = {**dict.fromkeys(copies, next(iter(stairs), None)), **replacements}
     swap_modules(net, replacements)
     calls = {
-        site.step: (site.name, site.replacement)
+        site.step: NewCall(site.name, site.replacement, site.is_added)
         for site in settings
         if site.is_call and site.replacement is not None
     }
@@ -295,6 +308,8 @@ def _assign_options(
     settings = {}
     for site in candidates:
         site.stair = options.entry(site.option, site)
+        if site.is_added and isinstance(site.stair, Stair):
+            site.stair = signed(site.stair)
         if site.stair is None:
             site.why_float = f"no stair for {site.option}"
         elif not isinstance(site.stair, Stair):

@@ -1,17 +1,18 @@
 """Forward passes in which each call of an activation is a module of its own.
 
-It is needed for activations that are functions, and for a module that is called several times. The
-network keeps its modules and attributes. Its class becomes a subclass, whose forward pass is the
-code of the traced graph. That code calls the innermost modules; a block that is called by itself
-still runs its own code. Tracing fixes what a forward pass decides in Python, such as the training
-mode: ``F.dropout(x, training=self.training)`` would always drop. The network is therefore traced in
-both modes. Such dropouts become modules; any other difference raises ValueError.
+It is needed for activations that are functions, for a module that is called several times, and for
+stairs that are added to sums. The network keeps its modules and attributes. Its class becomes a
+subclass, whose forward pass is the code of the traced graph. That code calls the innermost modules;
+a block that is called by itself still runs its own code. Tracing fixes what a forward pass decides
+in Python, such as the training mode: ``F.dropout(x, training=self.training)`` would always drop.
+The network is therefore traced in both modes. Such dropouts become modules; any other difference
+raises ValueError.
 """
 
 import importlib
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -26,8 +27,11 @@ from softstair.convert.ops import OPERATORS, Effect
 DROPOUTS = {
     getattr(F, row.name): row.modules[0] for row in OPERATORS if row.effect is Effect.DROPOUT
 }
-ADVICE = "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu)"
-CASE = "if its activations are functions or are called several times"
+ADVICE = (
+    "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu), and "
+    "pass sums=None"
+)
+CASE = "if its activations are functions or are called several times, or if sums get stairs"
 
 
 def call_names(traced: fx.Graph) -> list[str]:
@@ -40,24 +44,30 @@ def call_names(traced: fx.Graph) -> list[str]:
     return names
 
 
-def rewrite(net: nn.Module, replacements: Mapping[int, tuple[str, nn.Module]]) -> Graph:
-    """Replace calls in a network by calls of new modules, and return its graph afterwards.
+class NewCall(NamedTuple):
+    """A module that is called in place of a call, or with its result."""
 
-    ``replacements`` has the name and the module for the number of each call to replace.
-    """
+    name: str
+    module: nn.Module
+    is_added: bool  # with its result
+
+
+def rewrite(net: nn.Module, calls: Mapping[int, NewCall]) -> Graph:
+    """Call new modules in a network, by the numbers of steps; return its graph afterwards."""
     _, train_graph = trace(net, training=True)
     _, eval_graph = trace(net, training=False)
     _check_hooks(net, train_graph)
-    dropouts = _differing_dropouts(net, train_graph, eval_graph, replacements)
+    replaced = {number for number, call in calls.items() if not call.is_added}
+    dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
     names = call_names(train_graph)
     for number, node in enumerate(list(train_graph.nodes)):
         node.type = None  # annotations may be strings, which are no code
-        if number in replacements:
-            _replace(train_graph, node, net, *replacements[number])
+        if number in calls:
+            _insert(train_graph, node, net, calls[number])
         elif node in dropouts:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             name = names[number].replace("stair_", "module_")
-            _replace(train_graph, node, net, name, DROPOUTS[node.target](p))
+            _insert(train_graph, node, net, NewCall(name, DROPOUTS[node.target](p), False))
     _register_constants(net, train_graph)
     graph = steps_of(train_graph, net)
     call_operators(graph, train_graph)
@@ -102,18 +112,19 @@ def _new(base: type[nn.Module], code: ForwardCode) -> nn.Module:
     return object.__new__(_with_forward(base, code))  # fx.GraphModule's own replaces the class
 
 
-def _replace(traced: fx.Graph, node: fx.Node, net: nn.Module, name: str, module: nn.Module) -> None:
-    owner, _, leaf = name.rpartition(".")
-    net.get_submodule(owner).add_module(leaf, module.train(net.training))
+def _insert(traced: fx.Graph, node: fx.Node, net: nn.Module, new: NewCall) -> None:
+    owner, _, leaf = new.name.rpartition(".")
+    net.get_submodule(owner).add_module(leaf, new.module.train(net.training))
     source = node.args[0] if node.args else node.kwargs["input"]
     with traced.inserting_after(node):
-        call = traced.call_module(name, (source,))
-    node.replace_all_uses_with(call)
-    traced.erase_node(node)
+        call = traced.call_module(new.name, (node if new.is_added else source,))
+    node.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+    if not new.is_added:
+        traced.erase_node(node)
 
 
 def _differing_dropouts(
-    net: nn.Module, train_graph: fx.Graph, eval_graph: fx.Graph, replaced: Mapping[int, Any]
+    net: nn.Module, train_graph: fx.Graph, eval_graph: fx.Graph, replaced: Container[int]
 ) -> set[fx.Node]:
     """Return the dropouts that follow the training mode; raise if anything else differs."""
     dropouts = set()

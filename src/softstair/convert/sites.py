@@ -4,7 +4,7 @@ A quantised layer is an activation and all the weights that feed it. Weights wit
 of their own join the next one downstream; weights with none downstream are a layer of their own.
 Layers are numbered in order of execution. Weights that run several times belong to their first use.
 Each call of an activation is a site of its own: that of a module ``relu`` which is called twice is
-named ``relu``, then ``relu.2``.
+named ``relu``, then ``relu.2``. A stair that is added to a sum counts as an activation.
 """
 
 import difflib
@@ -129,6 +129,7 @@ class Site:
     module: nn.Module | None  # None for a function call
     uses: list[int] = field(default_factory=list)
     is_call: bool = False  # a call is replaced: of a function, or not the first of a module
+    is_added: bool = False  # a stair is added after the step, which stays
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     stair: Stair | None = None
@@ -178,14 +179,14 @@ def find_sites(
             sites.setdefault(module, new).uses.append(number)
     reported = []
     for site in sites.values():
-        why_float = _why_float(site, graph, options)
-        if why_float is not None:
-            site.why_float = why_float
+        why = why_float(site, graph, options)
+        if why is not None:
+            site.why_float = why
             reported.append(site)
     return reported
 
 
-def _why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
+def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
     """Return "" for a site to quantise, why it stays in float, or None if nothing is reported."""
     operator, module = site.operator, site.module
     if isinstance(module, StairModule | StairLayer):
@@ -231,8 +232,10 @@ def set_ranks(keys: Mapping[Site, int]) -> None:
 def _next_activation(
     consumers: list[list[int]], start: int, activations: Mapping[int, Site]
 ) -> Site | None:
-    """Return the first activation to run among those that take the result of step ``start``."""
+    """Return the first stair to run among those that take the result of step ``start``."""
     waiting, seen, reached = list(consumers[start]), set(), []
+    if start in activations:  # a stair that is added after it
+        return activations[start]
     while waiting:
         step = waiting.pop()
         if step in activations:

@@ -157,7 +157,8 @@ class NodeBuilder:
             node = self._add(nodes.Add(name, (a.node, b.node), a.low + b.low, a.high + b.high))
             return IntegerFeatures(node.name, a.unit, node.low, node.high, sum_values(a, b))
         if isinstance(a, PendingSum) and isinstance(b, PendingSum):
-            raise ExportError.of(name, "it adds two unquantised sums", "Quantise one of them")
+            advice = "Quantise the model with `sums`"
+            raise ExportError.of(name, "it adds two unquantised sums", advice)
         pending, shortcut = (a, b) if isinstance(a, PendingSum) else (b, a)
         assert isinstance(pending, PendingSum)
         assert isinstance(shortcut, IntegerFeatures)

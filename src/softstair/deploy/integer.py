@@ -329,7 +329,8 @@ class _Conversion:
 
 def _integers(name: str, x: Value) -> IntegerFeatures:
     if isinstance(x, PendingSum):
-        raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", "Add a stair")
+        advice = "Add an activation before it, or quantise the model with `sums`"
+        raise ExportError.of(name, f"its input, {x.source!r}, is not quantised", advice)
     return x
 
 

@@ -64,6 +64,7 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
         forward=recipe.forward,
         skip=skip,
         example_inputs=example,
+        sums=None if recipe.sums == "none" else recipe.sums,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from softstair import _check
 from softstair.data.augment import Augmentation
+from softstair.models import NETWORKS
 from softstair.stair import Stair
 
 ValueT = TypeVar("ValueT")
@@ -188,7 +189,7 @@ class DataOptions(Options):
     )
     model: str = option(
         "auto",
-        "Network: auto, digits, vgg8, dscnn, resnet18, dscnn-276, or package.module:build.",
+        f"Network: auto, {', '.join(NETWORKS)}, or package.module:build.",
         *IDENTITY,
     )
     limit: int | None = option(
@@ -283,6 +284,12 @@ class NetworkOptions(Options):
     )
     last_layer: Literal["float", "stair"] = option(
         "float", "Keep the last layer in float, or quantise its weights too.", "architecture"
+    )
+    sums: Literal["sum", "branches", "none"] = option(
+        "sum",
+        "Stairs for sums without an activation: as few as export needs, on all branches, or none.",
+        "architecture",
+        older_value="none",
     )
     skip: tuple[str, ...] = option(
         (), "Further modules to keep in float, by name or pattern.", "architecture"

@@ -1,0 +1,225 @@
+"""Stairs for sums that no activation quantises: shortcuts with weights, and linear bottlenecks.
+
+In integers, weights read quantised features, and of two terms that are added at most one is a sum
+of weights that no stair has quantised. For such a sum s and a quantised feature n, the stair of
+s + n has integer thresholds on s, other ones for each n. For two such sums, each with a scale of
+its own, it has none: rounding decides, and there are too many pairs to list. So a stair is put on
+
+==========  ===================================================================================
+``sums``    where
+==========  ===================================================================================
+"sum"       one of two sums that are added (the one with fewer layers before it: the shortcut),
+            and on what reaches weights, or another addition, without an activation
+"branches"  every sum that is added, and on what reaches weights without an activation
+==========  ===================================================================================
+
+A value that no exact integer form exists for anyway, such as that of a LayerNorm, gets none.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Literal
+
+from torch import nn
+
+from softstair import _check
+from softstair.convert.graph import Graph, GraphStep, trace
+from softstair.convert.ops import Effect, Operator, operator_named, operator_of
+from softstair.convert.sites import LayerOptions, Site, why_float
+from softstair.stair import Stair
+
+Sums = Literal["sum", "branches"]
+SUMS = ("sum", "branches")
+SUM = Operator("sum", Effect.ACTIVATION)
+"""The row of a stair that is added to a network."""
+AVERAGES = ("avg_pool", "adaptive_avg_pool", "mean")
+LOWEST, HIGHEST = -128, 127
+
+
+class _Kind(Enum):
+    QUANTISED = auto()
+    SUM = auto()  # of weights
+    TOTAL = auto()  # a sum to which features were added
+    FLOAT = auto()  # anything else
+
+
+@dataclass(frozen=True)
+class _Value:
+    """The result of a step; a stair after step ``place`` quantises it."""
+
+    kind: _Kind
+    place: int
+    depth: int = 0  # layers with weights before it, on the longest path
+
+    @property
+    def is_pending(self) -> bool:
+        return self.kind in (_Kind.SUM, _Kind.TOTAL)
+
+
+def sum_sites(
+    net: nn.Module,
+    graph: Graph,
+    sites: Sequence[Site],
+    options: LayerOptions,
+    call_names: Sequence[str] | None,
+    sums: Sums,
+) -> list[Site]:
+    """Return a site for each stair that is added after a step; the arguments of ``find_sites``."""
+    if call_names is None or not graph.complete:
+        return []  # the forward pass cannot be rewritten
+    quantised = [site for site in sites if not site.why_float]
+    stairs = {use for site in quantised if site.is_activation for use in site.uses}
+    weights = {use for site in quantised if site.is_weights for use in site.uses}
+    places = _places(net, graph, stairs, weights, sums)
+    if not places or not _needs_stairs(net, quantised, sums):
+        return []
+    added = []
+    names = {name for name, _ in net.named_modules()}
+    for place in sorted(places):
+        module = graph.steps[place].module
+        name = call_names[place] if module is None else f"{module}.stair"
+        while name in names:
+            name += "_"
+        names.add(name)
+        site = Site(place, name, SUM, None, [place], is_call=True, is_added=True)
+        site.why_float = why_float(site, graph, options) or ""
+        added.append(site)
+    return added
+
+
+def _needs_stairs(net: nn.Module, quantised: Sequence[Site], sums: Sums) -> bool:
+    """Return whether evaluation, which is exported, needs stairs; training may have more heads."""
+    graph, _ = trace(net, training=False)
+    modules = {site.module for site in quantised}
+    stairs, weights = set(), set()
+    for number, step in enumerate(graph.steps):
+        module = None if step.module is None else net.get_submodule(step.module)
+        operator = operator_named(step.function) if module is None else operator_of(module)
+        if operator.effect is Effect.ACTIVATION and (module is None or module in modules):
+            stairs.add(number)
+        if operator.effect is Effect.WEIGHTS and module in modules:
+            weights.add(number)
+    return bool(_places(net, graph, stairs, weights, sums))
+
+
+def _places(
+    net: nn.Module, graph: Graph, stairs: set[int], weights: set[int], sums: Sums
+) -> set[int]:
+    """Return the steps whose results get a stair."""
+    places: set[int] = set()
+    while True:
+        more = _Walk(net, graph, stairs | places, weights, sums).places()
+        if more <= places:
+            return places
+        places |= more
+
+
+class _Walk:
+    """One pass over a graph, with stairs after some steps."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        graph: Graph,
+        stairs: Container[int],
+        weights: Container[int],
+        sums: Sums,
+    ) -> None:
+        self.net, self.graph, self.sums = net, graph, sums
+        self.stairs, self.weights = stairs, weights
+        self.needed: set[int] = set()
+
+    def places(self) -> set[int]:
+        """Return the steps whose results need a stair that there is not."""
+        values: list[_Value] = []
+        for number, step in enumerate(self.graph.steps):
+            value = self._result(number, step, [values[source] for source in step.inputs])
+            if number in self.stairs:
+                value = replace(value, kind=_Kind.QUANTISED)
+            values.append(value)
+        return self.needed
+
+    def _result(self, number: int, step: GraphStep, x: list[_Value]) -> _Value:
+        if not x:  # the input of the network is bytes
+            return _Value(_Kind.FLOAT if number else _Kind.QUANTISED, number)
+        module = None if step.module is None else self.net.get_submodule(step.module)
+        operator = operator_named(step.function) if module is None else operator_of(module)
+        depth, effect = max(value.depth for value in x), operator.effect
+        other = _Value(_Kind.FLOAT, number, depth)
+        if number in self.weights or isinstance(module, nn.Linear):
+            is_sum = number in self.weights and self._quantised(x[0]).kind is not _Kind.FLOAT
+            return _Value(_Kind.SUM if is_sum else _Kind.FLOAT, number, depth + 1)
+        if operator.name == "add" and not step.has_numbers:
+            return self._total(number, x * 2 if len(x) == 1 else x)
+        if effect is Effect.JOIN or operator.name.startswith(AVERAGES):
+            if any(value.kind is _Kind.FLOAT for value in x):
+                return other
+            for value in x:
+                self._quantised(value)
+            return replace(other, kind=_Kind.QUANTISED)
+        if effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE):
+            return x[0]
+        if operator.name in ("relu", "batch_norm") and x[0].is_pending:
+            return replace(x[0], place=number)
+        return other
+
+    def _total(self, number: int, terms: list[_Value]) -> _Value:
+        result = _Value(_Kind.TOTAL, number, max(term.depth for term in terms))
+        if any(term.kind is _Kind.FLOAT for term in terms):
+            return replace(result, kind=_Kind.FLOAT)
+        if self.sums == "branches":
+            terms = [self._quantised(term) for term in terms]
+        terms = [self._quantised(term) if term.kind is _Kind.TOTAL else term for term in terms]
+        pending = [term for term in terms if term.is_pending]
+        if len(pending) == len(terms):
+            # Of equally deep ones the last, as in sums(x) + shortcut(x).
+            pending = sorted(reversed(pending), key=lambda term: term.depth)
+            for term in pending[: -1 if pending[0] != pending[-1] else None]:
+                self._quantised(term)
+                pending.remove(term)
+        return result if pending else replace(result, kind=_Kind.QUANTISED)
+
+    def _quantised(self, x: _Value) -> _Value:
+        """Return a value with a stair, unless it is quantised or float."""
+        if not x.is_pending:
+            return x
+        # What another view still reads cannot be replaced.
+        if not (self.graph.steps[x.place].written and self.graph.is_read_elsewhere(x.place)):
+            self.needed.add(x.place)
+        return replace(x, kind=_Kind.QUANTISED)
+
+
+def signed(stair: Stair) -> Stair:
+    """Return a stair of features with levels below 0, for sums that no activation precedes.
+
+    Evenly spaced levels 0, ε, …, Kε are continued to −Kε, within what 8 bits hold: 0 … 15 becomes
+    −15 … 15, and 0 … 255 becomes −128 … 127. Others are mirrored at 0.
+
+    >>> signed(Stair.linear(2, quantum=0.5)).levels
+    (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
+    >>> signed(Stair((0.0, 1.0, 4.0), (0.5, 2.5))).thresholds
+    (-2.5, -0.5, 0.5, 2.5)
+    """
+    if stair.levels[0] < 0:
+        return stair
+    unit = stair.with_quantum(1.0)
+    if unit.integers is not None and unit.spacing is not None:
+        first, second, *_ = unit.integers
+        lowest, highest = max(-unit.integers[-1], LOWEST), min(unit.integers[-1], HIGHEST)
+        step = second - first
+        levels = range(first - (first - lowest) // step * step, highest + 1, step)
+        gap, _ = unit.spacing
+        thresholds = [unit.thresholds[0] + gap * (n - second) / step for n in levels[1:]]
+        return Stair(tuple(levels), tuple(thresholds)).with_quantum(stair.quantum, stair.axis)
+    middle = (0.0,) if stair.levels[0] > 0 else ()
+    if stair.thresholds[0] <= 0:
+        raise _check.invalid(
+            "features",
+            "must have thresholds above 0, so that they can be mirrored for sums, but the first is "
+            f"{stair.thresholds[0]:g}; give the sums a signed stair by their names in ss.report",
+        )
+    mirrored = [-level for level in reversed(stair.levels) if level > 0]
+    negative = [-threshold for threshold in reversed(stair.thresholds)]
+    levels_of_both = (*mirrored, *stair.levels)
+    return Stair(levels_of_both, (*negative, *middle, *stair.thresholds), stair.quantum, stair.axis)

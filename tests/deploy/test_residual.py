@@ -1,0 +1,115 @@
+"""Integer networks of residual networks: shortcuts with weights, linear bottlenecks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import needs_compiler, program_of, run_in_program
+from test_random_modules import by_onnx
+from torch import Tensor, nn
+
+import softstair as ss
+from networks import InvertedBottleneck, make
+from softstair.convert.shortcuts import Sums
+from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
+from softstair.models import last_layer
+from softstair.models.networks import ResidualBlock
+
+TERNARY, UINT4 = ss.Stair.ternary(), ss.Stair.linear(4, quantum=0.25)
+SHAPE = (3, 8, 8)
+SUMS: tuple[Sums, ...] = ("sum", "branches")
+
+
+def ends(*blocks: nn.Module, channels: int = 4) -> nn.Module:
+    """Blocks of four channels, between a stem and a last layer that is an average."""
+    stem = (nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5))
+    return nn.Sequential(*stem, *blocks, *last)
+
+
+class Sum(nn.Module):
+    """The sum of branches, in float."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.branches[0](x)
+        for branch in self.branches[1:]:
+            total = total + branch(x)
+        return total
+
+
+def conv(outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "resnet": lambda: make("resnet")[0],
+    "mobilenetv2": lambda: make("mobilenetv2")[0],
+    # MLPerf Tiny's blocks: bn(conv(y)) + conv1x1(x), whose convolution has a bias.
+    "resnet8": lambda: ends(ResidualBlock(4, 4, 1, True), ResidualBlock(4, 6, 2, True), channels=6),
+    "three sums": lambda: ends(Sum(conv(), conv(), nn.Conv2d(4, 4, 1, 2)), nn.ReLU()),
+    "no activation": lambda: ends(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)),
+}
+
+
+def quantised(model: nn.Module, features: ss.Stair, sums: Sums | None) -> nn.Module:
+    """A network after a few steps of training, with normalisations as after many."""
+    torch.manual_seed(1)
+    net = ss.quantise(model, TERNARY, features, skip=last_layer(model), sums=sums)
+    schedule = ss.Schedule.for_network(net, period=1.0)
+    annealer = ss.Annealer(net, schedule)
+    optimiser = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(math.ceil(schedule.end)):
+        annealer.step()
+        net(torch.randn(8, *SHAPE)).square().mean().backward()
+        optimiser.step()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight)  # some are negative
+            nn.init.normal_(module.bias)
+    return net.eval()
+
+
+def exported(net: nn.Module, x: Tensor) -> IntegerNetwork:
+    """The integer network, after a comparison with the trained one."""
+    network = integerise(net, SHAPE, 128, 64.0)
+    comparison = verify(net, network, x)["integer network"]
+    assert comparison.mismatches == 0, str(comparison)
+    assert any(len(network.features(x)[stair].unique()) > 4 for stair in network.stairs)
+    return network
+
+
+@needs_compiler
+def test_sums_without_an_activation_export_exactly(tmp_path: Path) -> None:
+    x = torch.randint(256, (9, *SHAPE), dtype=torch.uint8)
+    nets = [quantised(build(), UINT4, sums) for build in NETWORKS.values() for sums in SUMS]
+    networks = {number: exported(net, x) for number, net in enumerate(nets)}
+    program = program_of(networks, tmp_path)
+    for number, network in networks.items():
+        expected = network.features(x)
+        for actual in (by_onnx(network, x), run_in_program(program, number, network, x)):
+            *hidden, last = expected
+            assert all(torch.equal(expected[name], actual[name]) for name in hidden)
+            torch.testing.assert_close(expected[last], actual[last])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sums_without_a_stair_raise(name: str) -> None:
+    with pytest.raises(ExportError):
+        integerise(quantised(NETWORKS[name](), UINT4, None), SHAPE, 128, 64.0)
+
+
+@pytest.mark.parametrize(
+    ("sums", "bits"), [("branches", 8), pytest.param("sum", 8, marks=pytest.mark.nightly)]
+)
+def test_bottlenecks_of_many_levels_export_exactly(sums: Sums, bits: int) -> None:
+    features = ss.Stair.linear(bits, quantum=0.05)
+    net = quantised(ends(InvertedBottleneck(4, 4), InvertedBottleneck(4, 4)), features, sums)
+    exported(net, torch.randint(256, (12, *SHAPE), dtype=torch.uint8))
