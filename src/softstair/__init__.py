@@ -11,6 +11,7 @@ from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
 from softstair.convert import quantise, report
 from softstair.noise import Noise
+from softstair.norms import refresh_statistics
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
 from softstair.stair import Stair
@@ -24,6 +25,7 @@ __all__ = [
     "nn",
     "noise",
     "quantise",
+    "refresh_statistics",
     "regularise",
     "report",
     "ste",

@@ -268,6 +268,22 @@ def test_resume_takes_the_recipe_of_the_run(run: Run) -> None:
     assert "config.json" in run.rejected("train", "--resume", "--out", "x")
 
 
+def test_extend_trains_a_finished_run_longer(run: Run) -> None:
+    Path("mine.py").write_text(MODEL)
+    words = [*SHORT, "--rate-shape", "drop", "--period", "0.5", "--anneal-from", "0"]
+    own = ["--model", "mine:build"]
+    assert run("train", *words, *own, "--out", "x")[0] == 0
+    first = len(metrics("x"))
+    longer = ["train", "--extend", "--epochs", first + 1]
+    assert "--model" in run.rejected(*longer, "--out", "x")
+    code, out, _ = run(*longer, *own, "--out", "x")
+    assert (code, f"{first + 1} epochs" in out) == (0, True)
+    assert len(metrics("x")) == first + 1
+    assert "at least 3" in run.rejected("train", "--extend", "--epochs", 1, *own, "--out", "x")
+    assert "--extend needs --out" in run.rejected(*longer)
+    assert "--extend needs --out" in run.rejected(*longer, "--out", "y")
+
+
 def test_all_examples_with_a_start_and_a_teacher_that_are_trained_first(run: Run) -> None:
     Path("tested_digits.py").write_text(
         "from dataclasses import replace\n"

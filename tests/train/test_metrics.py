@@ -216,6 +216,32 @@ def test_normalisations_that_training_does_not_change_stay_as_they_are() -> None
     assert all(map(torch.equal, kept, frozen.state_dict().values()))
 
 
+def test_statistics_of_a_loader_are_the_same() -> None:
+    """Of a network in eval() all, and of one in train() those that are not frozen."""
+    examples = some()
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(5))[:64]
+    loader = [(examples.batch(part)[0], None) for part in order.split(16)]
+    expected = network().train()
+    refresh_statistics(expected, examples, 16, 5)
+    for net in (network().eval(), network().train()):
+        is_training = net.training
+        ss.refresh_statistics(net, loader)
+        assert net.training is net[2].training is is_training
+        assert all(map(torch.equal, expected.state_dict().values(), net.state_dict().values()))
+    net = network().train()
+    net[6].eval().running_mean.fill_(7.0)
+    ss.refresh_statistics(net, [x for x, _ in loader])
+    assert net[6].running_mean.tolist() == [7.0] * 6
+    before = net[2].running_mean.clone()
+    for wrong, batches, message in (
+        (net, [], "at least one batch"),
+        (net[0], loader, "batch norm"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ss.refresh_statistics(wrong, batches)
+    assert torch.equal(net[2].running_mean, before)
+
+
 def test_a_stop_in_the_middle_leaves_everything_in_its_mode() -> None:
     def stop() -> None:
         raise KeyboardInterrupt

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,50 @@ def test_a_complete_run_returns_its_summary_and_trains_no_more(
     monkeypatch.setattr("softstair.train.loop.run_epochs", None)
     assert train(RECIPE, out, resume=True) == summary
     assert files(out) == before
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_extended_run_equals_one_of_as_many_epochs(
+    epochs: int, complete: Result, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    short = train(recipe(epochs=epochs), out)
+    with pytest.raises(RunError, match="begun with epochs"):
+        train(RECIPE, out, resume=True)
+    # Killed before the new recipe was written: the run is as it was.
+    (out / "summary.json").unlink()
+    assert summary_of(train(recipe(epochs=epochs), out, resume=True)) == summary_of(short)
+    with pytest.raises(Interrupted):
+        train(RECIPE, out, extend=True, watchers=[At(epochs, 2, strike(signal.SIGTERM))])
+    assert not (out / "summary.json").exists()
+    ends_well(out, complete)
+    assert train(RECIPE, out, extend=True)["epochs"] == 3
+    assert records.recipe_of(out) == RECIPE
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rate_shape", "cosine"), ("period", None), ("teacher", "auto"), ("epochs", 4), ("seed", 1)],
+)
+def test_a_run_that_follows_its_epochs_is_not_extended(field: str, value: Any, out: Path) -> None:
+    begun = recipe(**{field: value})
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "recipe": begun.to_json()}))
+    before = files(out)
+    with pytest.raises(RunError, match=field):
+        train(replace(begun, epochs=3 if field == "epochs" else 5, seed=0), out, extend=True)
+    assert files(out) == before
+
+
+def test_a_checkpoint_of_a_run_that_follows_its_epochs_is_none_of_a_longer_one(
+    tmp_path: Path,
+) -> None:
+    short = recipe(epochs=1, rate_shape="cosine")
+    config = train(short, tmp_path)["config"]
+    for longer, is_refused in ((short, False), (replace(short, epochs=2), True)):
+        given = {**config, "recipe": longer.to_json()}
+        with pytest.raises(CheckpointError, match="epochs 1") if is_refused else nullcontext():
+            checkpoint.load_checkpoint(tmp_path, given)
 
 
 def test_resume_begins_a_new_run(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from softstair.train.recipe import PRESETS, PresetName, Recipe, preset
 from softstair.train.records import (
     MAX_THREADS,
     check_same_recipe,
+    extended,
     metrics_of,
     recipe_of,
     refuse_other_data,
@@ -72,6 +73,9 @@ class Command:
     preset: PresetName = flag("digits", "Preset to start from; other flags override it.")
     out: Path | None = flag(None, "Run directory (default: the next free one in runs/).")
     resume: bool = flag(False, "Continue the run in --out, or start it if there is none.")
+    extend: bool = flag(
+        False, "Train the run in --out longer, to --epochs in all, as if it had been begun so."
+    )
     every_fold: bool = flag(False, "Train every fold, in --out/fold-0, --out/fold-1, ….")
     jobs: Literal["auto"] | int = flag(
         "auto", "Folds to train in parallel (auto: one per core, or up to 5 on a GPU)."
@@ -95,7 +99,9 @@ class Command:
             base = replace(base, recipe=preset(given["preset"]))
         elif (recipe := _begun(given)) is not None:
             _check_trusted(recipe, given)
-            return replace(base, recipe=recipe)
+            if given.get("extend"):
+                recipe = extended(recipe, given.get("epochs", recipe.epochs))
+            return replace(base, recipe=recipe, resume=True)
         if "epochs" in given:
             return replace(base, recipe=base.recipe.rescaled(given["epochs"]))
         return base
@@ -125,6 +131,8 @@ class Command:
         check_workers(self.jobs, self.threads)
         if self.resume and self.out is None:
             raise SoftstairError("--resume needs --out, the run to continue.")
+        if self.extend and not self.resume:
+            raise SoftstairError("--extend needs --out, a run to train longer.")
         if not self.every_fold:
             if self.jobs != "auto":
                 raise SoftstairError(f"--jobs {self.jobs} needs --every-fold.")
@@ -188,10 +196,11 @@ class Command:
         """Yield the runs that are not finished; finished ones must have this recipe."""
         for recipe, path in self._runs(out):
             begun = recipe_of(path) if self.resume else None
-            if begun is None or summary_of(path) is None:
-                yield recipe, path
-            else:
-                check_same_recipe(recipe, begun, path)
+            if begun is not None and summary_of(path) is not None:
+                check_same_recipe(recipe, begun, path, self.extend)
+                if begun == recipe:
+                    continue
+            yield recipe, path
 
     def _train_here(
         self, recipe: Recipe, out: Path, progress: Progress, team: parallel.Team
@@ -208,14 +217,15 @@ class Command:
         progress.show(label, {"kind": "done"})
 
     def _settings(self) -> dict[str, Any]:
-        names = ("device", "resume", "threads")
+        names = ("device", "resume", "extend", "threads")
         return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""
         if not any(recipe_of(path) for _, path in self._runs(out)):
             return ""
-        words = [*launch_command(), "softstair", "train", "--resume", "--out", str(out)]
+        how = f"--extend --epochs {self.recipe.epochs}" if self.extend else "--resume"
+        words = [*launch_command(), "softstair", "train", *how.split(), "--out", str(out)]
         # A run directory may come from anybody: the user names own code again.
         for name in ("model", "data"):
             function = getattr(self.recipe, name)
@@ -258,7 +268,7 @@ def next_free(folder: Path, name: str) -> Path:
 def _begun(given: Mapping[str, Any]) -> Recipe | None:
     """Return the recipe of the run to continue, if there is one; of folds, the first begun."""
     out = given.get("out")
-    if not given.get("resume") or out is None:
+    if not (given.get("resume") or given.get("extend")) or out is None:
         return None
     if not given.get("every_fold"):
         return recipe_of(out)
@@ -274,7 +284,8 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
     """
     every = given.get("every_fold")
     names = [f"fold-{fold}" for fold in range(recipe.folds)] if every else [""]
-    if all(summary_of(given["out"] / name) is not None for name in names):
+    is_done = all(summary_of(given["out"] / name) is not None for name in names)
+    if is_done and not given.get("extend"):
         return
     for name in ("model", "data"):
         function = getattr(recipe, name)
@@ -307,13 +318,11 @@ def _show(runs: list[Path], picture: Path) -> None:
     names = ("fold", *accuracies.values(), "examples/s", "seconds")
     print_table("accuracy of the network without noise", (), names, rows)
     metrics = [metrics_of(run) for run in runs]
-    print_line("\n".join(_courses(metrics[-1])))
     result = _result(summaries)
-    print_line(result)
+    print_line("\n".join([*_courses(metrics[-1]), result]))
     _draw(metrics, result, picture)
     print_line(f"picture: {picture}")
-    several = f"s: {runs[0]} to {runs[-1].name}"
-    print_line(f"run{several if len(runs) > 1 else f': {runs[0]}'}")
+    print_line(f"runs: {runs[0]} to {runs[-1].name}" if len(runs) > 1 else f"run: {runs[0]}")
 
 
 def _result(summaries: list[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ no pickle. The last two are kept, in case the newest is damaged.
 :func:`state_dict` and :func:`load_state_dict` say what of a training is saved.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -22,7 +23,7 @@ from torch import Tensor
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
 from softstair.train.recipe import Recipe
-from softstair.train.records import MAX_THREADS, is_history
+from softstair.train.records import MAX_THREADS, RunError, extended, is_history
 from softstair.train.state import State
 
 FORMAT = 1
@@ -160,8 +161,9 @@ def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
 def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest checkpoint of a run directory, or None if there is none.
 
-    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``. A
-    checkpoint of an older version, which records neither, gives a warning.
+    Raises CheckpointError if it was not trained with the ``recipe`` and ``data`` of ``config``;
+    the epochs may be fewer in a run that can be extended. A checkpoint of an older version, which
+    records neither, gives a warning.
     """
     state = load(path / "checkpoint")
     if state is None:
@@ -183,6 +185,9 @@ def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
             f"({first_line(error)}): restore the checkpoint of this run."
         ) from None
     given = Recipe.from_json(config["recipe"])
+    if saved.epochs < given.epochs:
+        with contextlib.suppress(RunError):
+            saved = extended(saved, given.epochs)
     names = given.training_differences(saved)
     different = {name: (getattr(saved, name), getattr(given, name)) for name in names}
     if data != config["data"]:

@@ -81,6 +81,7 @@ def train(
     data_dir: Path | str = "data",
     device: str = "auto",
     resume: bool = False,
+    extend: bool = False,
     watchers: Sequence[Watcher] = (),
     threads: int | None = None,
     loading: Loading | None = None,
@@ -97,6 +98,8 @@ def train(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for a GPU if there is one.
         resume: Continue the run in ``out``, if there is one. Give the same ``recipe``, and the same
             ``dataset`` and ``model`` if they were given.
+        extend: Resume, and train to the epochs of ``recipe`` if the run in ``out`` has fewer. The
+            result equals that of a run of as many epochs.
         watchers: Objects that are called after each step and epoch.
         threads: CPU threads of torch; None chooses them by the size of the network. A resumed run
             keeps its own.
@@ -110,7 +113,8 @@ def train(
         The content of ``summary.json``.
 
     Raises:
-        RunError: If the run directory holds a run and ``resume`` is False, or another run.
+        RunError: If the run directory holds a run and ``resume`` is False, or another run, or one
+            that cannot be extended since its rates, schedule or float runs follow the epochs.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is saved.
 
     >>> import tempfile
@@ -121,7 +125,7 @@ def train(
     """
     with Run.hold(Path(out), team) as run:
         # The other processes may not see the run directory.
-        recipe, begun_threads, summary = team.broadcast(lambda: _open(run, recipe, resume))
+        recipe, begun_threads, summary = team.broadcast(lambda: _open(run, recipe, resume, extend))
         if summary is not None:
             return summary
         with team.all_or_none():
@@ -162,16 +166,17 @@ def train(
 
 
 def _open(
-    run: Run, recipe: Recipe, resume: bool
+    run: Run, recipe: Recipe, resume: bool, extend: bool
 ) -> tuple[Recipe, int | None, dict[str, Any] | None]:
     """Return the recipe, and the threads and the summary of the run that is there."""
     begun, processes = recipe_of(run.path), run.team.size
     summary = None if begun is None else summary_of(run.path)
     if begun is not None:
-        if not resume:
+        if not (resume or extend):
             problem = "holds a run already: continue it with `resume`, or give another `out`."
             raise RunError(f"{str(run.path)!r} {problem}", field="out")
-        check_same_recipe(recipe, begun, run.path)
+        check_same_recipe(recipe, begun, run.path, extend)
+        summary = summary if begun == recipe else None
     if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
         allowed = f"a multiple of the number of processes, {processes}, and two examples for each"
         raise _check.invalid("batch", f"must be {allowed}, but {recipe.batch} was given")

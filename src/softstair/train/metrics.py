@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
+from softstair.norms import average_statistics, running_norms
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
@@ -61,7 +62,6 @@ def evaluate(
     return loss / len(examples), correct / len(examples)
 
 
-@torch.no_grad()
 def refresh_statistics(
     network: nn.Module,
     examples: Examples,
@@ -71,48 +71,31 @@ def refresh_statistics(
     callback: Callable[[], None] = lambda: None,
     team: Team = SINGLE_PROCESS,
 ) -> None:
-    """Estimate the running statistics of batch normalisations anew, without noise.
+    """Estimate running statistics anew from training examples that ``seed`` chooses and augments.
 
-    The averages over the last batches of training belong to another network: weights still cross
-    thresholds from step to step, each of which shifts its channel by a level times the mean of its
-    input, and the features of training have noise. The examples are augmented as in training, since
-    black borders are part of what the next thresholds were trained on. Normalisations that are in
-    ``eval()`` keep their statistics. ``seed`` chooses and augments the examples.
+    They are augmented as in training, since black borders are part of what the next thresholds were
+    trained on. Normalisations that are in ``eval()`` keep their statistics.
     """
-    norms = [
-        module
-        for module in network.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        and module.training
-        and module.track_running_stats
-    ]
-    if not norms:
+    if not (norms := running_norms(network)):
         return
     device = examples.y.device
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(device)
-    batches = order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]
     generator = torch.Generator(device).manual_seed(seed)
-    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
-    try:
-        with training_mode(network, training=False), matmul_precision("float32"):
-            for norm in norms:
-                norm.train()
-                norm.reset_running_stats()
-                norm.momentum = None  # all batches have the same weight
-            for indices in batches:
-                network(examples.batch(indices, augmentation, generator)[0])
-                callback()
-    finally:
-        for norm, (momentum, tracked) in zip(norms, before, strict=True):
-            norm.momentum = momentum
-            if momentum is None:  # the count is then the weight of the next batch
-                norm.get_buffer("num_batches_tracked").copy_(tracked)
+
+    def inputs() -> Iterator[Tensor]:
+        for indices in order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]:
+            yield examples.batch(indices, augmentation, generator)[0]
+            callback()
+
+    with matmul_precision("float32"):
+        average_statistics(network, norms, inputs())
     if team.size > 1:
         names = ("running_mean", "running_var")
         buffers = [norm.get_buffer(name) for norm in norms for name in names]
         shared = team.broadcast(lambda: [buffer.cpu() for buffer in buffers])
-        for buffer, value in zip(buffers, shared, strict=True):
-            buffer.copy_(value)
+        with torch.no_grad():
+            for buffer, value in zip(buffers, shared, strict=True):
+                buffer.copy_(value)
 
 
 @dataclass(frozen=True)

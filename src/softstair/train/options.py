@@ -50,7 +50,7 @@ class Option:
             return _check.choice(self.name, value, self.choices)
         if self.kind is bool:
             return _check.boolean(self.name, value)
-        if self.words and type(value) is not self.kind:
+        if self.words and self.kind is int and type(value) is not int:
             raise _check.wrong(self.name, value, f"{', '.join(self.words)} or an integer")
         if self.kind is int:
             return _check.integer(self.name, value, self.low, self.high)

@@ -60,9 +60,9 @@ class NoiseOptions(Options):
     power: Power = option(
         "homogeneous", "Power law: same for all layers, or faster near the input.", *SCHEDULE_AXIS
     )
-    period: float | None = option(
+    period: float | Literal["auto"] | None = option(
         9.0,
-        "Epochs to anneal one layer (all: times layers; None: end at 97 % of the run).",
+        "Epochs to anneal one layer (all: times layers; auto: end at 97 % of the run).",
         "schedule",
         "scales_with_epochs",
     )
@@ -165,6 +165,8 @@ class Recipe(
                 raise _check.wrong("anneal_from", self.anneal_from, allowed)
             epochs = _check.integer("epochs", self.epochs, 1)
             object.__setattr__(self, "anneal_from", float(match[1]) / 100 * epochs)
+        if self.period == "auto":
+            object.__setattr__(self, "period", None)
         super().__post_init__()
 
     def _check_together(self) -> None:
@@ -194,7 +196,7 @@ class Recipe(
         values = {name: getattr(self, name) for name in fields_with("schedule")}
         if self.std0 is None:
             values["std0"] = noises.get(self.noise).std_within(0.5)
-        start = float(self.anneal_from) if self._is_annealed else 0.0
+        start = float(self.anneal_from) if self.is_annealed else 0.0
         last, place = self._last
         if start >= last:
             problem = f"must be below {last:g}, {place}, but {start:g} was given"
@@ -267,7 +269,7 @@ class Recipe(
         >>> Recipe(static_std=True).cell("interval"), Recipe().cell("static_std")
         ('none', 'false')
         """
-        if name in ("interval", "power") and not self._is_annealed:
+        if name in ("interval", "power") and not self.is_annealed:
             return "none"
         return describe(Recipe)[name].to_text(getattr(self, name))
 
@@ -290,12 +292,13 @@ class Recipe(
         known = describe(cls)
         values = {name: known[name].from_text(cell) for name, cell in cells.items()}
         recipe = cls(**{**OLDER_VALUES, **values})
-        if not recipe._is_annealed:
+        if not recipe.is_annealed:
             annealing = {name: cell for name, cell in annealing.items() if cell != "none"}
         return replace(recipe, **annealing)
 
     @property
-    def _is_annealed(self) -> bool:
+    def is_annealed(self) -> bool:
+        """Whether the noise changes."""
         return not (self.is_float or (self.static_mean and self.static_std))
 
 
@@ -328,17 +331,9 @@ _DIGITS = Recipe(
 )  # fmt: skip
 
 _CIFAR10 = Recipe(
-    data="cifar10",
-    model="vgg8",
-    augment="crop-flip",
-    centre_input=False,
-    static_std=True,
-    period=50.0,
-    update="epoch",
-    drop=400.0,
-    batch=256,
-    epochs=500,
-)
+    data="cifar10", model="vgg8", augment="crop-flip", centre_input=False, static_std=True,
+    period=50.0, update="epoch", drop=400.0, batch=256, epochs=500,
+)  # fmt: skip
 
 _BEST_CIFAR10 = Recipe(
     data="cifar10", model="vgg8", augment="crop-flip", cutout=10, cutmix=0.5, integer_input=True,

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,10 @@ class RunError(SoftstairError):
     """A run that cannot begin, continue or be read."""
 
 
-def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
-    """Raise RunError if a run was begun with another recipe than the given one."""
+def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = False) -> None:
+    """Raise RunError if a run was begun with another recipe than the given one; with ``extend``,
+    if the given one is not the same over more epochs."""
+    begun = extended(begun, given.epochs) if extend else begun
     if not (names := begun.differences(given)):
         return
     # Another number of epochs rescales times in epochs, which were not given.
@@ -37,6 +40,32 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path) -> None:
         f"{getattr(given, name)!r} was given: leave out `{name}`, or give another `out`.",
         field=name,
     )
+
+
+def extended(begun: Recipe, epochs: int) -> Recipe:
+    """Return the recipe of a run of more epochs, of which a run of this recipe is the beginning.
+
+    Raises RunError if there is none, since something of the run follows its number of epochs.
+    """
+    if epochs < begun.epochs:
+        raise RunError(
+            f"`epochs` must be at least {begun.epochs}, those of the run to extend, but {epochs} "
+            "was given.",
+            field="epochs",
+        )
+    for name, follows in {
+        "rate_shape": begun.rate_shape != "drop",
+        "period": begun.period is None and begun.is_annealed,
+        "init_from": begun.init_from == "auto",
+        "teacher": begun.teacher == "auto",
+    }.items():
+        if follows and epochs > begun.epochs:
+            raise RunError(
+                f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it follows the "
+                f"number of epochs, so a run of {epochs} begins otherwise. Begin a new run.",
+                field=name,
+            )
+    return replace(begun, epochs=epochs)
 
 
 def refuse_other_data(paths: Iterable[Path], names: Container[str], data_dir: Path | str) -> None:

@@ -25,7 +25,8 @@ from softstair._errors import import_extra
 from softstair._files import refuse_link, write
 from softstair.train import checkpoint
 from softstair.train.parallel import SINGLE_PROCESS, Interrupted, StopRequest, Team
-from softstair.train.records import AGAIN, FLOAT_RUNS, MAX_THREADS, RunError, read_json
+from softstair.train.recipe import Recipe
+from softstair.train.records import AGAIN, FLOAT_RUNS, MAX_THREADS, RunError, read_json, recipe_of
 from softstair.train.state import State
 
 MIN_PAUSE = 1.0
@@ -105,7 +106,12 @@ class Run:
             _check_same_run(begun, config, self.path)
         else:
             self._refuse_other_files()
-        if begun is None or begun.get("step", ...) is None:  # new, or only reserved
+        if begun is not None and recipe_of(self.path) != Recipe.from_json(config["recipe"]):
+            # Extended. In this order: a run that is killed between the two can be extended again.
+            (self.path / "summary.json").unlink(missing_ok=True)
+            extension = {**begun, "recipe": config["recipe"]}
+            write(self.path / "config.json", json.dumps(extension, indent=2) + "\n")
+        elif begun is None or begun.get("step", ...) is None:  # new, or only reserved
             write(self.path / "config.json", json.dumps(config, indent=2) + "\n")
         if network and not (self.path / "network.txt").exists():
             write(self.path / "network.txt", network + "\n")

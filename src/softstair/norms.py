@@ -1,0 +1,81 @@
+"""Running statistics of batch normalisations, estimated anew without noise."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softstair import _check
+from softstair._errors import SoftstairError
+from softstair.convert.graph import training_mode
+
+__all__ = ["refresh_statistics"]
+
+
+def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
+    """Estimate the running statistics of a network's batch normalisations anew, without noise.
+
+    The averages over the last batches of training belong to another network: weights still cross
+    thresholds from step to step, and the features of training have noise. Here every module but the
+    normalisations is in ``eval()``, and each batch has the same weight:
+
+        running_mean = mean over batches of E[x],  running_var = mean over batches of Var[x]
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3").eval()
+    >>> loader = [(torch.randn(32, 4) + 5, torch.zeros(32)) for _ in range(10)]
+    >>> ss.refresh_statistics(net, loader)
+    >>> bool(net[1].running_mean.abs().max() > 1)
+    True
+
+    Args:
+        net: The network, in place; its modules keep their modes. If it is in ``train()``,
+            normalisations in ``eval()`` are frozen and keep their statistics; if it is in
+            ``eval()``, all are estimated.
+        loader: Batches of inputs, or tuples that begin with the inputs, augmented as in training.
+            Some thousands of examples suffice. They are moved to the device of the network.
+
+    Raises:
+        SoftstairError: If the network has no such normalisation, or the loader no batch.
+    """
+    if not isinstance(net, nn.Module):
+        raise _check.wrong("net", net, "a torch.nn.Module")
+    norms = running_norms(net, frozen=net.training)
+    if not norms:
+        raise _check.invalid("net", "must have a batch normalisation with running statistics")
+    device = norms[0].get_buffer("running_mean").device
+    first = lambda batch: batch[0] if isinstance(batch, tuple | list) else batch
+    average_statistics(net, norms, (first(batch).to(device) for batch in loader))
+
+
+def running_norms(net: nn.Module, frozen: bool = True) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the batch normalisations with running statistics; if ``frozen``, those in train()."""
+    norms = (m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [norm for norm in norms if norm.track_running_stats and (norm.training or not frozen)]
+
+
+@torch.no_grad()
+def average_statistics(
+    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Tensor]
+) -> None:
+    """Set running statistics to the means over batches; all other modules are in ``eval()``."""
+    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
+    is_empty = True
+    try:
+        with training_mode(net, training=False):
+            for x in inputs:
+                for norm in norms if is_empty else ():
+                    norm.train()
+                    norm.reset_running_stats()
+                    norm.momentum = None  # all batches have the same weight
+                is_empty = False
+                net(x)
+    finally:
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if momentum is None:  # the count is then the weight of the next batch
+                norm.get_buffer("num_batches_tracked").copy_(tracked)
+    if is_empty:
+        raise SoftstairError("`loader` must give at least one batch, but it gave none.")
