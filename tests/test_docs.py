@@ -327,6 +327,11 @@ def test_tables_of_speed_are_those_that_the_script_writes(monkeypatch: pytest.Mo
     assert script("speed", monkeypatch).rewritten(text) == text
 
 
+def test_table_of_layers_is_that_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(DOCS / "layers.md")
+    assert script("layers", monkeypatch).rewritten(text) == text
+
+
 def test_pages_of_the_reproduction_are_those_that_the_script_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,8 +1,8 @@
 """Layers of a quantised network: activations and weights that carry their noise.
 
-:class:`StairActivation` replaces an activation. :class:`StairLinear`, :class:`StairConv1d` and
-:class:`StairConv2d` are torch's layers with a :class:`StairWeight` between the parameter and the
-sum. Parameters keep their names, so that float checkpoints load.
+:class:`StairActivation` replaces an activation. :class:`StairLinear`, :class:`StairConv2d` and the
+other layers are torch's with a :class:`StairWeight` between the parameter and the sum. Parameters
+keep their names, so that float checkpoints load.
 
 In ``train()`` they compute :func:`softstair.regularise`. In ``eval()`` they compute the stair
 without noise and sum over integers, which the quanta multiply afterwards. The sums are exact if the
@@ -29,6 +29,8 @@ __all__ = [
     "StairActivation",
     "StairConv1d",
     "StairConv2d",
+    "StairConv3d",
+    "StairConvTranspose2d",
     "StairLayer",
     "StairLinear",
     "StairModule",
@@ -195,7 +197,7 @@ class StairWeight(StairModule):
 
 
 class StairLayer(nn.Module):
-    """A layer with quantised weights: the base class of the three layers below.
+    """A layer with quantised weights: the base class of the layers below.
 
     Args:
         weight_stair: The stair of the weights.
@@ -211,6 +213,7 @@ class StairLayer(nn.Module):
     input_quantum: float | None
     widest_input: int = 255  # quanta of the largest feature: decides whether float32 holds the sums
     sum_dimensions = 0  # dimensions after the output's channels
+    output_axis: int | None = 0  # of the weights; None if quanta cannot differ between outputs
 
     def __init__(
         self,
@@ -236,11 +239,17 @@ class StairLayer(nn.Module):
 
     def _attach(self, weight_stair: StairWeight, input_quantum: float | None) -> None:
         axis = weight_stair.stair.axis
-        if axis not in (None, 0):
+        if axis not in (None, self.output_axis):
+            place = "one quantum" if self.output_axis is None else "their quanta along axis 0"
             raise _check.invalid(
-                "weights", f"must have their quanta along axis 0, the outputs, but axis is {axis}"
+                "weights", f"of a {type(self).__name__} must have {place}, but axis is {axis}"
             )
         self.weight_stair, self.input_quantum = weight_stair, input_quantum
+
+    @property
+    def inputs_per_sum(self) -> int:
+        """The number of products of one sum."""
+        return math.prod(self.weight.shape[1:])
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not say how it sums.")
@@ -271,7 +280,7 @@ class StairLayer(nn.Module):
     def _integer_sum(self, features: Tensor, weight: Tensor) -> Tensor:
         """Return the exact sum of integers, in float32, which holds them up to 2²⁴, or float64."""
         levels = self.weight_stair.stair.integers or (0,)
-        largest = max(-levels[0], levels[-1]) * math.prod(weight.shape[1:]) * self.widest_input
+        largest = max(-levels[0], levels[-1]) * self.inputs_per_sum * self.widest_input
         wide = largest >= 2**24 or features.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
         if not wide and (total := self._int8_sum(features, weight)) is not None:
@@ -294,7 +303,7 @@ class StairLayer(nn.Module):
         s = 1/√(inputs of a sum), not divided by the groups, as in the authors' code.
         """
         stair, weight = self.weight_stair.stair, self.weight
-        inputs = math.prod(weight.shape[1:]) * int(getattr(self, "groups", 1))
+        inputs = self.inputs_per_sum * int(getattr(self, "groups", 1))
         unit = stair.quantum if isinstance(stair.quantum, float) else 1.0
         thresholds = torch.tensor([t / unit for t in stair.thresholds])
         choice = torch.randint(len(thresholds), weight.shape)
@@ -338,6 +347,36 @@ class StairConv2d(StairLayer, nn.Conv2d):
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
+
+
+class StairConv3d(StairLayer, nn.Conv3d):
+    """:class:`torch.nn.Conv3d` with quantised weights."""
+
+    sum_dimensions = 3
+
+    def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)
+
+
+class StairConvTranspose2d(StairLayer, nn.ConvTranspose2d):
+    """:class:`torch.nn.ConvTranspose2d` with quantised weights, which have one quantum."""
+
+    sum_dimensions = 2
+    output_axis = None
+
+    @property
+    def inputs_per_sum(self) -> int:
+        return int(self.weight[:, 0].numel()) // self.groups
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if output_size is not None:
+            raise _check.wrong("output_size", output_size, "None; set output_padding")
+        return StairLayer.forward(self, input)
+
+    def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding: Any = self.padding
+        more = (self.output_padding, self.groups, self.dilation)
+        return F.conv_transpose2d(x, weight, bias, self.stride, padding, *more)
 
 
 def stair_modules(net: nn.Module) -> Iterator[tuple[str, StairModule]]:

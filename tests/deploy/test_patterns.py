@@ -73,7 +73,7 @@ REFUSED = {
     ),
     "unquantised": (
         Pattern(lambda: Concatenated("ab"), settings={"skip": "a.2"}),
-        "is not quantised. Add a stair",
+        "is not quantised. Add an activation",
     ),
     "border": (
         Pattern(lambda: image(nn.AvgPool2d(2, padding=1, count_include_pad=False), layer())),

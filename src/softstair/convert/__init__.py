@@ -99,7 +99,7 @@ def quantise(
     >>> [type(layer).__name__ for layer in net]
     ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
 
-    Linear, Conv1d and Conv2d modules become layers of :mod:`softstair.nn`, and activations, whether
+    Linear layers and convolutions become layers of :mod:`softstair.nn`, and activations, whether
     modules or functions, become stairs, one for each call. Anything else stays as it is;
     :func:`softstair.report` gives the reason. Parameters keep their names, so that checkpoints of
     the float network load.
@@ -280,8 +280,8 @@ def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Layer
         reasons = ", ".join(f"{site.name} ({site.why_float})" for site in sites)
         raise _check.invalid(
             "model",
-            f"must have something to quantise, but {type(net).__name__} has no Linear, Conv1d, "
-            f"Conv2d or activation that is not left in float{reasons and ': ' + reasons}",
+            f"must have something to quantise, but {type(net).__name__} has no Linear layer, "
+            f"convolution or activation that is not left in float{reasons and ': ' + reasons}",
         )
     for site in sites:
         is_replaced = site.is_activation and not site.why_float

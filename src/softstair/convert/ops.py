@@ -32,8 +32,10 @@ of inputs, :mod:`~softstair.convert.rewrite` to replace functional dropouts by m
 
 To add an operation, add a row. Its name is the function's bare name: ``relu`` stands for
 ``F.relu``, ``torch.relu``, ``x.relu()`` and ``x.relu_()``. Deployment converts PASS and DROPOUT by
-their effect, and other operations by name: each needs a case in :mod:`softstair.deploy.integer`. It
-takes a function for its module if the row has a ``module_of_call``.
+their effect, and other operations by name: each that is ``exact`` needs a case in
+:mod:`softstair.deploy.integer`. It takes a function for its module if the row has a
+``module_of_call``. docs/layers.py writes the table of docs/layers.md from the rows, and
+tests/deploy/test_rows.py exports a network for each.
 
 >>> operator_of(nn.MaxPool2d(2)).effect.name
 'MOVE'
@@ -48,7 +50,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softstair.nn import StairConv1d, StairConv2d, StairLayer, StairLinear
+from softstair.nn import (
+    StairConv1d,
+    StairConv2d,
+    StairConv3d,
+    StairConvTranspose2d,
+    StairLayer,
+    StairLinear,
+)
 
 
 class Effect(Enum):
@@ -85,9 +94,23 @@ class Operator:
     """The module that computes a call of the function, given its arguments after the first."""
     why: str = ""
     """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
+    exact: bool = False
+    """Whether deployment has an exact form of the operation."""
+    note: str = ""
+    """For the documentation: the conditions of an exact export, or what is special."""
     keeps_order: bool = False
     """For FLOAT: whether it is left out of an export at the end of a network, since the order of
     the scores does not change."""
+
+    @property
+    def exports(self) -> bool:
+        """Whether integers, ONNX, QONNX and C have what ``quantise`` makes of it, exactly."""
+        return self.exact or self.passes or self.keeps_order or self.effect is Effect.ACTIVATION
+
+    @property
+    def fuses(self) -> bool:
+        """Whether fused training may compute it together with its neighbours."""
+        return self.effect is Effect.ACTIVATION or self.name in FUSED
 
     @property
     def passes(self) -> bool:
@@ -100,14 +123,29 @@ class Operator:
         return int(self.name[-2])
 
 
+FUSED = ("linear", "conv2d", "batch_norm", "max_pool2d")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+NORM = "a normalisation of each example, which is not exported; use BatchNorm"
+PRODUCT = "a product of features, as in squeeze-excite, which is not exported; remove it"
+ATTENTION = "its weights are used by a function; to quantise them, write it with Linear modules"
+LAST = "left out at the end of a network, and not exported elsewhere"
+EQUAL = "with windows of equal size"
+PADDED = "without ceil_mode; with padding, count_include_pad=True"
+PLAIN = "without ceil_mode, dilation and return_indices"
 GATE = "a gate or a probability, not a feature"
+PROBABILITIES: dict[str, type[nn.Module]] = {
+    "softmax": nn.Softmax,
+    "log_softmax": nn.LogSoftmax,
+    "sigmoid": nn.Sigmoid,
+    "logsigmoid": nn.LogSigmoid,
+}
 MOVE_FUNCTIONS = (
     "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
 )
 RESHAPES = "contiguous flatten reshape squeeze unflatten unsqueeze view".split()
 """Functions that keep the order of the elements."""
+VECTOR = "to the same shape, or to a vector for each example"
 
 
 def _max_pool(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -144,9 +182,17 @@ def _batch_norm(
 
 
 OPERATORS = (
-    Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear),
-    Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d),
-    Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d),
+    Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear, exact=True),
+    Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d, exact=True),
+    Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d, exact=True),
+    Operator("conv3d", Effect.WEIGHTS, (nn.Conv3d,), replacement=StairConv3d),
+    Operator(
+        "conv_transpose2d",
+        Effect.WEIGHTS,
+        (nn.ConvTranspose2d,),
+        replacement=StairConvTranspose2d,
+        note="one quantum for all outputs",
+    ),
     Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
     Operator(
         "relu",
@@ -157,6 +203,7 @@ OPERATORS = (
     ),
     Operator("relu6", Effect.ACTIVATION, (nn.ReLU6,)),
     Operator("leaky_relu", Effect.ACTIVATION, (nn.LeakyReLU,)),
+    Operator("prelu", Effect.ACTIVATION, (nn.PReLU,), note="its slopes are dropped"),
     Operator("rrelu", Effect.ACTIVATION, (nn.RReLU,)),
     Operator("elu", Effect.ACTIVATION, (nn.ELU,)),
     Operator("celu", Effect.ACTIVATION, (nn.CELU,)),
@@ -175,46 +222,90 @@ OPERATORS = (
     Operator("dropout3d", Effect.DROPOUT, (nn.Dropout3d,)),
     Operator("alpha_dropout", Effect.DROPOUT, (nn.AlphaDropout,)),
     Operator("feature_alpha_dropout", Effect.DROPOUT, (nn.FeatureAlphaDropout,)),
-    Operator("flatten", Effect.MOVE, (nn.Flatten,)),
-    Operator("unflatten", Effect.MOVE, (nn.Unflatten,)),
+    Operator("flatten", Effect.MOVE, (nn.Flatten,), exact=True, note=VECTOR),
+    Operator("unflatten", Effect.MOVE, (nn.Unflatten,), exact=True, note=VECTOR),
     *(Operator(name, Effect.MOVE) for name in MOVE_FUNCTIONS),
-    *(Operator(name, Effect.MOVE) for name in RESHAPES if "flatten" not in name),
+    *(
+        Operator(name, Effect.MOVE, exact=True, note=VECTOR)
+        for name in RESHAPES
+        if "flatten" not in name
+    ),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
     # Modules only: F.pad may pad with any number.
-    Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d)),
+    Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d), exact=True),
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
     *(
-        Operator(f"max_pool{number}d", Effect.MOVE, (kind,), module_of_call=_max_pool(kind))
+        Operator(
+            f"max_pool{number}d",
+            Effect.MOVE,
+            (kind,),
+            module_of_call=_max_pool(kind),
+            exact=True,
+            note=PLAIN,
+        )
         for number, kind in enumerate((nn.MaxPool1d, nn.MaxPool2d), 1)
     ),
     *(
-        Operator(f"adaptive_max_pool{number}d", Effect.MOVE, (kind,), module_of_call=kind)
+        Operator(
+            f"adaptive_max_pool{number}d",
+            Effect.MOVE,
+            (kind,),
+            module_of_call=kind,
+            exact=True,
+            note=EQUAL,
+        )
         for number, kind in enumerate((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), 1)
     ),
-    Operator("cat", Effect.JOIN, aliases=("concat",)),
+    Operator("cat", Effect.JOIN, aliases=("concat",), exact=True, note="of one quantum"),
     Operator("stack", Effect.JOIN),
-    Operator("add", Effect.ADD, aliases=("iadd",)),
+    Operator(
+        "add", Effect.ADD, aliases=("iadd",), exact=True, note="of two features, of one quantum"
+    ),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Deployment sums the integers and divides the quantum by the area.
-    Operator("avg_pool1d", Effect.AVERAGE, (nn.AvgPool1d,), module_of_call=nn.AvgPool1d),
-    Operator("avg_pool2d", Effect.AVERAGE, (nn.AvgPool2d,), module_of_call=nn.AvgPool2d),
+    *(
+        Operator(
+            f"avg_pool{number}d",
+            Effect.AVERAGE,
+            (kind,),
+            module_of_call=kind,
+            exact=True,
+            note=PADDED,
+        )
+        for number, kind in enumerate((nn.AvgPool1d, nn.AvgPool2d), 1)
+    ),
     # The size of their windows is not known before the input's.
     *(
-        Operator(f"adaptive_avg_pool{number}d", Effect.FLOAT, (kind,), module_of_call=kind)
+        Operator(
+            f"adaptive_avg_pool{number}d",
+            Effect.FLOAT,
+            (kind,),
+            module_of_call=kind,
+            exact=True,
+            note=EQUAL,
+        )
         for number, kind in enumerate((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), 1)
     ),
-    Operator("mean", Effect.FLOAT),
+    Operator("mean", Effect.FLOAT, exact=True, note="over all positions"),
     # Not with the other normalisations: deployment folds it into thresholds.
     Operator(
-        "batch_norm", Effect.FLOAT, BATCH_NORMS, module_of_call=_batch_norm, why="a normalisation"
+        "batch_norm",
+        Effect.FLOAT,
+        BATCH_NORMS,
+        module_of_call=_batch_norm,
+        why="a normalisation",
+        exact=True,
+        note="after a layer with weights",
     ),
-    Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why="a normalisation"),
-    Operator("softmax", Effect.FLOAT, (nn.Softmax,), why=GATE, keeps_order=True),
-    Operator("log_softmax", Effect.FLOAT, (nn.LogSoftmax,), why=GATE, keeps_order=True),
-    Operator("sigmoid", Effect.FLOAT, (nn.Sigmoid,), why=GATE, keeps_order=True),
-    Operator("logsigmoid", Effect.FLOAT, (nn.LogSigmoid,), why=GATE, keeps_order=True),
+    Operator("OtherNorm", Effect.FLOAT, OTHER_NORMS, why=NORM),
+    Operator("mul", Effect.FLOAT, aliases=("imul",), why=PRODUCT),
+    Operator("multi_head_attention_forward", Effect.FLOAT, (nn.MultiheadAttention,), why=ATTENTION),
+    *(
+        Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)
+        for name, kind in PROBABILITIES.items()
+    ),
     Operator("hardsigmoid", Effect.FLOAT, (nn.Hardsigmoid,), why=GATE),
 )
 UNKNOWN = Operator("", Effect.FLOAT)

@@ -195,8 +195,7 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
         return "weights used by a function; make it a module"
     if not site.is_activation and operator.replacement is None:
         has_parameters = module is not None and any(True for _ in module.parameters())
-        why = operator.why or ("not a Linear, Conv1d or Conv2d" if has_parameters else None)
-        return None if module is None else why
+        return operator.why or ("not a layer that can be quantised" if has_parameters else None)
     if module is not None and type(module) not in operator.modules:
         return f"a subclass of {operator.modules[0].__name__} with code of its own"
     if any(matches(pattern, site.name) for pattern in options.skip):

@@ -70,8 +70,7 @@ class NodeBuilder:
         factor = _factor(name, layer, x)
         shape, axes = self._sizes[x.node], layer.sum_dimensions
         if axes and len(shape) != axes + 1:
-            needed = "(C, L)" if axes == 1 else "(C, H, W)"
-            raise ExportError.of(name, f"its input has shape {shape}", f"Give it {needed}")
+            raise ExportError.of(name, f"its input has shape {shape}", f"Give it {axes + 1} axes")
         node = self._add(_weighted_sum(name, layer, weight.long(), x))
         if layer.input_quantum is None and max(-node.low, node.high) >= nodes.FLOAT32_EXACT:
             raise ExportError.of(name, "its sums reach 2²⁴ (float32 rounds)", "Use fewer inputs")

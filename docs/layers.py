@@ -1,0 +1,52 @@
+"""Writes the table of docs/layers.md from the operator table.
+
+python docs/layers.py
+"""
+
+from itertools import groupby
+from pathlib import Path
+
+from parts import put
+
+from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
+
+PAGE = Path(__file__).parent / "layers.md"
+HEADS = "layer or function", "`quantise`", "fused", "integers", "ONNX", "QONNX", "C", "remarks"
+QUANTISE = {Effect.WEIGHTS: "quantises the weights", Effect.ACTIVATION: "puts a stair in its place"}
+
+
+def _names(row: Operator) -> list[str]:
+    modules = [f"`{module.__name__.strip('_')}`" for module in row.modules]
+    is_function = not row.modules or row.effect is Effect.ACTIVATION or row.module_of_call
+    if is_function or row.keeps_order or row.name in RESHAPES:
+        modules.append(f"`{row.name}()`")
+    return modules
+
+
+def _facts(row: Operator) -> tuple[str, ...]:
+    """Return the cells after the first."""
+    quantise = QUANTISE.get(row.effect, "keeps it")
+    if row.effect is Effect.WEIGHTS and row.replacement is None:
+        quantise = "keeps it in float"
+    exports = ("yes" if row.exports else "no",) * 4
+    why = row.why if not row.exports else ""
+    remarks = "; ".join(text for text in (why, row.note) if text)
+    return (quantise, "yes" if row.fuses else "no", *exports, remarks)
+
+
+def table() -> str:
+    """Return a line for each group of neighbouring rows with the same facts."""
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    for facts, rows in groupby(OPERATORS, _facts):
+        names = ", ".join(name for row in rows for name in _names(row))
+        lines.append(f"| {names} | {' | '.join(facts)} |")
+    return "\n".join(lines)
+
+
+def rewritten(page: str) -> str:
+    """The page with its table as it is now."""
+    return put({"table": table()}, page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
