@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from softstair import _check
-from softstair.convert import ATTRIBUTE
+from softstair.convert.conversion import ATTRIBUTE
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
 from softstair.schedule import NoisePath, Schedule

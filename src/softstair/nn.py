@@ -10,8 +10,7 @@ incoming features are integer multiples of a quantum too.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,11 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair import _check, kernels
-from softstair import noise as noises
-from softstair.kernels import SoftStair
-from softstair.noise import Noise
-from softstair.regularise import FORWARDS, Forward, regularise
-from softstair.stair import Stair
+from softstair._stair_module import StairActivation, StairModule, StairWeight
 
 __all__ = [
     "StairActivation",
@@ -38,162 +33,6 @@ __all__ = [
     "layer_count",
     "stair_modules",
 ]
-
-
-class StairModule(nn.Module):
-    """A stair with its noise: the base class of :class:`StairActivation` and :class:`StairWeight`.
-
-    Args:
-        stair: The stair.
-        noise: A family of noise, or its name.
-        forward: What it computes in training; see :func:`softstair.regularise`.
-        layer: The number of its quantised layer, in order of execution.
-        mean: The first mean of the noise, in quanta.
-        std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
-            quantum.
-        scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
-
-    Attributes:
-        annealed: Whether the noise is gone. The output then has no gradient and stores none.
-    """
-
-    mean: Tensor
-    std: Tensor
-    quantum: Tensor
-
-    def __init__(
-        self,
-        stair: Stair,
-        noise: Noise | str = "uniform",
-        forward: Forward = "mode",
-        layer: int = 0,
-        mean: float = 0.0,
-        std: float | None = None,
-        scheduled: bool = True,
-    ) -> None:
-        super().__init__()
-        _check.choice("forward", forward, FORWARDS)
-        self.noise = noises.get(noise)
-        std = self.noise.std_within(0.5) if std is None else std
-        if not isinstance(stair, Stair):
-            raise _check.wrong("stair", stair, "a softstair.Stair")
-        _check.integer("layer", layer, 0)
-        _check.number("mean", mean)
-        _check.number("std", std, 0)
-        self.stair, self.strategy, self.layer = stair, forward, layer
-        self.scheduled, self.annealed = scheduled, False
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
-        self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            return kernels.hard(input, self.stair)
-        mean = self._absolute(self.mean, input)
-        if self.annealed:
-            forward = "hard" if self.strategy == "hard" else "mode"
-            soft = SoftStair(self.stair, self.noise, mean, 0.0)
-            return kernels.value(input.detach(), soft, forward)
-        std = self._absolute(self.std, input)
-        return regularise(input, self.stair, self.noise, mean, std, self.strategy)
-
-    def _absolute(self, quanta: Tensor, x: Tensor) -> Tensor:
-        """Return a number of quanta in the units of x."""
-        unit = self.stair.quantum
-        if isinstance(unit, float):
-            return quanta if unit == 1.0 else quanta * unit
-        by_channel = kernels.channel_quanta(self.stair, x)
-        assert by_channel is not None
-        return quanta * by_channel.to(quanta.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the noise with the network, in float32: bfloat16 would round the schedule."""
-        buffers = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)
-        for name, before in buffers.items():
-            after = self._buffers[name]
-            if after is not None and after.dtype != before.dtype:
-                self._buffers[name] = before.to(after.device)
-        return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        """Load the buffers, which a checkpoint of the float network does not have."""
-        if not any(key.rpartition(".")[2] == "std" for key in state_dict):
-            return
-        for child in self._modules:  # the later calls, which older checkpoints do not tell apart
-            if f"{prefix}{child}.std" not in state_dict:
-                stored = [key for key in self._buffers if f"{prefix}{key}" in state_dict]
-                state_dict |= {f"{prefix}{child}.{k}": state_dict[f"{prefix}{k}"] for k in stored}
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        own = torch.tensor(self.stair.quantum, dtype=torch.float32)
-        loaded = self.quantum.detach().cpu()
-        if loaded.shape == own.shape and not torch.equal(loaded, own):
-            self._load_quantum(loaded.double(), prefix, arguments[-1])
-
-    def _load_quantum(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
-        """Report a quantum for which the layers that take these features were not built."""
-        self.quantum.copy_(torch.tensor(self.stair.quantum, dtype=torch.float32))
-        errors.append(
-            f"the quantum of {prefix.rstrip('.')} must be {self.stair.quantum!r}, the network's, "
-            f"but the checkpoint has {quantum.tolist()!r}; quantise the model with that one."
-        )
-
-    def extra_repr(self) -> str:
-        kind = type(self.noise).__name__.lower()
-        return f"{self.stair}, noise={kind}, forward={self.strategy}, layer={self.layer}"
-
-
-class StairActivation(StairModule):
-    """The quantised features of a layer: a stair instead of an activation function.
-
-    >>> activation = StairActivation(Stair.ternary(), "uniform").eval()
-    >>> activation(torch.tensor([-0.7, 0.2, 0.9]))
-    tensor([-1.,  0.,  1.])
-    """
-
-
-class StairWeight(StairModule):
-    """The quantised weights of a layer: a stair between the parameter and the sum.
-
-    Its state holds ``quantum``, which a fit may have chosen, and ``shifted``: whether the weights
-    were moved by the first mean of their noise.
-    """
-
-    shifted: Tensor
-
-    def __init__(self, stair: Stair, *arguments: Any, **settings: Any) -> None:
-        super().__init__(stair, *arguments, **settings)
-        self.register_buffer("shifted", torch.tensor(False))
-
-    def integers(self, weight: Tensor) -> Tensor | None:
-        """Return the weights in quanta, as integers in weight's dtype; None if they are not."""
-        levels = self.stair.integers
-        if levels is None:
-            return None
-        index = kernels.index(weight, self.stair)
-        if all(b - a == levels[1] - levels[0] for a, b in pairwise(levels)):
-            return (index * (levels[1] - levels[0]) + levels[0]).to(weight.dtype)
-        return torch.tensor(levels, device=weight.device)[index].to(weight.dtype)
-
-    def scale(self, weight: Tensor, behind: int) -> float | Tensor:
-        """Return the quantum, or one per output channel with ``behind`` dimensions after it."""
-        if isinstance(self.stair.quantum, float):
-            return self.stair.quantum
-        quanta = torch.tensor(self.stair.quantum, dtype=weight.dtype, device=weight.device)
-        return quanta.reshape(-1, *[1] * behind)
-
-    @torch.no_grad()
-    def shift(self, weight: Tensor, mean: float) -> None:
-        """Move the weights by the first mean of their noise, once in the life of the network."""
-        if not bool(self.shifted):
-            weight.add_(self._absolute(torch.tensor(mean, device=weight.device), weight))
-            self.shifted.fill_(True)
-
-    def _load_quantum(self, quantum: Tensor, prefix: str, errors: list[str]) -> None:
-        """Take the quantum of a fit, which is part of the trained state."""
-        self.stair = self.stair.with_quantum(quantum.tolist(), self.stair.axis)
 
 
 class StairLayer(nn.Module):
@@ -250,6 +89,11 @@ class StairLayer(nn.Module):
     def inputs_per_sum(self) -> int:
         """The number of products of one sum."""
         return math.prod(self.weight.shape[1:])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if not any(key.startswith(f"{prefix}weight_stair.") for key in state_dict):
+            self.weight_stair.refit(self.weight)
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not say how it sums.")

@@ -237,6 +237,23 @@ class Stair:
         required = {"levels", "thresholds"}
         return cls(**_check.json_fields(data, required, required | {"quantum", "axis"}))
 
+    def to_tensor(self) -> Tensor:
+        """Return the number of levels, the levels, the thresholds and the quanta, in float64."""
+        quanta = self.quantum if isinstance(self.quantum, tuple) else (self.quantum,)
+        values = (len(self), *self.levels, *self.thresholds, *quanta)
+        return torch.tensor(values, dtype=torch.float64)
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor, axis: int | None = None) -> "Stair":
+        """Return the stair of :meth:`to_tensor`; ``axis`` is that of its quanta, if it has some."""
+        try:
+            count, *values = tensor.tolist()
+            levels, values = tuple(values[: int(count)]), values[int(count) :]
+            thresholds, quanta = tuple(values[: len(levels) - 1]), values[len(levels) - 1 :]
+            return cls(levels, thresholds, float(*quanta) if axis is None else tuple(quanta), axis)
+        except (AttributeError, ArithmeticError, TypeError, ValueError):
+            raise _check.wrong("stair", tensor, "a tensor of Stair.to_tensor") from None
+
 
 def check_tensor(x: object) -> None:
     """Raise ValueError if x is not a tensor of a dtype that stairs take."""

@@ -381,6 +381,31 @@ def test_a_checkpoint_of_an_older_version_warns(out: Path, complete: Result) -> 
     trained_network(out, load("digits"))  # the checkpoints since then say it
 
 
+def test_a_checkpoint_from_before_stairs_were_saved_loads(out: Path, complete: Result) -> None:
+    def older(state: dict[str, Any]) -> None:
+        saved = state["network"]
+        state["network"] = {key: saved[key] for key in saved if not key.endswith("_extra_state")}
+
+    x = load("digits").x[:50] / 16
+    expected = trained_network(out, load("digits"))(x)
+    forge(out, older)
+    assert torch.equal(trained_network(out, load("digits"))(x), expected)
+    ends_well(out, complete)
+
+
+def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:
+    def other(state: dict[str, Any]) -> None:
+        for key in state["network"]:
+            if key.endswith("weight_stair._extra_state"):
+                state["network"][key][1] -= 0.5
+
+    forge(out, other)
+    with pytest.raises(CheckpointError, match="does not fit this network"):
+        train(RECIPE, out, resume=True)
+    with pytest.raises(RunError, match="shapes, types or stairs"):
+        trained_network(out, load("digits"))
+
+
 def test_a_run_that_began_before_there_were_groups_of_parameters(
     out: Path, complete: Result
 ) -> None:

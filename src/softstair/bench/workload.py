@@ -137,7 +137,7 @@ class StepRunner:
         del self.step
         state.optimiser.zero_grad()
         moments = [v for values in state.optimiser.state.values() for v in values.values()]
-        kept = [*state.network.state_dict().values()]
+        kept: list[Tensor] = [*state.network.parameters(), *state.network.buffers()]
         kept += [value for value in moments if isinstance(value, Tensor)]
         # A new step, captured again: memory that compiling needed is not counted.
         self.step = self._new_step()

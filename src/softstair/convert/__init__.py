@@ -3,12 +3,12 @@
 :mod:`~softstair.convert.graph` finds out what a network computes. :mod:`~softstair.convert.ops` is
 the table of what each operation does to quantised features. :mod:`~softstair.convert.sites` decides
 what is quantised, with which layer number. :mod:`~softstair.convert.rewrite` turns functional
-activations into modules.
+activations into modules. :mod:`~softstair.convert.conversion` records what became of each layer.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
@@ -16,6 +16,14 @@ from torch import Tensor, fx, nn
 from softstair import _check
 from softstair import noise as noises
 from softstair._errors import first_line
+from softstair.convert.conversion import (
+    ATTRIBUTE,
+    Conversion,
+    Row,
+    present_row,
+    require_stairs,
+    stair_row,
+)
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import Effect, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite
@@ -37,47 +45,6 @@ from softstair.stair import Stair, fit_quantum
 from softstair.ste import Estimator
 
 __all__ = ["quantise", "report"]
-
-ATTRIBUTE = "_softstair_conversion"
-
-
-@dataclass(frozen=True)
-class Row:
-    """A module or function call, and what became of it."""
-
-    name: str
-    kind: str  # its class, or the name of the function
-    layer: int | None  # None if it is left in float
-    became: str  # what it is now, or why it is left in float
-    stair: str = ""
-    noise: str = ""
-    forward: str = ""
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table."""
-
-    rows: tuple[Row, ...]  # in order of execution
-    graph: Graph
-
-    @property
-    def layers(self) -> int:
-        """The number of quantised layers."""
-        return 1 + max(row.layer for row in self.rows if row.layer is not None)
-
-    def __str__(self) -> str:
-        lines = [["layer", "name", "was", "became", "stair", "noise", "forward"]]
-        for row in self.rows:
-            layer = "" if row.layer is None else str(row.layer)
-            cells = [row.name, row.kind, row.became, row.stair, row.noise, row.forward]
-            lines.append([layer, *cells])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["─" * width for width in widths])
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
 
 
 def quantise(
@@ -183,6 +150,7 @@ def quantise(
     if calls:
         graph = rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    net.register_load_state_dict_pre_hook(require_stairs)
     return net
 
 
@@ -215,7 +183,7 @@ def report(net: nn.Module) -> Conversion:
             f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
             "pass the network inside DDP or torch.compile",
         )
-    return conversion
+    return replace(conversion, rows=tuple(present_row(net, row) for row in conversion.rows))
 
 
 def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:
@@ -339,7 +307,9 @@ def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:
     return {"noise": family, "forward": _check.choice("forward", forward, FORWARDS)}
 
 
-def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> StairLayer:
+def _layer(
+    site: Site, keywords: dict[str, Any], init: str, fit: Literal["layer", "channel"] | None
+) -> StairLayer:
     module, stair, kind = site.module, site.stair, site.operator.replacement
     assert module is not None
     assert stair is not None
@@ -354,6 +324,7 @@ def _layer(site: Site, keywords: dict[str, Any], init: str, fit: str | None) -> 
             f"{site.name}, but {len(stair.quantum)} were given",
         )
     weight_stair = StairWeight(**{**keywords, "stair": stair})
+    weight_stair.fit = fit if init == "keep" else None
     layer: StairLayer = kind.from_float(module, weight_stair)
     if site.input_unit is not None:
         layer.input_quantum, layer.widest_input, _ = site.input_unit
@@ -387,13 +358,3 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
         if operator.replacement and kind in operator.modules and module not in called:
             rows.append(Row(name, kind.__name__, None, "float: never called as a module"))
     return tuple(rows)
-
-
-def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:
-    """Return the row of a module of class ``kind``, or of a function, that was replaced."""
-    became = "stair weights" if isinstance(replacement, StairLayer) else "stair activation"
-    module = replacement.weight_stair if isinstance(replacement, StairLayer) else replacement
-    quantum = module.stair.quantum
-    quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
-    stair = f"{len(module.stair)} levels, {quanta}"
-    return Row(name, kind, module.layer, became, stair, repr(module.noise), module.strategy)

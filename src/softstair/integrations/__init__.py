@@ -15,7 +15,7 @@ from torch import nn
 
 from softstair import _check
 from softstair.anneal import Annealer
-from softstair.convert import ATTRIBUTE
+from softstair.convert.conversion import ATTRIBUTE
 from softstair.schedule import NoisePath, Schedule
 
 

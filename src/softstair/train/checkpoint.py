@@ -22,6 +22,7 @@ from torch import Tensor
 
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import refuse_link, replacing, write
+from softstair._stair_module import EXTRA_STATE
 from softstair.train.recipe import Recipe
 from softstair.train.records import MAX_THREADS, RunError, extended, is_history
 from softstair.train.state import State
@@ -151,11 +152,15 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
-    """Return whether the state of a network has the names, shapes and types of another's."""
-    if not isinstance(loaded, Mapping) or set(loaded) != set(own):
+    """Return whether the state of a network has the names, shapes and types of another's.
+
+    That of an older version may lack the levels and thresholds of stairs.
+    """
+    required = {name for name in own if not name.endswith(EXTRA_STATE)}
+    if not isinstance(loaded, Mapping) or not required <= set(loaded) <= set(own):
         return False
     kind = lambda value: (getattr(value, "shape", None), getattr(value, "dtype", None))
-    return all(kind(loaded[name]) == kind(value) for name, value in own.items())
+    return all(kind(value) == kind(own[name]) for name, value in loaded.items())
 
 
 def load_checkpoint(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -111,13 +111,16 @@ def trained_network(
         raise RunError(f"{str(path)!r} holds no trained network{hint}.")
     with torch.random.fork_rng([]):
         network = make_network(recipe, dataset, model)
-    if not checkpoint.is_like(state.get("network"), network.state_dict()):
+    try:
+        if not checkpoint.is_like(state.get("network"), network.state_dict()):
+            raise RuntimeError
+        network.load_state_dict(state["network"])
+    except RuntimeError:
         raise RunError(
-            f"the parameters in {str(path)!r} have other names, shapes or types than those of the "
-            "model: pass the model that was trained.",
+            f"the parameters in {str(path)!r} have other names, shapes, types or stairs than those "
+            "of the model: pass the model that was trained.",
             field="model",
-        )
-    network.load_state_dict(state["network"])
+        ) from None
     return network.eval()
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check
-from softstair.convert import ATTRIBUTE, report
+from softstair.convert import report
+from softstair.convert.conversion import ATTRIBUTE
 from softstair.nn import StairLayer
 from softstair.schedule import Schedule
 from softstair.stair import Stair

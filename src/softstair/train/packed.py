@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
+from softstair._stair_module import EXTRA_STATE
 from softstair.data import Dataset
 from softstair.models import build, default_for
 from softstair.nn import StairLayer
@@ -53,7 +54,11 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
         "test_accuracy": summary["test_accuracy"],
         "versions": summary["config"].get("versions"),
     }
-    state = {key: tensor.cpu().contiguous() for key, tensor in network.state_dict().items()}
+    state = {
+        key: tensor.cpu().contiguous()
+        for key, tensor in network.state_dict().items()
+        if not key.endswith(EXTRA_STATE)  # the recipe says which stairs these are
+    }
     for key, layer in _stair_layers(network):
         stair = layer.weight_stair.stair
         state[key] = _to_bits(stair.index(layer.weight.detach().cpu()), _width(stair))

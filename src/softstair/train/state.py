@@ -61,7 +61,7 @@ class State:
         self.optimiser = make_optimiser(self.network, recipe, recipe.stair("weights"), device)
         self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
         # A model's own buffers may be infinite by design, as attention masks are.
-        values = self.network.state_dict().items()
+        values = (*self.network.named_parameters(), *self.network.named_buffers())
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
         self.annealer = self._make_annealer(recipe)
         self.latent_bounds = self._latent_bounds(recipe)
@@ -194,7 +194,7 @@ class State:
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Return whether all parameters and statistics are finite that were so at first."""
-        values = self.network.state_dict()
+        values = dict((*self.network.named_parameters(), *self.network.named_buffers()))
         return bool(torch.stack([values[name].isfinite().all() for name in self._finite]).all())
 
     def random_state(self) -> dict[str, Any]:
