@@ -155,6 +155,22 @@ class MobileNet(nn.Module):
         return self.classifier(self.features(x).mean([2, 3]))
 
 
+class NormAct(nn.BatchNorm2d):
+    """timm's BatchNormAct2d: a batch-norm whose code reads its mode, and an activation."""
+
+    def __init__(self, channels: int, act: bool = True) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU() if act else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, "expected 4D input")
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        running = (self.running_mean, self.running_var)
+        y = F.batch_norm(x, *running, self.weight, self.bias, self.training, 0.1, self.eps)
+        return self.act(y)
+
+
 class InvertedBottleneck(nn.Module):
     """MobileNetV2's block: expand, depthwise, project; no activation at the end."""
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import softstair as ss
-from networks import without_exact_sums
+from networks import NormAct, without_exact_sums
 
 TERNARY = ss.Stair.ternary()
 
@@ -214,6 +214,24 @@ def test_functional_dropout_follows_the_mode():
     never = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.5, training=False)))
     net = ss.quantise(never, TERNARY, TERNARY)
     assert torch.equal(net(x), net(x))
+
+
+def test_functional_normalisation_follows_the_mode():
+    """The sum without an activation gets a stair, so that the code is rewritten."""
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1)]
+    norms = (nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.ReLU())
+    plain = nn.Sequential(convolutions[0], norms[0], convolutions[1], *norms[1:])
+    own = nn.Sequential(convolutions[0], NormAct(3, act=False), convolutions[1], NormAct(3))
+    nets = [ss.quantise(model, TERNARY, TERNARY, init="keep") for model in (plain, own)]
+    assert [ss.report(net).layers for net in nets] == [2, 2]
+    for training in (True, True, False):
+        x = torch.randn(4, 2, 5, 5)
+        first, second = (net.train(training)(x) for net in nets)
+        assert torch.equal(first, second)
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(nets[0].get_buffer(f"3.{name}"), nets[1].get_buffer(f"3.{name}"))
+    assert float(nets[1][1].running_var.std()) > 0
 
 
 def test_an_activation_of_several_names_is_several_stairs():

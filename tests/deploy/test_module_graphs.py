@@ -109,23 +109,8 @@ def test_other_functions_raise(head: Callable[[Tensor], Tensor], reason: str) ->
         integerise(quantised(networks.LeNet(head), skip="fc"), (3, 10, 10), ZERO, SCALE)
 
 
-class NormAct(nn.BatchNorm2d):
-    """timm's BatchNormAct2d: the normalisation is a function, which an activation follows."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        torch._assert(x.ndim == 4, f"expected 4D input (got {x.ndim}D input)")
-        if self.training:
-            self.num_batches_tracked.add_(1)
-        statistics = (self.running_mean, self.running_var, self.weight, self.bias)
-        return self.act(F.batch_norm(x, *statistics, self.training, 0.1, self.eps))
-
-
 def test_a_normalisation_that_is_a_function_exports() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), NormAct(3), nn.Flatten(), nn.Linear(18, 3))
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), networks.NormAct(3), nn.Flatten(), nn.Linear(18, 3))
     assert exported(quantised(model, skip="3")).stairs == ("1.act",)
 
 

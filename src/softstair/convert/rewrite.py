@@ -5,8 +5,8 @@ stairs that are added to sums. The network keeps its modules and attributes. Its
 subclass, whose forward pass is the code of the traced graph. That code calls the innermost modules;
 a block that is called by itself still runs its own code. Tracing fixes what a forward pass decides
 in Python, such as the training mode: ``F.dropout(x, training=self.training)`` would always drop.
-The network is therefore traced in both modes. Such dropouts become modules; any other difference
-raises ValueError.
+The network is therefore traced in both modes. Such dropouts become modules, other arguments that
+are the mode read it, and any other difference raises ValueError.
 """
 
 import importlib
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from softstair import _check
 from softstair.convert.graph import IN_PLACE_OPERATORS, Graph, steps_of, trace
@@ -58,9 +59,9 @@ def rewrite(net: nn.Module, calls: Mapping[int, NewCall]) -> Graph:
     _, eval_graph = trace(net, training=False)
     _check_hooks(net, train_graph)
     replaced = {number for number, call in calls.items() if not call.is_added}
+    nodes, names = list(train_graph.nodes), call_names(train_graph)
     dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
-    names = call_names(train_graph)
-    for number, node in enumerate(list(train_graph.nodes)):
+    for number, node in enumerate(nodes):
         node.type = None  # annotations may be strings, which are no code
         if number in calls:
             _insert(train_graph, node, net, calls[number])
@@ -126,17 +127,21 @@ def _insert(traced: fx.Graph, node: fx.Node, net: nn.Module, new: NewCall) -> No
 def _differing_dropouts(
     net: nn.Module, train_graph: fx.Graph, eval_graph: fx.Graph, replaced: Container[int]
 ) -> set[fx.Node]:
-    """Return the dropouts that follow the training mode; raise if anything else differs."""
+    """Return the dropouts that follow the training mode; raise if anything else differs.
+
+    An argument ``training=self.training``, as of F.batch_norm, reads the mode of the network.
+    """
     dropouts = set()
     is_same = len(train_graph.nodes) == len(eval_graph.nodes)
     numbers = {n: i for traced in (train_graph, eval_graph) for i, n in enumerate(traced.nodes)}
-    for a, b in zip(train_graph.nodes, eval_graph.nodes, strict=False):
+    for a, b in zip(list(train_graph.nodes), eval_graph.nodes, strict=False):
         if a.op == "get_attr" and b.op == "get_attr":
             _check_constants(net, str(a.target), str(b.target))
         elif _call(a, numbers) != _call(b, numbers):
-            is_dropout = a.target == b.target and a.target in DROPOUTS
-            is_same = is_same and (is_dropout or numbers[a] in replaced)
-            dropouts.add(a)
+            if a.target == b.target and a.target in DROPOUTS:
+                dropouts.add(a)
+            elif numbers[a] not in replaced:
+                is_same = is_same and _read_mode(train_graph, a, b, numbers)
     if not is_same:
         raise _check.invalid(
             "model",
@@ -144,6 +149,29 @@ def _differing_dropouts(
             f"but {type(net).__name__} reads self.training; {ADVICE}",
         )
     return dropouts
+
+
+def _read_mode(
+    train_graph: fx.Graph, a: fx.Node, b: fx.Node, numbers: Mapping[fx.Node, int]
+) -> bool:
+    """Replace arguments that are True in training and False in evaluation by ``self.training``.
+
+    Returns:
+        Whether nothing else differs.
+    """
+    (mine, form), (theirs, other) = (tree_flatten((node.args, node.kwargs)) for node in (a, b))
+    if (a.op, a.target, form) != (b.op, b.target, other):
+        return False
+    modes = [x is True and y is False for x, y in zip(mine, theirs, strict=True)]
+    for x, y, follows in zip(mine, theirs, modes, strict=True):
+        first, second = (numbers[v] if isinstance(v, fx.Node) else v for v in (x, y))
+        if not follows and first != second:
+            return False
+    with train_graph.inserting_before(a):
+        mode = train_graph.get_attr("training")
+    leaves = [mode if follows else leaf for follows, leaf in zip(modes, mine, strict=True)]
+    a.args, a.kwargs = tree_unflatten(leaves, form)
+    return True
 
 
 def _call(node: fx.Node, numbers: Mapping[fx.Node, int]) -> tuple[Any, ...]:
