@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from softstair import _check, kernels
 from softstair import noise as noises
@@ -15,9 +15,14 @@ from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, regularise
 from softstair.stair import Stair, fit_quantum
 
-__all__ = ["EXTRA_STATE", "StairActivation", "StairModule", "StairWeight"]
+__all__ = ["EXTRA_STATE", "StairActivation", "StairModule", "StairWeight", "call_node"]
 
 EXTRA_STATE = "_extra_state"  # torch's key of get_extra_state in a state dict
+
+
+def call_node(module: nn.Module, x: Any) -> Any:
+    """Return the call of a module as one node, while torch.fx traces the network around it."""
+    return x.tracer.create_proxy("call_module", x.tracer.path_of_module(module), (x,), {})
 
 
 class StairModule(nn.Module):
@@ -67,6 +72,8 @@ class StairModule(nn.Module):
         self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return call_node(self, input)
         if not self.training:
             return kernels.hard(input, self.stair)
         mean = self._absolute(self.mean, input)

@@ -44,7 +44,8 @@ class Annealer:
         schedule: A :class:`Schedule`, or any function (layer, t) -> (mean, std) in quanta.
         steps_per_unit: Steps per unit of the schedule's time: ``len(loader)`` if it is epochs.
         update: ``"iteration"`` moves the noise at every step, ``"epoch"`` once per unit.
-        truncate: End the backward pass at annealed layers.
+        truncate: End the backward pass at annealed layers. Each annealed layer changes the backward
+            pass, so that ``torch.compile`` compiles the network again; with False it does so once.
         freeze: Give parameters behind annealed layers no gradient, so that they stand still.
         shift: Move the weights once by the first mean of their noise; None does so if the mean is
             dynamic.

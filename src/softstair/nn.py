@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from softstair import _check, kernels
-from softstair._stair_module import StairActivation, StairModule, StairWeight
+from softstair._stair_module import StairActivation, StairModule, StairWeight, call_node
 
 __all__ = [
     "StairActivation",
@@ -99,6 +99,8 @@ class StairLayer(nn.Module):
         raise TypeError(f"{type(self).__name__} does not say how it sums.")
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return call_node(self, input)
         if self.training:
             return self._sum(input, self.weight_stair(self.weight), self.bias)
         weight = self.weight_stair.integers(self.weight)

@@ -405,6 +405,45 @@ def test_compiled_equals_eager(name):
     torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "branching"])
+def test_a_graph_of_torch_fx_computes_the_same(name):
+    """In both modes, whichever it was traced in: stairs and layers are one node each."""
+    _, net, x = converted(name)
+    traced = torch.fx.symbolic_trace(net)
+    for training in (True, False):
+        torch.manual_seed(0)
+        actual = traced.train(training)(x)
+        torch.manual_seed(0)
+        assert torch.equal(actual, net.train(training)(x))
+    modules = {node.target for node in traced.graph.nodes if node.op == "call_module"}
+    stairs = [row.name for row in ss.report(net).rows if row.layer is not None]
+    assert modules >= set(stairs)
+
+
+@pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.nightly), "functional"])
+def test_an_exported_program_computes_the_same(name):
+    _, net, x = converted(name)
+    program = torch.export.export(net.eval(), (x,), strict=False)
+    assert torch.equal(program.module()(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("truncate", "compilations"), [pytest.param(True, 4, marks=pytest.mark.nightly), (False, 1)]
+)
+def test_an_annealed_network_is_compiled_once_if_nothing_is_truncated(truncate, compilations):
+    torch._dynamo.reset()
+    graphs = []
+    _, net, x = converted("mlp")
+    compiled = torch.compile(net, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    schedule = ss.Schedule.for_network(net, period=1)
+    annealer = ss.Annealer(net, schedule, truncate=truncate)
+    for _ in range(4):
+        annealer.step()
+        compiled(x).sum().backward()
+    assert annealer.annealed == (0, 1, 2)
+    assert len(graphs) == compilations
+
+
 def integer_sums(layer: nn.Module, x: Tensor) -> Tensor:
     """What the layer's sums must be: INT4 weights and multiples of 0.07, in float64 integers."""
     integers = (x.double() / 0.07).round()

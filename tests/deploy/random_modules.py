@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,7 @@ VIEWS: Functions = dict(
     expand_as=lambda x: x.expand_as(x),
     flatten=lambda x: x.flatten(1),
 )
+FLATTENINGS = [VIEWS["flatten"], VIEWS["view"], VIEWS["reshape"]]
 ALIASES: Functions = dict(same=lambda x: x, contiguous=lambda x: x.contiguous())
 WRITES: Functions = dict(
     mul_=lambda x: x.mul_(0.375),
@@ -171,13 +173,16 @@ class _Builder:
         self.skip: list[str] = []
         self.biased: dict[str, tuple[str, int]] = {}
         self.bias_of: dict[str, tuple[str, int]] = {}
+        self.stairs: Counter[str] = Counter()
+        """How often each ReLU that becomes a stair is called."""
 
     def run(self, function: Callable[..., Tensor] | nn.Module, *names: str) -> str:
         """Add an operation and return the name of its result."""
         result = f"v{len(self.lines)}"
         called: Any = function
         if isinstance(function, nn.Module):
-            called = f"m{len(self.layers)}"
+            names_of = {module: name for name, module in self.layers.items()}
+            called = names_of.get(function, f"m{len(self.layers)}")
             self.layers[called] = function
         self.lines.append((result, called, names))
         call = function.eval() if isinstance(function, nn.Module) else function
@@ -216,9 +221,21 @@ class _Builder:
         return self.sum(x, nn.Conv2d(self.shapes[x][0], channels, kernel, 1, padding), norm)
 
     def stair(self, x: str) -> str:
-        y = self.run(nn.ReLU(), x)
-        if x in self.bias_of:
-            self.biased[self.last_module()] = self.bias_of[x]
+        """A ReLU: a module of its own, one that was called before, or a function."""
+        kind = self.rng.choice(["new", "new", "again", "function"])
+        if kind == "again" and self.stairs:
+            stair = self.rng.choice([*self.stairs])
+            y = self.run(self.layers[stair], x)
+        elif kind == "function":
+            y, stair = self.run(F.relu, x), ""
+        else:
+            y = self.run(nn.ReLU(), x)
+            stair = [*self.layers][-1]
+        self.stairs[stair] += 1
+        if stair and x in self.bias_of:
+            call = self.stairs[stair]
+            self.biased[f"layers.{stair}{f'.{call}' if call > 1 else ''}"] = self.bias_of[x]
+        self.stairs.pop("", None)
         self.bias_of.pop(y, None)
         return y
 
@@ -342,7 +359,7 @@ def _linear_over_rows(b: _Builder, h: str) -> str:
 
 def _flattened(b: _Builder, h: str) -> str:
     """A view as the exporter knows it; perhaps it is written into, and h read once more."""
-    flat = b.run(b.rng.choice([VIEWS["flatten"], nn.Flatten()]), h)
+    flat = b.run(b.rng.choice([*FLATTENINGS, nn.Flatten()]), h)
     size = b.shapes[flat][0]
     if b.rng.random() < 0.6:
         y = b.stair(b.sum(flat, nn.Linear(size, size)))
@@ -427,7 +444,7 @@ def _head(b: _Builder, h: str, exact: bool) -> None:
         b.run(nn.Linear(size[-1], 4), h)
         return
     if len(size) > 1:
-        h = b.run(b.rng.choice([VIEWS["flatten"], nn.Flatten()]), h)
+        h = b.run(b.rng.choice([*FLATTENINGS, nn.Flatten()]), h)
     linear = nn.Linear(b.shapes[h][0], 4)
     b.run(linear, h)
     if kind == "linear":
