@@ -9,7 +9,8 @@ from types import ModuleType
 
 from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
-from softstair.convert import quantise, report
+from softstair.convert import quantise
+from softstair.deploy.summary import report
 from softstair.noise import Noise
 from softstair.norms import refresh_statistics
 from softstair.regularise import regularise

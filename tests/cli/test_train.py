@@ -141,7 +141,12 @@ def test_output_to_a_file(flags: list[str], run: Run, tmp_path: Path) -> None:
     code, out, err = run("train", *SHORT, *flags, "--out", "x")
     assert code == 0
     assert "\x1b" not in out + err
-    assert all(line.startswith("softstair train: warning: ") for line in err.splitlines())
+    notes = [line for line in err.splitlines() if "train: warning: " not in line]
+    exact = ["softstair train: exports exactly"]
+    assert [note.partition(";")[0] for note in notes] == ([] if flags else exact)
+    assert all(
+        note.partition(": ")[2].rstrip(".") in Path("x/network.txt").read_text() for note in notes
+    )
     summary = json.loads(Path("x/summary.json").read_text())
     for name in ("valid_accuracy", "best_valid_accuracy"):
         assert f"{summary[name]:.2%}" in out

@@ -193,6 +193,8 @@ def test_a_key_that_fits_no_layer_is_named_with_close_names():
     assert type(skipped[6]) is nn.Linear
 
 
-def test_report_raises_for_a_float_network():
-    with pytest.raises(ValueError, match="net"):
+def test_report_raises_for_a_network_that_quantise_did_not_return():
+    with pytest.raises(ValueError, match="something to quantise"):
         ss.report(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="inside DDP"):
+        ss.report(nn.Sequential(ss.quantise(mlp(), TERNARY, TERNARY)))

@@ -18,7 +18,7 @@ from softstair.data import load
 from softstair.models import last_layer
 from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_threads
-from softstair.train.network import advice, make_network
+from softstair.train.network import advice, describe_network, make_network
 from softstair.train.records import data_version_of
 from softstair.train.state import State
 
@@ -224,3 +224,17 @@ def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
         tmp_path / "whole" / "metrics.jsonl"
     ).read_bytes()
     assert (cut / "network.txt").exists()
+
+
+def test_input_without_an_integer_zero_is_said_before_training() -> None:
+    data = replace(load("digits"), mean=8.3)
+    for recipe, sentence in (
+        (SHORT, "does not export exactly: zero must be an integer"),
+        (replace(SHORT, integer_input=True), "exports exactly; C needs at most"),
+    ):
+        text, exports = describe_network(make_network(recipe, data), recipe, data)
+        assert exports is not None
+        assert exports.startswith(sentence)
+        assert text.endswith(exports)
+    floats = replace(SHORT, weights="float", features="float")
+    assert describe_network(make_network(floats, data), floats, data)[1] is None

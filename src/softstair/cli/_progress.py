@@ -132,6 +132,10 @@ class Progress:
             self._print(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
             self._warn(advice, f"{flags_in(advice)}.")
+        exports = event.get("exports")
+        if exports and self._verb == "train" and exports not in self._warned:
+            self._warned.add(exports)
+            self._print(f"{flags_in(exports).rstrip('.')}.")
 
     def _advance(self, label: str, event: Event) -> None:
         more: dict[str, Any] = {}

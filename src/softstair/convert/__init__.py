@@ -1,4 +1,4 @@
-"""Conversion of float networks: ``quantise`` and ``report``.
+"""Conversion of float networks: ``quantise``.
 
 :mod:`~softstair.convert.graph` finds out what a network computes. :mod:`~softstair.convert.ops` is
 the table of what each operation does to quantised features. :mod:`~softstair.convert.sites` decides
@@ -20,7 +20,6 @@ from softstair.convert.conversion import (
     ATTRIBUTE,
     Conversion,
     Row,
-    present_row,
     require_stairs,
     stair_row,
 )
@@ -44,7 +43,7 @@ from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair, fit_quantum
 from softstair.ste import Estimator
 
-__all__ = ["quantise", "report"]
+__all__ = ["quantise"]
 
 
 def quantise(
@@ -152,38 +151,6 @@ def quantise(
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
     net.register_load_state_dict_pre_hook(require_stairs)
     return net
-
-
-def report(net: nn.Module) -> Conversion:
-    """Return what became of each layer of a quantised network, as a table to print.
-
-    >>> import softstair as ss
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="2")
-    >>> print(ss.report(net))
-    layer  name  was     became            stair                noise      forward
-    ─────  ────  ──────  ────────────────  ───────────────────  ─────────  ───────
-    0      0     Linear  stair weights     3 levels, quantum 1  Uniform()  mode
-    0      1     ReLU    stair activation  3 levels, quantum 1  Uniform()  mode
-           2     Linear  float: skipped
-
-    Args:
-        net: A network that :func:`softstair.quantise` returned.
-
-    Returns:
-        The table: ``rows`` has an entry for each layer, ``layers`` counts the quantised ones.
-
-    Raises:
-        ValueError: If ``net`` was not quantised. DDP and ``torch.compile`` wrap the network.
-    """
-    conversion = getattr(net, ATTRIBUTE, None)
-    if not isinstance(conversion, Conversion):
-        raise _check.invalid(
-            "net",
-            f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
-            "pass the network inside DDP or torch.compile",
-        )
-    return replace(conversion, rows=tuple(present_row(net, row) for row in conversion.rows))
 
 
 def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:

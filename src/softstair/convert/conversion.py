@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from softstair import _check
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
 
@@ -27,28 +28,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The outcome of :func:`softstair.quantise`; ``print`` shows it as a table."""
+    """The outcome of :func:`softstair.quantise`."""
 
     rows: tuple[Row, ...]  # in order of execution
     graph: Graph
 
-    @property
-    def layers(self) -> int:
-        """The number of quantised layers."""
-        return 1 + max(row.layer for row in self.rows if row.layer is not None)
 
-    def __str__(self) -> str:
-        lines = [["layer", "name", "was", "became", "stair", "noise", "forward"]]
-        for row in self.rows:
-            layer = "" if row.layer is None else str(row.layer)
-            cells = [row.name, row.kind, row.became, row.stair, row.noise, row.forward]
-            lines.append([layer, *cells])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["─" * width for width in widths])
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
+def conversion_of(net: nn.Module) -> Conversion:
+    """Return what became of each layer of a quantised network, with its present stairs."""
+    conversion = getattr(net, ATTRIBUTE, None)
+    if not isinstance(conversion, Conversion):
+        raise _check.invalid(
+            "net",
+            f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
+            "pass the network inside DDP or torch.compile",
         )
+    return replace(conversion, rows=tuple(_present_row(net, row) for row in conversion.rows))
 
 
 def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:
@@ -61,7 +56,7 @@ def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -
     return Row(name, kind, module.layer, became, stair, repr(module.noise), module.strategy)
 
 
-def present_row(net: nn.Module, row: Row) -> Row:
+def _present_row(net: nn.Module, row: Row) -> Row:
     """Return a row with the present stair; a checkpoint may have had another quantum."""
     module = dict(net.named_modules(remove_duplicate=False)).get(row.name)
     if not isinstance(module, StairLayer | StairActivation):

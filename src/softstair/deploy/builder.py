@@ -125,6 +125,12 @@ class NodeBuilder:
         values = tuple((floats.get(n, math.nan),) * 2 for n in range(levels[0], levels[-1] + 1))
         return IntegerFeatures(name, quantum, levels[0], levels[-1], values)
 
+    def unknown_stair(self, name: str, stair: Stair, shape: Shape) -> IntegerFeatures:
+        """Return the features of a stair whose input has no integer form."""
+        levels = stair.integers or (0, 0)
+        self._add(nodes.Input(name, (), levels[0], levels[-1], shape, 0, 1.0))
+        return self._levels(name, stair)
+
     def apply(self, name: str, x: Value, function: Callable[[Tensor], Tensor]) -> PendingSum:
         """Apply a normalisation or a ReLU to a pending sum."""
         if isinstance(x, IntegerFeatures):

@@ -56,6 +56,15 @@ def integerise(
     >>> torch.equal(integer(x), net((x.float() - 128) / 64))
     True
     """
+    net, builder, traced, graph = prepare(net, shape, zero, scale, dtype)
+    with torch.no_grad():
+        return GraphConversion(net, builder).run(traced, graph)
+
+
+def prepare(
+    net: nn.Module, shape: Sequence[int], zero: int, scale: float, dtype: torch.dtype
+) -> tuple[nn.Module, NodeBuilder, fx.Graph, Graph]:
+    """Return a copy of a network to convert, a builder with its input, and its traced graph."""
     if dtype not in INPUT_TYPES:
         raise _check.wrong("dtype", dtype, "torch.uint8, torch.int8 or torch.int16")
     ends = torch.iinfo(dtype)
@@ -73,9 +82,7 @@ def integerise(
         raise ExportError(
             f"net must be traceable by torch.fx, but it is not ({first_line(error)}).", field="net"
         ) from None
-    with torch.no_grad():
-        builder = NodeBuilder(tuple(shape), zero, float(scale), dtype)
-        return _Conversion(net, builder).run(traced, graph)
+    return net, NodeBuilder(tuple(shape), zero, float(scale), dtype), traced, graph
 
 
 def _bad_input(name: str, value: object, allowed: str) -> ExportError:
@@ -98,7 +105,7 @@ class Reshaped:
     shape: Shape
 
 
-class _Conversion:
+class GraphConversion:
     """The value of each node of a traced network, in terms of integer nodes."""
 
     def __init__(self, net: nn.Module, builder: NodeBuilder) -> None:

@@ -26,7 +26,7 @@ from softstair.train.execution import (
     training_settings,
 )
 from softstair.train.metrics import evaluate, refresh_statistics, stair_health
-from softstair.train.network import make_network, table
+from softstair.train.network import describe_network, make_network
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
 from softstair.train.records import (
@@ -250,7 +250,8 @@ def _train(
         **team.broadcast(run.digests),  # a run that has a checkpoint does not read its start again
         **digests,
     }
-    run.begin(config, table(state.network))
+    described, state.exports = describe_network(state.network, recipe, dataset)
+    run.begin(config, described)
     run.resume(state)
     run_epochs(state, training, valid, run, watchers)
     test_accuracy = None

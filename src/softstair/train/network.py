@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from softstair import _check, _plugins, kernels
 from softstair import noise as noises
 from softstair._errors import first_line
-from softstair.convert import quantise, report
+from softstair.convert import quantise
 from softstair.data import Dataset
+from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
@@ -124,12 +125,16 @@ def trained_network(
     return network.eval()
 
 
-def table(network: nn.Module) -> str:
-    """Return the report of a network's layers; of a float network, its modules."""
-    try:
-        return str(report(network))
-    except ValueError:
-        return f"{network}\n\nin float: nothing was quantised"
+def describe_network(
+    network: nn.Module, recipe: Recipe, dataset: Dataset
+) -> tuple[str, str | None]:
+    """Return the report of a network, and one sentence: what exports; of a float network, none."""
+    if recipe.is_float:
+        return f"{network}\n\nin float: nothing was quantised", None
+    zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
+    number: Any = int(zero) if zero.is_integer() else zero
+    described = report(network, tuple(dataset.x.shape[1:]), number, scale)
+    return str(described), described.conclusion
 
 
 @torch.no_grad()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check
-from softstair.convert import report
-from softstair.convert.conversion import ATTRIBUTE
+from softstair.convert.conversion import ATTRIBUTE, conversion_of
 from softstair.nn import StairLayer
 from softstair.schedule import Schedule
 from softstair.stair import Stair
@@ -180,7 +179,7 @@ def _layers(network: nn.Module) -> list[Any]:
     modules = dict(network.named_modules())
     names = list(modules)
     if hasattr(network, ATTRIBUTE):
-        names = [row.name for row in report(network).rows]
+        names = [row.name for row in conversion_of(network).rows]
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d
     return [modules[name] for name in names if isinstance(modules.get(name), kinds)]
 

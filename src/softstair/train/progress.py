@@ -59,7 +59,8 @@ class EventSender:
         if state.annealer is not None:
             self._schedule = state.recipe.schedule(state.annealer.layers)
         process = {"process": os.getpid(), "threads": torch.get_num_threads()}
-        self._send({"kind": "begin", **position, **process, "advice": advice(state)})
+        notes = {"advice": advice(state), "exports": state.exports}
+        self._send({"kind": "begin", **position, **process, **notes})
 
     def step(self, state: State) -> None:
         now = time.monotonic()

@@ -36,8 +36,10 @@ class State:
         loss, correct: Sums over this epoch's steps, on the device.
         history: Metrics of each complete epoch.
         teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
+        exports: One sentence: whether the network exports exactly; None for a float network.
     """
 
+    exports: str | None = None
     teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from softstair.convert import report
+from softstair.convert.conversion import conversion_of
 from softstair.convert.graph import trace
 from softstair.data import Dataset
 from softstair.models import teacher_for
@@ -352,7 +352,7 @@ def _layers_and_norms(
     network: nn.Module,
 ) -> Iterator[tuple[StairLayer, list[nn.modules.batchnorm._BatchNorm]]]:
     """Yield each quantised layer with the batch normalisations that take its output."""
-    graph = report(network).graph
+    graph = conversion_of(network).graph
     modules = [step.module and network.get_submodule(step.module) for step in graph.steps]
     layers = [module for module in modules if isinstance(module, StairLayer)]
     for layer in dict.fromkeys(layers):

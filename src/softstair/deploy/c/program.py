@@ -109,6 +109,11 @@ def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryP
     return files, program.plan()
 
 
+def memory_plan(network: IntegerNetwork) -> MemoryPlan:
+    """Return the memory plan of the program that :func:`sources` would generate."""
+    return _Program(network, "network").plan()
+
+
 class _Program:
     def __init__(self, network: IntegerNetwork, name: str) -> None:
         self.network, self.name, self.layout = network, name, layout(network)

@@ -1,0 +1,255 @@
+"""The report of a network: what was quantised, what exports exactly, and what it costs."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from softstair import _check
+from softstair.convert import quantise
+from softstair.convert.conversion import Conversion, Row, conversion_of
+from softstair.deploy.c.program import MemoryPlan, memory_plan
+from softstair.deploy.integer import GraphConversion, StaticValue, prepare
+from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.nn import StairActivation, StairLayer, StairModule
+from softstair.stair import Stair
+
+YES = "yes"
+UNKNOWN = object()
+"""The value of a call that has no exact integer form, or that follows one."""
+FAR = 1e9
+"""A weight beyond every threshold."""
+
+
+@dataclass(frozen=True)
+class ReportRow(Row):
+    """A module or function call: what became of it, whether it exports, and what it costs."""
+
+    exports: str = ""  # "yes", or why not and what to change
+    weights: int = 0
+    macs: int | None = None  # multiply-accumulate operations per input
+    bytes: int = 0  # of the packed weights
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`softstair.report` returns; ``print`` shows it as a table.
+
+    Attributes:
+        rows: In order of execution.
+        conclusion: One sentence: the network exports exactly, or what does not and what to change.
+        exports_exactly: Whether it does; None if no ``shape`` was given.
+        plan: The memory that the C program needs at most; None if it cannot be exported to C.
+    """
+
+    rows: tuple[ReportRow, ...]
+    conclusion: str
+    exports_exactly: bool | None = None
+    plan: MemoryPlan | None = None
+
+    @property
+    def layers(self) -> int:
+        """The number of quantised layers."""
+        return 1 + max(row.layer for row in self.rows if row.layer is not None)
+
+    def __str__(self) -> str:
+        lines = ["layer name was became stair noise forward exports weights MACs bytes".split()]
+        notes: list[str] = []
+        for row in self.rows:
+            exports = row.exports
+            if exports not in ("", YES):
+                notes += [exports] if exports not in notes else []
+                exports = f"no ({notes.index(exports) + 1})"
+            about = [row.name, row.kind, row.became, row.stair, row.noise, row.forward, exports]
+            costs = [row.weights or "", "" if row.macs is None else row.macs, row.bytes or ""]
+            layer = "" if row.layer is None else str(row.layer)
+            lines.append([layer, *about, *(f"{cost:,}" if cost else "" for cost in costs)])
+        sums = (sum(getattr(row, name) or 0 for row in self.rows) for name in COSTS)
+        lines.append(["", "in all", *[""] * 6, *(f"{total:,}" if total else "" for total in sums)])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["─" * width for width in widths])
+        table = (
+            "  ".join(
+                cell.rjust(width) if number > 7 else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+        numbered = (f"({number}) {note}" for number, note in enumerate(notes, 1))
+        return "\n".join([*table, *numbered, self.conclusion])
+
+
+COSTS = ("weights", "macs", "bytes")
+
+
+def report(
+    model: nn.Module,
+    shape: Sequence[int] | None = None,
+    zero: int = 128,
+    scale: float = 64.0,
+    dtype: torch.dtype = torch.uint8,
+) -> Report:
+    """Return what became of each layer, what exports exactly, and what it costs, before training.
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3")
+    >>> summary = ss.report(net, shape=(1, 2, 2))
+    >>> summary.exports_exactly, [row.exports for row in summary.rows]
+    (True, ['yes', 'yes', 'yes', 'yes'])
+    >>> print(summary.conclusion)
+    exports exactly; C needs at most 120 bytes of constants and 192 bytes of RAM
+
+    The answer comes from the conversion of :func:`softstair.deploy.integerise` itself, for the
+    largest weights and for batch normalisations with negative weights, as training may find them.
+    After a call that has no exact integer form, the conversion goes on behind the next stair.
+
+    Args:
+        model: A network of :func:`softstair.quantise`. A float network is quantised first, in a
+            copy: in ternary, all but its last layer.
+        shape: Shape of one input, (C, H, W); without it, nothing is said about export.
+        zero: The byte that stands for 0, as in :func:`softstair.deploy.integerise`.
+        scale: The scale of the input.
+        dtype: The type of the input: ``torch.uint8``, ``torch.int8`` or ``torch.int16``.
+
+    Returns:
+        The rows, the conclusion and the memory plan of C.
+
+    Raises:
+        ValueError: If a float network cannot be quantised, or ``shape`` does not fit. DDP and
+            ``torch.compile`` wrap the network.
+    """
+    preface, net = "", model
+    if not any(isinstance(module, StairModule) for module in model.modules()):
+        net, skip = _quantised(model, shape)
+        preface = f"in ternary, with {skip!r} in float: " if skip else "in ternary: "
+    conversion = conversion_of(net)
+    plain = tuple(_row(net, row) for row in conversion.rows)
+    if shape is None:
+        return Report(plain, f"{preface}give `shape`, that of one input, to see what exports")
+    try:
+        trial = _Trial(_extreme(net), shape, zero, scale, dtype)
+        now = trial if trial.network else _Trial(net, shape, zero, scale, dtype)
+    except ExportError as error:  # the input, or a network that cannot be traced
+        return Report(plain, f"{preface}does not export exactly: {error}", False)
+    rows = tuple(trial.rows(conversion, now))
+    rows += tuple(row for row in plain if row.name not in {known.name for known in rows})
+    if now.network is None:
+        return Report(rows, f"{preface}does not export exactly: {now.first_error}", False)
+    if trial.network is None:
+        conclusion = f"exports exactly as it is, but training may change that: {trial.first_error}"
+        return Report(rows, preface + conclusion, True)
+    try:
+        plan = memory_plan(trial.network)
+    except ExportError as error:
+        return Report(rows, f"{preface}exports exactly to ONNX, but not to C: {error}", True)
+    sizes = f"{plan.flash:,} bytes of constants and {plan.ram:,} bytes of RAM"
+    return Report(rows, f"{preface}exports exactly; C needs at most {sizes}", True, plan)
+
+
+def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module, str]:
+    """Return a float network in ternary, and the name of its last layer, which stays in float."""
+    stair = Stair.ternary()
+    example = None if shape is None else torch.zeros(2, *shape)
+    net = quantise(model, stair, stair, example_inputs=example)
+    names = [row.name for row in conversion_of(net).rows if row.became == "stair weights"]
+    if len(names) < 2:
+        return net, ""
+    return quantise(model, stair, stair, skip=names[-1], example_inputs=example), names[-1]
+
+
+def _extreme(net: nn.Module) -> nn.Module:
+    """Return a copy with the largest sums that its stairs allow, and normalisations that decrease.
+
+    If it has an exact integer form, so has the network with any weights.
+    """
+    net = copy.deepcopy(net)
+    for module in net.modules():
+        if isinstance(module, StairLayer):
+            stair, weight = module.weight_stair.stair, module.weight.data
+            weight.fill_(FAR if stair.levels[-1] >= -stair.levels[0] else -FAR)
+            # All channels but the first: every level occurs, as the packed weights depend on it.
+            others = weight[1:].flatten()
+            each = torch.tensor([-FAR, *stair.thresholds]).to(weight)[: len(others)]
+            others[: len(each)] = each
+            weight[1:] = others.view_as(weight[1:])
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            module.weight.data[0] = -1.0
+    return net
+
+
+def _row(net: nn.Module, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
+    """Return a row with its costs; ``size`` is the shape of its result."""
+    layer: Any = dict(net.named_modules()).get(row.name)
+    plain = ReportRow(**asdict(row), exports=exports)
+    if not isinstance(layer, StairLayer | nn.Linear | nn.Conv1d | nn.Conv2d):
+        return plain
+    count, bits = layer.weight.numel(), 32
+    if isinstance(layer, StairLayer):
+        bits = max(1, (len(layer.weight_stair.stair) - 1).bit_length())
+    macs = count * math.prod(size[1:]) // len(layer.weight) if size else None
+    return replace(plain, weights=count, macs=macs, bytes=-(-count * bits // 8))
+
+
+class _Trial(GraphConversion):
+    """A conversion that goes on after a call that has no exact integer form."""
+
+    network: IntegerNetwork | None = None
+
+    def __init__(self, net: nn.Module, shape: Sequence[int], *numbers: Any) -> None:
+        net, builder, self.traced, self.graph = prepare(net, shape, *numbers)
+        super().__init__(net, builder)
+        self.errors: dict[fx.Node | None, ExportError] = {}
+        with torch.no_grad():
+            try:
+                ShapeProp(fx.GraphModule(net, self.traced)).propagate(torch.zeros(1, *shape))
+            except Exception as error:  # whatever the model raises for another shape
+                problem = f"must be the shape of one input, but {tuple(shape)} raised "
+                raise _check.invalid("shape", f"{problem}{type(error).__name__}") from None
+            try:
+                network = self.run(self.traced, self.graph)
+                self.network = None if self.errors else network
+            except ExportError as error:
+                self.errors.setdefault(None, error)
+
+    @property
+    def first_error(self) -> ExportError:
+        return next(iter(self.errors.values()))
+
+    def _call(self, node: fx.Node, *arguments: Any, **keywords: Any) -> Any:
+        if any(self.values[source] is UNKNOWN for source in node.all_input_nodes):
+            module = self.net.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if not isinstance(module, StairActivation) or module.stair.integers is None:
+                return UNKNOWN
+            return self.builder.unknown_stair(str(node.target), module.stair, _size(node)[1:])
+        try:
+            return super()._call(node, *arguments, **keywords)
+        except ExportError as error:
+            self.errors[node] = error
+            return UNKNOWN
+
+    def rows(self, conversion: Conversion, now: "_Trial") -> Iterator[ReportRow]:
+        """Yield a row for each call, in order of execution; ``now`` has the present weights."""
+        known = {row.name: row for row in conversion.rows}
+        present = set(map(str, now.errors.values()))
+        for node, step in zip(self.traced.nodes, self.graph.steps, strict=True):
+            value = self.values.get(node)
+            if not node.op.startswith("call_") or isinstance(value, StaticValue):
+                continue
+            name = step.module or node.name
+            kind = step.function or type(self.net.get_submodule(name)).__name__
+            row = known.get(name) or Row(name, kind, None, "kept")
+            exports = YES if value is not UNKNOWN else "its input has no exact integer form"
+            if node in self.errors:
+                exports = str(self.errors[node])
+                exports = exports if exports in present else f"after training perhaps: {exports}"
+            yield _row(self.net, row, exports, _size(node))
+
+
+def _size(node: fx.Node) -> tuple[int, ...]:
+    return tuple(getattr(node.meta.get("tensor_meta"), "shape", ()))

@@ -1,0 +1,120 @@
+"""``softstair.report``: what exports exactly is said before training, by the code that exports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from patterns import PATTERNS
+from torch import Tensor, nn
+
+import softstair as ss
+from softstair.deploy.c.program import memory_plan
+
+TERNARY = ss.Stair.ternary()
+
+
+class Hindered(nn.Module):
+    """A pooling before its normalisation, a GroupNorm, and a layer behind a stair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, bias=False)
+        self.pool, self.norm, self.relu = nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.ReLU()
+        self.point, self.group = nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)
+        self.flatten, self.head = nn.Flatten(), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.pool(self.conv(x))))
+        return self.head(self.flatten(torch.relu(self.group(self.point(x)))))
+
+
+def plain(*first: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*first, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+
+def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
+    model = plain(nn.Conv2d(2, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8))
+    model(torch.zeros(2, 2, 9, 9))
+    int4 = ss.Stair.linear(4, signed=True, quantum=0.25)
+    net = ss.quantise(model, int4, TERNARY, skip="4")
+    report = ss.report(net, (2, 9, 9), 121, 64.0)
+    rows = {row.name: row for row in report.rows}
+    assert [row.exports for row in report.rows] == ["yes"] * 5
+    assert [*rows] == list("01234")
+    conv, head = rows["0"], rows["4"]
+    assert (conv.weights, conv.macs, conv.bytes) == (144, 144 * 16, 72)
+    assert (head.weights, head.macs, head.bytes) == (384, 384, 4 * 384)
+    assert conv.stair.startswith("16 levels")
+    assert report.exports_exactly
+    assert report.plan is not None
+    integer = ss.deploy.integerise(net, (2, 9, 9), 121, 64.0)
+    assert report.plan.ram == memory_plan(integer).ram
+    assert report.plan.flash >= memory_plan(integer).flash
+    shown = str(report).splitlines()
+    assert shown[-1] == report.conclusion
+    assert f"exports exactly; C needs at most {report.plan.flash:,} bytes" in shown[-1]
+    assert shown[-2].split() == ["in", "all", "528", "2,688", "1,608"]
+
+
+def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
+    model = plain(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4))
+    model(torch.zeros(2, 1, 5, 5))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    report = ss.report(model, (1, 5, 5))
+    assert report.conclusion.startswith("in ternary, with '4' in float: exports exactly")
+    assert [row.became for row in report.rows if row.layer is not None] == [
+        "stair weights",
+        "stair activation",
+    ]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    without = ss.report(model)
+    assert without.exports_exactly is None
+    assert "give `shape`" in without.conclusion
+
+
+def test_what_does_not_export_is_named_and_what_follows_a_stair_is_examined() -> None:
+    net = ss.quantise(Hindered(), TERNARY, TERNARY, skip="head")
+    report = ss.report(net, (1, 8, 8))
+    exports = {row.name: row.exports for row in report.rows}
+    assert exports["norm"].startswith("after training perhaps: cannot export 'norm': negative")
+    assert exports["group"].startswith("cannot export 'group': GroupNorm")
+    assert {exports[name] for name in ("conv", "point", "relu", "flatten", "head")} == {"yes"}
+    assert not report.exports_exactly
+    with pytest.raises(ss.deploy.ExportError) as caught:
+        ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
+    assert report.conclusion == f"does not export exactly: {caught.value}"
+    assert str(report).count("no (") == 2
+
+
+def test_what_training_may_change_is_said() -> None:
+    model = plain(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.BatchNorm2d(4))
+    model(torch.zeros(2, 1, 6, 6))
+    net = ss.quantise(model, TERNARY, TERNARY, skip="5").eval()
+    report = ss.report(net, (1, 6, 6))
+    assert report.exports_exactly
+    assert "as it is, but training may change that: cannot export '2'" in report.conclusion
+    ss.deploy.integerise(net, (1, 6, 6), 128, 64.0)
+    norm = net.get_submodule("2")
+    assert isinstance(norm, nn.BatchNorm2d)
+    norm.weight.data[1] = -0.5
+    assert not ss.report(net, (1, 6, 6)).exports_exactly
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns_that_export_are_reported_so_before_training(name: str) -> None:
+    pattern = PATTERNS[name]
+    model = pattern.build()
+    model(pattern.floats(pattern.inputs()))
+    net = ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | pattern.settings)
+    report = ss.report(net, pattern.shape, pattern.zero, pattern.scale, pattern.dtype)
+    assert report.exports_exactly, report
+
+
+def test_wrong_inputs_are_named() -> None:
+    model = plain(nn.Conv2d(1, 4, 3))
+    model(torch.zeros(2, 1, 6, 6))
+    with pytest.raises(ValueError, match=r"^shape must be the shape of one input, but \(3, 6, 6\)"):
+        ss.report(ss.quantise(model, TERNARY, TERNARY), (3, 6, 6))
+    report = ss.report(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
+    assert report.exports_exactly is False
+    assert "zero must be an integer" in report.conclusion
