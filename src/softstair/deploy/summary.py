@@ -80,8 +80,10 @@ class Report:
             ).rstrip()
             for line in lines
         )
-        numbered = (f"({number}) {note}" for number, note in enumerate(notes, 1))
-        return "\n".join([*table, *numbered, self.conclusion])
+        notes = [f"({number}) {note}" for number, note in enumerate(notes, 1)]
+        if self.plan is not None and self.plan.warning:
+            notes.append(f"warning: in C, {self.plan.warning}.")
+        return "\n".join([*table, *notes, self.conclusion])
 
 
 COSTS = ("weights", "macs", "bytes")
