@@ -17,7 +17,7 @@ from helpers.commands import Run
 from softstair import Stair
 from softstair.data import load
 from softstair.data.folds import split
-from softstair.deploy import IntegerNetwork, integer
+from softstair.deploy import IntegerNetwork, last_layer
 from softstair.stair import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
@@ -73,7 +73,7 @@ def test_last_layer_in_int8_is_compared_with_the_network_that_has_it(
 def test_classes_that_a_coarse_last_layer_changes_are_no_mismatches(
     digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer, "INT8", Stair.sign())
+    monkeypatch.setattr(last_layer, "INT8", Stair.sign())
     flags = ["--last-layer", "int8", "--backends", "none"]
     code, out, _ = run("verify", digits, *flags)
     assert code == 0
