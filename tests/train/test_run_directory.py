@@ -393,6 +393,35 @@ def test_a_checkpoint_from_before_stairs_were_saved_loads(out: Path, complete: R
     ends_well(out, complete)
 
 
+def test_a_run_from_before_calls_of_an_activation_were_told_apart_loads(tmp_path: Path) -> None:
+    relu = nn.ReLU()
+    layers = (nn.Linear(64, 16), relu, nn.Linear(16, 16), relu, nn.Linear(16, 10))
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.relu, self.second, _, self.last = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.relu(self.first(x.flatten(1)))
+            return self.last(self.relu(self.second(x)))
+
+    def older(state: dict[str, Any]) -> None:
+        saved = state["network"]
+        kept = [key for key in saved if not key.startswith("relu.") or key.count(".") == 1]
+        assert len(kept) < len(saved)
+        state["network"] = {key: saved[key] for key in kept if not key.endswith("_extra_state")}
+
+    train(recipe(epochs=1), tmp_path / "run", model=Shared())
+    x = load("digits").x[:50] / 16
+    expected = trained_network(tmp_path / "run", load("digits"), Shared())(x)
+    forge(tmp_path / "run", older)
+    assert torch.equal(trained_network(tmp_path / "run", load("digits"), Shared())(x), expected)
+    forge(tmp_path / "run", lambda state: state["network"].pop("relu.std"))
+    with pytest.raises(RunError, match="other names"):
+        trained_network(tmp_path / "run", load("digits"), Shared())
+
+
 def test_a_checkpoint_with_another_stair_is_refused(out: Path) -> None:
     def other(state: dict[str, Any]) -> None:
         for key in state["network"]:

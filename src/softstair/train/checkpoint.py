@@ -154,9 +154,12 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 def is_like(loaded: Any, own: Mapping[str, Any]) -> bool:
     """Return whether the state of a network has the names, shapes and types of another's.
 
-    That of an older version may lack the levels and thresholds of stairs.
+    That of an older version may lack levels and thresholds, and stairs inside others, which are
+    later calls of the same activation. Loading decides whether it is complete.
     """
-    required = {name for name in own if not name.endswith(EXTRA_STATE)}
+    inside = re.compile(r"[^.]+\.([^.]+)$")
+    is_inner = lambda name: "." in name and inside.sub(r"\1", name) in own
+    required = {name for name in own if not name.endswith(EXTRA_STATE) and not is_inner(name)}
     if not isinstance(loaded, Mapping) or not required <= set(loaded) <= set(own):
         return False
     kind = lambda value: (getattr(value, "shape", None), getattr(value, "dtype", None))
