@@ -442,7 +442,8 @@ def test_a_run_that_began_before_there_were_groups_of_parameters(
     config = json.loads((out / "config.json").read_text())
     for name in OLDER_VALUES:
         del config["recipe"][name]
-    config["recipe"] |= {"centre_input": True}  # new files have this on, older ones mean off
+    # New files have these on, older ones mean off.
+    config["recipe"] |= {"centre_input": True, "sums": "sum"}
     (out / "config.json").write_text(json.dumps(config))
 
     def older(state: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from softstair._errors import first_line
 from softstair.anneal import Truncation
-from softstair.convert.graph import trace
+from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
@@ -17,7 +18,7 @@ from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.noise import Noise
 from softstair.stair import Stair
 
-__all__ = ["FusedNetwork", "fused"]
+__all__ = ["FusedNetwork", "fused", "not_fused"]
 
 
 class FusedNetwork:
@@ -69,13 +70,10 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
 def fused(net: nn.Module) -> FusedNetwork | None:
     """Return the network with its layers fused; None if none can be, or if its trace does not show
     all that it may compute."""
-    try:
-        known, graph = trace(net)
-    except Exception:  # whatever the trace fails at, the network runs as it is
+    traced = _trace(net)
+    if isinstance(traced, str):
         return None
-    others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
-    if not known.complete or others or net._forward_pre_hooks:
-        return None
+    known, graph = traced
     evaluates = _evaluates_alike(net, graph)
     call_operators(known, graph)
     # Features that are changed in place are not those that their layer made.
@@ -110,6 +108,54 @@ def fused(net: nn.Module) -> FusedNetwork | None:
         return None
     code.recompile()
     return FusedNetwork(code, layers, evaluates)
+
+
+def _trace(net: nn.Module) -> tuple[Graph, fx.Graph] | str:
+    """Return the graph, or why the network runs as it is."""
+    try:
+        known, graph = trace(net)
+    except Exception as error:  # whatever the trace fails at
+        return f"torch.fx cannot trace it ({type(error).__name__}: {first_line(error)})"
+    others = [hook for hook in net._forward_hooks.values() if not isinstance(hook, Truncation)]
+    if others or net._forward_pre_hooks:
+        return "it has forward hooks"
+    if not known.complete:
+        return "its trace does not show all that it may compute"
+    return known, graph
+
+
+def not_fused(net: nn.Module) -> str:
+    """Return which stairs :func:`fused` leaves as they are, and why; empty if there are none."""
+    traced = _trace(net)
+    if isinstance(traced, str):
+        return f"no layer is fused, since {traced}"
+    nodes, modules = list(traced[1].nodes), dict(net.named_modules())
+    calls = [node.target for node in nodes if node.op == "call_module"]
+    groups = [group[0] for node in nodes if (group := _group(node, modules, calls)) is not None]
+    replaced = {node for group in groups for node in group}
+    reasons: dict[str, list[str]] = {}
+    stairs = [n for n in nodes if isinstance(modules.get(str(n.target)), StairActivation)]
+    for node in stairs:
+        if node not in replaced:
+            reasons.setdefault(_why_not(node, modules), []).append(str(node.target))
+    if not reasons:
+        return ""
+    count = sum(map(len, reasons.values()))
+    texts = [f"{reason}: {', '.join(names)}" for reason, names in reasons.items()]
+    return f"{count} of {len(stairs)} stairs are not fused ({'; '.join(texts)})"
+
+
+def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """Return why a stair is in no group."""
+    before = node.args[0]
+    if not _is_stair(modules[str(node.target)], StairActivation):
+        return "levels or noise without a kernel"
+    is_norm = isinstance(before, fx.Node) and isinstance(
+        modules.get(str(before.target)), nn.BatchNorm1d | nn.BatchNorm2d
+    )
+    if is_norm:
+        return "weights before the normalisation that cannot be fused"
+    return "after an addition or another operation than a batch normalisation"
 
 
 def _evaluates_alike(net: nn.Module, graph: fx.Graph) -> bool:

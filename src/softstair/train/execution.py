@@ -50,6 +50,8 @@ class Execution:
     fused: bool = False
     compiled: bool = False
     captured: bool = False
+    not_fused: str = ""
+    """Which stairs fused kernels do not compute although they might, and why."""
 
     @property
     def eval_forward(self) -> Callable[[Tensor], Tensor] | None:
@@ -58,7 +60,7 @@ class Execution:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for config.json."""
-        names = ("precision", "fused", "compiled", "captured")
+        names = ("precision", "fused", "compiled", "captured", "not_fused")
         return {name: getattr(self, name) for name in names}
 
 
@@ -82,15 +84,17 @@ def choose_execution(
     precision = recipe.precision_on(device)
     captured = recipe.capture == "always" or (recipe.capture == "auto" and not own)
     captured = captured and device.type == "cuda" and processes == 1
+    remark = ""
     fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
     if fusible and annealer is not None and kernels.can_fuse(device):
-        from softstair.fused import fused  # which needs Triton
+        from softstair.fused import fused, not_fused  # which need Triton
 
+        remark = not_fused(network)
         if (fused_network := fused(network)) is not None:
-            return Execution(fused_network, precision, fused=True, captured=captured)
+            return Execution(fused_network, precision, True, False, captured, remark)
     if _compiles(recipe, annealer, device, steps):
-        return Execution(Compiled(network), precision, compiled=True, captured=captured)
-    return Execution(network, precision, captured=captured)
+        return Execution(Compiled(network), precision, False, True, captured, remark)
+    return Execution(network, precision, False, False, captured, remark)
 
 
 def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:

@@ -162,7 +162,7 @@ def advice(state: State) -> list[str]:
     if state.annealer is None:
         return []
     schedule = recipe.schedule(state.annealer.layers)
-    warnings = []
+    warnings = [state.execution.not_fused] if state.execution.not_fused else []
     last = recipe.epochs - (1 if recipe.update == "epoch" else 1 / state.steps)
     late = [i for i in range(schedule.layers) if schedule(i, last)[1] > 0]
     if late and not schedule.static_std:

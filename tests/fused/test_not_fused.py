@@ -1,0 +1,67 @@
+"""What fused training leaves as it is, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softstair as ss
+from networks import make
+from softstair.fused import not_fused
+from softstair.models import build, last_layer
+
+pytestmark = pytest.mark.quick
+TERNARY = ss.Stair.ternary()
+
+
+def quantised(model: nn.Module) -> nn.Module:
+    return ss.quantise(model, TERNARY, TERNARY, skip=last_layer(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("vgg8", (3, 32, 32)), ("dscnn", (1, 49, 10)), ("mobilenet-16", (3, 16, 16))],
+)
+def test_all_stairs_of_plain_and_depthwise_networks_are_fused(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    assert not_fused(quantised(build(name, 10, shape))) == ""
+
+
+def test_stairs_after_an_addition_are_named() -> None:
+    line = not_fused(quantised(make("resnet")[0]))
+    assert line == (
+        "2 of 6 stairs are not fused (after an addition or another operation than a batch "
+        "normalisation: layer1.0.relu.2, layer2.0.relu.2)"
+    )
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.act = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.a(x))) if bool(x.sum() < 1e9) else x
+
+
+def test_a_network_that_cannot_be_traced_is_said_to_run_as_it_is() -> None:
+    net = ss.quantise(Untraceable(), TERNARY, TERNARY, example_inputs=torch.zeros(2, 6))
+    assert not_fused(net).startswith("no layer is fused, since torch.fx cannot trace it (")
+
+
+def test_other_reasons_are_named() -> None:
+    def layers(bias: bool) -> nn.Module:
+        norm = (nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+        return nn.Sequential(nn.Linear(6, 4, bias=bias), *norm)
+
+    assert "weights before the normalisation that cannot be fused: 2" in not_fused(
+        quantised(layers(bias=True))
+    )
+    uneven = ss.Stair((0.0, 1.0, 4.0), (0.5, 2.5))
+    net = ss.quantise(layers(bias=False), TERNARY, uneven, skip="3")
+    assert "levels or noise without a kernel: 2" in not_fused(net)
+    net = quantised(layers(bias=False))
+    net.register_forward_hook(lambda *_: None)
+    assert not_fused(net) == "no layer is fused, since it has forward hooks"
