@@ -12,18 +12,29 @@ from typing import Any, TypeVar
 
 from softstair._errors import SoftstairError, first_line
 
+KINDS = {
+    "model": "torch.nn.Module",
+    "data": "softstair.data.Dataset",
+    "noise": "softstair.Noise or softstair.ste.Estimator",
+    "noise_schedule": "function (layer, t) -> (mean, std)",
+    "loss": "function (scores, labels) -> loss",
+}
+"""What the object of each role is."""
+
 __all__ = ["call", "call_function"]
 
 ResultT = TypeVar("ResultT")
+Returns = type[ResultT] | tuple[type[ResultT], ...]
 
 
-def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> ResultT:
+def call(name: str, role: str, returns: Returns[ResultT], **offered: Any) -> ResultT:
     """Call a function or class with those of the offered keywords that it takes.
 
-    ``role`` is the parameter that names it, model or data; ``returns`` is the type of its result.
-    Its module may be in the current directory, as under ``python -m``.
+    ``role`` is the parameter that names it, one of KINDS; ``returns`` is the type of its result,
+    object for a function. Its module may be in the current directory, as under ``python -m``.
 
-    >>> call("fractions:Fraction", "data", object, numerator=3)
+    >>> from numbers import Number
+    >>> call("fractions:Fraction", "data", Number, numerator=3)
     Fraction(3, 1)
     """
     path, _, attribute = name.partition(":")
@@ -49,11 +60,12 @@ def call(name: str, role: str, returns: type[ResultT], **offered: Any) -> Result
 
 
 def call_function(
-    make: object, name: str, role: str, returns: type[ResultT], **offered: Any
+    make: object, name: str, role: str, returns: Returns[ResultT], **offered: Any
 ) -> ResultT:
     """Call a function as :func:`call` does; ``name`` is what errors call it."""
-    kind = {"model": "torch.nn.Module", "data": "softstair.data.Dataset"}[role]
-    if (isinstance(make, returns) and not isinstance(make, type)) or not callable(make):
+    kind = KINDS[role]
+    is_made = returns is not object and isinstance(make, returns) and not isinstance(make, type)
+    if is_made or not callable(make):
         raise SoftstairError(
             f"{role} {name!r} must be a function that returns a {kind}, but it is an object of "
             f"type {type(make).__name__}."
@@ -64,7 +76,7 @@ def call_function(
         raise SoftstairError(
             f"{role} {name!r} must return a {kind}, but it raised {_described(error)}."
         ) from error
-    if not isinstance(result, returns):
+    if not isinstance(result, returns) or (returns is object and not callable(result)):
         raise SoftstairError(
             f"{role} {name!r} must return a {kind}, but it returned an object of type "
             f"{type(result).__name__}."

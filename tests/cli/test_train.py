@@ -20,7 +20,8 @@ from helpers.terminal import Terminal, without_escapes
 from softstair.cli import main
 from softstair.cli._args import parse, spelling
 from softstair.cli.train import Command, next_free
-from softstair.train import PRESETS, Interrupted, Recipe
+from softstair.data import load
+from softstair.train import PRESETS, Interrupted, Recipe, trained_network
 from softstair.train.run import Run as RunDirectory
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -329,6 +330,65 @@ def test_run_does_not_decide_which_code_is_called(run: Run) -> None:
     Path("called").unlink()
     assert run(*resume)[0] == 0, "it is finished: nothing is called"
     assert not Path("called").exists()
+
+
+OWN = """
+import math
+import torch
+from softstair import Noise, ste
+
+class Laplace(Noise):
+    def cdf(self, z):
+        half = 0.5 * torch.exp(-math.sqrt(2) * z.abs())
+        return torch.where(z < 0, half, 1 - half)
+
+    def pdf(self, z):
+        return torch.exp(-math.sqrt(2) * z.abs()) / math.sqrt(2)
+
+class Halving:
+    def __init__(self, layers, epochs, schedule):
+        assert (layers, epochs, schedule.std0) == (3, 2, 0.25)
+
+    def __call__(self, layer, t):
+        return 0.0, 0.25 * 0.5 ** int(t)
+
+def estimator():
+    return ste.sigmoid()
+
+def vector():
+    return torch.nn.CrossEntropyLoss(reduction="none")
+"""
+
+
+def test_noise_schedule_and_loss_of_ones_own(run: Run) -> None:
+    Path("own.py").write_text(OWN)
+    own = "--noise own:Laplace --noise-schedule own:Halving --loss torch.nn:MultiMarginLoss".split()
+    words = ["train", *SHORT, *own, "--std0", "0.25", "--label-smoothing", "0"]
+    assert run(*words, "--out", "r")[0] == 0
+    assert "Laplace()" in Path("r/network.txt").read_text()
+    stds = [[std for _, std in line["noise"]] for line in metrics("r")]
+    assert stds == [[0.25] * 3, [0.125] * 3]
+    assert metrics("r")[0]["train_loss"] < 0.9  # ten classes: cross entropy begins at 2.3
+    # Loading calls no code, and training goes on only if all of it is named again.
+    Path("own.py").unlink()
+    sys.modules.pop("own")
+    assert not trained_network("r", load("digits").sample(150)).training
+    Path("own.py").write_text(OWN)
+    Path("r/summary.json").unlink()
+    resume = ["train", "--resume", "--out", "r"]
+    assert "--noise own:Laplace" in run.rejected(*resume)
+    assert "--noise-schedule own:H" in run.rejected(*resume, *own[:2])
+    assert "own" not in sys.modules
+    assert run(*resume, *own)[0] == 0
+    assert "one number" in run.rejected(*words, "--loss", "own:vector", "--out", "s")
+
+
+def test_estimator_of_ones_own(run: Run) -> None:
+    Path("own.py").write_text(OWN)
+    words = ["train", *SHORT, "--noise", "own:estimator", "--std0", "0.45"]
+    assert "--static-std must be True" in run.rejected(*words)
+    assert run(*words, "--static-std", "--out", "r")[0] == 0
+    assert "Logistic()" in Path("r/network.txt").read_text()
 
 
 def test_folds_continue_from_whichever_was_begun(run: Run) -> None:

@@ -61,6 +61,11 @@ def test_wrong_values_name_the_field(name: str) -> None:
         ("time_mask", {"data": "digits", "time_mask": 4}),
         ("momentum", {"optimiser": "nesterov", "momentum": 0.0}),
         ("anneal_from", {"anneal_from": 40.0}),
+        ("std0", {"noise": "mine:Laplace"}),
+        ("noise", {"noise": "laplace"}),
+        ("label_smoothing", {"loss": "mine:Loss", "label_smoothing": 0.1}),
+        ("mixup", {"loss": "mine:Loss", "mixup": 0.5}),
+        ("period", {"period": "fitted"}),
         ("epochs", {"epochs": ["x" * 10**6]}),
     ],
 )
@@ -76,6 +81,7 @@ def test_frozen_and_normalised() -> None:
         Recipe().epochs = 3  # type: ignore[misc]
     assert hash(Recipe(skip=["a"])) == hash(Recipe(skip=("a",)))
     assert repr(Recipe(period=7).period) == "7.0"
+    assert Recipe(period="auto") == Recipe(period=None)
 
 
 def test_every_field_has_help_and_facts() -> None:
@@ -102,7 +108,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return kinds[known.kind] | st.none() if known.is_optional else kinds[known.kind]
 
 
-BOUND = ("fold", "folds", "kernels", "truncate", "freeze", "anneal_from", "momentum")
+BOUND = ("fold", "folds", "kernels", "truncate", "freeze", "anneal_from", "momentum", "loss")
 FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
     lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0})

@@ -120,7 +120,14 @@ def test_an_extended_run_equals_one_of_as_many_epochs(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rate_shape", "cosine"), ("period", None), ("teacher", "auto"), ("epochs", 4), ("seed", 1)],
+    [
+        ("rate_shape", "cosine"),
+        ("period", None),
+        ("noise_schedule", "mine:Own"),
+        ("teacher", "auto"),
+        ("epochs", 4),
+        ("seed", 1),
+    ],
 )
 def test_a_run_that_follows_its_epochs_is_not_extended(field: str, value: Any, out: Path) -> None:
     begun = recipe(**{field: value})

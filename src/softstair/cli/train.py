@@ -12,7 +12,7 @@ from typing import Any, Literal
 from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
-from softstair.cli._args import flag, words_of
+from softstair.cli._args import flag, spelling, words_of
 from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import bars, print_line, print_table
 from softstair.experiments.studies import FEWEST, mean_of
@@ -227,9 +227,8 @@ class Command:
         how = f"--extend --epochs {self.recipe.epochs}" if self.extend else "--resume"
         words = [*launch_command(), "softstair", "train", *how.split(), "--out", str(out)]
         # A run directory may come from anybody: the user names own code again.
-        for name in ("model", "data"):
-            function = getattr(self.recipe, name)
-            words += [f"--{name}", function] if ":" in function else []
+        for name, function in self.recipe.own_code.items():
+            words += [spelling(name), function]
         names = ["every_fold", "data_dir", "device", "jobs", "tensorboard"]
         # A run keeps its threads; folds that are not begun need the flag.
         names += ["threads"] if self.every_fold else []
@@ -287,12 +286,11 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
     is_done = all(summary_of(given["out"] / name) is not None for name in names)
     if is_done and not given.get("extend"):
         return
-    for name in ("model", "data"):
-        function = getattr(recipe, name)
-        if ":" in function and given.get(name) != function:
+    for name, function in recipe.own_code.items():
+        if given.get(name) != function:
             raise SoftstairError(
-                f"the run calls code of its own, {function}: give --{name} {function} again if you "
-                "trust it."
+                f"the run calls code of its own, {function}: give {spelling(name)} {function} "
+                "again if you trust it."
             )
 
 

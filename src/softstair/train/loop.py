@@ -39,7 +39,7 @@ from softstair.train.records import (
 )
 from softstair.train.run import Run, check_finite
 from softstair.train.state import State, check_batch
-from softstair.train.step import CapturedStep, Step
+from softstair.train.step import CapturedStep, Step, own_loss
 from softstair.train.teacher import (
     AUTO,
     FloatRun,
@@ -238,6 +238,8 @@ def _train(
         parts = split(dataset, recipe.fold, recipe.folds)
         training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
         state = State(recipe, network, len(training), device, own, team)
+        if recipe.loss is not None:
+            state.own_loss = own_loss(recipe.loss, len(dataset.classes))
     if "teacher" in floats:
         state.teacher = Teacher(floats["teacher"], recipe, dataset, device)
     if not team.is_rank_zero:

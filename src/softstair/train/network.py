@@ -15,6 +15,7 @@ from softstair.convert import quantise
 from softstair.data import Dataset
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
+from softstair.ste import Estimator
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, read_json, recipe_of
@@ -28,7 +29,10 @@ NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 
 
 def make_network(
-    recipe: Recipe, dataset: Dataset, model: nn.Module | Callable[..., nn.Module] | None = None
+    recipe: Recipe,
+    dataset: Dataset,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    own_code: bool = True,
 ) -> nn.Module:
     """Return the untrained network of a recipe, made from ``model`` if it is given."""
     shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
@@ -44,13 +48,25 @@ def make_network(
         given = {"classes": classes, "shape": shape}
         model = _plugins.call_function(model, name, "model", nn.Module, **given)
     _check_model(model, example, classes)
-    return stair_network(model, recipe, example)
+    return stair_network(model, recipe, example, own_code)
 
 
-def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> nn.Module:
-    """Return the network that a recipe makes of a float model; a copy of it for a float recipe."""
+def stair_network(
+    model: nn.Module, recipe: Recipe, example: Tensor | None = None, own_code: bool = False
+) -> nn.Module:
+    """Return the network that a recipe makes of a float model; a copy of it for a float recipe.
+
+    Noise of the user's own is called with ``own_code``; else it is uniform, as good in ``eval()``.
+    """
     if recipe.is_float:
         return copy.deepcopy(model)
+    noise: Any = recipe.noise
+    if ":" in noise:
+        kinds: Any = (noises.Noise, Estimator)
+        noise = _plugins.call(noise, "noise", kinds) if own_code else "uniform"
+        if isinstance(noise, Estimator) and recipe.is_annealed:
+            problem = "must be True, and static_mean, with an estimator, which is not annealed"
+            raise _check.invalid("static_std", problem)
     skip = recipe.skip
     if recipe.last_layer == "float":
         skip = (*skip, last_layer(model, example))
@@ -61,7 +77,7 @@ def stair_network(model: nn.Module, recipe: Recipe, example: Tensor | None = Non
         model,
         weights=weights,
         features=recipe.stair("features"),
-        noise=recipe.noise,
+        noise=noise,
         forward=recipe.forward,
         skip=skip,
         example_inputs=example,
@@ -82,8 +98,9 @@ def trained_network(
         dataset: The data set that it was trained on.
         model: The float network, if the run was trained with one of your own, or the function that
             returns it (called as ``package.module:function`` is, with ``classes`` and ``shape``).
-        own_code: Import and call the function that the run names as its model. A run directory may
-            come from anybody, so this is off by default.
+        own_code: Import and call the functions that the run names as its model and noise. A run
+            directory may come from anybody, so this is off by default; without it, own noise is
+            replaced by uniform noise, of which there is none in ``eval()``.
 
     Raises:
         RunError: If there is no trained network, or if it does not fit the model.
@@ -111,7 +128,7 @@ def trained_network(
         hint = ", but folds: name one, such as fold-0" if (path / "fold-0").is_dir() else ""
         raise RunError(f"{str(path)!r} holds no trained network{hint}.")
     with torch.random.fork_rng([]):
-        network = make_network(recipe, dataset, model)
+        network = make_network(recipe, dataset, model, own_code)
     try:
         if not checkpoint.is_like(state.get("network"), network.state_dict()):
             raise RuntimeError
@@ -159,7 +176,7 @@ def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
 def advice(state: State) -> list[str]:
     """Return warnings about what a recipe will not achieve with this network."""
     recipe = state.recipe
-    if state.annealer is None:
+    if state.annealer is None or recipe.noise_schedule is not None or ":" in recipe.noise:
         return []
     schedule = recipe.schedule(state.annealer.layers)
     warnings = [state.execution.not_fused] if state.execution.not_fused else []

@@ -91,6 +91,9 @@ class OptimiserOptions(Options):
         high=1.0,
         older_value=0.0,
     )
+    loss: str | None = option(
+        None, "Your own loss, package.module:object.", "own_code", older_value=None
+    )
     drop: float | None = option(
         32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
     )

@@ -22,6 +22,7 @@ Fact = Literal[
     "schedule",  # is a parameter of the noise schedule
     "scales_with_epochs",  # is a time in epochs, which Recipe.rescaled scales
     "changes_result",  # another value gives another trained network
+    "own_code",  # may name a function of the user's own
 ]
 
 
@@ -39,6 +40,7 @@ class Option:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # which a number may be instead
     is_optional: bool = False
+    is_open: bool = False  # whether it may be package.module:function instead of a choice
 
     def check(self, value: Any) -> Any:
         """Return the value as the field stores it, or raise SoftstairError."""
@@ -46,7 +48,7 @@ class Option:
             return None
         if isinstance(value, str) and value in self.words:
             return value
-        if self.choices:
+        if self.choices and not (self.is_open and isinstance(value, str) and ":" in value):
             return _check.choice(self.name, value, self.choices)
         if self.kind is bool:
             return _check.boolean(self.name, value)
@@ -109,6 +111,13 @@ class Options:
             object.__setattr__(self, name, known.check(getattr(self, name)))
         self._check_together()
 
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The functions of the user's own that it names, by field."""
+        named = [name for name, known in describe(type(self)).items() if "own_code" in known.facts]
+        functions = {name: str(getattr(self, name)) for name in named}
+        return {name: function for name, function in functions.items() if ":" in function}
+
     def _check_together(self) -> None:
         """Raise SoftstairError if fields of the group contradict each other."""
 
@@ -138,6 +147,7 @@ def _describe(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
         choices=names if are_choices else (),
         words=() if are_choices else names,
         is_optional=NoneType in alternatives,
+        is_open=are_choices and str in alternatives,
     )
 
 
@@ -185,11 +195,15 @@ class DataOptions(Options):
     """Which data are trained on, with which network, and how the network sees them."""
 
     data: str = option(
-        "digits", "Data set: digits, cifar10, svhn, speech, or package.module:load.", *IDENTITY
+        "digits",
+        "Data set: digits, cifar10, svhn, speech, or package.module:load.",
+        "own_code",
+        *IDENTITY,
     )
     model: str = option(
         "auto",
         f"Network: auto, {', '.join(NETWORKS)}, or package.module:build.",
+        "own_code",
         *IDENTITY,
     )
     limit: int | None = option(

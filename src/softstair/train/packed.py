@@ -101,6 +101,8 @@ def about(file: Path | str) -> dict[str, Any]:
 def packed_recipe(metadata: Mapping[str, Any], *names: str) -> Recipe:
     """Return a recipe with what the metadata of a file say of the network, and of some fields."""
     recipe = {**OLDER_VALUES, **metadata["recipe"]}
+    if ":" in recipe["noise"]:
+        recipe["noise"] = "uniform"  # in eval() there is none, and a file may come from anybody
     return Recipe(**{name: recipe[name] for name in (*fields_with("architecture"), *names)})
 
 

@@ -34,8 +34,12 @@ PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 class NoiseOptions(Options):
     """The noise, and how it is annealed."""
 
-    noise: Literal["uniform", "triangular", "normal", "logistic"] = option(
-        "uniform", "Noise family.", "architecture", *AXIS
+    noise: Literal["uniform", "triangular", "normal", "logistic"] | str = option(
+        "uniform",
+        "Noise family, or package.module:object, a Noise or Estimator of your own.",
+        "own_code",
+        "architecture",
+        *AXIS,
     )
     forward: Literal["expectation", "mode", "random", "hard"] = option(
         "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
@@ -66,6 +70,9 @@ class NoiseOptions(Options):
         "schedule",
         "scales_with_epochs",
     )
+    noise_schedule: str | None = option(
+        None, "Your own schedule, package.module:object.", "own_code", older_value=None
+    )
     anneal_from: float | str = option(
         0.0,
         "Epoch at which annealing begins, or a share of the epochs such as 50%.",
@@ -88,6 +95,8 @@ class NoiseOptions(Options):
         super()._check_together()
         if self.freeze and not self.truncate:
             raise _check.invalid("freeze", "goes with truncate, but truncate=False was given")
+        if ":" in self.noise and self.std0 is None:
+            raise _check.invalid("std0", f"must be given with your own noise, {self.noise!r}")
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,10 @@ class Recipe(
     def _check_together(self) -> None:
         super()._check_together()
         self._schedule(1)
+        if self.loss is not None:
+            for name in ("label_smoothing", "mixup", "cutmix"):
+                if value := getattr(self, name):
+                    raise _check.wrong(name, value, "0 with your own loss")
 
     def schedule(self, layers: int) -> Schedule:
         """Return the noise schedule of a network with that many quantised layers.
@@ -335,6 +348,10 @@ _CIFAR10 = Recipe(
     period=50.0, update="epoch", drop=400.0, batch=256, epochs=500,
 )  # fmt: skip
 
+_SPEECH = replace(
+    _CIFAR10, data="speech", model="dscnn", augment="none", weights="int4", weight_quantum=0.07,
+    features="uint4", feature_quantum=0.07, period=10.0, drop=100.0, epochs=120,
+)  # fmt: skip
 _BEST_CIFAR10 = Recipe(
     data="cifar10", model="vgg8", augment="crop-flip", cutout=10, cutmix=0.5, integer_input=True,
     first_layer="int8", static_std=True, optimiser="adamw", learning_rate=3e-3, latent_rate=0.03,
@@ -358,19 +375,7 @@ PRESETS: dict[PresetName, Recipe] = {
     "paper-cifar10": _CIFAR10,
     # Digits that are flipped are no longer digits; the authors flipped them all the same.
     "paper-svhn": replace(_CIFAR10, data="svhn"),
-    "paper-speech": replace(
-        _CIFAR10,
-        data="speech",
-        model="dscnn",
-        augment="none",
-        weights="int4",
-        weight_quantum=0.07,
-        features="uint4",
-        feature_quantum=0.07,
-        period=10.0,
-        drop=100.0,
-        epochs=120,
-    ),
+    "paper-speech": _SPEECH,
     "best-cifar10": _BEST_CIFAR10,
     "best-cifar10-ternary": replace(_BEST_CIFAR10, **_TERNARY),
     "best-cifar10-int4": replace(_BEST_CIFAR10, **_INT4),

@@ -53,18 +53,20 @@ def extended(begun: Recipe, epochs: int) -> Recipe:
             "was given.",
             field="epochs",
         )
-    for name, follows in {
+    follows = {
         "rate_shape": begun.rate_shape != "drop",
         "period": begun.period is None and begun.is_annealed,
+        "noise_schedule": begun.noise_schedule is not None,
         "init_from": begun.init_from == "auto",
         "teacher": begun.teacher == "auto",
-    }.items():
-        if follows and epochs > begun.epochs:
-            raise RunError(
-                f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it follows the "
-                f"number of epochs, so a run of {epochs} begins otherwise. Begin a new run.",
-                field=name,
-            )
+    }
+    name = next((name for name, is_so in follows.items() if is_so), None)
+    if name is not None and epochs > begun.epochs:
+        raise RunError(
+            f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it follows the "
+            f"number of epochs, so a run of {epochs} begins otherwise. Begin a new run.",
+            field=name,
+        )
     return replace(begun, epochs=epochs)
 
 

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from softstair import _check
+from softstair import _check, _plugins
 from softstair.anneal import Annealer
 from softstair.nn import layer_count
+from softstair.schedule import NoisePath
 from softstair.train.execution import choose_execution
 from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
 from softstair.train.parallel import SINGLE_PROCESS, Team
@@ -35,11 +36,13 @@ class State:
         order: Order of this epoch's examples; None between two epochs.
         loss, correct: Sums over this epoch's steps, on the device.
         history: Metrics of each complete epoch.
+        own_loss: The recipe's own loss, a function of (scores, labels); or None.
         teacher: Returns the loss with a teacher, from (cross entropy, scores, inputs); or None.
         exports: One sentence: whether the network exports exactly; None for a float network.
     """
 
     exports: str | None = None
+    own_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __init__(
@@ -67,7 +70,7 @@ class State:
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
         self.annealer = self._make_annealer(recipe)
         self.latent_bounds = self._latent_bounds(recipe)
-        own = own or ":" in recipe.model
+        own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
         self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, team.size
         )
@@ -85,9 +88,14 @@ class State:
     def _make_annealer(self, recipe: Recipe) -> Annealer | None:
         if recipe.is_float:
             return None
+        layers = layer_count(self.network)
+        schedule: NoisePath = recipe.schedule(layers)
+        if (name := recipe.noise_schedule) is not None:
+            given = {"layers": layers, "epochs": recipe.epochs, "schedule": schedule}
+            schedule = cast(NoisePath, _plugins.call(name, "noise_schedule", object, **given))
         annealer = Annealer(
             self.network,
-            recipe.schedule(layer_count(self.network)),
+            schedule,
             steps_per_unit=self.steps,
             update=recipe.update,
             truncate=recipe.truncate,

@@ -5,13 +5,15 @@ CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
 :class:`~softstair.train.state.State`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.train.state import State
@@ -45,7 +47,10 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     x, y, share = examples.batch(indices, state.recipe.augmentation)
     with state.autocast():
         scores = state.forward(x)
-        loss = cross_entropy(scores, y, share, state.recipe.label_smoothing)
+        if state.own_loss is None:
+            loss = cross_entropy(scores, y, share, state.recipe.label_smoothing)
+        else:
+            loss = state.own_loss(scores, y)
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
     state.optimiser.zero_grad()
@@ -60,6 +65,19 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     with torch.no_grad():
         state.loss += loss
         state.correct += correct
+
+
+def own_loss(name: str, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss that package.module:object names, after a trial with two examples."""
+    loss: Any = _plugins.call(name, "loss", object)
+    try:
+        value = loss(torch.zeros(2, classes), torch.arange(2))
+        problem = None if value.shape == () else f"returned the shape {tuple(value.shape)}"
+    except Exception as error:
+        problem = f"raised {type(error).__name__} ({first_line(error)})"
+    if problem is not None:
+        raise _check.invalid("loss", f"must return one number, but {name} {problem}")
+    return cast(Callable[[Tensor, Tensor], Tensor], loss)
 
 
 def cross_entropy(scores: Tensor, y: Tensor, share: Tensor | None, smoothing: float) -> Tensor:

@@ -214,7 +214,7 @@ def distances_on_run(
     """Return the distances between soft and hard features of a trained network, on some validation
     examples; ``trust_code`` allows functions of the user's own that the run names."""
     recipe, _ = trained_recipe(run)
-    if not trust_code and (own := [name for name in (recipe.model, recipe.data) if ":" in name]):
+    if not trust_code and (own := list(recipe.own_code.values())):
         raise RunError(
             f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
             "pass `trust_code` if you trust it."
