@@ -3,6 +3,7 @@
 #   make quick     the checks to run before a commit (40 s)
 #   make test      lint, types and the default lane of the tests (4 minutes on 2 cores)
 #   make nightly   every test (an hour); make nightly ROOM=deploy: those of one room
+#   make packages  export of networks of timm and torchvision, which make nightly includes
 #   make oldest    part of the tests with the oldest packages that are supported
 #   make docs      the API site, in site/
 #   make dist      the wheel and the source archive, in dist/
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo install quick test default-lane nightly oldest lint types format hooks docs dist clean
+.PHONY: demo install quick test default-lane nightly packages oldest lint types format hooks docs dist clean
 
 # -n: one worker per core of the smallest machine that is supported, with one thread each. Bytecode is written even
 # where the environment forbids it: otherwise each worker and each process that a test starts compiles the package.
@@ -47,6 +48,12 @@ default-lane: install
 
 nightly: install lint types
 	$(PYTEST) --lane nightly $(if $(ROOM),$(wildcard tests/$(ROOM) tests/test_$(ROOM).py))
+	$(if $(filter deploy,$(or $(ROOM),deploy)),$(MAKE) --no-print-directory packages)
+
+# In a folder of their own: other packages would import the torchvision that they see.
+packages: install
+	$(PIP) --no-deps --upgrade --target $(VENV)/packages timm torchvision
+	PYTHONPATH=$(VENV)/packages $(PYTEST) --lane nightly tests/deploy/test_packages.py
 
 lint: install
 	$(BIN)/ruff check .

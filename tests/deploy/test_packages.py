@@ -1,0 +1,85 @@
+"""Networks of timm and torchvision as they are: quantised, trained for some steps, and exported.
+
+``make packages`` installs them and runs these tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled import needs_compiler
+from torch import nn
+
+import softstair as ss
+from softstair.deploy import integerise, verify
+from softstair.deploy.comparison import c_runner, onnx_runner
+
+pytestmark = pytest.mark.nightly
+TERNARY = ss.Stair.ternary()
+SHAPE, ZERO, SCALE = (3, 64, 64), 128, 64.0
+NETWORKS = (
+    "torchvision.resnet18", "torchvision.mobilenet_v2", "resnet18", "resnet26", "regnetx_002",
+    "mobilenetv1_100", "mobilenetv2_100", "efficientnet_lite0", "dla46_c",
+)  # fmt: skip
+
+
+@contextmanager
+def without_operators_of_torchvision() -> Iterator[None]:
+    """Skip torchvision's own operators, whose library may be built for another torch."""
+    register = torch.library.register_fake
+
+    def register_fake(name: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(name).startswith("torchvision::"):
+            return lambda function: function
+        return register(name, *args, **kwargs)
+
+    torch.library.register_fake = register_fake
+    try:
+        yield
+    finally:
+        torch.library.register_fake = register
+
+
+def build(name: str) -> nn.Module:
+    with without_operators_of_torchvision():
+        torchvision = pytest.importorskip("torchvision")
+        timm = pytest.importorskip("timm")
+    package, _, model = name.rpartition(".")
+    make: Callable[..., nn.Module] = timm.create_model
+    if package:
+        return getattr(torchvision.models, model)(num_classes=10)
+    return make(model, num_classes=10)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_packages_export_exactly(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build(name)
+    *_, last = (key for key, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    net = ss.quantise(model, TERNARY, TERNARY, skip=last)
+    annealer = ss.Annealer(net, ss.Schedule.for_network(net, period=1), steps_per_unit=2)
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        annealer.step()
+        loss = F.cross_entropy(net(torch.randn(8, *SHAPE)), torch.randint(10, (8,)))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    x = torch.randint(256, (8, *SHAPE), dtype=torch.uint8)
+    ss.refresh_statistics(net, [(x.float() - ZERO) / SCALE])
+    x = x[:2]
+    network = integerise(net.eval(), SHAPE, ZERO, SCALE)
+    assert len(network.features(x)[network.stairs[-1]].unique()) == 3
+    runners = {"ONNX": onnx_runner(network, tmp_path), "C": c_runner(network, tmp_path / "c")}
+    comparisons = verify(net, network, x, runners)
+    assert {kind: comparison.mismatches for kind, comparison in comparisons.items()} == {
+        "integer network": 0, "ONNX": 0, "C": 0
+    }  # fmt: skip
