@@ -233,6 +233,12 @@ def test_seeds_are_repetitions_and_what_was_varied_comes_first() -> None:
     assert str(mean) in [text.get_text() for text in axes.texts]
 
 
+def test_own_noise_has_a_colour_of_its_own(trainings: list[Training]) -> None:
+    own = [t for n in "ab" for t in varied(trainings[:1], noise=f"mine:{n}", std0="0.2")]
+    (field,) = (f for f in data_of([*trainings, *own])["fields"] if f["name"] == "noise")
+    assert len(field["values"]) == len(set(field["colours"])) == 6
+
+
 def test_a_degree_of_freedom_that_alone_was_varied_comes_first(trainings: list[Training]) -> None:
     where = {"static_mean": ["true"], "interval": ["partition"], "power": ["progressive"]}
     forwards = made("paper-svhn", lambda settings, fold: 0.5 + fold / 10, 10, where=where)

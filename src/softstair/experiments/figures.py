@@ -82,7 +82,9 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
         caption = _caption(study, fields[study.title])
         scales = {other.scale for other in every if other.data == study.data}
         full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
-        for panel in (*_paper_panels(study), *_other_panels(study)):
+        # They show validation accuracy.
+        every_panel = [*_paper_panels(study), *_other_panels(study)] if study.is_validated else []
+        for panel in every_panel:
             # Where studies differ in a setting, a panel with one line says less than that figure.
             if len(_configurations(panels.trainings_of(study, panel))) > (0 if is_only else 1):
                 name = f"{study.name}-{panel.name}"
@@ -103,8 +105,9 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
 
 
 def missing(trainings: Iterable[Training]) -> list[str]:
-    """Return sentences that say what the paper shows and these studies cannot."""
-    every = studies(trainings)
+    """Return sentences that say what the paper shows of its data sets and these studies cannot."""
+    shown = ("cifar10", *SMALL)
+    every = [study for study in studies(trainings) if study.data in shown and study.is_validated]
     sentences = []
     for study in every:
         fields = _distinguishing([other for other in every if other.title == study.title])
@@ -112,7 +115,7 @@ def missing(trainings: Iterable[Training]) -> list[str]:
         absent = [
             panel.name for panel in _paper_panels(study) if not panels.trainings_of(study, panel)
         ]
-        if absent and study.data in ("cifar10", *SMALL):
+        if absent:
             sentences.append(f"{name}: there is no training for {', '.join(absent)}.")
         blocks = [b for b in BLOCKS if study.data not in SMALL or b != "dynamic-expectation"]
         outcomes = [explained(BLOCKS[block], study.trainings) for block in blocks]
@@ -177,8 +180,6 @@ def _caption(study: Study, fields: Sequence[str]) -> str:
 
 def _paper_panels(study: Study) -> list[Panel]:
     """Return the panels that the paper has of a data set; all of them for CIFAR-10 and others."""
-    if not study.is_validated:  # they show validation accuracy
-        return []
     everything = study.data not in SMALL
     return [panel for panel in PANELS if everything or panel.noise in (None, "uniform")]
 
@@ -186,8 +187,6 @@ def _paper_panels(study: Study) -> list[Panel]:
 def _other_panels(study: Study) -> list[Panel]:
     """Return panels of the same kind that the paper does not have of this data set."""
     shown = _paper_panels(study)
-    if not shown:
-        return []
     forwards, noises = panels.COLOURS["forward"], panels.COLOURS["noise"]
     dynamic = [Panel(forward, noise) for forward in forwards for noise in noises]
     return [panel for panel in (*map(Panel, forwards), *dynamic) if panel not in shown]

@@ -177,14 +177,17 @@ def clean(text: str) -> str:
 def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
     paper = {**panels.COLOURS[name], "none": panels.GREY} if name in ("noise", "interval") else {}
     names = {getattr(panels, colour.upper()): colour for colour in PAPER_COLOURS}
+    known = {value: names[paper[value]] for value in values if paper.get(value) in names}
+    free = [colour for colour in PALETTE if colour not in known.values()]
+    others = [value for value in values if value not in known]
     return {
         "name": name,
         "label": in_words(name),
         "values": [clean(value) for value in values],
         "labels": [clean(in_words(name, value)) for value in values],
         "colours": [
-            names.get(paper.get(value, ""), PALETTE[place % len(PALETTE)])
-            for place, value in enumerate(values)
+            known[value] if value in known else free[others.index(value) % len(free)]
+            for value in values
         ],
     }
 
