@@ -99,6 +99,7 @@ def auto_recipe(recipe: Recipe, role: Role, shape: tuple[int, ...]) -> Recipe:
         optimiser="adamw",
         learning_rate=2e-3,
         weight_decay=0.01 if is_speech else 0.1,
+        norm_decay=0.0,  # small scales of normalised features would be quantised to 0
         rate_shape="cosine",
         batch=recipe.batch,
         epochs=max(1, recipe.epochs // 3),
