@@ -86,7 +86,7 @@ def test_stairs_of_sums_are_signed_and_may_be_chosen() -> None:
         x = torch.linspace(0.01, levels[1], 50)
         if given.axis is None and given.thresholds[0] > 0:
             assert torch.equal(both(x), given(x).clamp(max=levels[1]))
-    with pytest.raises(ValueError, match="mirrored"):
+    with pytest.raises(ValueError, match="thresholds must increase"):
         signed(ss.Stair((0.0, 1.0, 4.0), (0.0, 2.5)))
 
 

@@ -49,12 +49,17 @@ def conv(outputs: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs))
 
 
+def conv3() -> tuple[nn.Module, ...]:
+    return nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet": lambda: make("resnet")[0],
     "mobilenetv2": lambda: make("mobilenetv2")[0],
     # MLPerf Tiny's blocks: bn(conv(y)) + conv1x1(x), whose convolution has a bias.
     "resnet8": lambda: ends(ResidualBlock(4, 4, 1, True), ResidualBlock(4, 6, 2, True), channels=6),
     "three sums": lambda: ends(Sum(conv(), conv(), nn.Conv2d(4, 4, 1, 2)), nn.ReLU()),
+    "no activation at the end": lambda: nn.Sequential(*conv3(), nn.Flatten(), nn.Linear(144, 5)),
     "no activation": lambda: ends(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import softstair as ss
 from networks import make
-from softstair.fused import not_fused
+from softstair.fused.fuse import not_fused
 from softstair.models import build, last_layer
 
 pytestmark = pytest.mark.quick

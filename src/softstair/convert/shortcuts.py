@@ -23,7 +23,6 @@ from typing import Literal
 
 from torch import nn
 
-from softstair import _check
 from softstair.convert.graph import Graph, GraphStep, trace
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.convert.sites import LayerOptions, Site, why_float
@@ -68,11 +67,11 @@ def sum_sites(
     """Return a site for each stair that is added after a step; the arguments of ``find_sites``."""
     if call_names is None or not graph.complete:
         return []  # the forward pass cannot be rewritten
-    quantised = [site for site in sites if not site.why_float]
-    stairs = {use for site in quantised if site.is_activation for use in site.uses}
-    weights = {use for site in quantised if site.is_weights for use in site.uses}
-    places = _places(net, graph, stairs, weights, sums)
-    if not places or not _needs_stairs(net, quantised, sums):
+    modules = {site.module for site in sites if not site.why_float}
+    kept = {use for site in sites if site.why_float for use in site.uses}
+    places = _Walk(net, graph, modules, kept, sums).places()
+    # Evaluation is what is exported; training may have more heads.
+    if not places or not _Walk(net, trace(net, training=False)[0], modules, (), sums).places():
         return []
     added = []
     names = {name for name, _ in net.named_modules()}
@@ -88,56 +87,33 @@ def sum_sites(
     return added
 
 
-def _needs_stairs(net: nn.Module, quantised: Sequence[Site], sums: Sums) -> bool:
-    """Return whether evaluation, which is exported, needs stairs; training may have more heads."""
-    graph, _ = trace(net, training=False)
-    modules = {site.module for site in quantised}
-    stairs, weights = set(), set()
-    for number, step in enumerate(graph.steps):
-        module = None if step.module is None else net.get_submodule(step.module)
-        operator = operator_named(step.function) if module is None else operator_of(module)
-        if operator.effect is Effect.ACTIVATION and (module is None or module in modules):
-            stairs.add(number)
-        if operator.effect is Effect.WEIGHTS and module in modules:
-            weights.add(number)
-    return bool(_places(net, graph, stairs, weights, sums))
-
-
-def _places(
-    net: nn.Module, graph: Graph, stairs: set[int], weights: set[int], sums: Sums
-) -> set[int]:
-    """Return the steps whose results get a stair."""
-    places: set[int] = set()
-    while True:
-        more = _Walk(net, graph, stairs | places, weights, sums).places()
-        if more <= places:
-            return places
-        places |= more
-
-
 class _Walk:
-    """One pass over a graph, with stairs after some steps."""
+    """Passes over a graph, with stairs after more and more steps.
+
+    Quantised are calls of ``modules``, and activations that are calls, other than those ``kept``.
+    """
 
     def __init__(
         self,
         net: nn.Module,
         graph: Graph,
-        stairs: Container[int],
-        weights: Container[int],
+        modules: Container[nn.Module | None],
+        kept: Container[int],
         sums: Sums,
     ) -> None:
-        self.net, self.graph, self.sums = net, graph, sums
-        self.stairs, self.weights = stairs, weights
-        self.needed: set[int] = set()
+        self.net, self.graph, self.modules, self.kept = net, graph, modules, kept
+        self.sums, self.needed = sums, set[int]()
 
     def places(self) -> set[int]:
         """Return the steps whose results need a stair that there is not."""
-        values: list[_Value] = []
-        for number, step in enumerate(self.graph.steps):
-            value = self._result(number, step, [values[source] for source in step.inputs])
-            if number in self.stairs:
-                value = replace(value, kind=_Kind.QUANTISED)
-            values.append(value)
+        before = -1
+        while len(self.needed) > before:
+            before, values = len(self.needed), list[_Value]()
+            for number, step in enumerate(self.graph.steps):
+                value = self._result(number, step, [values[source] for source in step.inputs])
+                if number in self.needed:
+                    value = replace(value, kind=_Kind.QUANTISED)
+                values.append(value)
         return self.needed
 
     def _result(self, number: int, step: GraphStep, x: list[_Value]) -> _Value:
@@ -147,8 +123,11 @@ class _Walk:
         operator = operator_named(step.function) if module is None else operator_of(module)
         depth, effect = max(value.depth for value in x), operator.effect
         other = _Value(_Kind.FLOAT, number, depth)
-        if number in self.weights or isinstance(module, nn.Linear):
-            is_sum = number in self.weights and self._quantised(x[0]).kind is not _Kind.FLOAT
+        is_quantised = module in self.modules and number not in self.kept
+        if effect is Effect.ACTIVATION and is_quantised:
+            return replace(other, kind=_Kind.QUANTISED)
+        if (effect is Effect.WEIGHTS and is_quantised) or isinstance(module, nn.Linear):
+            is_sum = self._quantised(x[0]).kind is not _Kind.FLOAT and is_quantised
             return _Value(_Kind.SUM if is_sum else _Kind.FLOAT, number, depth + 1)
         if operator.name == "add" and not step.has_numbers:
             return self._total(number, x * 2 if len(x) == 1 else x)
@@ -213,13 +192,7 @@ def signed(stair: Stair) -> Stair:
         thresholds = [unit.thresholds[0] + gap * (n - second) / step for n in levels[1:]]
         return Stair(tuple(levels), tuple(thresholds)).with_quantum(stair.quantum, stair.axis)
     middle = (0.0,) if stair.levels[0] > 0 else ()
-    if stair.thresholds[0] <= 0:
-        raise _check.invalid(
-            "features",
-            "must have thresholds above 0, so that they can be mirrored for sums, but the first is "
-            f"{stair.thresholds[0]:g}; give the sums a signed stair by their names in ss.report",
-        )
     mirrored = [-level for level in reversed(stair.levels) if level > 0]
-    negative = [-threshold for threshold in reversed(stair.thresholds)]
-    levels_of_both = (*mirrored, *stair.levels)
-    return Stair(levels_of_both, (*negative, *middle, *stair.thresholds), stair.quantum, stair.axis)
+    below = [-threshold for threshold in reversed(stair.thresholds)]
+    both = ((*mirrored, *stair.levels), (*below, *middle, *stair.thresholds))
+    return Stair(*both, stair.quantum, stair.axis)

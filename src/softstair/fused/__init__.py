@@ -12,7 +12,7 @@ from softstair.kernels import triton
 if TYPE_CHECKING:
     from softstair.fused.fuse import FusedNetwork
 
-__all__ = ["fused", "not_fused"]
+__all__ = ["fused"]
 
 
 def fused(net: nn.Module) -> Optional["FusedNetwork"]:
@@ -28,10 +28,3 @@ def fused(net: nn.Module) -> Optional["FusedNetwork"]:
     from softstair.fused import fuse
 
     return fuse.fused(net)
-
-
-def not_fused(net: nn.Module) -> str:
-    """Return a line about the stairs that :func:`fused` leaves as they are; empty if all fuse."""
-    from softstair.fused import fuse
-
-    return fuse.not_fused(net)

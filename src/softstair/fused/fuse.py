@@ -147,13 +147,10 @@ def not_fused(net: nn.Module) -> str:
 
 def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     """Return why a stair is in no group."""
-    before = node.args[0]
     if not _is_stair(modules[str(node.target)], StairActivation):
         return "levels or noise without a kernel"
-    is_norm = isinstance(before, fx.Node) and isinstance(
-        modules.get(str(before.target)), nn.BatchNorm1d | nn.BatchNorm2d
-    )
-    if is_norm:
+    before = modules.get(str(node.all_input_nodes[0].target))
+    if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
         return "weights before the normalisation that cannot be fused"
     return "after an addition or another operation than a batch normalisation"
 

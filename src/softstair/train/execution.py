@@ -87,9 +87,9 @@ def choose_execution(
     remark = ""
     fusible = recipe.compile != "always" and (recipe.kernels == "triton" or not own)
     if fusible and annealer is not None and kernels.can_fuse(device):
-        from softstair.fused import fused, not_fused  # which need Triton
+        from softstair.fused import fuse, fused  # which need Triton
 
-        remark = not_fused(network)
+        remark = fuse.not_fused(network)
         if (fused_network := fused(network)) is not None:
             return Execution(fused_network, precision, True, False, captured, remark)
     if _compiles(recipe, annealer, device, steps):
