@@ -26,6 +26,7 @@ from networks import without_exact_sums
 from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
 from softstair.deploy import onnx as onnx_export
 from softstair.deploy.c.program import sources
+from softstair.deploy.summary import report
 
 NETWORKS, PER_PROGRAM = 120, 25
 
@@ -62,11 +63,15 @@ def _compare(generated: Generated, result: Result) -> None:
         if generated.exact_sums:
             plain = without_exact_sums(net)(as_floats(x))
             result.wrong += [] if torch.equal(scores, plain) else ["eval()"]
+    reported = report(net, generated.shape, ZERO, SCALE)
     try:
         network = integerise(net, generated.shape, ZERO, SCALE)
-    except ExportError:
+    except ExportError as error:
+        is_said = reported.exports_exactly is False and str(error) in reported.conclusion
+        result.wrong += [] if is_said else [f"report: {reported.conclusion}"]
         return
     result.network = network
+    result.wrong += [] if reported.exports_exactly else [f"report: {reported.conclusion}"]
     same = verify(net, network, x)["integer network"].mismatches == 0
     if not same or not torch.equal(network(x), scores):
         result.wrong.append("integers")
@@ -76,6 +81,8 @@ def _compare(generated: Generated, result: Result) -> None:
     with contextlib.suppress(ExportError):
         sources(network, "network")
         result.written = True
+    if reported.plan is not None and not result.written:
+        result.wrong.append("report: C")
 
 
 def _differ(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> list[str]:

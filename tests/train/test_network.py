@@ -230,7 +230,7 @@ def test_input_without_an_integer_zero_is_said_before_training() -> None:
     data = replace(load("digits"), mean=8.3)
     for recipe, sentence in (
         (SHORT, "does not export exactly: zero must be an integer"),
-        (replace(SHORT, integer_input=True), "exports exactly; C needs at most"),
+        (replace(SHORT, integer_input=True), "exports exactly; C needs about"),
     ):
         text, exports = describe_network(make_network(recipe, data), recipe, data)
         assert exports is not None

@@ -35,7 +35,12 @@ MAX_SHORTCUT_VALUES = 256
 
 
 class NodeBuilder:
-    """Nodes in order of execution, and the shapes of their results."""
+    """Nodes in order of execution, and the shapes of their results.
+
+    Without ``search_thresholds`` it takes less time, and the network cannot be run.
+    """
+
+    search_thresholds = True
 
     def __init__(self, shape: Shape, zero: int, scale: float, dtype: torch.dtype) -> None:
         self._nodes: dict[str, nodes.Node] = {}
@@ -89,7 +94,8 @@ class NodeBuilder:
             raise ExportError.of(name, f"another stair reads {x.source!r} too", "Use one stair")
         self._summed_by_stair.add(x.source)
         axis = self._channel_axis(x.source)
-        steps, source = fold(name, activation, x, self._sum(x.source), axis)
+        total = self._sum(x.source)
+        steps, source = fold(name, activation, x, total, axis, self.search_thresholds)
         self._nodes[x.source] = source
         shape = self.shape(x)
         if shape != self._sizes[x.source]:  # the shortcut is larger than the sum

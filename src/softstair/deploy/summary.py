@@ -44,7 +44,8 @@ class Report:
         rows: In order of execution.
         conclusion: One sentence: the network exports exactly, or what does not and what to change.
         exports_exactly: Whether it does; None if no ``shape`` was given.
-        plan: The memory that the C program needs at most; None if it cannot be exported to C.
+        plan: The memory that the C program will need; None if there will be no such program. The
+            widths of its constants are estimated, and its RAM is exact.
     """
 
     rows: tuple[ReportRow, ...]
@@ -105,7 +106,7 @@ def report(
     >>> summary.exports_exactly, [row.exports for row in summary.rows]
     (True, ['yes', 'yes', 'yes', 'yes'])
     >>> print(summary.conclusion)
-    exports exactly; C needs at most 120 bytes of constants and 192 bytes of RAM
+    exports exactly; C needs about 144 bytes of constants and 192 bytes of RAM
 
     The answer comes from the conversion of :func:`softstair.deploy.integerise` itself, for the
     largest weights and for batch normalisations with negative weights, as training may find them.
@@ -151,7 +152,7 @@ def report(
     except ExportError as error:
         return Report(rows, f"{preface}exports exactly to ONNX, but not to C: {error}", True)
     sizes = f"{plan.flash:,} bytes of constants and {plan.ram:,} bytes of RAM"
-    return Report(rows, f"{preface}exports exactly; C needs at most {sizes}", True, plan)
+    return Report(rows, f"{preface}exports exactly; C needs about {sizes}", True, plan)
 
 
 def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module, str]:
@@ -206,6 +207,7 @@ class _Trial(GraphConversion):
     def __init__(self, net: nn.Module, shape: Sequence[int], *numbers: Any) -> None:
         net, builder, self.traced, self.graph = prepare(net, shape, *numbers)
         super().__init__(net, builder)
+        builder.search_thresholds = False
         self.errors: dict[fx.Node | None, ExportError] = {}
         with torch.no_grad():
             try:

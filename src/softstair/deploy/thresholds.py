@@ -83,15 +83,27 @@ def search(index: LevelIndex, least: Tensor, greatest: Tensor, levels: int) -> L
 
 
 def fold(
-    name: str, activation: StairActivation, pending: PendingSum, source: Sum, axis: int
+    name: str,
+    activation: StairActivation,
+    pending: PendingSum,
+    source: Sum,
+    axis: int,
+    searched: bool = True,
 ) -> tuple[Steps, Sum]:
     """Return the thresholds of a stair and the sum that they apply to.
+
+    Unless they are ``searched``, which takes long with shortcuts, they are the largest of all.
 
     The weights of channels with a decreasing function are negated.
     """
     shortcut, levels = pending.shortcut, activation.stair.integers or ()
     values = ((None, None),) if shortcut is None else shortcut.values or ()
-    rows = [_search_at(activation, pending, source, value) for value, _ in values]
+    if searched:
+        rows = [_search_at(activation, pending, source, value) for value, _ in values]
+    else:
+        largest = torch.where(-source.least > source.greatest, source.least, source.greatest + 1)
+        same = largest[:, None].expand(-1, len(levels) - 1)
+        rows = [LevelThresholds(same, torch.zeros_like(largest, dtype=torch.bool))] * len(values)
     decreasing = torch.stack([row.decreasing for row in rows]).any(0)
     tables = [_oriented(row, decreasing, source) for row in rows]
     ends = (levels[0], levels[-1])
