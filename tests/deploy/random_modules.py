@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
+from softstair.convert.ops import OPERATORS, Effect
 from softstair.nn import StairActivation
 
 ZERO, SCALE, BATCH = 121, 64.0, 24
@@ -71,7 +73,15 @@ VIEWS: Functions = dict(
     expand_as=lambda x: x.expand_as(x),
     flatten=lambda x: x.flatten(1),
 )
-FLATTENINGS = [VIEWS["flatten"], VIEWS["view"], VIEWS["reshape"]]
+ACTIVATIONS = [row.modules[0] for row in OPERATORS if row.effect is Effect.ACTIVATION]
+PASSING = [row.modules[0] for row in OPERATORS if row.passes]
+PROBABILITIES = [row.modules[0] for row in OPERATORS if row.keeps_order]
+FLATTENINGS = [
+    *(VIEWS[name] for name in ("flatten", "view", "reshape")),
+    lambda x: x.unsqueeze(1).flatten(1),
+    lambda x: x.unsqueeze(-1).squeeze(-1).flatten(1),
+    lambda x: x.unflatten(1, (1, -1)).flatten(1),
+]
 ALIASES: Functions = dict(same=lambda x: x, contiguous=lambda x: x.contiguous())
 WRITES: Functions = dict(
     mul_=lambda x: x.mul_(0.375),
@@ -175,6 +185,8 @@ class _Builder:
         self.bias_of: dict[str, tuple[str, int]] = {}
         self.stairs: Counter[str] = Counter()
         """How often each ReLU that becomes a stair is called."""
+        self.exact_averages = True
+        self.turn: int | None = seed // len(BLOCKS)
 
     def run(self, function: Callable[..., Tensor] | nn.Module, *names: str) -> str:
         """Add an operation and return the name of its result."""
@@ -195,6 +207,11 @@ class _Builder:
             self.bias_of[result] = biased
         return result
 
+    def pick(self, kinds: list[Any]) -> Any:
+        """One of these; over many seeds the first choice of a network goes round through all."""
+        turn, self.turn = self.turn, None
+        return self.rng.choice(kinds) if turn is None else kinds[turn % len(kinds)]
+
     def start(self, shape: Shape) -> str:
         self.example["x"], self.shapes["x"] = torch.randn(2, *shape), shape
         return "x"
@@ -204,9 +221,9 @@ class _Builder:
 
     def sum(self, x: str, module: nn.Module, norm: bool | None = None) -> str:
         """A layer with weights, and a normalisation at random; either has a bias."""
-        axis = 1 if isinstance(module, nn.Conv2d) else len(self.shapes[x])
+        axis = len(self.shapes[x]) if isinstance(module, nn.Linear) else 1
         y = self.run(module, x)
-        assert isinstance(module, nn.Conv2d | nn.Linear)
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear)
         self.bias_of[y] = (self.last_module(), axis)
         norm = self.rng.random() < 0.7 if norm is None else norm
         if norm:
@@ -221,7 +238,7 @@ class _Builder:
         return self.sum(x, nn.Conv2d(self.shapes[x][0], channels, kernel, 1, padding), norm)
 
     def stair(self, x: str) -> str:
-        """A ReLU: a module of its own, one that was called before, or a function."""
+        """An activation: a module of its own, one that was called before, or a function."""
         kind = self.rng.choice(["new", "new", "again", "function"])
         if kind == "again" and self.stairs:
             stair = self.rng.choice([*self.stairs])
@@ -229,7 +246,7 @@ class _Builder:
         elif kind == "function":
             y, stair = self.run(F.relu, x), ""
         else:
-            y = self.run(nn.ReLU(), x)
+            y = self.run(self.rng.choice([nn.ReLU, *ACTIVATIONS])(), x)
             stair = [*self.layers][-1]
         self.stairs[stair] += 1
         if stair and x in self.bias_of:
@@ -296,8 +313,9 @@ def _relu_in_place(b: _Builder, h: str) -> str:
 
 def _alias(b: _Builder, h: str) -> str:
     y = b.conv(h, b.shapes[h][0], 3)
-    kinds = [*ALIASES.values(), nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5, inplace=True)]
-    alias = b.run(b.rng.choice(kinds), y)
+    kinds = [*ALIASES.values(), nn.Dropout(0.5, inplace=True)]
+    kinds += [kind() for kind in PASSING if kind is not nn.Dropout1d]
+    alias = b.run(b.pick(kinds), y)
     result = b.run(b.rng.choice(IN_PLACE_ADDITIONS), alias, h)
     return b.stair(b.rng.choice([result, result, result, alias, y]))
 
@@ -373,6 +391,59 @@ def _flattened(b: _Builder, h: str) -> str:
     return b.stair(b.sum(read, nn.Linear(size, 6)))
 
 
+def _pooled(b: _Builder, h: str) -> str:
+    """Any pooling, of features or before the stair, then a layer."""
+    height, width = b.shapes[h][1:]
+    before = b.conv(h, 3, 1) if b.rng.random() < 0.3 else ""
+    maxima = [
+        nn.MaxPool2d((2, 3), b.rng.choice([1, 2]), 1),
+        nn.AdaptiveMaxPool2d((height, None)),
+        nn.AdaptiveMaxPool2d(1),
+        lambda x: F.max_pool2d(x, 2, 1),
+    ]
+    if before:
+        return b.stair(b.run(b.rng.choice(maxima[:3]), before))
+    thirds = nn.AvgPool2d(3, 1, 1), nn.AvgPool2d((1, 3), 1, divisor_override=5)
+    averages = [
+        nn.AvgPool2d(2, 1, b.rng.choice([0, 1])),
+        nn.AdaptiveAvgPool2d((height, width)),
+        lambda x: F.avg_pool2d(x, (1, 4)),
+        *thirds,
+    ]
+    small = min(height, width) < 4
+    pool = nn.AdaptiveAvgPool2d((height, width)) if small else b.pick([*maxima, *averages])
+    b.exact_averages &= pool not in thirds
+    return b.stair(b.conv(b.run(pool, h), 3, 1))
+
+
+def _concatenated(b: _Builder, h: str) -> str:
+    """Features side by side, along the channels or the rows, perhaps the same ones twice."""
+    parts = [h, b.stair(b.conv(h, b.shapes[h][0], 3)), b.stair(b.conv(h, b.shapes[h][0], 1))]
+    parts = b.rng.sample(parts, b.rng.choice([2, 3])) + [h] * (b.rng.random() < 0.2)
+    axis = b.rng.choice([1, 1, 1, -3, 2])
+    y = b.run(lambda *x: torch.cat(x, axis).contiguous(), *parts)
+    return b.stair(b.conv(y, 3, 3))
+
+
+def _padded(b: _Builder, h: str) -> str:
+    y = b.run(nn.ZeroPad2d([b.rng.randrange(3) for _ in range(4)]), h)
+    return b.stair(b.conv(y, 3, b.rng.choice([2, 3])))
+
+
+def _in_one_dimension(b: _Builder, h: str) -> str:
+    """Convolutions, poolings and zeros along one axis."""
+    for _ in range(2):
+        channels, length = b.shapes[h]
+        kinds = [nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2, padding=1), nn.ZeroPad1d((2, 1))]
+        kinds += [nn.Dropout1d(), nn.AdaptiveMaxPool1d(1), nn.AdaptiveAvgPool1d(length)]
+        y = b.run(b.pick(kinds), h)
+        options = {"stride": b.rng.choice([1, 2]), "dilation": b.rng.choice([1, 2])}
+        padding, groups = b.rng.choice([2, 4]), b.rng.choice([1, channels])
+        conv = nn.Conv1d(channels, 2 * channels, 3, padding=padding, groups=groups, **options)
+        h = b.stair(b.sum(y, conv))
+    return h
+
+
 BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
     "equal shortcut": _equal_shortcut,
     "broadcasting shortcut": _broadcasting_shortcut,
@@ -384,10 +455,14 @@ BLOCKS: dict[str, Callable[[_Builder, str], str]] = {
     "view": _view_read,
     "Linear on (N, L, C)": _linear_over_rows,
     "flattened": _flattened,
+    "pooled": _pooled,
+    "concatenated": _concatenated,
+    "padded": _padded,
+    "in one dimension": _in_one_dimension,
 }
 HIDDEN = {"slice", "view", "written view"}
 """Not exported, so that the others are not combined with them."""
-HEADS = ("linear", "integer linear", "integer linear on (N, L, C)", "convolutional head")
+HEADS = ("linear", "integer linear", "integer linear on (N, L, C)", "convolutional head", "mean")
 
 
 def generate(seed: int) -> Generated:
@@ -397,8 +472,10 @@ def generate(seed: int) -> Generated:
     rng = b.rng
     kinds = [*BLOCKS]
     kind = kinds[seed % len(kinds)]
-    flat = kind == "Linear on (N, L, C)" and rng.random() < 0.3
+    flat = kind == "in one dimension" or (kind == "Linear on (N, L, C)" and rng.random() < 0.3)
     shape = (4, 5) if flat else (rng.choice([1, 2]), 4, rng.choice([4, 5]))
+    if kind == "in one dimension":
+        shape = (2, 9)
     h = b.start(shape)
     if not flat:
         h = b.conv(h, rng.choice([2, 3]), 3)
@@ -410,7 +487,8 @@ def generate(seed: int) -> Generated:
         more = [other for other in kinds if kind in HIDDEN or other not in HIDDEN]
         blocks.insert(rng.randrange(2), rng.choice(more))
     for name in blocks:
-        if len(b.shapes[h]) != 3 and name != "Linear on (N, L, C)":
+        needed = {"in one dimension": (2,), "Linear on (N, L, C)": (1, 2, 3)}.get(name, (3,))
+        if len(b.shapes[h]) not in needed:
             continue
         h = BLOCKS[name](b, h)
         b.constructs.add(name)
@@ -419,7 +497,7 @@ def generate(seed: int) -> Generated:
     settings["weights"] = WEIGHTS[rng.choice([*WEIGHTS])]
     if rng.random() < 0.15:
         settings |= {"init": "keep", "fit": rng.choice(["layer", "channel"])}
-    exact = features != "ternary, 0.3"
+    exact = features != "ternary, 0.3" and b.exact_averages
     _head(b, h, exact)
     model, constructs = Program(b.layers, b.lines), frozenset(b.constructs)
     settings["skip"] = tuple(b.skip)
@@ -432,18 +510,24 @@ def _head(b: _Builder, h: str, exact: bool) -> None:
     kinds = ["linear", "integer linear"] if exact else ["integer linear"]
     if len(size) == 3:
         kinds += ["convolutional head"]
+    if len(size) == 3 and exact and math.prod(size[1:]) in (1, 2, 4, 8, 16):
+        kinds += ["mean"] * 6
     if len(size) > 1:
         kinds += ["integer linear on (N, L, C)"]
     kind = b.rng.choice(kinds)
     b.constructs.add(kind)
     if kind == "convolutional head":
         kernel = b.rng.choice([1, size[1:], size[1:]])
-        b.run(nn.Conv2d(size[0], 4, kernel, bias=b.rng.random() < 0.7), h)
+        h = b.run(nn.Conv2d(size[0], 4, kernel, bias=b.rng.random() < 0.7), h)
+        if b.shapes[h] == (4, 1, 1):
+            b.run(b.rng.choice([*FLATTENINGS, nn.Flatten()]), h)
         return
     if kind == "integer linear on (N, L, C)":
         b.run(nn.Linear(size[-1], 4), h)
         return
-    if len(size) > 1:
+    if kind == "mean":
+        h = b.run(lambda x: x.mean([2, 3]), h)
+    elif len(size) > 1:
         h = b.run(b.rng.choice([*FLATTENINGS, nn.Flatten()]), h)
     linear = nn.Linear(b.shapes[h][0], 4)
     b.run(linear, h)
@@ -451,3 +535,7 @@ def _head(b: _Builder, h: str, exact: bool) -> None:
         b.skip.append(b.last_module())
         for parameter in (linear.weight, linear.bias):
             parameter.data = torch.randint(-16, 17, parameter.shape) / 8
+    if b.rng.random() < 0.3:
+        probability: Any = b.rng.choice(PROBABILITIES)
+        is_softmax = probability in (nn.Softmax, nn.LogSoftmax)
+        b.run(probability(1) if is_softmax else probability(), b.lines[-1][0])
