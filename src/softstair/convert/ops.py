@@ -126,14 +126,16 @@ class Operator:
 FUSED = ("linear", "conv2d", "batch_norm", "max_pool2d")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+ADAPTIVE_MAX_POOLS = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
+ADAPTIVE_AVG_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 NORM = "a normalisation of each example, which is not exported; use BatchNorm"
 PRODUCT = "a product of features, as in squeeze-excite, which is not exported; remove it"
 ATTENTION = "its weights are used by a function; to quantise them, write it with Linear modules"
-LAST = "left out at the end of a network, and not exported elsewhere"
+LAST = "at the end of a network, where it is left out; not exported elsewhere"
 EQUAL = "with windows of equal size"
 PADDED = "without ceil_mode; with padding, count_include_pad=True"
 PLAIN = "without ceil_mode, dilation and return_indices"
-GATE = "a gate or a probability, not a feature"
+GATE = "a gate or a probability, which is not exported, except at the end of a network"
 PROBABILITIES: dict[str, type[nn.Module]] = {
     "softmax": nn.Softmax,
     "log_softmax": nn.LogSoftmax,
@@ -143,7 +145,7 @@ PROBABILITIES: dict[str, type[nn.Module]] = {
 MOVE_FUNCTIONS = (
     "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
 )
-RESHAPES = "contiguous flatten reshape squeeze unflatten unsqueeze view".split()
+RESHAPES = "flatten unflatten contiguous reshape squeeze unsqueeze view".split()
 """Functions that keep the order of the elements."""
 VECTOR = "to the same shape, or to a vector for each example"
 
@@ -162,6 +164,21 @@ def _max_pool(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         return kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
     return build
+
+
+def _poolings(
+    name: str,
+    effect: Effect,
+    kinds: tuple[type[nn.Module], ...],
+    note: str,
+    build: Callable[..., Callable[..., nn.Module]] = lambda kind: kind,
+) -> list[Operator]:
+    """Return the rows of a pooling along one axis and along two."""
+    facts: dict[str, Any] = {"exact": True, "note": note}
+    return [
+        Operator(f"{name}{axes}d", effect, (kind,), module_of_call=build(kind), **facts)
+        for axes, kind in enumerate(kinds, 1)
+    ]
 
 
 def _batch_norm(
@@ -225,38 +242,14 @@ OPERATORS = (
     Operator("flatten", Effect.MOVE, (nn.Flatten,), exact=True, note=VECTOR),
     Operator("unflatten", Effect.MOVE, (nn.Unflatten,), exact=True, note=VECTOR),
     *(Operator(name, Effect.MOVE) for name in MOVE_FUNCTIONS),
-    *(
-        Operator(name, Effect.MOVE, exact=True, note=VECTOR)
-        for name in RESHAPES
-        if "flatten" not in name
-    ),
+    *(Operator(name, Effect.MOVE, exact=True, note=VECTOR) for name in RESHAPES[2:]),
     Operator("pixel_shuffle", Effect.MOVE, (nn.PixelShuffle,)),
     Operator("channel_shuffle", Effect.MOVE, (nn.ChannelShuffle,)),
     # Modules only: F.pad may pad with any number.
     Operator("ZeroPad", Effect.MOVE, (nn.ZeroPad1d, nn.ZeroPad2d), exact=True),
     Operator("CopyingPad", Effect.MOVE, (nn.ReflectionPad2d, nn.ReplicationPad2d)),
-    *(
-        Operator(
-            f"max_pool{number}d",
-            Effect.MOVE,
-            (kind,),
-            module_of_call=_max_pool(kind),
-            exact=True,
-            note=PLAIN,
-        )
-        for number, kind in enumerate((nn.MaxPool1d, nn.MaxPool2d), 1)
-    ),
-    *(
-        Operator(
-            f"adaptive_max_pool{number}d",
-            Effect.MOVE,
-            (kind,),
-            module_of_call=kind,
-            exact=True,
-            note=EQUAL,
-        )
-        for number, kind in enumerate((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), 1)
-    ),
+    *_poolings("max_pool", Effect.MOVE, (nn.MaxPool1d, nn.MaxPool2d), PLAIN, _max_pool),
+    *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
     Operator("cat", Effect.JOIN, aliases=("concat",), exact=True, note="of one quantum"),
     Operator("stack", Effect.JOIN),
     Operator(
@@ -265,29 +258,9 @@ OPERATORS = (
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Deployment sums the integers and divides the quantum by the area.
-    *(
-        Operator(
-            f"avg_pool{number}d",
-            Effect.AVERAGE,
-            (kind,),
-            module_of_call=kind,
-            exact=True,
-            note=PADDED,
-        )
-        for number, kind in enumerate((nn.AvgPool1d, nn.AvgPool2d), 1)
-    ),
+    *_poolings("avg_pool", Effect.AVERAGE, (nn.AvgPool1d, nn.AvgPool2d), PADDED),
     # The size of their windows is not known before the input's.
-    *(
-        Operator(
-            f"adaptive_avg_pool{number}d",
-            Effect.FLOAT,
-            (kind,),
-            module_of_call=kind,
-            exact=True,
-            note=EQUAL,
-        )
-        for number, kind in enumerate((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), 1)
-    ),
+    *_poolings("adaptive_avg_pool", Effect.FLOAT, ADAPTIVE_AVG_POOLS, EQUAL),
     Operator("mean", Effect.FLOAT, exact=True, note="over all positions"),
     # Not with the other normalisations: deployment folds it into thresholds.
     Operator(
@@ -306,7 +279,7 @@ OPERATORS = (
         Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)
         for name, kind in PROBABILITIES.items()
     ),
-    Operator("hardsigmoid", Effect.FLOAT, (nn.Hardsigmoid,), why=GATE),
+    Operator("hardsigmoid", Effect.FLOAT, (nn.Hardsigmoid,), why="a gate, which is not exported"),
 )
 UNKNOWN = Operator("", Effect.FLOAT)
 """The row of every operation that is not in the table."""

@@ -166,8 +166,11 @@ def find_sites(
     calls: Counter[str] = Counter()
     for number, step in enumerate(graph.steps):
         if step.module is None:
+            operator = operator_named(step.function)
             name = call_names[number] if call_names else f"{step.function} (function)"
-            sites[number] = Site(number, name, operator_named(step.function), None, [number], True)
+            if operator.effect is not Effect.ACTIVATION:  # no module takes its place
+                name = name.rpartition("stair_")[2]
+            sites[number] = Site(number, name, operator, None, [number], True)
             continue
         module = net.get_submodule(step.module)
         new = Site(number, step.module, operator_of(module), module)

@@ -231,7 +231,10 @@ class GraphConversion:
         terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
         if operator.name == "add" and terms and not node.kwargs and features == inputs:
             return self._add(name, inputs[0], inputs[-1], in_place)
-        raise no_integer_form(name, function or (type(module).__name__ if module else node.op))
+        kind = function or (type(module).__name__ if module else node.op)
+        if operator.why:
+            raise ExportError.of(name, f"{kind} is {operator.why}")
+        raise no_integer_form(name, kind)
 
     def _constant(self, name: str, node: fx.Node) -> StaticValue:
         """Return a parameter, or the value of a function of sizes."""
