@@ -59,7 +59,9 @@ class EventSender:
         if state.annealer is not None:
             self._schedule = state.recipe.schedule(state.annealer.layers)
         process = {"process": os.getpid(), "threads": torch.get_num_threads()}
-        notes = {"advice": advice(state), "exports": state.exports}
+        # What a resumed run exports was said when it began.
+        exports = state.exports if position["done"] == 0 else None
+        notes = {"advice": advice(state), "exports": exports}
         self._send({"kind": "begin", **position, **process, **notes})
 
     def step(self, state: State) -> None:
