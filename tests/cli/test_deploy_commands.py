@@ -297,6 +297,17 @@ def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run
     assert "leave out --zero" in run.rejected("export", "mine", *flags, "--zero", 8)
 
 
+def test_packed_network_of_own_data_is_verified_by_its_flag(own: str, run: Run) -> None:
+    data = f"{own}:data"
+    train(replace(RECIPE, model="digits", data=data), "mine", device="cpu")
+    file = pack("mine", load(data), "mine.safetensors")
+    assert f"pass --data {data} if you trust it" in run.rejected("verify", file)
+    code, out, _ = run("verify", file, "--data", data, "--backends", "none")
+    assert code == 0
+    assert "integer network: 0 mismatches" in out
+    assert "leave out --zero" in run.rejected("verify", file, "--data", data, "--zero", 8)
+
+
 def test_state_of_an_own_loop_is_exported_and_verified(own: str, run: Run) -> None:
     module = importlib.import_module(own)
     net = module.quantised(10, (1, 8, 8))

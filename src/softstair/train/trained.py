@@ -138,9 +138,10 @@ def _of_run(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
     _refuse(run, own, "zero", "scale")
     _check_code(run, recipe, own)
     dataset = load(own["data"] or recipe.data, data_dir)
-    trained_on = describe(recipe, dataset, torch.device("cpu"))["data"]
-    if own["data"] and trained_on != (read_json(run, "config.json") or {}).get("data"):
-        raise RunError(f"the run in {str(run)!r} was trained on other data.", field="data")
+    if own["data"]:
+        facts = describe(recipe, dataset, torch.device("cpu"))["data"]
+        if facts != (read_json(run, "config.json") or {}).get("data"):
+            raise RunError(f"the run in {str(run)!r} was trained on other data.", field="data")
     shape, model = tuple(dataset.x.shape[1:]), own["model"]
     given = None if model is None else build(model, len(dataset.classes), shape)
     network = trained_network(run, dataset, given)
@@ -155,9 +156,11 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
         recipe = packed.packed_recipe(about, "fold", "folds", "limit")
     except (KeyError, ValueError) as error:
         raise packed.damaged(file, error) from None
-    _refuse(run, own, *own)
+    is_own = ":" in recipe.data
+    _refuse(run, own, "model", "zero", "scale", *([] if is_own else ["data"]))
+    dataset = load(own["data"], data_dir) if own["data"] else None
     shape, classes = tuple(about["shape"]), tuple(about["classes"])
-    return _Trained(recipe, network, shape, classes, about["mean"], about["std"])
+    return _Trained(recipe, network, shape, classes, about["mean"], about["std"], dataset)
 
 
 def _saved(file: Path, data_dir: Path | str, own: _Own) -> _Trained:
