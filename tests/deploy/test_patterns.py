@@ -65,6 +65,18 @@ def test_patterns_are_exact_in_qonnx(
         assert_equal(network, x, execute(ModelWrapper(qonnx.model(network)), x))
 
 
+class Batched(nn.Module):
+    """A module whose result is given a batch again outside of the export."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.module(x)
+        return y.view(-1, 3) if self.training else y
+
+
 QUARTER = ss.Stair.ternary(quantum=0.25)
 REFUSED = {
     "other quanta": (
@@ -91,6 +103,14 @@ REFUSED = {
     "softmax of the batch": (
         Pattern(lambda: nn.Sequential(image(), nn.Softmax(0))),
         "no softmax of a module's scores",
+    ),
+    "softmax of one position": (
+        Pattern(lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 6), nn.Softmax(-1)))),
+        "Set dim=1",
+    ),
+    "flattened batch": (
+        Pattern(lambda: nn.Sequential(image(head=nn.Conv2d(4, 3, 6)), Batched(nn.Flatten(0)))),
+        "a change of the batch",
     ),
     "scores of positions": (
         Pattern(lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 5), nn.Flatten()))),

@@ -156,23 +156,25 @@ class GraphConversion:
     def _end(self, node: fx.Node, module: Any, x: Any) -> str | None:
         """Return the scores after a call of the tail, or None if its input gives none."""
         operator, source = self.operators[node], self.tail[0].all_input_nodes[0]
-        is_reshape = operator.name in RESHAPES
         if isinstance(x, IntegerFeatures) and operator.keeps_order:
             x = self.builder.feature_scores(x)
         if isinstance(x, Reshaped | IntegerFeatures) or (isinstance(x, PendingSum) and not x.layer):
             return None
-        if is_reshape and math.prod(shape := self._run(node).shape[1:]) != shape[0]:
-            return None
+        if operator.name in RESHAPES:
+            batch, *shape = self._run(node).shape
+            if batch != BATCH or shape[:1] != [math.prod(shape)]:
+                return None
         if isinstance(x, PendingSum) and x.layer is not None:
             flat = any(self.operators[call].name in RESHAPES for call in self.tail)
             x = self.builder.rescaled_scores(x, x.layer, flat=flat)
         if operator.keeps_order:
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 1)
             dim = dim if module is None else getattr(module, "dim", 1)
-            if source.op != "call_module" or dim not in (1, -1):
-                reason = "it is no softmax of a module's scores"
-                raise ExportError.of(_name(node), reason, "Remove it")
             self.head = _name(source)
+            layer = self.net.get_submodule(self.head) if source.op == "call_module" else None
+            if layer is None or (dim != 1 and not (dim == -1 and isinstance(layer, nn.Linear))):
+                reason = "it is no softmax of a module's scores along axis 1"
+                raise ExportError.of(_name(node), reason, "Set dim=1, or remove it")
         return str(x)
 
     def _scores(self, result: Any) -> str:
