@@ -204,11 +204,7 @@ OPERATORS = (
     Operator("conv2d", Effect.WEIGHTS, (nn.Conv2d,), replacement=StairConv2d, exact=True),
     Operator("conv3d", Effect.WEIGHTS, (nn.Conv3d,), replacement=StairConv3d),
     Operator(
-        "conv_transpose2d",
-        Effect.WEIGHTS,
-        (nn.ConvTranspose2d,),
-        replacement=StairConvTranspose2d,
-        note="one quantum for all outputs",
+        "conv_transpose2d", Effect.WEIGHTS, (nn.ConvTranspose2d,), replacement=StairConvTranspose2d
     ),
     Operator("bilinear", Effect.WEIGHTS, (nn.Bilinear,)),
     Operator(
@@ -252,9 +248,7 @@ OPERATORS = (
     *_poolings("adaptive_max_pool", Effect.MOVE, ADAPTIVE_MAX_POOLS, EQUAL),
     Operator("cat", Effect.JOIN, aliases=("concat",), exact=True, note="of one quantum"),
     Operator("stack", Effect.JOIN),
-    Operator(
-        "add", Effect.ADD, aliases=("iadd",), exact=True, note="of two features, of one quantum"
-    ),
+    Operator("add", Effect.ADD, aliases=("iadd",), exact=True, note="of one quantum"),
     Operator("sub", Effect.ADD, aliases=("isub",)),
     Operator("neg", Effect.ADD),
     # Deployment sums the integers and divides the quantum by the area.

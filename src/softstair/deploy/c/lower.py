@@ -47,10 +47,8 @@ class _Lowering:
                 return None if self._is_fused(node) else self._sum(number, node)
             case nodes.Steps():
                 return self._steps(number, node)
-            case nodes.MaxPool() | nodes.SumPool():
+            case nodes.MaxPool() | nodes.SumPool() | nodes.Pad():
                 return self._pool(number, node)
-            case nodes.Pad():
-                return self._pad(number, node)
             case nodes.Concat():
                 return self._concatenate(number, node)
             case nodes.Expand():
@@ -114,34 +112,25 @@ class _Lowering:
         calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
         return Operation(number, (number,), (home, *reads), calls, "thresholds", constants, (sink,))
 
-    def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool) -> Operation:
+    def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool | nodes.Pad) -> Operation:
         home = self._home(node.inputs[0])
         x, output = self.layout.features[node.inputs[0]], self.layout.features[node.name]
-        if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
-            raise ExportError.of(node.name, "C cannot pool without channels", "Give it (C, H, W)")
-        function, how = "ss_sum_pool", "the sum of each window"
+        function, how, clear = "ss_sum_pool", "the sum of each window", _clear(number, output)
+        if not isinstance(node, nodes.Pad):
+            windows = (node.kernel, node.stride, node.padding)
+            if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
+                raise ExportError.of(
+                    node.name, "C cannot pool without channels", "Give it (C, H, W)"
+                )
+        else:  # sums of one place, which may lie in the padding
+            how, windows = "between zeros", ((1, 1), (1, 1), node.padding[::2][::-1])
         if isinstance(node, nodes.MaxPool):
-            how = "the largest of each window"
+            how, clear = "the largest of each window", ()
             function = "ss_max_pool_planes" if x.planes else "ss_max_pool"
-        window = window_fields(x, output, node.kernel, node.stride, node.padding)
-        return self._windowed(number, home, function, window, how)
-
-    def _windowed(
-        self, number: int, home: int, function: str, window: dict[str, int], how: str
-    ) -> Operation:
-        """A call that reads windows of node ``home``."""
         name = f"layer_{number}_window"
         call = f"{function}(&{name}, &layer_{home}, &layer_{number});"
-        text = structure("ss_window", name, **window)
-        return Operation(number, (number,), (home,), (call,), how, structures=(text,))
-
-    def _pad(self, number: int, node: nodes.Pad) -> Operation:
-        """The sums of windows of one place, which may lie in the padding."""
-        home, output = self._home(node.inputs[0]), self.layout.features[node.name]
-        x, before = self.layout.features[node.inputs[0]], node.padding[::2][::-1]
-        window = window_fields(x, output, (1, 1), (1, 1), before)
-        operation = self._windowed(number, home, "ss_sum_pool", window, "between zeros")
-        return replace(operation, calls=(*_clear(number, output), *operation.calls))
+        text = structure("ss_window", name, **window_fields(x, output, *windows))
+        return Operation(number, (number,), (home,), (*clear, call), how, structures=(text,))
 
     def _concatenate(self, number: int, node: nodes.Concat) -> Operation:
         if node.axis != 1:
