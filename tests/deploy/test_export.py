@@ -68,3 +68,16 @@ def test_thresholds_larger_than_the_weights_are_a_warning_with_figures(tmp_path:
     )
     assert exported.plan is not None
     assert exported.plan.warning is None
+
+
+def test_float_networks_and_inputs_after_normalisation_are_named(tmp_path: Path) -> None:
+    net = network(ss.Stair.ternary())
+    x = torch.randint(256, (2, 1, 4, 4), dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"x must be a tensor of uint8, .* before the norm"):
+        ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path, x=(x - 128.0) / 64)
+    with pytest.raises(ValueError, match=r"x must be a tensor of uint8"):
+        ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path, x=x.numpy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scale .* 255\.0 was given.* \(x - zero\) / scale"):
+        ss.deploy.export(net, (1, 4, 4), 128, 255.0, tmp_path)
+    with pytest.raises(ValueError, match=r"net must be a network of softstair\.quantise"):
+        ss.deploy.export(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU()), (1, 4, 4), 0, 1.0, tmp_path)

@@ -16,9 +16,9 @@ from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file, refuse_link
 from softstair.deploy import c, onnx, qonnx
-from softstair.deploy.integer import integerise
+from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
-from softstair.nn import StairActivation
+from softstair.nn import StairActivation, StairModule
 
 FORMATS = ("onnx", "qonnx", "c")
 EXAMPLES = 32
@@ -299,10 +299,16 @@ def export(
 
     Raises:
         ExportError: If the network has no exact integer form; the message names the layer.
-        SoftstairError: If the folder holds something else, or there is no C compiler.
+        SoftstairError: If the network is float, the folder holds something else, or there is no C
+            compiler.
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
     _check.choice("to", to, FORMATS)
+    if not any(isinstance(module, StairModule) for module in net.modules()):
+        raise _check.invalid("net", "must be a network of softstair.quantise, but has no stair")
+    if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):
+        allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
+        raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
     net = copy.deepcopy(net).cpu().float().eval()
     integer = integerise(net, shape, zero, scale, torch.uint8 if x is None else x.dtype)
     if x is None:

@@ -86,8 +86,8 @@ def prepare(
 
 
 def _bad_input(name: str, value: object, allowed: str) -> ExportError:
-    message = f"{name} must be {allowed}, but {value!r} was given: train with `integer_input`."
-    return ExportError(message, field=name)
+    advice = "Train on (x - zero) / scale with such numbers (in a recipe: `integer_input`)."
+    return ExportError(f"{name} must be {allowed}, but {value!r} was given. {advice}", field=name)
 
 
 @dataclass(frozen=True)

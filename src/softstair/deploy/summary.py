@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 
 from softstair import _check
+from softstair._errors import first_line
 from softstair.convert import quantise
 from softstair.convert.conversion import Conversion, Row, conversion_of
 from softstair.deploy.c.program import MemoryPlan, memory_plan
@@ -199,6 +199,14 @@ def _row(net: nn.Module, row: Row, exports: str = "", size: Sequence[int] = ()) 
     return replace(plain, weights=count, macs=macs, bytes=-(-count * bits // 8))
 
 
+class _Shapes(fx.Interpreter):
+    """Notes the shape of each tensor in ``meta`` of its node."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        n.meta["shape"] = getattr(result := super().run_node(n), "shape", ())
+        return result
+
+
 class _Trial(GraphConversion):
     """A conversion that goes on after a call that has no exact integer form."""
 
@@ -211,10 +219,10 @@ class _Trial(GraphConversion):
         self.errors: dict[fx.Node | None, ExportError] = {}
         with torch.no_grad():
             try:
-                ShapeProp(fx.GraphModule(net, self.traced)).propagate(torch.zeros(1, *shape))
+                _Shapes(fx.GraphModule(net, self.traced)).run(torch.zeros(1, *shape))
             except Exception as error:  # whatever the model raises for another shape
-                problem = f"must be the shape of one input, but {tuple(shape)} raised "
-                raise _check.invalid("shape", f"{problem}{type(error).__name__}") from None
+                problem = f"must be that of one input, without the batch, but {tuple(shape)} raised"
+                raise _check.invalid("shape", f"{problem} {first_line(error)!r}") from None
             try:
                 network = self.run(self.traced, self.graph)
                 self.network = None if self.errors else network
@@ -256,4 +264,4 @@ class _Trial(GraphConversion):
 
 
 def _size(node: fx.Node) -> tuple[int, ...]:
-    return tuple(getattr(node.meta.get("tensor_meta"), "shape", ()))
+    return tuple(node.meta.get("shape", ()))
