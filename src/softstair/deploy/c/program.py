@@ -49,7 +49,7 @@ class MemoryPlan:
         return (
             f"thresholds and other constants take {others:,} bytes, and the weights {weights:,}; "
             f"{largest.names[-1]!r} alone takes {largest.flash[1]:,}. Use stairs with fewer levels "
-            "for the features, above all for those of shortcuts"
+            "for the features and, if shortcuts are added, `sums=branches`"
         )
 
     def __str__(self) -> str:
