@@ -246,6 +246,27 @@ def test_an_activation_of_several_names_is_several_stairs():
     assert len(net.body) == 3
 
 
+@pytest.mark.parametrize(
+    "options", [{"skip": "second"}, {"features": {"second": None, "*": TERNARY}}]
+)
+def test_one_name_of_an_activation_may_stay_in_float(options):
+    act = nn.ReLU()
+    code = lambda m, x: m.b(m.second(m.c(m.first(m.a(x)))))
+    model = Code(code, first=act, c=nn.Linear(8, 8), second=act)
+    net = ss.quantise(model, TERNARY, **{"features": TERNARY, **options})
+    assert type(net.first) is ss.nn.StairActivation
+    assert type(net.second) is nn.ReLU
+
+
+def test_an_activation_with_parameters_that_stays_in_float_is_shared_as_before():
+    act = nn.PReLU()
+    code = lambda m, x: m.b(m.second(m.c(m.first(m.a(x)))))
+    model = Code(code, first=act, c=nn.Linear(8, 8), second=act)
+    net = ss.quantise(model, TERNARY)
+    assert net.first is net.second
+    assert ss.quantise(model, TERNARY, TERNARY)(torch.randn(2, 6)).shape == (2, 3)
+
+
 def test_calls_that_were_only_recorded_share_a_stair_and_are_reported():
     code = lambda m, x: m.b(m.act(m.c(h))) if (h := m.act(m.a(x))).sum() > -1e9 else h
     model = Code(code, act=nn.ReLU(), c=nn.Linear(8, 8))

@@ -136,10 +136,12 @@ def quantise(
             site.replacement = StairActivation(**keywords).to(device)
     rows = _rows(net, sites)
     replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
+    called = {site.module for site in sites}
     for copies in activations:
         # A name that is never called stands for the same stair as one that is.
         stairs = [replacements[module] for module in copies if module in replacements]
-        replacements = {**dict.fromkeys(copies, next(iter(stairs), None)), **replacements}
+        unused = [module for module in copies if module not in called]
+        replacements |= dict.fromkeys(unused, next(iter(stairs), None))
     swap_modules(net, replacements)
     calls = {
         site.step: NewCall(site.name, site.replacement, site.is_added)
@@ -187,12 +189,14 @@ def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | No
 def _separate_activations(net: nn.Module) -> list[list[nn.Module]]:
     """Give each name of an activation a module of its own; return those that were one module.
 
-    An activation has no state, so that a copy computes the same.
+    One without state is copied: the copy computes the same.
     """
     copies: dict[nn.Module, list[nn.Module]] = {}
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
             if child is None or operator_of(child).effect is not Effect.ACTIVATION:
+                continue
+            if type(child) not in operator_of(child).modules or child.state_dict():
                 continue
             if child in copies:
                 parent._modules[name] = copy.deepcopy(child)
