@@ -258,6 +258,16 @@ def test_one_name_of_an_activation_may_stay_in_float(options):
     assert type(net.second) is nn.ReLU
 
 
+def test_a_layer_is_skipped_by_each_of_its_names():
+    layer = nn.Linear(8, 8)
+    model = Code(
+        lambda m, x: m.b(m.act(m.second(m.a(x)))), first=layer, second=layer, act=nn.ReLU()
+    )
+    for name in ("first", "second", "sec*"):
+        net = ss.quantise(model, TERNARY, TERNARY, skip=name)
+        assert type(net.first) is type(net.second) is nn.Linear
+
+
 def test_an_activation_with_parameters_that_stays_in_float_is_shared_as_before():
     act = nn.PReLU()
     code = lambda m, x: m.b(m.second(m.c(m.first(m.a(x)))))

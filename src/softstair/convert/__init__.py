@@ -116,9 +116,11 @@ def quantise(
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
     if sums is not None:
         _check.choice("sums", sums, SUMS)
-    options = LayerOptions(weights, features, noise, forward, _skip_patterns(skip))
+    patterns = _skip_patterns(skip)
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
+    patterns = (*patterns, *_first_names(net, patterns))
+    options = LayerOptions(weights, features, noise, forward, patterns)
     graph, traced = _graph(net, example_inputs)
     names = None if traced is None else call_names(traced)
     sites = find_sites(net, graph, options, names)
@@ -160,6 +162,17 @@ def _skip_patterns(skip: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(patterns, Sequence) or not all(isinstance(name, str) for name in patterns):
         raise _check.wrong("skip", skip, "names of modules")
     return tuple(patterns)
+
+
+def _first_names(net: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the first names of modules that patterns fit by another name: those of their sites."""
+    first: dict[nn.Module, str] = {}
+    names = [
+        (first.setdefault(module, name), name)
+        for name, module in net.named_modules(remove_duplicate=False)
+    ]
+    fits = lambda name: any(matches(pattern, name) for pattern in patterns)
+    return [own for own, name in names if own != name and fits(name)]
 
 
 def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
