@@ -81,3 +81,15 @@ def test_float_networks_and_inputs_after_normalisation_are_named(tmp_path: Path)
         ss.deploy.export(net, (1, 4, 4), 128, 255.0, tmp_path)
     with pytest.raises(ValueError, match=r"net must be a network of softstair\.quantise"):
         ss.deploy.export(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU()), (1, 4, 4), 0, 1.0, tmp_path)
+
+
+def test_mismatches_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="needs onnx")
+    net, other = (network(ss.Stair.ternary()).eval() for _ in range(2))
+    with torch.no_grad():
+        other[0].weight.neg_()
+    integer = ss.deploy.integerise(other, (1, 4, 4), 128, 64.0)
+    monkeypatch.setattr("softstair.deploy.comparison.integerise", lambda *given: integer)
+    with pytest.warns(UserWarning, match="integer network: [0-9,]+ mismatches"):
+        exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path, to="qonnx")
+    assert exported.mismatches > 0

@@ -281,7 +281,8 @@ def export(
     The network is evaluated as in ``eval()``, in float32 on the CPU, and is left as it is. The
     exported network takes bytes; the trained one sees ``(byte - zero) / scale``. ONNX is run by
     ONNX Runtime, and C is compiled and run. QONNX is not run: the integer network that it is
-    written from is compared.
+    written from is compared. Mismatches are a warning: of a float last layer, the class may differ
+    where two scores are as good as equal.
 
     Args:
         net: A network of :func:`softstair.quantise`, trained.
@@ -323,10 +324,13 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
     plan = write(integer, path, to)
-    if plan is not None and plan.warning:
-        warnings.warn(plan.warning, stacklevel=2)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
-    return Exported(path, tuple(files), comparisons, plan)
+    exported = Exported(path, tuple(files), comparisons, plan)
+    notes = [f"{name}: {part}" for name, part in comparisons.items() if part.mismatches]
+    for note in (*notes, plan.warning if plan else None):
+        if note:
+            warnings.warn(note, stacklevel=2)
+    return exported
 
 
 def write(
