@@ -279,10 +279,10 @@ def export(
     ('network.qonnx', 0)
 
     The network is evaluated as in ``eval()``, in float32 on the CPU, and is left as it is. The
-    exported network takes bytes; the trained one sees ``(byte - zero) / scale``. ONNX is run by
-    ONNX Runtime, and C is compiled and run. QONNX is not run: the integer network that it is
+    exported network takes bytes; the trained one sees ``(byte.float() - zero) / scale``. ONNX is
+    run by ONNX Runtime, and C is compiled and run. QONNX is not run: the integer network that it is
     written from is compared. Mismatches are a warning: of a float last layer, the class may differ
-    where two scores are as good as equal.
+    where two scores are as good as equal. Neither accuracy nor ``zero`` and ``scale`` are checked.
 
     Args:
         net: A network of :func:`softstair.quantise`, trained.

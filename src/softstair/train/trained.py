@@ -84,8 +84,8 @@ def deployed(
         data: The data set, for a file of ``torch.save``; for a run, if it names code of your own.
         zero: For a file of ``torch.save``: the byte that is 0 for the network; by default the mean
             of the data.
-        scale: For a file of ``torch.save``: the network was trained on ``(byte - zero) / scale``;
-            by default the std of the data.
+        scale: For a file of ``torch.save``: the network was trained on ``(byte.float() - zero) /
+            scale``; by default the std of the data.
 
     Code that a run names is called only if ``model`` or ``data`` names it: a run may come from
     anybody. Files are read without running code.
