@@ -204,6 +204,14 @@ def test_an_addition_to_an_alias_stays_in_place_where_code_is_rewritten():
         assert torch.equal(copied(x), expected)
 
 
+def test_a_layer_behind_functional_dropout_knows_the_quantum_of_its_input():
+    features = ss.Stair.linear(4, quantum=0.1)
+    by_mode = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), training=m.training)))
+    always = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)))))
+    quanta = [ss.quantise(m, TERNARY, features).b.input_quantum for m in (by_mode, always)]
+    assert quanta == [0.1, None]
+
+
 def test_functional_dropout_follows_the_mode():
     x = torch.randn(64, 6)
     by_mode = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), p=0.5, training=m.training)))

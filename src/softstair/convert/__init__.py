@@ -129,7 +129,6 @@ def quantise(
         sites.sort(key=lambda site: site.step)
     _check_sites(net, graph, sites, options)
     settings = _assign_options(graph, sites, options)
-    set_input_units(graph, net, list(settings))
     device = next((parameter.device for parameter in net.parameters()), None)
     for site, keywords in settings.items():
         if site.is_weights:
@@ -152,6 +151,7 @@ def quantise(
     }
     if calls:
         graph = rewrite(net, calls)
+    set_input_units(graph, net)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
     net.register_load_state_dict_pre_hook(require_stairs)
     return net
@@ -310,8 +310,6 @@ def _layer(
     weight_stair = StairWeight(**{**keywords, "stair": stair})
     weight_stair.fit = fit if init == "keep" else None
     layer: StairLayer = kind.from_float(module, weight_stair)
-    if site.input_unit is not None:
-        layer.input_quantum, layer.widest_input, _ = site.input_unit
     if init == "thresholds":
         layer.start_at_thresholds()
     return layer

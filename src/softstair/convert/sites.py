@@ -133,7 +133,6 @@ class Site:
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     stair: Stair | None = None
-    input_unit: FeatureUnit | None = None  # for weights: of the features that they take
     replacement: StairLayer | StairActivation | None = None
 
     @property
@@ -248,28 +247,29 @@ def _next_activation(
     return activations[min(reached)] if reached else None
 
 
-def set_input_units(graph: Graph, net: nn.Module, sites: Sequence[Site]) -> None:
-    """Set the ``input_unit`` of weights; all sites are quantised."""
-    features = {use: site.stair for site in sites if site.is_activation for use in site.uses}
+def set_input_units(graph: Graph, net: nn.Module) -> None:
+    """Give the layers of a quantised network the quantum of their inputs, where there is one."""
     units: list[FeatureUnit | None] = []
-    inputs: list[FeatureUnit | None] = []
+    inputs: dict[StairLayer, list[FeatureUnit | None]] = {}
     for number, step in enumerate(graph.steps):
-        # A layer that is called as a module takes its features first.
-        inputs.append(units[step.inputs[0]] if step.inputs else None)
-        if number in features:
-            units.append(_unit(features[number]))
-        else:
-            units.append(_result_unit(net, step, [units[source] for source in step.inputs]))
-            # What shares the memory holds the old values, the new ones, or some of each.
-            for source in step.written:
-                units[source] = _common([units[source], units[number]])
-    for site in sites:
-        if site.is_weights:
-            site.input_unit = _common([inputs[use] for use in site.uses])
+        module = None if step.module is None else net.get_submodule(step.module)
+        if isinstance(module, StairActivation):
+            units.append(_unit(module.stair))
+            continue
+        incoming = [units[source] for source in step.inputs]
+        if isinstance(module, StairLayer):  # it takes its features first
+            inputs.setdefault(module, []).append(incoming[0] if incoming else None)
+        units.append(_result_unit(module, step, incoming))
+        # What shares the memory holds the old values, the new ones, or some of each.
+        for source in step.written:
+            units[source] = _common([units[source], units[number]])
+    for layer, units_of_calls in inputs.items():
+        if (unit := _common(units_of_calls)) is not None:
+            layer.input_quantum, layer.widest_input, _ = unit
 
 
-def _unit(stair: Stair | None) -> FeatureUnit | None:
-    if stair is None or stair.integers is None or isinstance(stair.quantum, tuple):
+def _unit(stair: Stair) -> FeatureUnit | None:
+    if stair.integers is None or isinstance(stair.quantum, tuple):
         return None
     return FeatureUnit(stair.quantum, max(map(abs, stair.integers)))
 
@@ -299,10 +299,9 @@ def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | 
 
 
 def _result_unit(
-    net: nn.Module, step: GraphStep, incoming: list[FeatureUnit | None]
+    module: nn.Module | None, step: GraphStep, incoming: list[FeatureUnit | None]
 ) -> FeatureUnit | None:
     """Return the unit of a step's result, given those of its inputs."""
-    module = None if step.module is None else net.get_submodule(step.module)
     operator = operator_named(step.function) if module is None else operator_of(module)
     if not incoming:
         return None
