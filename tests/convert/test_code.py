@@ -47,6 +47,7 @@ def test_an_optional_argument_stays_optional(example):
     torch.testing.assert_close(net(x), net(x, mask))
 
 
+@pytest.mark.filterwarnings("ignore:all weights that are loaded")
 def test_constants_made_in_forward_are_not_saved():
     model = Code(lambda m, x: m.b(F.relu(m.a(x)) * torch.arange(8.0)))
     net = ss.quantise(model, TERNARY, TERNARY).eval()
@@ -79,6 +80,7 @@ def test_a_hook_on_a_block_with_functional_activations_raises():
         ss.quantise(model, TERNARY, TERNARY)
 
 
+@pytest.mark.filterwarnings("ignore:all weights that are loaded")
 def test_a_module_under_two_names_keeps_both():
     model = Code(lambda m, x: m.b(F.relu(m.c(F.relu(m.again(F.relu(m.a(x))))))), c=nn.Linear(8, 8))
     model.again = model.c

@@ -95,6 +95,21 @@ def test_the_report_shows_the_loaded_quantum():
     assert rows["2"] == "16 levels, quantum 0.1"
 
 
+def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):
+    """Silently, every weight would be 0."""
+    torch.manual_seed(0)
+    model = networks.mlp(6, 8, 8, 3)
+    net = ss.quantise(model, TERNARY, TERNARY)
+    with pytest.warns(UserWarning, match=r"into '0', '3', '6' fall .* init=\"keep\"") as warned:
+        net.load_state_dict(model.state_dict())
+    assert [warning.filename for warning in warned] == [__file__]
+    with pytest.warns(UserWarning, match="all weights of '0', '3', '6' have the same level"):
+        ss.deploy.export(net, (6,), 8, 8.0, tmp_path, to="qonnx")
+    kept = ss.quantise(model, TERNARY, TERNARY, init="keep")
+    kept.load_state_dict(model.state_dict())
+    kept.load_state_dict(net.state_dict())
+
+
 @pytest.mark.parametrize("fit", ["layer", "channel", None])
 def test_a_float_checkpoint_loaded_later_gives_the_network_of_the_loaded_model(fit):
     """The quanta are fitted to the weights that count, not to those at the time of quantise."""

@@ -328,6 +328,7 @@ def test_a_pickled_network_runs_in_another_process(tmp_path):
 @pytest.mark.nightly(keep=12)
 @pytest.mark.parametrize("settings", [{}, {"init": "keep"}, {"init": "keep", "fit": "channel"}])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore:all weights that are loaded")
 def test_checkpoints_load_strictly(name, settings, tmp_path):
     """The network's own, quanta included, and that of the float network."""
     model, net, x = converted(name, **settings)

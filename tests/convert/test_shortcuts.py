@@ -90,6 +90,7 @@ def test_stairs_of_sums_are_signed_and_may_be_chosen() -> None:
         signed(ss.Stair((0.0, 1.0, 4.0), (0.0, 2.5)))
 
 
+@pytest.mark.filterwarnings("ignore:all weights that are loaded")
 def test_copies_and_checkpoints_have_the_stairs() -> None:
     model, x = make("mobilenetv2")
     net = ss.quantise(model, TERNARY, UINT4).eval()

@@ -1,11 +1,13 @@
 """What became of each layer of a network, and whether a checkpoint has all of its stairs."""
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from softstair import _check
+from softstair import _check, kernels
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
 
@@ -67,10 +69,42 @@ def _present_row(net: nn.Module, row: Row) -> Row:
 def require_stairs(
     net: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any
 ) -> None:
-    """Before loading, report the stairs that a checkpoint with other stairs does not have."""
+    """Before loading, report the stairs that a checkpoint with other stairs does not have.
+
+    Of a checkpoint of the float network, warn if its weights are not on the scale of the stairs.
+    """
     keys = {name: f"{prefix}{name}.std" for name, _ in stair_modules(net)}
     if any(key in state_dict for key in keys.values()):
         *_, missing, _, _ = arguments
         for name, key in keys.items():
             if key not in state_dict and name.rpartition(".")[0] not in keys:
                 missing.append(key)
+    else:
+        loaded = {name: state_dict.get(f"{prefix}{name}.weight") for name, _ in _layers(net)}
+        if names := constant_layers(net, loaded):
+            warnings.warn(
+                f"all weights that are loaded into {names} fall on one level of their stair. To "
+                'start from a float checkpoint, quantise the model with init="keep".',
+                stacklevel=6,  # the caller of load_state_dict
+            )
+
+
+def constant_layers(net: nn.Module, weights: Mapping[str, Any] | None = None) -> str:
+    """Return the names of the layers whose weights all fall on one level.
+
+    ``weights`` are those to be loaded, before quanta are fitted to them.
+    """
+    names = []
+    for name, layer in _layers(net):
+        weight = layer.weight if weights is None else weights.get(name)
+        is_fitted = weights is not None and layer.weight_stair.fit is not None
+        if is_fitted or not isinstance(weight, Tensor) or weight.shape != layer.weight.shape:
+            continue
+        index = kernels.index(weight.detach(), layer.weight_stair.stair)
+        if index.numel() > 1 and bool((index == index.flatten()[0]).all()):
+            names.append(repr(name))
+    return ", ".join(names if len(names) < 4 else [*names[:3], f"and {len(names) - 3} others"])
+
+
+def _layers(net: nn.Module) -> list[tuple[str, StairLayer]]:
+    return [(name, layer) for name, layer in net.named_modules() if isinstance(layer, StairLayer)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file, refuse_link
+from softstair.convert.conversion import constant_layers
 from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
@@ -312,6 +313,8 @@ def export(
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
     net = copy.deepcopy(net).cpu().float().eval()
     integer = integerise(net, shape, zero, scale, torch.uint8 if x is None else x.dtype)
+    if names := constant_layers(net):
+        warnings.warn(f"all weights of {names} have the same level", stacklevel=2)
     if x is None:
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)

@@ -12,6 +12,7 @@ import hashlib
 import math
 import operator
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -310,7 +311,9 @@ def start_from(network: nn.Module, run: FloatRun, recipe: Recipe) -> None:
     where the first noise has a density.
     """
     try:
-        network.load_state_dict(run.network.state_dict())
+        with warnings.catch_warnings():  # of their scale, which is set below
+            warnings.simplefilter("ignore")
+            network.load_state_dict(run.network.state_dict())
     except RuntimeError:
         raise RunError(
             "init_from must be a float run of the same model, but its parameters have other names "
