@@ -214,6 +214,16 @@ def test_a_layer_behind_functional_dropout_knows_the_quantum_of_its_input():
     assert quanta == [0.1, None]
 
 
+def test_names_of_new_modules_are_not_those_of_others():
+    dropped = lambda m, x: F.dropout(m.a(x), training=m.training)
+    code = lambda m, x: m.b(m.stair_relu(F.relu(m.stair_block(x))))
+    model = Code(code, stair_block=Code(dropped), stair_relu=nn.Linear(8, 8))
+    net = ss.quantise(model, TERNARY, TERNARY)
+    assert type(net.stair_relu) is ss.nn.StairLinear
+    assert type(net.stair_relu_) is ss.nn.StairActivation
+    assert type(net.stair_block.module_dropout) is nn.Dropout
+
+
 def test_functional_dropout_follows_the_mode():
     x = torch.randn(64, 6)
     by_mode = Code(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), p=0.5, training=m.training)))

@@ -122,7 +122,7 @@ def quantise(
     patterns = (*patterns, *_first_names(net, patterns))
     options = LayerOptions(weights, features, noise, forward, patterns)
     graph, traced = _graph(net, example_inputs)
-    names = None if traced is None else call_names(traced)
+    names = None if traced is None else call_names(traced, net)
     sites = find_sites(net, graph, options, names)
     if sums is not None:
         sites += sum_sites(net, graph, sites, options, names, sums)

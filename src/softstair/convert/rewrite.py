@@ -35,13 +35,16 @@ ADVICE = (
 CASE = "if its activations are functions or are called several times, or if sums get stairs"
 
 
-def call_names(traced: fx.Graph) -> list[str]:
-    """Return a name for a module in place of each node, in the module whose code calls it."""
-    names = []
+def call_names(traced: fx.Graph, net: nn.Module, prefix: str = "stair") -> list[str]:
+    """Return a new name for a module in place of each node, in the module whose code calls it."""
+    names, taken = [], {name for name, _ in net.named_modules(remove_duplicate=False)}
     for node in traced.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         owner = stack[-1][0] if stack else ""
-        names.append(f"{owner}.stair_{node.name}" if owner else f"stair_{node.name}")
+        name = f"{owner}.{prefix}_{node.name}" if owner else f"{prefix}_{node.name}"
+        while name in taken:
+            name += "_"
+        names.append(name)
     return names
 
 
@@ -59,7 +62,7 @@ def rewrite(net: nn.Module, calls: Mapping[int, NewCall]) -> Graph:
     _, eval_graph = trace(net, training=False)
     _check_hooks(net, train_graph)
     replaced = {number for number, call in calls.items() if not call.is_added}
-    nodes, names = list(train_graph.nodes), call_names(train_graph)
+    nodes, names = list(train_graph.nodes), call_names(train_graph, net, "module")
     dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
     for number, node in enumerate(nodes):
         node.type = None  # annotations may be strings, which are no code
@@ -67,8 +70,8 @@ def rewrite(net: nn.Module, calls: Mapping[int, NewCall]) -> Graph:
             _insert(train_graph, node, net, calls[number])
         elif node in dropouts:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            name = names[number].replace("stair_", "module_")
-            _insert(train_graph, node, net, NewCall(name, DROPOUTS[node.target](p), False))
+            new = NewCall(names[number], DROPOUTS[node.target](p), False)
+            _insert(train_graph, node, net, new)
     _register_constants(net, train_graph)
     graph = steps_of(train_graph, net)
     call_operators(graph, train_graph)
