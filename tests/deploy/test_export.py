@@ -93,3 +93,15 @@ def test_mismatches_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match="integer network: [0-9,]+ mismatches"):
         exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path, to="qonnx")
     assert exported.mismatches > 0
+
+
+def test_what_is_no_network_or_no_example_is_refused(tmp_path: Path) -> None:
+    net = network(ss.Stair.ternary())
+    empty = torch.zeros(0, 1, 4, 4, dtype=torch.uint8)
+    integer = ss.deploy.integerise(net, (1, 4, 4), 128, 64.0)
+    with pytest.raises(ValueError, match="x must hold at least one example"):
+        ss.deploy.verify(net, integer, empty)
+    with pytest.raises(ValueError, match="net must be a network"):
+        ss.deploy.export("net", (1, 4, 4), 128, 64.0, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module"):
+        ss.report("net")  # type: ignore[arg-type]

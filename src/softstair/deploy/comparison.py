@@ -103,7 +103,7 @@ def verify(
         A comparison for ``"integer network"`` and for each of ``others``.
 
     Raises:
-        SoftstairError: If ``x`` is not uint8 of shape (N, C, H, W).
+        SoftstairError: If ``x`` is empty, or not of the network's type and shape.
 
     >>> import softstair as ss
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8),
@@ -115,6 +115,8 @@ def verify(
     0 mismatches of 45 numbers
     """
     integer.check_input(x)
+    if not len(x):
+        raise _check.invalid("x", "must hold at least one example, but it is empty")
     runners: dict[str, Runner] = {"integer network": _integer_runner(integer), **(others or {})}
     comparisons = {name: Comparison() for name in runners}
     reference = trained_runner(net, integer)
@@ -306,6 +308,8 @@ def export(
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
     _check.choice("to", to, FORMATS)
+    if not isinstance(net, nn.Module):
+        raise _check.wrong("net", net, "a network of softstair.quantise")
     if not any(isinstance(module, StairModule) for module in net.modules()):
         raise _check.invalid("net", "must be a network of softstair.quantise, but has no stair")
     if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):

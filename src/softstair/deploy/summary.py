@@ -127,6 +127,8 @@ def report(
         ValueError: If a float network cannot be quantised, or ``shape`` does not fit. DDP and
             ``torch.compile`` wrap the network.
     """
+    if not isinstance(model, nn.Module):
+        raise _check.wrong("model", model, "a torch.nn.Module")
     preface, net = "", model
     if not any(isinstance(module, StairModule) for module in model.modules()):
         net, skip = _quantised(model, shape)
