@@ -44,7 +44,9 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+    # All blocks, so that the end of one is not taken for the beginning of another.
+    pairs = re.findall(r"^```(\w*)\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE)
+    return [text for name, text in pairs if re.fullmatch(language, name)]
 
 
 def prose(page: Path) -> str:
@@ -122,6 +124,11 @@ def own_files_train() -> None:
 
     words = "train --model mynet:build --data mydata:load --epochs 1 --limit 200 --device cpu"
     assert main([*words.split(), "--out", "runs/bars"]) == 0
+    lines = [*commands(DOCS / "own.md"), *commands(DOCS / "deploy.md")]
+    exported = [line for line in lines if "runs/mine" in line or "stopped.pt" in line]
+    assert len(exported) == 6
+    for line in exported:
+        assert main(shlex.split(line)[1:]) == 0, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

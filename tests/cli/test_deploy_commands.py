@@ -267,6 +267,10 @@ def quantised(classes, shape):
     return ss.quantise(build(classes, shape), stair, stair, skip="4")
 
 
+def of_vectors():
+    return quantised(10, (64,))[1:]
+
+
 def data():
     return load("digits").sample(300)
 """
@@ -341,6 +345,11 @@ def test_state_that_cannot_be_loaded_is_an_error(own: str, tmp_path: Path, run: 
     assert "without running code" in run.rejected("export", "evil.pt", *flags)
     assert "without running code" in run.rejected("export", "old.pt", *flags)
     assert "does not fit" in run.rejected("export", "other.pt", *flags)
+    vectors = importlib.import_module(own).of_vectors()
+    torch.save(vectors.state_dict(), "vectors.pt")
+    shape = run.rejected("export", "vectors.pt", "--model", f"{own}:of_vectors", *flags[2:])
+    assert "Correct the shape of the input" in shape
+    assert "--shape" not in shape
     float_model = ["--model", f"{own}:build", *flags[2:]]
     assert "does not fit" in run.rejected("export", "net.pt", *float_model)
     assert "power of two" in run.rejected("export", "net.pt", *flags, "--scale", 3)

@@ -342,7 +342,9 @@ class NodeBuilder:
             except RuntimeError as error:
                 given = " and ".join(str(self._sizes[x]) for x in node.inputs)
                 raise ExportError.of(
-                    node.name, f"it cannot take features of shape {given}", "Correct `shape`"
+                    node.name,
+                    f"it cannot take features of shape {given}",
+                    "Correct the shape of the input",
                 ) from error
         return node
 
