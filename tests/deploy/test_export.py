@@ -81,6 +81,23 @@ def test_float_networks_and_inputs_after_normalisation_are_named(tmp_path: Path)
         ss.deploy.export(net, (1, 4, 4), 128, 255.0, tmp_path)
     with pytest.raises(ValueError, match=r"net must be a network of softstair\.quantise"):
         ss.deploy.export(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU()), (1, 4, 4), 0, 1.0, tmp_path)
+    for wrapped in (nn.DataParallel(net), torch.compile(net, backend="eager")):
+        with pytest.raises(ValueError, match=r"pass the network inside DDP or torch\.compile"):
+            ss.deploy.export(wrapped, (1, 4, 4), 128, 64.0, tmp_path)
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network(ss.Stair.ternary())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers((x - 128) / 64)  # type: ignore[no-any-return]
+
+
+def test_normalisation_in_the_forward_pass_is_to_be_done_before(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sub of the input .* give `zero` and `scale`"):
+        ss.deploy.export(Normalised(), (1, 4, 4), 0, 1.0, tmp_path)
 
 
 def test_mismatches_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,10 @@ def prepare(
     try:
         graph, traced = trace(net, training=False)
     except Exception as error:
-        raise ExportError(
-            f"net must be traceable by torch.fx, but it is not ({first_line(error)}).", field="net"
-        ) from None
+        problem = f"net must be traceable by torch.fx, but it is not ({first_line(error)})"
+        if hasattr(net, "module") or hasattr(net, "_orig_mod"):
+            problem += "; pass the network inside DDP or torch.compile"
+        raise ExportError(f"{problem}.", field="net") from None
     return net, NodeBuilder(tuple(shape), zero, float(scale), dtype), traced, graph
 
 
@@ -236,6 +237,9 @@ class GraphConversion:
         kind = function or (type(module).__name__ if module else node.op)
         if operator.why:
             raise ExportError.of(name, f"{kind} is {operator.why}")
+        if any(x is self.builder.input for x in features):
+            advice = "Do it before the network, and give `zero` and `scale`"
+            raise ExportError.of(name, f"{kind} of the input has no exact integer form", advice)
         raise no_integer_form(name, kind)
 
     def _constant(self, name: str, node: fx.Node) -> StaticValue:
