@@ -108,6 +108,13 @@ REFUSED = {
         Pattern(lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 6), nn.Softmax(-1)))),
         "Set dim=1",
     ),
+    "softmax at each step of a sequence": (
+        Pattern(
+            lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)),
+            (4, 6),
+        ),
+        "Set dim=1",
+    ),
     "flattened batch": (
         Pattern(lambda: nn.Sequential(image(head=nn.Conv2d(4, 3, 6)), Batched(nn.Flatten(0)))),
         "a change of the batch",

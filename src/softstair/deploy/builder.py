@@ -366,7 +366,7 @@ def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
     raise ExportError.of(
         name,
         f"the quantum of its input, {x.unit}, is not a power of two and was unknown to `quantise`",
-        "Leave it in float with `skip`, or average by a module AvgPool2d, whose area is known",
+        "Leave it in float with `skip`, or use AvgPool2d, as a module, for averages",
     )
 
 

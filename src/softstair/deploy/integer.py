@@ -173,7 +173,8 @@ class GraphConversion:
             dim = dim if module is None else getattr(module, "dim", 1)
             self.head = _name(source)
             layer = self.net.get_submodule(self.head) if source.op == "call_module" else None
-            if layer is None or (dim != 1 and not (dim == -1 and isinstance(layer, nn.Linear))):
+            is_vector = isinstance(layer, nn.Linear) and len(self.builder.pooled_shape(str(x))) == 1
+            if layer is None or (dim != 1 and not (dim == -1 and is_vector)):
                 reason = "it is no softmax of a module's scores along axis 1"
                 raise ExportError.of(_name(node), reason, "Set dim=1, or remove it")
         return str(x)
