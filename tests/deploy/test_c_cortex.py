@@ -61,8 +61,11 @@ def test_scores_have_the_bits_of_this_machine(name: str, tmp_path: Path) -> None
 
 
 @needs_cortex
-def test_object_file_needs_only_the_library_of_the_compiler(tmp_path: Path) -> None:
-    write(bit_features().network(), tmp_path)
+@pytest.mark.parametrize("last_layer", ["float", "int8"])
+def test_object_file_needs_only_the_library_of_the_compiler(
+    last_layer: str, tmp_path: Path
+) -> None:
+    write((bit_features() if last_layer == "float" else int8_last_layer()).network(), tmp_path)
     flags = "-std=c99 -O2 -fno-tree-loop-distribute-patterns -mcpu=cortex-m4 -mthumb".split()
     command = ["arm-none-eabi-gcc", *flags, "-ffreestanding", "-c", "network.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
@@ -71,6 +74,25 @@ def test_object_file_needs_only_the_library_of_the_compiler(tmp_path: Path) -> N
     unknown = [line.split()[-1] for line in symbols.splitlines()]
     # Doubles and floats are the compiler's own functions where there is no unit for them.
     assert all(name.startswith("__aeabi_") for name in unknown), unknown
+    doubles = [name for name in unknown if re.search("_d|2d", name)]
+    assert bool(doubles) == (last_layer == "float"), unknown
+
+
+@needs_cortex
+def test_files_that_hold_no_examples_are_refused(tmp_path: Path) -> None:
+    builder = bit_features()
+    write(builder.network(), tmp_path)
+    (tmp_path / "long.bin").write_bytes(builder.bytes[:1].numpy().tobytes() + b"abc")
+    size = builder.bytes[0].numel()
+    for name, why in {
+        "long.bin": f"the last example has 3 bytes and should have {size}.",
+        "none.bin": "none.bin cannot be read",
+    }.items():
+        command = ["make", "-s", "emulated", f"EXAMPLES={name}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert why in done.stdout
+        assert "ticks" not in done.stdout
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
 /* Reads the file on the command line, @NAME@_INPUTS numbers per example, and prints the class and
- * the bits of the scores of each, as ./@name@ --bits does, then the ticks of the last one. Compiled
- * with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
+ * the bits of the scores of each, as ./@name@ --bits does, then the ticks of the timer for the last
+ * one. Compiled with -DSOFTSTAIR_TRACE it prints the words of the trace first. */
 #include "@name@.h"
 #include "board.h"
 
@@ -33,7 +33,8 @@ int32_t board_main(void) {
     uint32_t size, ticks = 0;
     const int32_t file = board_command_line(name, sizeof name) < 0 ? -1 : board_open(name);
     if (file < 0) {
-        board_write("the command line must name a file of examples.\n");
+        board_write(name);
+        board_write(" cannot be read: EXAMPLES must name a file of examples.\n");
         return 2;
     }
     while ((size = board_read(file, input, sizeof input)) == sizeof input) {
@@ -52,8 +53,16 @@ int32_t board_main(void) {
         }
         board_write("\n");
     }
+    if (size != 0) {
+        board_write("the last example has ");
+        write_number(size, 10, 1);
+        board_write(" bytes and should have ");
+        write_number(sizeof input, 10, 1);
+        board_write(".\n");
+        return 2;
+    }
     board_write("ticks ");
     write_number(ticks, 10, 1);
     board_write("\n");
-    return size == 0 ? 0 : 2;
+    return 0;
 }
