@@ -45,6 +45,7 @@ def stairs(net: nn.Module) -> list[ss.Stair]:
         ((INT4, None), (ss.Stair.linear(4, False, 0.1), None), r"0\.weight_stair"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the weights of .* cannot be negative")
 def test_a_state_of_other_levels_or_thresholds_is_refused(saved, own, key, strict):
     net = network(*own)
     before = stairs(net)
@@ -88,11 +89,11 @@ def test_a_quantum_for_each_channel_does_not_replace_one_for_the_layer():
 
 def test_the_report_shows_the_loaded_quantum():
     net = network(INT4, UINT4)
-    assert "16 levels, quantum 0.1" in str(ss.report(net))
+    assert "16 levels 0…15, quantum 0.1" in str(ss.report(net))
     net.load_state_dict(network(INT4.with_quantum(0.125), UINT4).state_dict())
     rows = {row.name: row.stair for row in ss.report(net).rows if row.layer is not None}
-    assert rows["0"] == "16 levels, quantum 0.125"
-    assert rows["2"] == "16 levels, quantum 0.1"
+    assert rows["0"] == "16 levels -8…7, quantum 0.125"
+    assert rows["2"] == "16 levels 0…15, quantum 0.1"
 
 
 def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):

@@ -40,6 +40,7 @@ def test_weights_only_and_features_only():
     assert torch.equal(features[0].weight, model[0].weight)
 
 
+@pytest.mark.filterwarnings("ignore:the weights of .* cannot be negative")
 def test_options_by_layer():
     stairs = [TERNARY, INT4, UINT4]
     net = ss.quantise(
@@ -198,3 +199,19 @@ def test_report_raises_for_a_network_that_quantise_did_not_return():
         ss.report(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="inside DDP"):
         ss.report(nn.Sequential(ss.quantise(mlp(), TERNARY, TERNARY)))
+
+
+def test_weights_that_cannot_be_negative_warn():
+    model = networks.mlp(6, 8, 3)
+    with pytest.warns(UserWarning, match=r"'0' and others cannot .* signed=True") as warned:
+        ss.quantise(model, ss.Stair.linear(4), ss.Stair.linear(4))
+    assert [warning.filename for warning in warned] == [__file__]
+    ss.quantise(model, ss.Stair.heaviside(), ss.Stair.linear(4))
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"), [("fit", "layer, channel"), ("sums", "sum, branches")]
+)
+def test_none_is_among_the_allowed_values(option, allowed):
+    with pytest.raises(ValueError, match=f"{option} must be {allowed} or None, but 'no' was given"):
+        ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY, **{option: "no"})

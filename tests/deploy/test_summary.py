@@ -7,7 +7,9 @@ import torch
 from patterns import PATTERNS
 from torch import Tensor, nn
 
+import networks
 import softstair as ss
+from softstair._errors import SoftstairError
 from softstair.deploy.c.program import memory_plan
 
 TERNARY = ss.Stair.ternary()
@@ -113,8 +115,17 @@ def test_patterns_that_export_are_reported_so_before_training(name: str) -> None
 def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     model = plain(nn.Conv2d(1, 4, 3))
     model(torch.zeros(2, 1, 6, 6))
-    with pytest.raises(ValueError, match=r"^shape must be that of one input, .* 3 channels"):
-        ss.report(ss.quantise(model, TERNARY, TERNARY), (3, 6, 6))
+    functional = networks.make("functional resnet")[0]
+    for net, shape in ((model, (3, 6, 6)), (functional, (5, 8, 8)), (functional, (2, 3, 8, 8))):
+        net = ss.quantise(net, TERNARY, TERNARY)
+        sentence = r"^cannot export '\w+': .* Correct the shape"
+        with pytest.raises(SoftstairError, match=sentence) as caught:
+            ss.report(net, shape)
+        if len(shape) == 3:
+            with pytest.raises(ValueError, match="Correct the shape") as exported:
+                ss.deploy.integerise(net, shape)
+            assert str(caught.value) == str(exported.value)
+        assert caught.value.field == "shape"
     assert capfd.readouterr().err == ""
     report = ss.report(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
     assert report.exports_exactly is False

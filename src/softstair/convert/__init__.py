@@ -7,7 +7,8 @@ activations into modules. :mod:`~softstair.convert.conversion` records what beca
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -110,12 +111,11 @@ def quantise(
     if weights is None and features is None:
         raise _check.invalid("weights", "or features must be a Stair, but both are None")
     _check.choice("init", init, ("thresholds", "keep"))
-    if fit is not None:
-        _check.choice("fit", fit, ("layer", "channel"))
+    for name, value, allowed in (("fit", fit, ("layer", "channel")), ("sums", sums, SUMS)):
+        if value is not None and value not in allowed:
+            raise _check.wrong(name, value, f"{', '.join(allowed)} or None")
     if fit == "channel" and init != "keep":
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
-    if sums is not None:
-        _check.choice("sums", sums, SUMS)
     patterns = _skip_patterns(skip)
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
@@ -129,6 +129,7 @@ def quantise(
         sites.sort(key=lambda site: site.step)
     _check_sites(net, graph, sites, options)
     settings = _assign_options(graph, sites, options)
+    _warn_of_unsigned(settings)
     device = next((parameter.device for parameter in net.parameters()), None)
     for site, keywords in settings.items():
         if site.is_weights:
@@ -274,6 +275,18 @@ def _assign_options(
     for site, keywords in settings.items():
         keywords.update(stair=site.stair, layer=site.layer)
     return settings
+
+
+def _warn_of_unsigned(sites: Iterable[Site]) -> None:
+    """Warn of weights that cannot be negative; the two levels of heaviside are meant."""
+    stairs = {site.name: site.stair for site in sites if site.is_weights and site.stair}
+    names = [name for name, stair in stairs.items() if stair.levels[0] >= 0 and len(stair) > 2]
+    if names:
+        warnings.warn(
+            f"the weights of {names[0]!r}{' and others' if names[1:] else ''} cannot be negative; "
+            "use a signed stair, such as Stair.linear(4, signed=True)",
+            stacklevel=3,
+        )
 
 
 def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -
     module = replacement.weight_stair if isinstance(replacement, StairLayer) else replacement
     quantum = module.stair.quantum
     quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
-    stair = f"{len(module.stair)} levels, {quanta}"
+    low, high = (module.stair.integers or module.stair.levels)[:: len(module.stair) - 1]
+    stair = f"{len(module.stair)} levels {low:g}…{high:g}, {quanta}"
     return Row(name, kind, module.layer, became, stair, repr(module.noise), module.strategy)
 
 

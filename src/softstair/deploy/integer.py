@@ -124,7 +124,7 @@ class GraphConversion:
     def run(self, traced: fx.Graph, graph: Graph) -> IntegerNetwork:
         order = list(traced.nodes)
         for node, step in zip(order, graph.steps, strict=True):
-            module = self.net.get_submodule(_name(node)) if node.op == "call_module" else None
+            module = self.net.get_submodule(node_name(node)) if node.op == "call_module" else None
             operator = operator_named(step.function) if module is None else operator_of(module)
             self.operators[node] = operator
         self.tail = self._calls_at_end(order[-1].args[0])
@@ -171,12 +171,12 @@ class GraphConversion:
         if operator.keeps_order:
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 1)
             dim = dim if module is None else getattr(module, "dim", 1)
-            self.head = _name(source)
+            self.head = node_name(source)
             layer = self.net.get_submodule(self.head) if source.op == "call_module" else None
             is_vector = isinstance(layer, nn.Linear) and len(self.builder.pooled_shape(str(x))) == 1
             if layer is None or (dim != 1 and not (dim == -1 and is_vector)):
                 reason = "it is no softmax of a module's scores along axis 1"
-                raise ExportError.of(_name(node), reason, "Set dim=1, or remove it")
+                raise ExportError.of(node_name(node), reason, "Set dim=1, or remove it")
         return str(x)
 
     def _scores(self, result: Any) -> str:
@@ -199,18 +199,18 @@ class GraphConversion:
             if self.values[source] is target:
                 self.values[source] = result
             else:
-                self.overwritten[source] = _name(node)
+                self.overwritten[source] = node_name(node)
 
     def _check_overwritten(self, node: fx.Node) -> None:
         for source in node.all_input_nodes:
             if source in self.overwritten:
                 writer = self.overwritten[source]
-                reason = f"{writer!r} changed {_name(source)!r} in place through another view"
-                raise ExportError.of(_name(node), reason, f"Read the result of {writer!r}")
+                reason = f"{writer!r} changed {node_name(source)!r} in place through another view"
+                raise ExportError.of(node_name(node), reason, f"Read the result of {writer!r}")
 
     def _call(self, node: fx.Node, function: str | None, in_place: bool) -> Any:
         """Return the value of a call of a module or of the function with that bare name."""
-        name, operator = _name(node), self.operators[node]
+        name, operator = node_name(node), self.operators[node]
         inputs = [self.values[source] for source in node.all_input_nodes]
         module = self.net.get_submodule(name) if node.op == "call_module" else None
         features = [x for x in inputs if not isinstance(x, StaticValue)]
@@ -351,5 +351,5 @@ def _integers(name: str, x: Value) -> IntegerFeatures:
     return x
 
 
-def _name(node: fx.Node) -> str:
+def node_name(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name

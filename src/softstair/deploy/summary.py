@@ -10,11 +10,11 @@ import torch
 from torch import fx, nn
 
 from softstair import _check
-from softstair._errors import first_line
+from softstair._errors import SoftstairError
 from softstair.convert import quantise
 from softstair.convert.conversion import Conversion, Row, conversion_of
 from softstair.deploy.c.program import MemoryPlan, memory_plan
-from softstair.deploy.integer import GraphConversion, StaticValue, prepare
+from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
@@ -204,8 +204,22 @@ def _row(net: nn.Module, row: Row, exports: str = "", size: Sequence[int] = ()) 
 class _Shapes(fx.Interpreter):
     """Notes the shape of each tensor in ``meta`` of its node."""
 
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+
     def run_node(self, n: fx.Node) -> Any:
-        n.meta["shape"] = getattr(result := super().run_node(n), "shape", ())
+        try:
+            result = super().run_node(n)
+        except Exception:  # whatever the model raises for another shape
+            given = " and ".join(str(_size(source)[1:]) for source in n.all_input_nodes)
+            error = ExportError.of(
+                node_name(n),
+                f"it cannot take features of shape {given}",
+                "Correct the shape of the input",
+            )
+            raise SoftstairError(str(error), field="shape") from None
+        n.meta["shape"] = getattr(result, "shape", ())
         return result
 
 
@@ -220,11 +234,7 @@ class _Trial(GraphConversion):
         builder.search_thresholds = False
         self.errors: dict[fx.Node | None, ExportError] = {}
         with torch.no_grad():
-            try:
-                _Shapes(fx.GraphModule(net, self.traced)).run(torch.zeros(1, *shape))
-            except Exception as error:  # whatever the model raises for another shape
-                problem = f"must be that of one input, without the batch, but {tuple(shape)} raised"
-                raise _check.invalid("shape", f"{problem} {first_line(error)!r}") from None
+            _Shapes(fx.GraphModule(net, self.traced)).run(torch.zeros(1, *shape))
             try:
                 network = self.run(self.traced, self.graph)
                 self.network = None if self.errors else network
