@@ -75,7 +75,8 @@ def choice(name: str, value: Any, options: Collection[str]) -> str:
 
 def invalid(name: str, problem: str) -> SoftstairError:
     """Return the error that a parameter has a problem."""
-    return SoftstairError(f"{name} {problem}.", field=name)
+    stop = "" if problem.endswith("?") else "."
+    return SoftstairError(f"{name} {problem}{stop}", field=name)
 
 
 def wrong(name: str, value: Any, allowed: str) -> SoftstairError:

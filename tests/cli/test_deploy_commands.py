@@ -351,7 +351,9 @@ def test_state_that_cannot_be_loaded_is_an_error(own: str, tmp_path: Path, run: 
     assert "Correct the shape of the input" in shape
     assert "--shape" not in shape
     float_model = ["--model", f"{own}:build", *flags[2:]]
-    assert "does not fit" in run.rejected("export", "net.pt", *float_model)
+    sentence = run.rejected("export", "net.pt", *float_model)
+    assert "does not fit" in sentence
+    assert "… --model must return the quantised network" in sentence
     assert "power of two" in run.rejected("export", "net.pt", *flags, "--scale", 3)
     assert not (tmp_path / "called").exists()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled import needs_compiler, program_of, run_in_program
 from patterns import PATTERNS, TERNARY, Concatenated, Pattern, image, layer
 from test_random_modules import by_onnx
@@ -132,6 +135,49 @@ REFUSED = {
         "as many zeros on both sides",
     ),
 }
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+SUBSTITUTES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "amax": (lambda x: x.amax((2, 3)), r"Use nn.AdaptiveMaxPool2d\(1\)"),
+    "getitem": (lambda x: x[:, :, 0, 0], r"Use x.flatten\(1\)"),
+    "pad": (lambda x: F.pad(x, (1, 1)), "Use nn.ZeroPad2d"),
+    "a mean over axes [3]": (lambda x: x.mean(3), r"Use x.mean\(\[2, 3\]\)"),
+}
+
+
+@pytest.mark.parametrize("kind", SUBSTITUTES)
+def test_what_is_not_supported_names_what_is(kind: str) -> None:
+    function, advice = SUBSTITUTES[kind]
+    pattern = Pattern(lambda: image(Calls(function)))
+    sentence = f"{re.escape(kind)} is not supported. {advice} instead"
+    with pytest.raises(ExportError, match=sentence):
+        integerise(pattern.trained(), pattern.shape, pattern.zero, pattern.scale)
+
+
+def test_the_report_gives_the_reason_of_each_call_behind_one_that_is_not_exported() -> None:
+    norm = nn.Sequential(nn.Sigmoid(), nn.GroupNorm(2, 4), nn.Flatten(2), nn.GRU(36, 3))
+    net = ss.quantise(image(head=norm), TERNARY, TERNARY)
+    exports = [row.exports for row in ss.report(net, (2, 6, 6)).rows[-4:]]
+    assert "Sigmoid is a gate" in exports[0]
+    assert "GroupNorm is a normalisation of each example" in exports[1]
+    assert exports[2] == "its input is not exported"
+    assert "GRU is not supported" in exports[3]
+    net = ss.quantise(image(head=nn.Sequential(*norm[2:])), TERNARY, TERNARY)
+    with pytest.raises(ExportError, match="GRU is not supported"):
+        integerise(net, (2, 6, 6))
+    with pytest.raises(ExportError, match=r"'0': it is in float, .* Quantise it"):
+        integerise(image(nn.Sigmoid()), (2, 6, 6))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -80,7 +80,7 @@ class LayerOptions:
                 fits = isinstance(key, str) and any(matches(key, name) for name in names)
                 if not fits and not isinstance(key, int):
                     close = difflib.get_close_matches(str(key), names)
-                    hint = f"did you mean {' or '.join(close)}" if close else f"use {names[:12]}"
+                    hint = f"did you mean {' or '.join(close)}?" if close else f"use {names[:12]}"
                     raise _check.invalid(
                         option, f"must name layers, but {_check.shortened(key)} fits none; {hint}"
                     )

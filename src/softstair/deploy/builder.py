@@ -30,6 +30,13 @@ Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
 REUSABLE = (nodes.MaxPool, nodes.SumPool, nodes.Flatten, nodes.Pad)
 """Operations without weights or a stair: their module may run more than once."""
+SUBSTITUTES = {
+    "amax": "nn.AdaptiveMaxPool2d(1)",
+    "getitem": "x.flatten(1)",
+    "mean": "x.mean([2, 3])",
+    "pad": "nn.ZeroPad2d",
+}
+"""What is exported instead of functions that are not; of ``x[:, :, 0, 0]``, for example."""
 MAX_SHORTCUT_VALUES = 256
 """Each value of a shortcut has thresholds of its own."""
 
@@ -230,7 +237,7 @@ class NodeBuilder:
         """Add features side by side."""
         first, axis = parts[0], axis % (1 + len(self._sizes[parts[0].node]))
         if axis == 0:
-            raise no_integer_form(name, "a concatenation of examples")
+            raise not_supported(name, "a concatenation of examples")
         quanta = sorted({x.unit for x in parts})
         if len(quanta) > 1:
             reason = f"it concatenates features with the quanta {', '.join(map(str, quanta))}"
@@ -252,7 +259,7 @@ class NodeBuilder:
         """Add the sum over all spatial axes, which keep length 1."""
         count = len(self._sizes[x.node]) - 1
         if count not in (1, 2) or sorted(axis % (count + 2) for axis in axes) != [2, 3][:count]:
-            raise no_integer_form(name, f"a mean over axes {axes}")
+            raise not_supported(name, f"a mean over axes {axes}", "mean")
         return self.average(name, nn.AdaptiveAvgPool2d(1), count, x)
 
     def flatten(self, name: str, x: IntegerFeatures) -> IntegerFeatures:
@@ -267,7 +274,8 @@ class NodeBuilder:
         else:
             covers = module.weight.shape[1:] == shape and not any(zero_padding(name, module))
         if not covers:
-            raise no_integer_form(name, "a float layer that gives scores for each position")
+            reason = "it is in float, and not a last layer that gives one score for each class"
+            raise ExportError.of(name, reason, "Quantise it, or flatten its input")
         if len(shape) > 1:
             x = self.flatten(f"{name}.flat", x)
         bias = None if module.bias is None else module.bias.detach().clone()
@@ -297,7 +305,7 @@ class NodeBuilder:
         name, ends = source.name, (source.low, source.high)
         if flat:
             if math.prod(self._sizes[name]) > count:
-                raise no_integer_form(name, "a flattened layer with scores for each position")
+                raise not_supported(name, "a flattened layer with scores for each position")
             axis, name = 1, self._add(nodes.Flatten(f"{name}.flat", (name,), *ends)).name
         node = nodes.Rescaled(f"{source.name}.scores", (name,), 0, 0, scale, bias, axis)
         return self._add(node).name
@@ -349,9 +357,11 @@ class NodeBuilder:
         return node
 
 
-def no_integer_form(name: str, kind: str) -> ExportError:
-    """Return the error for an operation that integers cannot express."""
-    return ExportError.of(name, f"{kind} has no exact integer form", "Remove or replace it")
+def not_supported(name: str, kind: str, function: str = "") -> ExportError:
+    """Return the error for an operation, or a use of it, that is not exported."""
+    substitute = SUBSTITUTES.get(function or kind)
+    advice = f"Use {substitute} instead" if substitute else "Remove or replace it"
+    return ExportError.of(name, f"{kind} is not supported", advice)
 
 
 def _factor(name: str, layer: StairLayer, x: IntegerFeatures) -> float:
@@ -380,7 +390,7 @@ def _weighted_sum(name: str, layer: StairLayer, weight: Tensor, x: IntegerFeatur
         if any(windows["padding"]):
             low, high = min(low, 0), max(high, 0)
     elif not isinstance(layer, nn.Linear):
-        raise no_integer_form(name, type(layer).__name__)
+        raise not_supported(name, type(layer).__name__)
     flat = weight.flatten(1)
     above, below = flat.clamp(min=0).sum(1), flat.clamp(max=0).sum(1)
     least, greatest = above * low + below * high, above * high + below * low

@@ -14,7 +14,7 @@ from softstair import _check
 from softstair._errors import first_line
 from softstair.convert.graph import Graph, trace
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
-from softstair.deploy.builder import NodeBuilder, Value, no_integer_form
+from softstair.deploy.builder import NodeBuilder, Value, not_supported
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
 from softstair.nn import StairActivation, StairLayer
@@ -222,8 +222,10 @@ class GraphConversion:
             raise ExportError.of(name, "it follows the scores", "Remove it before exporting")
         if operator.name in RESHAPES and len(features) == 1:
             return self._reshape(name, node, features[0])
-        for shape in (x.shape for x in features if isinstance(x, Reshaped)):
+        for shape in (x.shape for x in features if isinstance(x, Reshaped) and operator.exports):
             raise ExportError.of(name, f"its input was reshaped to {shape}", "Flatten it")
+        if any(isinstance(x, Reshaped) for x in features):
+            raise self.refusal(node, function)
         if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
         if operator.module_of_call and module is None and len(features) == 1:
@@ -235,13 +237,17 @@ class GraphConversion:
         terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
         if operator.name == "add" and terms and not node.kwargs and features == inputs:
             return self._add(name, inputs[0], inputs[-1], in_place)
-        kind = function or (type(module).__name__ if module else node.op)
-        if operator.why:
-            raise ExportError.of(name, f"{kind} is {operator.why}")
-        if any(x is self.builder.input for x in features):
+        if not operator.why and any(x is self.builder.input for x in features):
+            kind = function or type(module).__name__
             advice = "Do it before the network, and give `zero` and `scale`"
-            raise ExportError.of(name, f"{kind} of the input has no exact integer form", advice)
-        raise no_integer_form(name, kind)
+            raise ExportError.of(name, f"{kind} of the input is not supported", advice)
+        raise self.refusal(node, function)
+
+    def refusal(self, node: fx.Node, function: str | None) -> ExportError:
+        """Return the error for a call that is not exported, whatever its input."""
+        name, why = node_name(node), self.operators[node].why
+        kind = function or type(self.net.get_submodule(name)).__name__
+        return ExportError.of(name, f"{kind} is {why}") if why else not_supported(name, kind)
 
     def _constant(self, name: str, node: fx.Node) -> StaticValue:
         """Return a parameter, or the value of a function of sizes."""
@@ -251,7 +257,7 @@ class GraphConversion:
             return StaticValue(attrgetter(str(node.target))(self.net))
         if node.op == "call_method" or is_python:
             return StaticValue(self._run(node))
-        raise no_integer_form(name, str(getattr(node.target, "__name__", node.target)))
+        raise not_supported(name, str(getattr(node.target, "__name__", node.target)))
 
     def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call, with tensors without data for features."""
@@ -319,7 +325,7 @@ class GraphConversion:
         """Return a value in the shape that a call gives it."""
         batch, *rest = self._run(node).shape
         if batch != BATCH:
-            raise no_integer_form(name, "a change of the batch")
+            raise not_supported(name, "a change of the batch")
         source, shape = x.source if isinstance(x, Reshaped) else x, tuple(rest)
         before = self.builder.pooled_shape(source)
         if shape == before:

@@ -268,7 +268,9 @@ class _Trial(GraphConversion):
             name = step.module or node.name
             kind = step.function or type(self.net.get_submodule(name)).__name__
             row = known.get(name) or Row(name, kind, None, "kept")
-            exports = YES if value is not UNKNOWN else "its input has no exact integer form"
+            exports = YES if value is not UNKNOWN else "its input is not exported"
+            if value is UNKNOWN and not self.operators[node].exports:
+                exports = str(self.refusal(node, step.function))
             if node in self.errors:
                 exports = str(self.errors[node])
                 exports = exports if exports in present else f"after training perhaps: {exports}"

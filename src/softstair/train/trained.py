@@ -1,5 +1,6 @@
 """A trained network, of a run, a packed file or the zoo: in integers, and the theory on it."""
 
+import textwrap
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -189,8 +190,12 @@ def _saved(file: Path, data_dir: Path | str, own: _Own) -> _Trained:
     try:
         network.load_state_dict(next(matching, {}))
     except (RuntimeError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"{str(file)!r} does not fit {model}: {reason}.", field="model") from None
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
+        raise RunError(
+            f"{str(file)!r} does not fit {model}: {reason} `model` must return the quantised "
+            "network, with the stairs and `sums` that it was trained with.",
+            field="model",
+        ) from None
     mean = dataset.mean if zero is None else float(zero)
     std = dataset.std if scale is None else scale
     recipe = Recipe(data=data, model=model)
