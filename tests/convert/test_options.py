@@ -215,3 +215,9 @@ def test_weights_that_cannot_be_negative_warn():
 def test_none_is_among_the_allowed_values(option, allowed):
     with pytest.raises(ValueError, match=f"{option} must be {allowed} or None, but 'no' was given"):
         ss.quantise(networks.mlp(6, 8, 3), TERNARY, TERNARY, **{option: "no"})
+
+
+def test_a_name_to_skip_that_fits_nothing_is_answered_with_close_names():
+    model, _ = networks.make("resnet")
+    with pytest.raises(ValueError, match=r"called 'layer1\.0\.konv1'; did you mean .*conv1.*\?$"):
+        ss.quantise(model, TERNARY, TERNARY, skip="layer1.0.konv1")

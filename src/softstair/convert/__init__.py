@@ -33,6 +33,7 @@ from softstair.convert.sites import (
     PerLayer,
     Site,
     find_sites,
+    hint,
     matches,
     number_layers,
     set_input_units,
@@ -227,7 +228,7 @@ def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Layer
             raise _check.invalid(
                 "skip",
                 f"must name modules of the model, but nothing in it is called {pattern!r}; "
-                f"there are {', '.join(names)}",
+                f"{hint(pattern, names)}",
             )
     if all(site.why_float for site in sites):
         reasons = ", ".join(f"{site.name} ({site.why_float})" for site in sites)

@@ -79,11 +79,8 @@ class LayerOptions:
             for key in value if isinstance(value, Mapping) else ():
                 fits = isinstance(key, str) and any(matches(key, name) for name in names)
                 if not fits and not isinstance(key, int):
-                    close = difflib.get_close_matches(str(key), names)
-                    hint = f"did you mean {' or '.join(close)}?" if close else f"use {names[:12]}"
-                    raise _check.invalid(
-                        option, f"must name layers, but {_check.shortened(key)} fits none; {hint}"
-                    )
+                    problem = f"must name layers, but {_check.shortened(key)} fits none"
+                    raise _check.invalid(option, f"{problem}; {hint(key, names)}")
 
     def check_counts(self, layers: int) -> None:
         """Raise ValueError if a sequence or the numbers in a mapping do not fit the layers."""
@@ -100,6 +97,12 @@ class LayerOptions:
                     raise _check.invalid(
                         option, f"must have layers from 0 to {layers - 1} as keys, but has {key}"
                     )
+
+
+def hint(key: object, names: Sequence[str]) -> str:
+    """Return a question with the names that are like ``key``, or some of all names."""
+    close = difflib.get_close_matches(str(key), names)
+    return f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(names[:12])}"
 
 
 def matches(pattern: str, name: str) -> bool:

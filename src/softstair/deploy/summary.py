@@ -41,7 +41,7 @@ class Report:
     """What :func:`softstair.report` returns; ``print`` shows it as a table.
 
     Attributes:
-        rows: In order of execution.
+        rows: In order of execution; layers are numbered in the order of their activations.
         conclusion: One sentence: the network exports exactly, or what does not and what to change.
         exports_exactly: Whether it does; None if no ``shape`` was given.
         plan: The memory that the C program will need; None if there will be no such program. The
