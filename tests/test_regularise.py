@@ -77,6 +77,7 @@ def test_float64_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     check_everything(shape, name, mean, std, F64, seed)
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @given(oracle.stairs(), MEANS, WIDE, st.integers(0, 99))
 @example((tuple(range(-8, 8)), tuple(range(-7, 8))), 0.0, 1e-5, 0)

@@ -50,6 +50,7 @@ def test_every_forward_stands_beside_the_float_twin(report: StepReport) -> None:
         assert 4 * 4 * parameters < row.memory < 10 * 4 * parameters
 
 
+@pytest.mark.nightly
 def test_a_baseline_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     error = TypeError("no such layer.\nDetails follow.")
     monkeypatch.setattr(training_step, "naive_network", mock.Mock(side_effect=error))

@@ -91,6 +91,7 @@ def test_out_of_memory_names_the_flags(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 def test_what_was_not_measured_is_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "brevitas", None)
     _, out, _ = run(*TINY, "--only", "step")

@@ -30,6 +30,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return json.loads(match[1])
 
 
+@pytest.mark.nightly
 def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
     code, out, err = run("report", table)
     assert (code, err) == (0, "")

@@ -297,6 +297,7 @@ def test_network_equals_one_assembled_from_stair_modules(name):
         torch.testing.assert_close(actual, hand.train(training)(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly(keep=8)
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 @pytest.mark.parametrize("name", NAMES)
 def test_copies_and_pickles_are_independent(name, clone):
@@ -380,14 +381,8 @@ def test_model_is_unchanged(name):
     assert not net.training
 
 
-COMPILED = [
-    name if name == "mlp" else pytest.param(name, marks=pytest.mark.nightly)
-    for name in NAMES
-    if name != "branching"
-]
-
-
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "branching"])
 def test_compiled_equals_eager(name):
     """Whole graph, values and gradients. Dropout is left out of it."""
     torch._dynamo.reset()

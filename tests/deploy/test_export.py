@@ -54,6 +54,7 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         ss.deploy.export(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path, to="C")  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 @needs_compiler
 def test_thresholds_larger_than_the_weights_are_a_warning_with_figures(tmp_path: Path) -> None:
     net = network(ss.Stair.linear(bits=8, signed=True))

@@ -52,7 +52,7 @@ def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.
     np.testing.assert_allclose(actual["scores"], scores, rtol=1e-5, atol=1e-5 * spread)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_networks_are_equal(tmp_path: Path, seed: int) -> None:
     builder = random_network(seed, monotone=True, widest=False)

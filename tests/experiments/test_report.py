@@ -88,6 +88,7 @@ def press(visit: Visit, field: str, value: str) -> None:
     visit.page.click(f'[data-field="{field}"][data-value="{value}"]')
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_opens_in_silence_and_fits(browser: Any, file: Path, width: int) -> None:
     with Visit(browser, file, width) as visit:
@@ -150,6 +151,7 @@ def test_pointing_shows_the_numbers(visit: Visit, trainings: list[Training]) -> 
     assert not tip.is_visible()
 
 
+@pytest.mark.nightly
 def test_keys_read_a_chart_too(visit: Visit, trainings: list[Training]) -> None:
     keyboard = visit.page.keyboard
     visit.page.locator("#legend button").last.focus()
@@ -216,6 +218,7 @@ def test_colours_show_the_setting_that_was_varied(opened: Opened) -> None:
         assert len(set(paths.evaluate_all("all => all.map(one => one.getAttribute('color'))"))) == 3
 
 
+@pytest.mark.nightly
 def test_another_metric_and_other_panels(visit: Visit, trainings: list[Training]) -> None:
     page = visit.page
     page.select_option("#choose-columns", "")
@@ -236,6 +239,7 @@ def test_another_metric_and_other_panels(visit: Visit, trainings: list[Training]
     assert name in page.inner_text("#tip")
 
 
+@pytest.mark.nightly
 def test_tables_sort(visit: Visit) -> None:
     table = visit.page.locator("#configurations-table")
     values = lambda column: table.locator(f"tbody td:nth-child({column})").evaluate_all(
@@ -324,6 +328,7 @@ def test_single_epochs_are_dots_and_folds_lines(opened: Opened, trainings: list[
         assert "epoch 1 " in visit.page.inner_text("#tip")
 
 
+@pytest.mark.nightly
 def test_a_float_twin_has_a_look_of_its_own(opened: Opened, trainings: list[Training]) -> None:
     with opened([*trainings, twin(trainings[0])]) as visit:
         page = visit.page

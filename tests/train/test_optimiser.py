@@ -115,7 +115,7 @@ def test_without_new_options_there_is_one_group() -> None:
     assert list(map(id, group["params"])) == list(map(id, state.network.parameters()))
 
 
-@pytest.mark.parametrize("weights", [None, ss.Stair.linear(8, quantum=2**-7, thresholds="floor")])
+@pytest.mark.parametrize("weights", [None, ss.Stair.linear(8, signed=True, quantum=2**-7)])
 def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair | None) -> None:
     stair = ss.Stair.ternary(quantum=0.5)
     model = nn.Sequential(*[nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()] * 1, nn.Linear(4, 4))

@@ -68,6 +68,8 @@ def scores(network: torch.nn.Module, x: Tensor) -> Tensor:
         return network(x)
 
 
+@pytest.mark.nightly(keep=5)
+@pytest.mark.filterwarnings("ignore:the weights of .* cannot be negative")
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: Path) -> None:
     chosen, bits = RECIPES[name]
