@@ -148,7 +148,7 @@ def run(build, optimiser, truncate: bool, steps: int = 30, shape=(12, 6), path=s
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
-@pytest.mark.nightly(keep=6)
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS.keys())
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS.keys())
 def test_truncated_is_untruncated(build, optimiser):

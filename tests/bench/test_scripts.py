@@ -178,6 +178,7 @@ def test_invalid_input_is_an_error_of_one_line(run: Script, tmp_path: Path) -> N
         assert path.name in error
 
 
+@pytest.mark.nightly
 def test_fresh_statistics_of_the_first_layer_repair_the_first_layer_alone(
     run: Script, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_files_are_checked_first_and_written_atomically(
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
+@pytest.mark.nightly
 def test_picture_and_json_are_written(run: Run, tmp_path: Path) -> None:
     flags = [*SMALL, "--interval", "same_end", "--no-static-mean", "--json"]
     code, _, err = run("check", *flags, "a.json", "--out", "a.png")

@@ -253,6 +253,7 @@ def test_grid_of_runs_without_validation(run: Run) -> None:
     assert run("report", folder)[0] == 0
 
 
+@pytest.mark.nightly
 def test_estimate_of_a_unit_without_validation() -> None:
     assert estimate(Recipe(fold="all", limit=200, batch=32), device="cpu").evaluation == 0
 

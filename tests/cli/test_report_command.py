@@ -129,6 +129,7 @@ def test_unit_in_two_places_is_an_error_that_names_both(
     assert repr(str(copy)) in error
 
 
+@pytest.mark.nightly
 def test_other_tables_in_a_folder_are_skipped(run: Run, tmp_path: Path, table: Path) -> None:
     folder = tmp_path / "tables"
     folder.mkdir()

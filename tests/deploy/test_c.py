@@ -42,7 +42,7 @@ NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
 }
 
 
-@pytest.mark.nightly(keep=6)
+@pytest.mark.nightly(keep=4)
 @needs_compiler
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("name", NETWORKS)

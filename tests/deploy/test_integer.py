@@ -102,6 +102,7 @@ def network(
     return net.eval()
 
 
+@pytest.mark.nightly(keep=4)
 @pytest.mark.parametrize(
     "kind",
     ["pool after", "pool before", "depthwise", "residual before", "residual after", "average"],

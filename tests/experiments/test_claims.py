@@ -140,6 +140,7 @@ BROKEN: dict[str, tuple[str, Level, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly(keep=12)
 @pytest.mark.parametrize("name", CLAIM)
 def test_each_claim_can_fail(name: str) -> None:
     """On accuracies in which it alone, or little else, is broken."""

@@ -216,6 +216,7 @@ def test_a_machine_without_softstair(task: dict[str, Any], monkeypatch: pytest.M
     assert "softstair is not installed" in ray_engine.train_unit(task, Box())["why"]
 
 
+@pytest.mark.nightly
 def test_a_directory_that_is_still_held_is_waited_for(
     task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_it_opens_in_silence_and_fits(browser: Any, file: Path, width: int) -> N
         visit.check()
 
 
+@pytest.mark.nightly
 def test_filters_leave_what_they_say(visit: Visit, trainings: list[Training]) -> None:
     names = {training.configuration for training in trainings}
     assert drawn(visit) == names == set(names_in(visit, "configurations-table"))

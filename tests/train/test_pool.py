@@ -84,6 +84,7 @@ def wait_for_epoch(run: Path) -> None:
 # Processes
 
 
+@pytest.mark.nightly
 def test_folds_in_processes_are_as_alone(tmp_path: Path) -> None:
     words = ["train", *FLAGS, "--folds", "2", "--epochs", "1", "--jobs", "2", "--out", "x"]
     assert cli.main([*words, "--limit", "300"]) == 0
