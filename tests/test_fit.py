@@ -21,7 +21,7 @@ def error(weight: torch.Tensor, stair: ss.Stair) -> float:
     return float((stair(weight.double()) - weight.double()).square().mean())
 
 
-@pytest.mark.nightly(keep=4)
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("shape", ["normal", "heavy"])
 @pytest.mark.parametrize("stair", STAIRS.values(), ids=STAIRS.keys())
 def test_better_than_the_largest_weight(stair, shape):

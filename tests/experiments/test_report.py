@@ -261,6 +261,7 @@ def test_tables_sort(visit: Visit) -> None:
     assert names == sorted(names)
 
 
+@pytest.mark.nightly
 def test_a_name_keeps_its_line_in_view(visit: Visit) -> None:
     row = visit.page.locator("#configurations-table tbody tr").first
     button = row.locator(".name button")
@@ -273,6 +274,7 @@ def test_a_name_keeps_its_line_in_view(visit: Visit) -> None:
     assert strong.count() == 0
 
 
+@pytest.mark.nightly
 def test_every_run_shows_its_configuration(visit: Visit, trainings: list[Training]) -> None:
     visit.page.click('#runs-table a[href="#run-5"]')
     dialog = visit.page.locator("#recorded")
@@ -282,6 +284,7 @@ def test_every_run_shows_its_configuration(visit: Visit, trainings: list[Trainin
     assert not dialog.is_visible()
 
 
+@pytest.mark.nightly
 def test_a_finger_reads_a_chart(browser: Any, file: Path) -> None:
     with Visit(browser, file, 390, has_touch=True, is_mobile=True) as visit:
         chart = visit.page.locator(".chart").first
