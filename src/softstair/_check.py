@@ -1,5 +1,6 @@
 """Checks of arguments: each returns the value, or raises ValueError that names the parameter."""
 
+import difflib
 import json
 import sys
 from collections.abc import Collection, Mapping, Set
@@ -7,7 +8,17 @@ from typing import Any
 
 from softstair._errors import SoftstairError
 
-__all__ = ["boolean", "choice", "integer", "invalid", "json_fields", "number", "shortened", "wrong"]
+__all__ = [
+    "boolean",
+    "choice",
+    "integer",
+    "invalid",
+    "json_fields",
+    "number",
+    "shortened",
+    "suggestion",
+    "wrong",
+]
 
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -88,6 +99,16 @@ def shortened(value: object, limit: int = 80) -> str:
     """Return ``repr(value)``, cut to ``limit`` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def suggestion(word: object, names: Collection[str]) -> str:
+    """Return a question with the names that are like a word; empty if there are none.
+
+    >>> suggestion("konv1", ["conv1", "bn1", "fc"])
+    "did you mean 'conv1'?"
+    """
+    close = difflib.get_close_matches(str(word), names)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

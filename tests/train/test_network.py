@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
+from networks import HeadFirst
 from softstair import deploy
 from softstair._errors import SoftstairError
 from softstair.data import load
@@ -25,20 +26,6 @@ from softstair.train.state import State
 pytestmark = pytest.mark.quick
 
 SHORT = Recipe(limit=200, epochs=1, batch=32, period=0.2)
-
-
-class HeadFirst(nn.Module):
-    """Its head is made before its body, and holds a mask with an infinity in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(32, 10)
-        self.body = nn.Linear(64, 32, bias=False)
-        self.norm = nn.BatchNorm1d(32)
-        self.register_buffer("mask", torch.full((2,), float("-inf")))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.norm(self.body(x.flatten(1)))))
 
 
 def test_the_last_layer_is_the_last_that_is_called() -> None:
@@ -238,3 +225,19 @@ def test_input_without_an_integer_zero_is_said_before_training() -> None:
         assert text.endswith(exports)
     floats = replace(SHORT, weights="float", features="float")
     assert describe_network(make_network(floats, data), floats, data)[1] is None
+
+
+class InPairs(HeadFirst):
+    """A network that takes batches of an even number of examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(len(x) // 2, 2, -1).flatten(0, 1))
+
+
+def test_a_network_that_cannot_be_reported_is_trained_all_the_same() -> None:
+    recipe, data = replace(SHORT, model="auto"), load("digits")
+    network = make_network(recipe, data, InPairs())
+    text, exports = describe_network(network, recipe, data)
+    assert exports is not None
+    assert exports.startswith("does not export exactly: ")
+    assert exports in text

@@ -10,6 +10,7 @@ from short import recipe
 from torch import Tensor, nn
 
 import softstair as ss
+from networks import HeadFirst
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.train.checkpoint import load_state_dict, state_dict
@@ -245,19 +246,6 @@ def test_advice_follows_the_rate_of_latent_weights() -> None:
     slow = {"static_mean": False, "static_std": True, "learning_rate": 1e-6}
     assert any("weights only by" in text for text in advice(begun(**slow)[0]))
     assert not any("weights only by" in text for text in advice(begun(**slow, latent_rate=1.0)[0]))
-
-
-class HeadFirst(nn.Module):
-    """Its last layer is registered before the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(32, 10)
-        self.body = nn.Linear(64, 32, bias=False)
-        self.norm = nn.BatchNorm1d(32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.norm(self.body(x.flatten(1)))))
 
 
 def test_the_last_layer_is_the_last_that_is_called() -> None:

@@ -13,7 +13,7 @@ its own, it has none: rounding decides, and there are too many pairs to list. So
 "branches"  every sum that is added, and on what reaches weights without an activation
 ==========  ===================================================================================
 
-A value that no exact integer form exists for anyway, such as that of a LayerNorm, gets none.
+A value that has no exact integer form in any case, such as the output of a LayerNorm, gets none.
 """
 
 from collections.abc import Container, Sequence

@@ -7,7 +7,6 @@ Each call of an activation is a site of its own: that of a module ``relu`` which
 named ``relu``, then ``relu.2``. A stair that is added to a sum counts as an activation.
 """
 
-import difflib
 import fnmatch
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -101,8 +100,7 @@ class LayerOptions:
 
 def hint(key: object, names: Sequence[str]) -> str:
     """Return a question with the names that are like ``key``, or some of all names."""
-    close = difflib.get_close_matches(str(key), names)
-    return f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(names[:12])}"
+    return _check.suggestion(key, names) or f"use {', '.join(names[:12])}"
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -30,13 +30,13 @@ Value = IntegerFeatures | PendingSum
 AnyNode = TypeVar("AnyNode", bound=nodes.Node)
 REUSABLE = (nodes.MaxPool, nodes.SumPool, nodes.Flatten, nodes.Pad)
 """Operations without weights or a stair: their module may run more than once."""
-SUBSTITUTES = {
-    "amax": "nn.AdaptiveMaxPool2d(1)",
-    "getitem": "x.flatten(1)",
-    "mean": "x.mean([2, 3])",
-    "pad": "nn.ZeroPad2d",
+ADVICE = {
+    "amax": "Use nn.AdaptiveMaxPool2d(1) instead",
+    "getitem": "To drop axes of length 1, use x.flatten(1)",
+    "mean": "Use x.mean([2, 3]) instead",
+    "pad": "Use nn.ZeroPad2d instead",
 }
-"""What is exported instead of functions that are not; of ``x[:, :, 0, 0]``, for example."""
+"""What to do about functions that are not exported."""
 MAX_SHORTCUT_VALUES = 256
 """Each value of a shortcut has thresholds of its own."""
 
@@ -359,8 +359,7 @@ class NodeBuilder:
 
 def not_supported(name: str, kind: str, function: str = "") -> ExportError:
     """Return the error for an operation, or a use of it, that is not exported."""
-    substitute = SUBSTITUTES.get(function or kind)
-    advice = f"Use {substitute} instead" if substitute else "Remove or replace it"
+    advice = ADVICE.get(function or kind, "Remove or replace it")
     return ExportError.of(name, f"{kind} is not supported", advice)
 
 

@@ -237,6 +237,9 @@ class GraphConversion:
         terms = len(node.args) == 2 and all(isinstance(term, fx.Node) for term in node.args)
         if operator.name == "add" and terms and not node.kwargs and features == inputs:
             return self._add(name, inputs[0], inputs[-1], in_place)
+        if operator.name == "add":
+            reason = "it adds something else than the results of two layers"
+            raise ExportError.of(name, reason, "Write x + y; Python's sum begins with 0")
         if not operator.why and any(x is self.builder.input for x in features):
             kind = function or type(module).__name__
             advice = "Do it before the network, and give `zero` and `scale`"

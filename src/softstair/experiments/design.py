@@ -8,7 +8,6 @@ configuration is a recipe with a name; on a fold it is a unit, which has a run d
 """
 
 import contextlib
-import difflib
 import itertools
 import math
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair import noise as noises
-from softstair._check import shortened
+from softstair._check import shortened, suggestion
 from softstair._errors import SoftstairError
 from softstair.experiments.results import Fold
 from softstair.schedule import INTERVALS, POWERS
@@ -417,6 +416,6 @@ def _same_number(value: str, values: Sequence[str]) -> str:
 
 
 def _hint(word: str, words: Sequence[str]) -> str:
-    """Return the end of a message, with the closest of the words if there is one."""
-    close = difflib.get_close_matches(word, words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
+    """Return the end of a message, with the words that are like one."""
+    question = suggestion(word, words)
+    return f"; {question}" if question else "."

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins, kernels
 from softstair import noise as noises
-from softstair._errors import first_line
+from softstair._errors import SoftstairError, first_line
 from softstair.convert import quantise
 from softstair.data import Dataset
 from softstair.deploy.summary import report
@@ -150,7 +151,10 @@ def describe_network(
         return f"{network}\n\nin float: nothing was quantised", None
     zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
     number: Any = int(zero) if zero.is_integer() else zero
-    described = report(network, tuple(dataset.x.shape[1:]), number, scale)
+    try:
+        described = report(network, tuple(dataset.x.shape[1:]), number, scale)
+    except SoftstairError as error:  # such as of a network that takes batches of one size
+        described = replace(report(network), conclusion=f"does not export exactly: {error}")
     return str(described), described.conclusion
 
 

@@ -5,7 +5,6 @@ recipe, the classes and the accuracy of the network; ``cards.json`` has what onl
 the data, the accuracy of other seeds, the command and the commit.
 """
 
-import difflib
 import json
 import statistics
 from collections.abc import Sequence
@@ -181,10 +180,7 @@ def path_of(name: str) -> Path:
     """Return the file of a network; raise SoftstairError with the known names if there is none."""
     known = names()
     if name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}."
-        )
+        hint = _check.suggestion(name, known) or f"there are {', '.join(known) or 'none'}."
         raise SoftstairError(f"no network is called {_check.shortened(name)}; {hint}", field="name")
     return FOLDER / f"{name}.safetensors"
 
