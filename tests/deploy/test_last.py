@@ -172,10 +172,10 @@ RAISING: dict[str, Any] = {
     "'5': this last layer is already": lambda: pooled(TERNARY, 64, nn.Linear(2, 2), skip=""),
     "'1': it reads the input": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64 * 64, 2)),
     "'5': float32 cannot average 1044480": lambda: pooled(WIDE, 64, nn.Linear(2, 2)),
-    "'5': its ParametrizedLinear is no Linear": lambda: pooled(
+    "'5': its ParametrizedLinear is not a Linear": lambda: pooled(
         TERNARY, 64, nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     ),
-    "'5': its Linear is no Linear of finite": not_finite,
+    "'5': its Linear is not a Linear layer with finite weights": not_finite,
 }
 
 

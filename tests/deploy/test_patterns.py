@@ -105,7 +105,7 @@ REFUSED = {
     ),
     "softmax of the batch": (
         Pattern(lambda: nn.Sequential(image(), nn.Softmax(0))),
-        "no softmax of a module's scores",
+        "not a softmax of a module's scores",
     ),
     "softmax of one position": (
         Pattern(lambda: image(head=nn.Sequential(nn.Conv2d(4, 3, 6), nn.Softmax(-1)))),

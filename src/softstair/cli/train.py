@@ -74,7 +74,7 @@ class Command:
     out: Path | None = flag(None, "Run directory (default: the next free one in runs/).")
     resume: bool = flag(False, "Continue the run in --out, or start it if there is none.")
     extend: bool = flag(
-        False, "Train the run in --out longer, to --epochs in all, as if it had been begun so."
+        False, "Train the run in --out longer, to --epochs in all; the result is that of a new run."
     )
     every_fold: bool = flag(False, "Train every fold, in --out/fold-0, --out/fold-1, ….")
     jobs: Literal["auto"] | int = flag(

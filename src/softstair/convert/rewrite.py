@@ -49,7 +49,7 @@ def call_names(traced: fx.Graph, net: nn.Module, prefix: str = "stair") -> list[
 
 
 class NewCall(NamedTuple):
-    """A module that is called in place of a call, or with its result."""
+    """A module that replaces a call, or that is called with its result."""
 
     name: str
     module: nn.Module

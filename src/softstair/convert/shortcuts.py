@@ -88,9 +88,10 @@ def sum_sites(
 
 
 class _Walk:
-    """Passes over a graph, with stairs after more and more steps.
+    """The search for sums that need a stair, by passes over a graph until none is added.
 
-    Quantised are calls of ``modules``, and activations that are calls, other than those ``kept``.
+    Calls of ``modules`` are quantised, and so are functional activations, except for the steps
+    ``kept``.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class GraphConversion:
             layer = self.net.get_submodule(self.head) if source.op == "call_module" else None
             is_vector = isinstance(layer, nn.Linear) and len(self.builder.pooled_shape(str(x))) == 1
             if layer is None or (dim != 1 and not (dim == -1 and is_vector)):
-                reason = "it is no softmax of a module's scores along axis 1"
+                reason = "it is not a softmax of a module's scores along axis 1"
                 raise ExportError.of(node_name(node), reason, "Set dim=1, or remove it")
         return str(x)
 

@@ -66,7 +66,7 @@ def quantise_last_layer(
     module = net.get_submodule(last.name)
     if type(module) is not nn.Linear or not bool(torch.isfinite(module.weight).all()):
         raise ExportError.of(
-            last.name, f"its {type(module).__name__} is no Linear of finite weights"
+            last.name, f"its {type(module).__name__} is not a Linear layer with finite weights"
         )
     widest = _widest_input(by_name, last)
     stair = fit_quantum(module.weight, INT8, per_channel=True)

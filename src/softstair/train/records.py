@@ -45,7 +45,7 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = F
 def extended(begun: Recipe, epochs: int) -> Recipe:
     """Return the recipe of a run of more epochs, of which a run of this recipe is the beginning.
 
-    Raises RunError if there is none, since something of the run follows its number of epochs.
+    Raises RunError if there is none, because a setting depends on the number of epochs.
     """
     if epochs < begun.epochs:
         raise RunError(
@@ -63,8 +63,8 @@ def extended(begun: Recipe, epochs: int) -> Recipe:
     name = next((name for name, is_so in follows.items() if is_so), None)
     if name is not None and epochs > begun.epochs:
         raise RunError(
-            f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it follows the "
-            f"number of epochs, so a run of {epochs} begins otherwise. Begin a new run.",
+            f"a run with {name} = {getattr(begun, name)!r} cannot be extended: it depends on the "
+            f"number of epochs, so the first epochs of a run of {epochs} differ. Begin a new run.",
             field=name,
         )
     return replace(begun, epochs=epochs)
