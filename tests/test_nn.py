@@ -262,14 +262,23 @@ def test_layer_count_refuses_a_float_network():
         ss.nn.layer_count(nn.Linear(2, 2))
 
 
-def test_features_of_another_quantum_are_refused():
-    """The layers that take them were built for one quantum; a checkpoint of another says so."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    trained = ss.quantise(model, TERNARY, ss.Stair.ternary(0.07))
-    other = ss.quantise(model, TERNARY, TERNARY)
-    with pytest.raises(RuntimeError, match=r"1\.stair must be .*quantum=1\.0"):
-        other.load_state_dict(trained.state_dict())
-    ss.quantise(model, TERNARY, ss.Stair.ternary(0.07)).load_state_dict(trained.state_dict())
+def test_a_new_quantum_keeps_the_levels_in_quanta_and_the_buffer():
+    """Rounded to float32, in which it is saved; the buffer stays where a captured step reads it."""
+    activation = ss.nn.StairActivation(ss.Stair.linear(4, quantum=0.1))
+    pointer = activation.quantum.data_ptr()
+    activation.set_quantum(0.3)
+    assert activation.stair.integers == tuple(range(16))
+    assert activation.stair.quantum == float(torch.tensor(0.3)) == float(activation.quantum)
+    assert activation.quantum.data_ptr() == pointer
+    weight = ss.nn.StairWeight(TERNARY)
+    weight.set_quantum([0.25, 0.5])
+    assert weight.stair == ss.Stair.ternary([0.25, 0.5], axis=0)
+    assert weight.quantum.tolist() == [0.25, 0.5]
+    weight.set_quantum(2.0)
+    assert weight.stair == ss.Stair.ternary(2.0)
+    for wrong in (0.0, math.nan, 1e-50):
+        with pytest.raises(ValueError, match="quantum"):
+            activation.set_quantum(wrong)
 
 
 def test_quanta_along_another_axis_than_outputs_raise():

@@ -1,6 +1,6 @@
 """Modules with a stair and its noise, and what of them is saved and loaded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -103,6 +103,21 @@ class StairModule(nn.Module):
                 self._buffers[name] = before.to(after.device)
         return self
 
+    def set_quantum(self, quantum: float | Sequence[float]) -> None:
+        """Give the stair another quantum, rounded to float32; its levels stay the same in quanta.
+
+        Layers that read the features must learn of it: call ``set_input_units`` afterwards.
+
+        Args:
+            quantum: The quantum, or one per channel.
+        """
+        new = torch.tensor(quantum, dtype=torch.float32)
+        self.stair = self.stair.with_quantum(new.double().tolist())
+        if new.shape == self.quantum.shape:
+            self.quantum.copy_(new)  # a captured step reads the buffer where it is
+        else:
+            self.quantum = new.to(self.quantum.device)
+
     def get_extra_state(self) -> Tensor:
         """Return the stair as a tensor."""
         return self.stair.to_tensor()
@@ -114,9 +129,13 @@ class StairModule(nn.Module):
             self._take_stair(stair)
 
     def _take_stair(self, stair: Stair) -> None:
-        """Raise: the layers that take these features were built for the network's own stair."""
-        problem = f"must be {self.stair}, the network's, but the checkpoint has {stair}"
-        raise _check.invalid("stair", f"{problem}; quantise the model with that one")
+        """Take the quantum of a checkpoint, which is trained state, but no other levels."""
+        own, new = (s.with_quantum(1.0).to_tensor() for s in (self.stair, stair))
+        is_alike = torch.tensor(stair.quantum).shape == self.quantum.shape and len(own) == len(new)
+        if not is_alike or not torch.allclose(own, new, rtol=1e-9, atol=0):
+            problem = f"must be {self.stair}, the network's, but the checkpoint has {stair}"
+            raise _check.invalid("stair", f"{problem}; quantise the model with that one")
+        self.stair = stair
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load noise and stair, which a checkpoint of the float network does not have."""
@@ -195,16 +214,7 @@ class StairWeight(StairModule):
             weight.add_(self._absolute(torch.tensor(mean, device=weight.device), weight))
             self.shifted.fill_(True)
 
-    def _take_stair(self, stair: Stair) -> None:
-        """Take the quantum of a fit, which is part of the trained state, but no other levels."""
-        own, new = (s.with_quantum(1.0).to_tensor() for s in (self.stair, stair))
-        is_alike = torch.tensor(stair.quantum).shape == self.quantum.shape and len(own) == len(new)
-        if not is_alike or not torch.allclose(own, new, rtol=1e-9, atol=0):
-            super()._take_stair(stair)
-        self.stair = stair
-
     def refit(self, weight: Tensor) -> None:
         """Fit the quantum to new float weights, if it was fitted."""
         if self.fit is not None:
-            self.stair = fit_quantum(weight, self.stair, per_channel=self.fit == "channel")
-            self.quantum.copy_(torch.tensor(self.stair.quantum))
+            self.set_quantum(fit_quantum(weight, self.stair, self.fit == "channel").quantum)

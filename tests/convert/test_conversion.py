@@ -40,7 +40,6 @@ def stairs(net: nn.Module) -> list[ss.Stair]:
     [
         ((INT4, TERNARY), (TERNARY, TERNARY), r"0\.weight_stair"),
         ((TERNARY, UINT4), (TERNARY, TERNARY), "2"),
-        ((TERNARY, TERNARY.with_quantum(0.5)), (TERNARY, TERNARY), "2"),
         ((INT4, None), (ss.Stair.linear(4, True, 0.1, "floor"), None), r"0\.weight_stair"),
         ((INT4, None), (ss.Stair.linear(4, False, 0.1), None), r"0\.weight_stair"),
     ],
@@ -59,8 +58,8 @@ def test_a_state_of_other_levels_or_thresholds_is_refused(saved, own, key, stric
 @pytest.mark.parametrize("form", [dict, older], ids=["new", "older"])
 @pytest.mark.parametrize("quantum", [0.1, 0.3])
 def test_a_loaded_network_is_the_saved_one(quantum, form):
-    """The quantum of weights may be another: that of a fit, which is a float32."""
-    saved = network(INT4.with_quantum(0.125), UINT4)
+    """Quanta may be others: those of a fit or a calibration, which are float32."""
+    saved = network(INT4.with_quantum(0.125), UINT4.with_quantum(0.75))
     net = network(INT4.with_quantum(quantum), UINT4, seed=1)
     pointers = {name: buffer.data_ptr() for name, buffer in net.named_buffers()}
     net.load_state_dict(form(saved.state_dict()), strict=True)
@@ -69,6 +68,11 @@ def test_a_loaded_network_is_the_saved_one(quantum, form):
     assert torch.equal(net(x), saved(x))
     # A captured step reads the buffers where they are.
     assert {name: buffer.data_ptr() for name, buffer in net.named_buffers()} == pointers
+    # The layers that read the features know their quantum.
+    assert [net[n].input_quantum for n in (0, 3, 6)] == [None, 0.75, 0.75]
+    x = torch.randint(256, (50, 6), dtype=torch.uint8)
+    integer = ss.deploy.integerise(net, (6,), 128, 64.0)
+    assert ss.deploy.verify(net, integer, x)["integer network"].mismatches == 0
 
 
 def test_a_quantum_that_no_float32_holds_is_loaded_exactly():

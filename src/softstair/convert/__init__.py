@@ -153,9 +153,10 @@ def quantise(
     }
     if calls:
         graph = rewrite(net, calls)
-    set_input_units(graph, net)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    set_input_units(net)
     net.register_load_state_dict_pre_hook(require_stairs)
+    net.register_load_state_dict_post_hook(set_input_units)  # its features may have other quanta
     return net
 
 

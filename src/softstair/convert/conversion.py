@@ -38,6 +38,16 @@ class Conversion:
 
 def conversion_of(net: nn.Module) -> Conversion:
     """Return what became of each layer of a quantised network, with its present stairs."""
+    conversion = _stored(net)
+    return replace(conversion, rows=tuple(_present_row(net, row) for row in conversion.rows))
+
+
+def graph_of(net: nn.Module) -> Graph:
+    """Return the graph of a quantised network."""
+    return _stored(net).graph
+
+
+def _stored(net: nn.Module) -> Conversion:
     conversion = getattr(net, ATTRIBUTE, None)
     if not isinstance(conversion, Conversion):
         raise _check.invalid(
@@ -45,7 +55,7 @@ def conversion_of(net: nn.Module) -> Conversion:
             f"must be a network that softstair.quantise returned, but {type(net).__name__} is not; "
             "pass the network inside DDP or torch.compile",
         )
-    return replace(conversion, rows=tuple(_present_row(net, row) for row in conversion.rows))
+    return conversion
 
 
 def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from softstair import _check
+from softstair.convert.conversion import graph_of
 from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.nn import StairActivation, StairLayer, StairModule
@@ -112,12 +113,13 @@ def matches(pattern: str, name: str) -> bool:
 class FeatureUnit(NamedTuple):
     """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0.
 
-    Their floats were rounded at most ``roundings`` times.
+    Their floats were rounded at most ``roundings`` times. They hold the values of ``stairs``.
     """
 
     quantum: float
     widest: int
     roundings: int = 1
+    stairs: frozenset[StairActivation] = frozenset()
 
 
 @dataclass(eq=False)
@@ -248,14 +250,45 @@ def _next_activation(
     return activations[min(reached)] if reached else None
 
 
-def set_input_units(graph: Graph, net: nn.Module) -> None:
+def set_input_units(net: nn.Module, *_: object) -> None:
     """Give the layers of a quantised network the quantum of their inputs, where there is one."""
+    for layer, unit in _feature_units(net)[1].items():
+        layer.input_quantum = None if unit is None else unit.quantum
+        layer.widest_input = type(layer).widest_input if unit is None else unit.widest
+
+
+def tied_stairs(net: nn.Module) -> list[list[StairActivation]]:
+    """Return the activations of a quantised network, in groups that must share one quantum.
+
+    The values of a group are added or concatenated, or read by the same weights: they are integer
+    multiples of a quantum only if it is the same for all. An activation by itself is a group too.
+    Groups and their members are in order of execution.
+    """
+    units, inputs = _feature_units(net, quantum=1.0)
+    names = dict.fromkeys(step.module for step in graph_of(net).steps if step.module is not None)
+    modules = dict.fromkeys(map(net.get_submodule, names))
+    groups = {stair: [stair] for stair in modules if isinstance(stair, StairActivation)}
+    rank = {stair: number for number, stair in enumerate(groups)}
+    for unit in (*units, *inputs.values()):
+        stairs = () if unit is None else unit.stairs
+        merged = {member for stair in stairs for member in groups[stair]}
+        groups |= dict.fromkeys(merged, sorted(merged, key=lambda stair: rank[stair]))
+    return [group for stair, group in groups.items() if group[0] is stair]
+
+
+def _feature_units(
+    net: nn.Module, quantum: float | None = None
+) -> tuple[list[FeatureUnit | None], dict[StairLayer, FeatureUnit | None]]:
+    """Return the units of the steps' results, and of the layers' inputs.
+
+    With ``quantum``, as if it were that of all activations.
+    """
     units: list[FeatureUnit | None] = []
     inputs: dict[StairLayer, list[FeatureUnit | None]] = {}
-    for number, step in enumerate(graph.steps):
+    for number, step in enumerate(graph_of(net).steps):
         module = None if step.module is None else net.get_submodule(step.module)
         if isinstance(module, StairActivation):
-            units.append(_unit(module.stair))
+            units.append(_unit(module, quantum))
             continue
         incoming = [units[source] for source in step.inputs]
         if isinstance(module, StairLayer):  # it takes its features first
@@ -264,15 +297,14 @@ def set_input_units(graph: Graph, net: nn.Module) -> None:
         # What shares the memory holds the old values, the new ones, or some of each.
         for source in step.written:
             units[source] = _common([units[source], units[number]])
-    for layer, units_of_calls in inputs.items():
-        if (unit := _common(units_of_calls)) is not None:
-            layer.input_quantum, layer.widest_input, _ = unit
+    return units, {layer: _common(units_of_calls) for layer, units_of_calls in inputs.items()}
 
 
-def _unit(stair: Stair) -> FeatureUnit | None:
-    if stair.integers is None or isinstance(stair.quantum, tuple):
+def _unit(activation: StairActivation, quantum: float | None) -> FeatureUnit | None:
+    integers, own = activation.stair.integers, activation.stair.quantum
+    if integers is None or isinstance(own, tuple):
         return None
-    return FeatureUnit(stair.quantum, max(map(abs, stair.integers)))
+    return FeatureUnit(quantum or own, max(map(abs, integers)), stairs=frozenset({activation}))
 
 
 def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> FeatureUnit | None:
@@ -280,8 +312,10 @@ def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> Featur
     if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
         return None
     widths = [unit.widest for unit in known]
+    widest = sum(widths) if summed else max(widths)
     roundings = max(unit.roundings for unit in known) + summed
-    return FeatureUnit(known[0].quantum, sum(widths) if summed else max(widths), roundings)
+    stairs = frozenset[StairActivation]().union(*(unit.stairs for unit in known))
+    return FeatureUnit(known[0].quantum, widest, roundings, stairs)
 
 
 def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | None:
@@ -296,7 +330,7 @@ def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | 
     if (roundings + 2) * widest >= 2**23:
         return None
     divisor = getattr(module, "divisor_override", None) or area
-    return FeatureUnit(unit.quantum / divisor, widest, roundings)
+    return FeatureUnit(unit.quantum / divisor, widest, roundings, unit.stairs)
 
 
 def _result_unit(
