@@ -19,12 +19,12 @@ from pathlib import Path
 from torch import Tensor
 
 from sentence import tell
+from softstair.convert.bits import stair_named
 from softstair.experiments.design import configuration
 from softstair.experiments.results import find
 from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train import checkpoint
-from softstair.train.options import stair_named
 from softstair.train.packed import about, packed_network
 from softstair.train.recipe import Recipe
 from softstair.train.records import RunError, recipe_of

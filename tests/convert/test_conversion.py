@@ -93,11 +93,11 @@ def test_a_quantum_for_each_channel_does_not_replace_one_for_the_layer():
 
 def test_the_report_shows_the_loaded_quantum():
     net = network(INT4, UINT4)
-    assert "16 levels 0…15, quantum 0.1" in str(ss.report(net))
+    assert "uint4, quantum 0.1" in str(ss.report(net))
     net.load_state_dict(network(INT4.with_quantum(0.125), UINT4).state_dict())
     rows = {row.name: row.stair for row in ss.report(net).rows if row.layer is not None}
-    assert rows["0"] == "16 levels -8…7, quantum 0.125"
-    assert rows["2"] == "16 levels 0…15, quantum 0.1"
+    assert rows["0"] == "int4, quantum 0.125"
+    assert rows["2"] == "uint4, quantum 0.1"
 
 
 def test_a_float_checkpoint_on_another_scale_than_the_stairs_warns(tmp_path):

@@ -148,8 +148,8 @@ def mlp() -> nn.Module:
         (networks.Branching, {"example_inputs": (torch.ones(3),)}, "example_inputs"),
         (mlp, {"weights": None, "features": None}, "weights"),
         (mlp, {"weights": [None] * 3, "features": [None] * 3}, "weights"),
-        (mlp, {"weights": "ternary"}, "weights"),
-        (mlp, {"weights": [TERNARY, "ternary", TERNARY]}, "weights"),
+        (mlp, {"weights": "ternary"}, "features"),
+        (mlp, {"weights": [TERNARY, "ternary", TERNARY], "features": None}, "bits"),
         (mlp, {"weights": [TERNARY, TERNARY]}, "weights"),
         (mlp, {"weights": {0: TERNARY}}, "weights"),
         (mlp, {"weights": TERNARY.with_quantum([1.0, 2.0], axis=0)}, "weights"),
@@ -210,7 +210,7 @@ def test_weights_that_cannot_be_negative_warn():
 
 
 @pytest.mark.parametrize(
-    ("option", "allowed"), [("fit", "layer, channel"), ("sums", "sum, branches")]
+    ("option", "allowed"), [("fit", "auto, layer, channel"), ("sums", "sum, branches")]
 )
 def test_none_is_among_the_allowed_values(option, allowed):
     with pytest.raises(ValueError, match=f"{option} must be {allowed} or None, but 'no' was given"):

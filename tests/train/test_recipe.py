@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softstair._errors import SoftstairError
+from softstair.convert.bits import StairName, stair_named
 from softstair.train import PRESETS, Recipe, preset
-from softstair.train.options import StairName, describe, stair_named
+from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, fields_with
 
 pytestmark = pytest.mark.quick

@@ -30,9 +30,9 @@ from softstair.bench.clock import (
     peak_memory,
     race,
 )
+from softstair.convert.bits import stair_named
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
-from softstair.train.options import stair_named
 
 __all__ = ["ConvolutionRow", "OperatorRow", "bench_stair", "measure_exact", "measure_operator"]
 

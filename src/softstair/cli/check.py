@@ -14,11 +14,11 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag
 from softstair.cli._table import Console, table
+from softstair.convert.bits import StairName, stair_named
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.theory import HYPOTHESES, Distances, Examination, Verdict, examine
 from softstair.theory.examine import draw
-from softstair.train.options import StairName, stair_named
 from softstair.train.recipe import fields_with
 
 MARKS = {

@@ -1,9 +1,10 @@
 """Conversion of float networks: ``quantise``.
 
-:mod:`~softstair.convert.graph` finds out what a network computes. :mod:`~softstair.convert.ops` is
-the table of what each operation does to quantised features. :mod:`~softstair.convert.sites` decides
-what is quantised, with which layer number. :mod:`~softstair.convert.rewrite` turns functional
-activations into modules. :mod:`~softstair.convert.conversion` records what became of each layer.
+:mod:`~softstair.convert.bits` has the names of stairs. :mod:`~softstair.convert.graph` finds out
+what a network computes. :mod:`~softstair.convert.ops` is the table of what each operation does to
+quantised features. :mod:`~softstair.convert.sites` decides what is quantised, with which layer
+number. :mod:`~softstair.convert.rewrite` turns functional activations into modules.
+:mod:`~softstair.convert.conversion` records what became of each layer.
 """
 
 import copy
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from softstair import _check
 from softstair import noise as noises
 from softstair._errors import first_line
+from softstair.convert.bits import has_names, stairs_of
 from softstair.convert.conversion import (
     ATTRIBUTE,
     Conversion,
@@ -50,22 +52,29 @@ __all__ = ["quantise"]
 
 def quantise(
     model: nn.Module,
-    weights: PerLayer[Stair | None] = None,
+    weights: PerLayer[Stair | str | None] = None,
     features: PerLayer[Stair | None] = None,
     noise: PerLayer[Noise | str | Estimator] = "uniform",
     forward: PerLayer[Forward] = "mode",
     skip: str | Sequence[str] = (),
     example_inputs: Tensor | Sequence[Any] | None = None,
-    init: Literal["thresholds", "keep"] = "thresholds",
-    fit: Literal["layer", "channel"] | None = "layer",
+    init: Literal["auto", "thresholds", "keep"] = "auto",
+    fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    >>> net = quantise(model, weights=Stair.ternary(), features=Stair.ternary(), skip="3")
+    >>> net = quantise(model, "int4", skip="3")
     >>> [type(layer).__name__ for layer in net]
     ['StairLinear', 'BatchNorm1d', 'StairActivation', 'Linear']
+
+    ``"int4"`` is weights of int4 and features of uint4, ``"int4/int8"`` names both, ``"ternary"``
+    is both, and ``"float"`` is none. Then weights are kept and their quanta fitted. A pattern of
+    names is for weights and for the activation that follows them, or for an activation alone.
+
+    >>> net = quantise(model, {"3": "int8/float", "*": "ternary"})
+    >>> net = quantise(model, weights=Stair.ternary(), features=Stair.ternary(), skip="3")
 
     Linear layers and convolutions become layers of :mod:`softstair.nn`, and activations, whether
     modules or functions, become stairs, one for each call. Anything else stays as it is;
@@ -84,7 +93,10 @@ def quantise(
 
     Args:
         model: The float network, which is left as it is.
-        weights: The stair of the weights; None leaves them in float.
+        weights: The stair of the weights; None leaves them in float. A name such as ``"int4"`` is
+            for weights and features: of intN and uintN, the quantum of the features is that which
+            is best for normally distributed ones of variance 1, and of others it is 1. In a
+            mapping of names, layers that no pattern fits stay in float.
         features: The stair of the features; None leaves activations as they are.
         noise: A family of noise or its name, or an estimator of :mod:`softstair.ste`.
         forward: ``"expectation"``, ``"mode"``, ``"random"`` or ``"hard"``; see
@@ -92,9 +104,10 @@ def quantise(
         skip: Names of modules, or patterns of names, to leave in float with all that they contain.
         example_inputs: The arguments of one forward pass, for models that torch.fx cannot trace.
         init: ``"thresholds"`` starts the weights at thresholds, as in the paper; ``"keep"`` keeps
-            them.
+            them; ``"auto"`` keeps them if stairs are given by name.
         fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is
-            nearest to its weights; None keeps the quantum of the stair.
+            nearest to its weights; None keeps the quantum of the stair. ``"auto"``: each channel
+            (of ConvTranspose2d, the layer) if stairs are given by name, and otherwise the layer.
         sums: Where sums without an activation get a stair, which exact integers need:
             ``"sum"``: where weights read them, on one of two that are added (the shortcut of a
             residual block with weights of its own), and on a total without an activation;
@@ -111,17 +124,28 @@ def quantise(
         raise _check.wrong("model", model, "a torch.nn.Module")
     if weights is None and features is None:
         raise _check.invalid("weights", "or features must be a Stair, but both are None")
-    _check.choice("init", init, ("thresholds", "keep"))
-    for name, value, allowed in (("fit", fit, ("layer", "channel")), ("sums", sums, SUMS)):
+    stairs: Any = weights
+    if is_named := has_names(weights):
+        if features is not None:
+            problem = "must be left out if stairs are given by name: write both names, as in"
+            raise _check.invalid("features", f"{problem} 'int4/uint4'")
+        stairs, features = stairs_of(weights)
+    _check.choice("init", init, ("auto", "thresholds", "keep"))
+    if init == "auto":
+        init = "keep" if is_named else "thresholds"
+    fits = ("auto", "layer", "channel")
+    for name, value, allowed in (("fit", fit, fits), ("sums", sums, SUMS)):
         if value is not None and value not in allowed:
             raise _check.wrong(name, value, f"{', '.join(allowed)} or None")
     if fit == "channel" and init != "keep":
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
+    if fit == "auto" and not is_named:
+        fit = "layer"
     patterns = _skip_patterns(skip)
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
     patterns = (*patterns, *_first_names(net, patterns))
-    options = LayerOptions(weights, features, noise, forward, patterns)
+    options = LayerOptions(stairs, features, noise, forward, patterns, is_named)
     graph, traced = _graph(net, example_inputs)
     names = None if traced is None else call_names(traced, net)
     sites = find_sites(net, graph, options, names)
@@ -260,6 +284,10 @@ def _assign_options(
     candidates = [site for site in sites if not site.why_float]
     number_layers(graph, candidates)
     options.check_counts(1 + max(site.layer for site in candidates))
+    layers = {site.layer: site for site in candidates if site.is_activation}
+    for site in candidates:
+        if options.is_named and site.is_weights and site.layer in layers:
+            layers[site.layer].weights.append(site.name)
     settings = {}
     for site in candidates:
         site.stair = options.entry(site.option, site)
@@ -307,13 +335,15 @@ def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:
 
 
 def _layer(
-    site: Site, keywords: dict[str, Any], init: str, fit: Literal["layer", "channel"] | None
+    site: Site, keywords: dict[str, Any], init: str, fit: Literal["auto", "layer", "channel"] | None
 ) -> StairLayer:
     module, stair, kind = site.module, site.stair, site.operator.replacement
     assert module is not None
     assert stair is not None
     assert kind is not None
     weight = module.get_parameter("weight")
+    if fit == "auto":
+        fit = "layer" if kind.output_axis is None else "channel"
     if init == "keep" and fit is not None:
         stair = fit_quantum(weight, stair, per_channel=fit == "channel")
     if isinstance(stair.quantum, tuple) and len(stair.quantum) != weight.shape[0]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from softstair import _check, kernels
+from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
 
@@ -65,8 +66,9 @@ def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -
     quantum = module.stair.quantum
     quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
     low, high = (module.stair.integers or module.stair.levels)[:: len(module.stair) - 1]
-    stair = f"{len(module.stair)} levels {low:g}…{high:g}, {quanta}"
-    return Row(name, kind, module.layer, became, stair, repr(module.noise), module.strategy)
+    levels = name_of(module.stair) or f"{len(module.stair)} levels {low:g}…{high:g}"
+    noise = repr(module.noise)
+    return Row(name, kind, module.layer, became, f"{levels}, {quanta}", noise, module.strategy)
 
 
 def _present_row(net: nn.Module, row: Row) -> Row:

@@ -37,13 +37,17 @@ OPTIONS = ("weights", "features", "noise", "forward")
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """The options of ``quantise`` that may differ from layer to layer, and what it skips."""
+    """The options of ``quantise`` that may differ from layer to layer, and what it skips.
+
+    If the stairs were given as names of bits, the names of weights stand for their activation too.
+    """
 
     weights: PerLayer[Stair | None]
     features: PerLayer[Stair | None]
     noise: PerLayer[Noise | str | Estimator]
     forward: PerLayer[Forward]
     skip: tuple[str, ...] = ()
+    is_named: bool = False
 
     def entry(self, option: str, site: "Site") -> Any:
         """Return the value of an option for a site whose layer has a number."""
@@ -51,7 +55,8 @@ class LayerOptions:
         if not isinstance(value, Mapping):
             return value[site.layer] if isinstance(value, list | tuple) else value
         for key, entry in value.items():
-            if key == site.layer or (isinstance(key, str) and matches(key, site.name)):
+            fits = isinstance(key, str) and any(matches(key, name) for name in site.names)
+            if key == site.layer or fits:
                 return entry
         raise _check.invalid(
             option,
@@ -64,6 +69,8 @@ class LayerOptions:
         stairs = getattr(self, site.option)
         if not isinstance(stairs, Mapping):
             return stairs is not None
+        if self.is_named:
+            return True
         for key, stair in stairs.items():
             if isinstance(key, int):
                 return True
@@ -74,13 +81,16 @@ class LayerOptions:
     def check_names(self, sites: Sequence["Site"]) -> None:
         """Raise ValueError if a mapping has a key that is no number and fits no name of a site."""
         for option in OPTIONS:
-            names = [site.name for site in sites if option in (site.option, "noise", "forward")]
+            is_stair = option in ("weights", "features")
+            is_any = self.is_named or not is_stair
+            names = [site.name for site in sites if is_any or option == site.option]
             value = getattr(self, option)
             for key in value if isinstance(value, Mapping) else ():
                 fits = isinstance(key, str) and any(matches(key, name) for name in names)
                 if not fits and not isinstance(key, int):
                     problem = f"must name layers, but {_check.shortened(key)} fits none"
-                    raise _check.invalid(option, f"{problem}; {hint(key, names)}")
+                    name = "bits" if self.is_named and is_stair else option
+                    raise _check.invalid(name, f"{problem}; {hint(key, names)}")
 
     def check_counts(self, layers: int) -> None:
         """Raise ValueError if a sequence or the numbers in a mapping do not fit the layers."""
@@ -135,6 +145,7 @@ class Site:
     is_added: bool = False  # a stair is added after the step, which stays
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
+    weights: list[str] = field(default_factory=list)  # before it, whose names are its own too
     stair: Stair | None = None
     replacement: StairLayer | StairActivation | None = None
 
@@ -142,6 +153,11 @@ class Site:
     def kind(self) -> str:
         """The class of the module or the name of the function."""
         return self.operator.name if self.module is None else type(self.module).__name__
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which mappings find it."""
+        return self.name, *self.weights
 
     @property
     def is_weights(self) -> bool:

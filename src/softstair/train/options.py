@@ -4,11 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from softstair import _check
+from softstair.convert.bits import StairName, stair_named
 from softstair.data.augment import Augmentation
 from softstair.models import NETWORKS
 from softstair.stair import Stair
@@ -151,12 +151,6 @@ def _describe(field: "dataclasses.Field[Any]", annotation: Any) -> Option:
     )
 
 
-StairName = Literal[
-    "heaviside", "sign", "ternary",
-    "int2", "int3", "int4", "int5", "int6", "int7", "int8",
-    "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "uint8",
-]  # fmt: skip
-
 IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
 AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
 SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
@@ -172,22 +166,6 @@ UNSUITED = {
     "speech": ("cutout", "erase"),
 }
 """The fields that must be 0 for a data set."""
-
-
-@lru_cache(maxsize=64)  # frozen data, and rounding it to every dtype takes milliseconds
-def stair_named(
-    name: str, quantum: float = 1.0, thresholds: Literal["floor", "midpoint"] = "midpoint"
-) -> Stair:
-    """Return the stair of that name; ``thresholds`` is for intN and uintN, see `Stair.linear`.
-
-    >>> stair_named("ternary", quantum=0.5).levels
-    (-0.5, 0.0, 0.5)
-    """
-    _check.choice("stair", name, get_args(StairName))
-    simple = {"heaviside": Stair.heaviside, "sign": Stair.sign, "ternary": Stair.ternary}
-    if name in simple:
-        return simple[name](quantum=quantum)
-    return Stair.linear(int(name[-1]), not name.startswith("u"), quantum, thresholds)
 
 
 @dataclass(frozen=True)
