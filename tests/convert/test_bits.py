@@ -8,6 +8,7 @@ from torch import nn
 
 import networks
 import softstair as ss
+from softstair._errors import SoftstairError
 from softstair.convert.bits import StairName, feature_stair, name_of, parse, parse_layers
 from softstair.convert.bits import stair_named as named
 from softstair.stair import fit_quantum
@@ -67,7 +68,7 @@ def test_what_a_name_means(text, weights, features):
 
 @pytest.mark.parametrize("text", ["int9", "int", "", "int4/", "/uint4", "int4/uint4/uint4", 4])
 def test_other_names_are_refused(text):
-    with pytest.raises(ValueError, match="bits must be float, ternary") as caught:
+    with pytest.raises(SoftstairError, match="bits must be float, ternary") as caught:
         parse(text)
     assert caught.value.field == "bits"
 
@@ -140,7 +141,7 @@ def test_layers_in_float_and_by_number():
 
 def test_names_of_layers_that_do_not_exist_are_refused():
     model, _ = networks.make("resnet")
-    with pytest.raises(ValueError, match=r"'konv1' fits none; did you mean 'conv1'") as caught:
+    with pytest.raises(SoftstairError, match=r"'konv1' fits none; did you mean 'conv1'") as caught:
         ss.quantise(model, {"konv1": "int8", "*": "int4"})
     assert caught.value.field == "bits"
     with pytest.raises(ValueError, match=r"bits must have '\*' last, but has 'fc' after it"):
