@@ -1,5 +1,6 @@
 """Modules with a stair and its noise, and what of them is saved and loaded."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -40,11 +41,13 @@ class StairModule(nn.Module):
 
     Attributes:
         annealed: Whether the noise is gone. The output then has no gradient and stores none.
+        log_ratio: If the quantum is learned, see :meth:`learn_quantum`: the parameter ln(ε/ε₀).
     """
 
     mean: Tensor
     std: Tensor
     quantum: Tensor
+    log_ratio: nn.Parameter | None
 
     def __init__(
         self,
@@ -70,19 +73,74 @@ class StairModule(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
         self.register_buffer("quantum", torch.tensor(stair.quantum, dtype=torch.float32))
+        self.register_parameter("log_ratio", None)
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
             return call_node(self, input)
         if not self.training:
             return kernels.hard(input, self.stair)
-        mean = self._absolute(self.mean, input)
+        if self.log_ratio is None:
+            mean, std = (self._absolute(quanta, input) for quanta in (self.mean, self.std))
+            return self._regularise(input, self.stair, mean, std)
+        # ε·S(x/ε), with S the stair in quanta: ∂/∂ε is S(x/ε) − (x/ε)·S′(x/ε).
+        quantum = self._scaled_quantum(input)
+        x = input.to(torch.promote_types(input.dtype, torch.float32)) / quantum
+        y = self._regularise(x, self._unit_stair, self.mean, self.std)
+        return (y * quantum).to(input.dtype)
+
+    def _regularise(self, x: Tensor, stair: Stair, mean: Tensor, std: Tensor) -> Tensor:
         if self.annealed:
             forward = "hard" if self.strategy == "hard" else "mode"
-            soft = SoftStair(self.stair, self.noise, mean, 0.0)
-            return kernels.value(input.detach(), soft, forward)
-        std = self._absolute(self.std, input)
-        return regularise(input, self.stair, self.noise, mean, std, self.strategy)
+            return kernels.value(x.detach(), SoftStair(stair, self.noise, mean, 0.0), forward)
+        return regularise(x, stair, self.noise, mean, std, self.strategy)
+
+    def learn_quantum(self, log_ratio: nn.Parameter | None = None) -> nn.Parameter:
+        """Make the quantum a parameter: ε = ε₀·exp(``log_ratio``), with ε₀ = ``quantum``.
+
+        A step of the optimiser is then relative to the quantum, which stays above 0, and weight
+        decay leads back to ε₀. As in LSQ, the gradient is divided by √(N·Q), with N inputs of an
+        example that share the quantum and the highest level Q in quanta. Without noise it is 0.
+
+        Args:
+            log_ratio: The parameter of other stairs with the same quantum, to share it.
+
+        Returns:
+            The parameter ``log_ratio``; 0 at first.
+        """
+        own = nn.Parameter(torch.zeros_like(self.quantum)) if log_ratio is None else log_ratio
+        self.log_ratio, self._unit_stair = own, self.stair.with_quantum(1.0)
+        return own
+
+    def present_quantum(self) -> Tensor:
+        """Return the quantum as it is learned, in float32, without waiting for the device."""
+        return self.quantum if self.log_ratio is None else self.quantum * self.log_ratio.exp()
+
+    def _scaled_quantum(self, x: Tensor) -> Tensor:
+        """Return the quantum with its scaled gradient, in a shape that broadcasts against x."""
+        quantum, axis = self.present_quantum(), self.stair.axis
+        inputs = x.numel() if isinstance(self, StairWeight) else math.prod(x.shape[1:])
+        highest = abs(self._unit_stair.levels[-1]) or 1.0
+        scale = (self.std > 0) / math.sqrt(highest * max(inputs // quantum.numel(), 1))
+        fixed = quantum.detach()
+        quantum = fixed if self.annealed else fixed + (quantum - fixed) * scale.to(fixed.dtype)
+        if axis is None:
+            return quantum
+        return quantum.reshape([-1 if d == axis % x.dim() else 1 for d in range(x.dim())])
+
+    def synchronise(self) -> None:
+        """Give the stair the quantum as it is learned, rounded to float32; ``eval()`` does so."""
+        if self.log_ratio is not None:
+            values = _learned(self.quantum, self.log_ratio.detach()).double()
+            quantum = tuple(values.tolist()) if values.dim() else float(values)
+            if quantum != self.stair.quantum:
+                self.stair = self.stair.with_quantum(quantum, self.stair.axis)
+
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode; in ``eval()`` the stair has the quantum as it was learned."""
+        if not mode:
+            self.synchronise()
+        return super().train(mode)
 
     def _absolute(self, quanta: Tensor, x: Tensor) -> Tensor:
         """Return a number of quanta in the units of x."""
@@ -96,11 +154,14 @@ class StairModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the noise with the network, in float32: bfloat16 would round the schedule."""
         buffers = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        ratio = None if self.log_ratio is None else self.log_ratio.data
         super()._apply(fn, recurse)
         for name, before in buffers.items():
             after = self._buffers[name]
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
+        if ratio is not None and self.log_ratio is not None:
+            self.log_ratio.data = ratio.to(self.log_ratio.device)
         return self
 
     def set_quantum(self, quantum: float | Sequence[float]) -> None:
@@ -117,9 +178,12 @@ class StairModule(nn.Module):
             self.quantum.copy_(new)  # a captured step reads the buffer where it is
         else:
             self.quantum = new.to(self.quantum.device)
+        if self.log_ratio is not None:
+            self.log_ratio.data = torch.zeros_like(self.quantum)
 
     def get_extra_state(self) -> Tensor:
         """Return the stair as a tensor."""
+        self.synchronise()
         return self.stair.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -146,14 +210,19 @@ class StairModule(nn.Module):
                 stored = [key for key in self._buffers if f"{prefix}{key}" in state_dict]
                 state_dict |= {f"{prefix}{child}.{k}": state_dict[f"{prefix}{k}"] for k in stored}
         *_, missing, _, errors = args
-        key, own = f"{prefix}{EXTRA_STATE}", torch.tensor(self.stair.quantum, dtype=torch.float32)
+        key, own = f"{prefix}{EXTRA_STATE}", self.quantum.clone()
+        quantum, ratio = f"{prefix}quantum", f"{prefix}log_ratio"
+        if self.log_ratio is not None:  # a quantum that was not learned is its start
+            state_dict.setdefault(ratio, torch.zeros_like(self.log_ratio))
+        elif ratio in state_dict and quantum in state_dict:
+            state_dict[quantum] = _learned(state_dict[quantum], state_dict.pop(ratio))
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)
             if key in missing:  # a checkpoint of an older version has the quantum alone
                 missing.remove(key)
-                if not torch.equal(self.quantum.cpu(), own):
-                    quantum = self.quantum.tolist()
-                    self._take_stair(self.stair.with_quantum(quantum, self.stair.axis))
+                if not torch.equal(self.quantum, own):
+                    self._take_stair(self.stair.with_quantum(self.quantum.tolist()))
+            self.synchronise()
         except SoftstairError as error:
             errors.append(f"{prefix}{error}")
             self.quantum.copy_(own)
@@ -161,6 +230,11 @@ class StairModule(nn.Module):
     def extra_repr(self) -> str:
         kind = type(self.noise).__name__.lower()
         return f"{self.stair}, noise={kind}, forward={self.strategy}, layer={self.layer}"
+
+
+def _learned(quantum: Tensor, log_ratio: Tensor) -> Tensor:
+    """Return the learned quantum in float32, rounded to the same number on every device."""
+    return (quantum.cpu().double() * log_ratio.cpu().double().exp()).float()
 
 
 class StairActivation(StairModule):

@@ -11,6 +11,8 @@ incoming features are integer multiples of a quantum too.
 
 import math
 from collections.abc import Iterator
+from functools import reduce
+from operator import truediv
 from typing import Any
 
 import torch
@@ -49,10 +51,10 @@ class StairLayer(nn.Module):
     weight: Tensor
     bias: Any
     weight_stair: StairWeight
-    input_quantum: float | None
     widest_input: int = 255  # quanta of the largest feature: decides whether float32 holds the sums
     sum_dimensions = 0  # dimensions after the output's channels
     output_axis: int | None = 0  # of the weights; None if quanta cannot differ between outputs
+    _source: tuple[StairActivation, tuple[int, ...]] | None = None
 
     def __init__(
         self,
@@ -84,6 +86,23 @@ class StairLayer(nn.Module):
                 "weights", f"of a {type(self).__name__} must have {place}, but axis is {axis}"
             )
         self.weight_stair, self.input_quantum = weight_stair, input_quantum
+
+    @property
+    def input_quantum(self) -> float | None:
+        """The quantum of the features; if it is learned, the one that their stair has now."""
+        if self._source is None:
+            return self._input_quantum
+        activation, divisors = self._source
+        quantum: Any = activation.stair.quantum
+        return reduce(truediv, divisors, quantum)
+
+    @input_quantum.setter
+    def input_quantum(self, quantum: float | None) -> None:
+        self._input_quantum, self._source = quantum, None
+
+    def follow(self, activation: StairActivation, divisors: tuple[int, ...] = ()) -> None:
+        """Read the quantum of the features from their stair, of which they may be averages."""
+        self._source = (activation, divisors)  # in a tuple, and no submodule
 
     @property
     def inputs_per_sum(self) -> int:

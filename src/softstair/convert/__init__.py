@@ -36,6 +36,7 @@ from softstair.convert.sites import (
     Site,
     find_sites,
     hint,
+    learn_quanta,
     matches,
     number_layers,
     set_input_units,
@@ -61,6 +62,7 @@ def quantise(
     init: Literal["auto", "thresholds", "keep"] = "auto",
     fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
+    quanta: Literal["fixed", "learned"] = "fixed",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
 
@@ -113,6 +115,10 @@ def quantise(
             residual block with weights of its own), and on a total without an activation;
             ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
             stair is the features', continued below 0.
+        quanta: ``"learned"`` makes the quanta parameters, of which those of the stairs are the
+            start: one of the features of a layer, and one of its weights or of each channel.
+            Features that are added or concatenated share one. See
+            :meth:`softstair.nn.StairModule.learn_quantum`.
 
     Returns:
         The quantised network.
@@ -131,6 +137,7 @@ def quantise(
             raise _check.invalid("features", f"{problem} 'int4/uint4'")
         stairs, features = stairs_of(weights)
     _check.choice("init", init, ("auto", "thresholds", "keep"))
+    _check.choice("quanta", quanta, ("fixed", "learned"))
     if init == "auto":
         init = "keep" if is_named else "thresholds"
     fits = ("auto", "layer", "channel")
@@ -178,6 +185,8 @@ def quantise(
     if calls:
         graph = rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    if quanta == "learned":
+        learn_quanta(net)
     set_input_units(net)
     net.register_load_state_dict_pre_hook(require_stairs)
     net.register_load_state_dict_post_hook(set_input_units)  # its features may have other quanta

@@ -20,10 +20,10 @@ from softstair import _check
 from softstair.convert.conversion import graph_of
 from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
-from softstair.nn import StairActivation, StairLayer, StairModule
+from softstair.nn import StairActivation, StairLayer, StairModule, stair_modules
 from softstair.noise import Noise
 from softstair.regularise import Forward
-from softstair.stair import Stair
+from softstair.stair import Quantum, Stair
 from softstair.ste import Estimator
 
 Value = TypeVar("Value")
@@ -123,13 +123,21 @@ def matches(pattern: str, name: str) -> bool:
 class FeatureUnit(NamedTuple):
     """Features are integer multiples of ``quantum``, at most ``widest`` quanta from 0.
 
-    Their floats were rounded at most ``roundings`` times. They hold the values of ``stairs``.
+    Their floats were rounded at most ``roundings`` times. They hold the values of ``stairs``,
+    divided by ``divisors`` one after another.
     """
 
     quantum: float
     widest: int
     roundings: int = 1
     stairs: frozenset[StairActivation] = frozenset()
+    divisors: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> tuple[float, frozenset[object]]:
+        """What units that are equal have in common; learned quanta are equal if they are tied."""
+        learned = {(s.log_ratio, self.divisors) for s in self.stairs if s.log_ratio is not None}
+        return self.quantum, frozenset(learned)
 
 
 @dataclass(eq=False)
@@ -271,6 +279,8 @@ def set_input_units(net: nn.Module, *_: object) -> None:
     for layer, unit in _feature_units(net)[1].items():
         layer.input_quantum = None if unit is None else unit.quantum
         layer.widest_input = type(layer).widest_input if unit is None else unit.widest
+        if unit is not None and (stairs := [s for s in unit.stairs if s.log_ratio is not None]):
+            layer.follow(stairs[0], unit.divisors)
 
 
 def tied_stairs(net: nn.Module) -> list[list[StairActivation]]:
@@ -290,6 +300,18 @@ def tied_stairs(net: nn.Module) -> list[list[StairActivation]]:
         merged = {member for stair in stairs for member in groups[stair]}
         groups |= dict.fromkeys(merged, sorted(merged, key=lambda stair: rank[stair]))
     return [group for stair, group in groups.items() if group[0] is stair]
+
+
+def learn_quanta(net: nn.Module) -> None:
+    """Make the quanta of a quantised network parameters, shared where they must stay equal."""
+    for group in tied_stairs(net):
+        shared: dict[Quantum, nn.Parameter] = {}
+        for stair in group:
+            quantum = stair.stair.quantum
+            shared[quantum] = stair.learn_quantum(shared.get(quantum))
+    for _, module in stair_modules(net):
+        if module.log_ratio is None:  # weights
+            module.learn_quantum()
 
 
 def _feature_units(
@@ -325,13 +347,13 @@ def _unit(activation: StairActivation, quantum: float | None) -> FeatureUnit | N
 
 def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> FeatureUnit | None:
     known = [unit for unit in units if unit is not None]
-    if len(known) < len(units) or len({unit.quantum for unit in known}) != 1:
+    if len(known) < len(units) or len({unit.identity for unit in known}) != 1:
         return None
     widths = [unit.widest for unit in known]
     widest = sum(widths) if summed else max(widths)
     roundings = max(unit.roundings for unit in known) + summed
     stairs = frozenset[StairActivation]().union(*(unit.stairs for unit in known))
-    return FeatureUnit(known[0].quantum, widest, roundings, stairs)
+    return FeatureUnit(known[0].quantum, widest, roundings, stairs, known[0].divisors)
 
 
 def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | None:
@@ -346,7 +368,8 @@ def _average(module: Any, axes: int, unit: FeatureUnit | None) -> FeatureUnit | 
     if (roundings + 2) * widest >= 2**23:
         return None
     divisor = getattr(module, "divisor_override", None) or area
-    return FeatureUnit(unit.quantum / divisor, widest, roundings, unit.stairs)
+    divisors = (*unit.divisors, divisor)
+    return FeatureUnit(unit.quantum / divisor, widest, roundings, unit.stairs, divisors)
 
 
 def _result_unit(

@@ -147,7 +147,10 @@ def not_fused(net: nn.Module) -> str:
 
 def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     """Return why a stair is in no group."""
-    if not _is_stair(modules[str(node.target)], StairActivation):
+    stair: Any = modules[str(node.target)]
+    if stair.log_ratio is not None:
+        return "a learned quantum"
+    if not _is_stair(stair, StairActivation):
         return "levels or noise without a kernel"
     before = modules.get(str(node.all_input_nodes[0].target))
     if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -211,9 +214,11 @@ def _is_norm(module: Any, sums: Any) -> bool:
 
 
 def _is_stair(module: Any, of: type[StairModule]) -> bool:
-    """Whether bins have one width, thresholds are few or on a line, there is one quantum, and the
-    noise is one of the paper's."""
+    """Whether bins have one width, thresholds are few or on a line, there is one quantum that is
+    not learned, and the noise is one of the paper's."""
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
+        return False
+    if module.log_ratio is not None:
         return False
     stair = module.stair
     known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
