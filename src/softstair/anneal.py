@@ -301,6 +301,8 @@ class Truncation:
             for module in net.modules():
                 if isinstance(module, StairLayer) and module.weight_stair.annealed:
                     module.weight.grad = None
+                if isinstance(module, StairModule) and module.annealed:
+                    module.zero_grad(set_to_none=True)
             for module in blocked:
                 module.zero_grad(set_to_none=True)
 

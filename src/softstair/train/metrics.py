@@ -17,7 +17,7 @@ from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
 from softstair.norms import average_statistics, running_norms
 from softstair.train.execution import matmul_precision
-from softstair.train.optimiser import Bounds
+from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
 
 CHUNK, CHUNK_ON_GPU = 500, 1000
@@ -161,7 +161,11 @@ def stair_health(
             inputs[f"{name}.weight_stair"] = module.weight
     used = [name for name in stairs if name in inputs]
     # One transfer for all stairs, instead of three for each.
-    limits = {f"{name}.weight_stair": limit for name, limit in (bounds or {}).items()}
+    layers: Any = dict(network.named_modules())
+    limits = {
+        f"{name}.weight_stair": absolute_bounds(layers[name], limit)
+        for name, limit in (bounds or {}).items()
+    }
     measured = [_measure(stairs[name], inputs[name], limits.get(name)) for name in used]
     numbers = torch.cat(measured).cpu().split([len(part) for part in measured]) if measured else ()
     return [

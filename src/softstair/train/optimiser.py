@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE, conversion_of
-from softstair.nn import StairLayer
+from softstair.nn import StairLayer, stair_modules
 from softstair.schedule import Schedule
 from softstair.stair import Stair
 from softstair.train.options import Options, option
@@ -32,6 +32,14 @@ class OptimiserOptions(Options):
     latent_rate: float | None = option(
         None,
         "Initial learning rate of latent weights, in quanta (None: the learning rate).",
+        low=0.0,
+        high=1e6,
+        older_value=None,
+    )
+    quantum_rate: float | None = option(
+        None,
+        "Initial learning rate of learned quanta, relative to the quantum (None: the learning "
+        "rate).",
         low=0.0,
         high=1e6,
         older_value=None,
@@ -167,9 +175,13 @@ def parameter_groups(
             rates[layer.weight] = options.latent_rate_for(_mean_quantum(own))
         elif layer is layers[0] and own != stair:
             rates[layer.weight] = rate * options.first_rate
+    stairs = [stair for _, stair in stair_modules(network)]
+    learned = {stair.log_ratio for stair in stairs if stair.log_ratio is not None}
+    rates |= dict.fromkeys(learned, rate if options.quantum_rate is None else options.quantum_rate)
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for parameter in network.parameters():
         decay = norm_decay if parameter.dim() < 2 else options.weight_decay
+        decay = 0.0 if parameter in learned else decay
         groups.setdefault((rates[parameter], decay), []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": decay}
@@ -229,7 +241,8 @@ class Rates:
 
 
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]
-"""The smallest and the largest latent weight of a layer, or of each of its channels."""
+"""The smallest and the largest latent weight of a layer, or of each of its channels; in quanta if
+these are learned."""
 
 
 def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
@@ -247,6 +260,7 @@ def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
             reach = schedule.std0 / layer.weight_stair.noise.std_within(1.0) * INSIDE
             unit = stair.quantum if isinstance(stair.quantum, float) else 1.0
             scale = layer.weight_stair.scale(layer.weight, layer.weight.dim() - 1)
+            scale = scale if layer.weight_stair.log_ratio is None else 1.0
             lowest = layer.weight.new_tensor(stair.thresholds[0] / unit + min(means) - reach)
             highest = layer.weight.new_tensor(stair.thresholds[-1] / unit + max(means) + reach)
             low, high = lowest * scale, highest * scale
@@ -259,4 +273,14 @@ def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
 def clip_latent(network: nn.Module, bounds: Mapping[str, Bounds]) -> None:
     """Clip the latent weights of layers to their bounds, in place."""
     for name, bound in bounds.items():
-        network.get_parameter(f"{name}.weight").clamp_(*bound)
+        layer: Any = network.get_submodule(name)
+        layer.weight.clamp_(*absolute_bounds(layer, bound))
+
+
+def absolute_bounds(layer: StairLayer, bounds: Bounds) -> Bounds:
+    """Return bounds of :func:`latent_bounds` in the units of the weights, as tensors if learned."""
+    if layer.weight_stair.log_ratio is None:
+        return bounds
+    quanta = layer.weight_stair.present_quantum().detach()
+    unit = quanta.reshape(-1, *[1] * (layer.weight.dim() - 1)) if quanta.dim() else quanta
+    return bounds[0] * unit, bounds[1] * unit
