@@ -166,6 +166,26 @@ def byte_features(seed: int = 0) -> RandomBuilder:
     return net
 
 
+def affine_features(seed: int = 0) -> RandomBuilder:
+    """Levels as bytes, with and without a bias, and as words, from thresholds on a line."""
+    net = RandomBuilder(seed, (2, 6, 6), zero=121, batch=3)
+    net.sum("first", 10, "int4", padding=(1, 1))
+    start = net.steps("first.stair", tuple(range(16)), even=True)
+    net.sum("each", 10, "int4", padding=(1, 1), groups=10)
+    net.steps("each.stair", tuple(range(-8, 8)), even=True)
+    net.add_features("added", start, net.last)
+    net.steps("added.stair", tuple(range(-3, 9)), even=True)
+    net.sum("biased", 35, "int4")
+    net.steps("biased.stair", tuple(range(40, 170)), even=True)
+    net.sum("wide", 9, "ternary", kernel=1)
+    net.steps("wide.stair", tuple(range(-150, 151)), even=True)
+    net.sum("uneven", 7, "int4", kernel=1)
+    net.steps("uneven.stair", (-5, -1, 0, 4, 100), even=True)
+    net.flatten("flat")
+    net.scores("last", 3)
+    return net
+
+
 def shared_features(seed: int = 0) -> RandomBuilder:
     """Features that several nodes read, in memory that is used again."""
     net = RandomBuilder(seed, (1, 6, 6), zero=255, batch=3)

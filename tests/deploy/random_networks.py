@@ -75,10 +75,12 @@ class RandomBuilder:
         levels: tuple[int, ...],
         shortcut: str | None = None,
         monotone: bool = False,
+        even: bool = False,
     ) -> str:
         """Add a stair whose thresholds are sums that occur, or lie beyond all of them.
 
-        ``monotone``: they fall with the shortcut, or rise in every third channel.
+        ``monotone``: they fall with the shortcut, or rise in every third channel. ``even``: they
+        lie on a line, as those of a stair behind a normalisation do.
         """
         source = self.nodes[self.last]
         sums = self.results[self.last].transpose(0, 1).flatten(1)
@@ -96,6 +98,12 @@ class RandomBuilder:
         if monotone:
             table = table.sort(1, descending=True).values
             table[::3] = table[::3].flip(1)
+        if even:
+            # Levels from the least sum that occurs to the greatest, or a part of them.
+            span, step = sums.amax(1) - sums.amin(1), self.random.uniform(0.6, 1.7, len(sums))
+            gap = (span * torch.tensor(step) / len(levels))[:, None, None]
+            index = torch.arange(1, len(levels)) - torch.arange(rows)[:, None]
+            table = (sums.amin(1)[:, None, None] + gap * index).floor().long()
         inputs: tuple[str, ...] = (self.last,)
         if shortcut is None:
             table = table[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 import softstair as ss
 
 
-def network(stair: ss.Stair, width: int = 8) -> nn.Module:
+def network(stair: ss.Stair, width: int = 8, features: ss.Stair | None = None) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1, bias=False),
@@ -21,7 +22,7 @@ def network(stair: ss.Stair, width: int = 8) -> nn.Module:
         nn.Flatten(),
         nn.Linear(width * 16, 3),
     )
-    return ss.quantise(model, stair, stair, skip="4")
+    return ss.quantise(model, stair, features or stair, skip="4")
 
 
 @pytest.mark.parametrize("to", ["onnx", "qonnx", pytest.param("c", marks=needs_compiler)])
@@ -57,18 +58,20 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @needs_compiler
 def test_thresholds_larger_than_the_weights_are_a_warning_with_figures(tmp_path: Path) -> None:
-    net = network(ss.Stair.linear(bits=8, signed=True))
+    int8 = ss.Stair.linear(bits=8, signed=True)
+    levels = tuple(float(level) for level in range(-100, 100) if level != 40)
+    thresholds = tuple((a + b) / 2 for a, b in pairwise(levels))
+    net = network(int8, features=ss.Stair(levels, thresholds))  # uneven: no affine steps
     with pytest.warns(UserWarning, match=r"thresholds .* take [\d,]+ bytes, and the weights"):
         exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, tmp_path / "int8")
     assert exported.plan is not None
     for part in (0, 1):
         figure = sum(row.flash[part] for row in exported.plan.rows)
         assert f"{figure:,}" in str(exported.plan).splitlines()[-1]
-    exported = ss.deploy.export(
-        network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path / "ternary"
-    )
-    assert exported.plan is not None
-    assert exported.plan.warning is None
+    for name, stair in {"ternary": ss.Stair.ternary(), "even": int8}.items():
+        exported = ss.deploy.export(network(stair), (1, 4, 4), 128, 64.0, tmp_path / name)
+        assert exported.plan is not None
+        assert exported.plan.warning is None
 
 
 def test_float_networks_and_inputs_after_normalisation_are_named(tmp_path: Path) -> None:

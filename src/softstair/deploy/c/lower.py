@@ -1,12 +1,14 @@
 """Lowering: the nodes of an integer network become operations of the generated program."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from softstair.deploy import nodes
+from softstair.deploy.affine import affine_steps
 from softstair.deploy.c.layout import (
     Constant,
     Features,
@@ -94,9 +96,10 @@ class _Lowering:
         shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
         reads = () if shortcut is None else (shortcut,)
         clear = _clear(number, output)
+        build = _threshold_sink if output.planes or shortcut is not None else _affine_sink
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
-            constants, sink = _threshold_sink(number, node, output, shortcut, traced=inner)
+            constants, sink = build(number, node, source, output, shortcut, inner)
             operation = self._weighted_sum(source, sink=number)
             return replace(
                 operation,
@@ -108,7 +111,7 @@ class _Lowering:
                 structures=(sink, *operation.structures),
             )
         home = self._home(source.name)
-        constants, sink = _threshold_sink(number, node, output, shortcut, traced=None)
+        constants, sink = build(number, node, source, output, shortcut, None)
         calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
         return Operation(number, (number,), (home, *reads), calls, "thresholds", constants, (sink,))
 
@@ -211,8 +214,50 @@ def _check_finite(name: str, *values: torch.Tensor | None) -> None:
             raise ExportError.of(name, "its weights are not finite", "Train it again")
 
 
+def _affine_sink(
+    number: int,
+    node: nodes.Steps,
+    source: nodes.Node,
+    output: Features,
+    shortcut: int | None,
+    traced: int | None,
+) -> tuple[tuple[Constant, ...], str]:
+    """Return the constants and the sink of a stair as affine steps, if it has such."""
+    name, table = f"layer_{number}", node.thresholds.numpy().astype(np.int64)
+    least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
+    if isinstance(source, nodes.Sum):
+        least, greatest = source.least.numpy(), source.greatest.numpy()
+    steps, low = None, node.low - output.bias
+    if node.levels == tuple(range(node.low, node.high + 1)):
+        steps = affine_steps(table, least, greatest, low)
+    if steps is None:
+        return _threshold_sink(number, node, source, output, shortcut, traced)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "multipliers": steps.multiplier.astype(np.int32),
+        "offsets": steps.offset.astype(np.int32),
+        "shifts": steps.shift.astype(np.int8),
+    }
+    text = structure(
+        "ss_sink",
+        f"{name}_sink",
+        keep="ss_keep_affine",
+        out=f"&{name}",
+        sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
+        **{key: f"{name}_{key}" for key in arrays},
+        low=low,
+        high=node.high - output.bias,
+    )
+    constants = (Constant(f"{name}_{key}", values, "thresholds") for key, values in arrays.items())
+    return tuple(constants), text
+
+
 def _threshold_sink(
-    number: int, node: nodes.Steps, output: Features, shortcut: int | None, traced: int | None
+    number: int,
+    node: nodes.Steps,
+    source: nodes.Node,
+    output: Features,
+    shortcut: int | None,
+    traced: int | None,
 ) -> tuple[tuple[Constant, ...], str]:
     """Return the constants and the sink of a stair, to which sums are passed.
 

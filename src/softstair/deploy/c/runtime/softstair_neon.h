@@ -170,4 +170,24 @@ static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, in
     return all;
 }
 
+#define SS_HAS_AFFINE
+static inline void ss_affine_bytes(const int32_t *sums, const int32_t *multipliers,
+                                   const int32_t *offsets, const int8_t *shifts, int32_t low,
+                                   int32_t high, int32_t count, int8_t *to) {
+    const int16x8_t least = vdupq_n_s16((int16_t)low), most = vdupq_n_s16((int16_t)high);
+    int32_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const int32x4_t a = vmlaq_s32(vld1q_s32(offsets + i), vld1q_s32(sums + i),
+                                      vld1q_s32(multipliers + i));
+        const int32x4_t b = vmlaq_s32(vld1q_s32(offsets + i + 4), vld1q_s32(sums + i + 4),
+                                      vld1q_s32(multipliers + i + 4));
+        const int16x8_t left = vmovl_s8(vneg_s8(vld1_s8(shifts + i)));
+        const int16x4_t half = vqmovn_s32(vshlq_s32(a, vmovl_s16(vget_low_s16(left))));
+        const int16x8_t levels = vqmovn_high_s32(half, vshlq_s32(b, vmovl_high_s16(left)));
+        vst1_s8(to + i, vmovn_s16(vminq_s16(vmaxq_s16(levels, least), most)));
+    }
+    ss_affine_bytes_plain(sums + i, multipliers + i, offsets + i, shifts + i, low, high, count - i,
+                          to + i);
+}
+
 #endif

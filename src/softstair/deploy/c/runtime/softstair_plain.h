@@ -133,4 +133,23 @@ static inline uint32_t ss_reached_plain(const int32_t *sums, const int32_t *limi
     return bits;
 }
 
+/* The level of a sum by affine steps. The result before the shift fits into 32 bits, but the product
+ * alone may not: unsigned numbers wrap. Compilers shift negative numbers arithmetically. */
+static inline int32_t ss_affine(int32_t sum, int32_t multiplier, int32_t offset, int32_t shift,
+                                int32_t low, int32_t high) {
+    const uint32_t product = (uint32_t)sum * (uint32_t)multiplier;
+    const int32_t level = (int32_t)(product + (uint32_t)offset) >> shift;
+    return level < low ? low : level > high ? high : level;
+}
+
+static inline void ss_affine_bytes_plain(const int32_t *restrict sums,
+                                         const int32_t *restrict multipliers,
+                                         const int32_t *restrict offsets,
+                                         const int8_t *restrict shifts, int32_t low,
+                                         int32_t high, int32_t count, int8_t *restrict to) {
+    for (int32_t i = 0; i < count; i++) {
+        to[i] = (int8_t)ss_affine(sums[i], multipliers[i], offsets[i], shifts[i], low, high);
+    }
+}
+
 #endif

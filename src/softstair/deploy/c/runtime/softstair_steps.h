@@ -1,5 +1,6 @@
-/* Thresholds: a sum becomes the level whose index is the number of thresholds of its channel that
- * it reaches. A sink receives the sums of a layer. */
+/* A sum becomes the level whose index is the number of thresholds of its channel that it reaches.
+ * Affine steps compute the level instead, as (sum * multiplier + offset) >> shift, clamped, where
+ * these numbers were proven to give it for every sum. A sink receives the sums of a layer. */
 #ifndef SOFTSTAIR_STEPS_H
 #define SOFTSTAIR_STEPS_H
 
@@ -24,6 +25,9 @@ struct ss_sink {
     const int32_t *levels;   /* steps + 1, as stored */
     const ss_features *beside; /* shortcut whose value selects the row of thresholds: */
     int32_t first, values;     /* one row for each of `values` values from `first` on */
+    const int32_t *multipliers, *offsets; /* of affine steps, by channel */
+    const int8_t *shifts;
+    int32_t low, high; /* levels, as stored */
 };
 
 static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
@@ -131,6 +135,25 @@ static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t pl
             int32_t *to = (int32_t *)sink->out->data + first;
             for (int32_t c = 0; c < count; c++) {
                 to[c] = sink->levels[reached[c]];
+            }
+        }
+    }
+}
+
+/* Stores levels as bytes or words, by affine steps. */
+static inline void ss_keep_affine(const ss_sink *sink, int32_t place, int32_t places,
+                                  int32_t channel, int32_t count, const int32_t *sums) {
+    const int32_t *m = sink->multipliers + channel, *b = sink->offsets + channel;
+    const int8_t *shifts = sink->shifts + channel;
+    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
+        const int32_t first = (place + p) * sink->out->channels + channel;
+        if (sink->out->kind == SS_BYTES) {
+            int8_t *to = (int8_t *)sink->out->data + first;
+            ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, to);
+        } else {
+            int32_t *to = (int32_t *)sink->out->data + first;
+            for (int32_t c = 0; c < count; c++) {
+                to[c] = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
             }
         }
     }

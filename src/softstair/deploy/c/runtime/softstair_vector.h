@@ -8,6 +8,7 @@
  *   ss_dot_one        the same for one window and one row
  *   ss_each           products of each channel with its own weights (depthwise)
  *   ss_reached        one bit per sum: whether it reaches its threshold
+ *   ss_affine_bytes   levels of sums by affine steps
  */
 #ifndef SOFTSTAIR_VECTOR_H
 #define SOFTSTAIR_VECTOR_H
@@ -50,6 +51,9 @@
 #endif
 #ifndef SS_HAS_REACHED
 #define ss_reached ss_reached_plain
+#endif
+#ifndef SS_HAS_AFFINE
+#define ss_affine_bytes ss_affine_bytes_plain
 #endif
 
 #endif
