@@ -31,6 +31,17 @@ def recipe(**changes: Any) -> Recipe:
     return replace(RECIPE, **changes)
 
 
+def without_export(messages: str) -> str:
+    """Return messages without the line on what the network exports, which a run begins with.
+
+    >>> without_export("softstair train: exports exactly.\\nsoftstair train: stopped.")
+    'softstair train: stopped.'
+    """
+    first, newline, rest = messages.partition("\n")
+    is_export = "exports exactly" in first or "does not export exactly" in first
+    return rest if newline and is_export else messages
+
+
 def is_sentence(text: str, longest: int = 900) -> bool:
     """One line, one full stop, not endless, no traceback.
 

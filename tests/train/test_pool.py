@@ -14,7 +14,7 @@ from typing import Any
 import filelock
 import pytest
 import torch
-from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted
+from short import is_sentence, metrics_of, recipe, summary_of, uninterrupted, without_export
 
 from softstair import cli
 from softstair.cli._args import parse
@@ -124,7 +124,7 @@ def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
     assert "SIGKILL" in messages["fold 2"]
     assert all(is_sentence(message) for message in messages.values())
     last = stderr.splitlines()[-1]
-    assert "softstair train --resume --out x --model own:trapped" in last
+    assert "softstair train --resume --out x --data own:marked --model own:trapped" in last
     assert "--every-fold" in last
     assert len({*processes().values(), os.getpid()}) == 4
     # The first is complete, as it would be alone; the killed one is so once it is resumed.
@@ -168,7 +168,7 @@ def test_a_signal_stops_all_folds_and_they_resume(
     striking.join()
     stdout, stderr = capsys.readouterr()
     assert (code, stdout) == (143, ""), stderr
-    assert is_sentence(stderr)
+    assert is_sentence(without_export(stderr))
     assert read_json(out / "fold-1", "summary.json") is None
     begun = [fold for fold in range(3) if recipe_of(out / f"fold-{fold}") is not None]
     assert {0, 1} <= set(begun)
