@@ -6,10 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from compiled import BUILDS, affine_features, differing, needs_compiler, traced
+from torch import nn
 
-from softstair.deploy.affine import affine_steps
+import softstair as ss
+from softstair.deploy.affine import affine_steps, wide_steps
 from softstair.deploy.c import write
+from softstair.deploy.thresholds import IntegerFeatures, _floats
+from softstair.models.networks import ResidualBlock
 
 
 def reached(sums: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
@@ -69,6 +74,58 @@ def test_thresholds_of_no_line_and_numbers_beyond_32_bits_have_no_steps() -> Non
     assert affine_steps(gaps, *far) is None
 
 
+@pytest.mark.parametrize("quantum", [0.03125, 0.0235])
+def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: float) -> None:
+    """A normalisation, a shortcut and 60 levels in float32, for 20 values of the shortcut."""
+    stair = ss.Stair.linear(6, signed=False, quantum=quantum)
+    values = tuple((float(np.float32(v * quantum)),) * 2 for v in range(-7, 13))
+    floats = _floats(stair, IntegerFeatures("", quantum, -7, 12, values))
+    sums = np.arange(-60_000, 60_001)
+    scale = np.float32(quantum) / np.array([[700.3], [1234.5]], dtype=np.float32)
+    y = sums.astype(np.float32) * scale * np.float32(1.7) + np.float32(300)
+    y = y - np.float32(299.877)  # with the rounding of 300
+    tables = []
+    for value, _ in values:
+        index = stair.index(torch.from_numpy(y + np.float32(value))).numpy()
+        reaches = index[:, None] >= np.arange(1, 64)[:, None]
+        tables.append(np.where(reaches.any(2), sums[reaches.argmax(2)], sums[-1] + 1))
+    thresholds, ends = np.stack(tables, 1), (np.array([-60_000] * 2), np.array([60_000] * 2))
+    result = wide_steps(thresholds, *ends, *(numbers.numpy() for numbers in floats), low=-5)
+    assert result is not None
+    assert (quantum == 0.0235) <= len(result.exceptions) < 60
+    for c in range(2):
+        x = sums * result.multiplier[c] + result.offset[c]
+        of_channel = slice(result.starts[c], result.starts[c + 1])
+        x[result.exceptions[of_channel] + 60_000] += result.corrections[of_channel]
+        assert (np.diff(x) >= 0).all()
+        for v in range(20):
+            begins = (np.arange(1, 64) - 5 << result.shift) + result.columns
+            index = np.searchsorted(begins, x + v * result.row + result.rows[v], side="right")
+            np.testing.assert_array_equal(index, reached(sums, thresholds[c, v]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["native", pytest.param("portable", marks=pytest.mark.nightly)])
+def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(ResidualBlock(1, 3, 1, True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), nn.ReLU(), body, nn.Linear(3, 2))
+    model(torch.randn(64, 1, 8, 8) * 2)
+    features = ss.Stair.linear(8, signed=False, quantum=0.0235)
+    int8 = ss.Stair.linear(8, signed=True)
+    net = ss.quantise(model, int8, features, skip="4", init="keep", fit="channel").eval()
+    integer = ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
+    x = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
+    expected = {name: x for name, x in integer.features(x).items() if name != "4"}
+    actual = traced(integer, x, tmp_path, kind)
+    assert differing(expected, {name: actual[name] for name in expected}) == {}
+    text = (tmp_path / "network.c").read_text()
+    assert "ss_keep_wide" in text
+    assert ".exceptions" in text
+    assert "ss_keep_beside" not in text
+    assert write(integer, tmp_path).flash < 6_000
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     "kind", ["native", "portable", pytest.param("avx2", marks=pytest.mark.nightly)]
@@ -80,6 +137,7 @@ def test_levels_of_affine_steps_are_equal_in_c(kind: str, tmp_path: Path) -> Non
     assert differing(builder.results, traced(network, builder.bytes, tmp_path, kind)) == {}
     text = (tmp_path / "network.c").read_text()
     assert text.count("ss_keep_affine") == 5
+    assert text.count("ss_keep_wide") == 2
     assert text.count("ss_keep_levels") == 1
 
 

@@ -13,6 +13,15 @@ For given s and m, each of these conditions bounds b. The room between the great
 the least upper bound is a concave function of m, so bisection finds the smallest m that has room,
 if there is one. A solution for s is one for s + 1, with 2m and 2b: bisection finds the smallest s,
 and with it the smallest numbers.
+
+With 8 bits or a shortcut v, 64 bits and tables are needed, since the float network rounds its
+thresholds, its shortcuts and the sums with them to float32:
+
+    number of k with x·m + b + v·r + rows[v] + correction(x) ≥ k·2ˢ + columns[k − 1]
+
+The tables are those of the layer, from the floats of the network; the corrections, of a few sums of
+each channel, are the rest of its rounding. They are less than m/2, so that the left side does not
+decrease with x, and the same two conditions of every level prove it, for every v.
 """
 
 from dataclasses import dataclass
@@ -22,6 +31,7 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
+WIDE_SHIFTS = (36, 30, 24, 18)
 INT32 = 2**31
 FAR = 2**61
 """A bound that nothing reaches."""
@@ -39,6 +49,24 @@ class AffineSteps:
     shift: Integers
 
 
+@dataclass(frozen=True)
+class WideSteps:
+    """Affine steps in 64 bits with tables.
+
+    The sums with a correction in channel c are exceptions[starts[c] : starts[c + 1]].
+    """
+
+    multiplier: Integers  # (C,)
+    offset: Integers  # (C,)
+    shift: int
+    row: int  # r; v is the value of the shortcut minus its least
+    rows: Integers  # (M,)
+    columns: Integers  # (K − 1,), at least 0
+    starts: Integers  # (C + 1,)
+    exceptions: Integers  # sums
+    corrections: Integers
+
+
 def affine_steps(
     thresholds: Integers, least: Integers, greatest: Integers, low: int = 0
 ) -> AffineSteps | None:
@@ -51,7 +79,7 @@ def affine_steps(
     levels = np.arange(1, thresholds.shape[1] + 1)
 
     def conditions(shift: Integers) -> "_Conditions":
-        return _Conditions(thresholds, levels << shift[:, None], least, greatest)
+        return _conditions(thresholds, levels << shift[:, None], least, greatest)
 
     if not conditions(above).exists.all():
         return None
@@ -68,17 +96,67 @@ def affine_steps(
     return None
 
 
-class _Conditions:
-    """Sums x with x·m + b ≥ lower, and sums y with y·m + b ≤ upper, for each channel."""
+def wide_steps(
+    thresholds: Integers,
+    least: Integers,
+    greatest: Integers,
+    values: npt.NDArray[np.float64],
+    limits: npt.NDArray[np.float64],
+    low: int = 0,
+) -> WideSteps | None:
+    """Return wide steps that equal thresholds (C, M, K − 1), or None if there are none.
 
-    def __init__(
-        self, thresholds: Integers, begins: Integers, least: Integers, greatest: Integers
-    ) -> None:
-        reached, missed = thresholds <= greatest[:, None], thresholds > least[:, None]
-        self.x = np.where(reached, np.maximum(thresholds, least[:, None]), 0)
-        self.y = np.where(missed, np.minimum(thresholds - 1, greatest[:, None]), 0)
-        self.steepest = 2 * int(np.abs(begins).max()) + 1  # every sum skips all levels
-        self.lower, self.upper = np.where(reached, begins, -FAR), np.where(missed, begins - 1, FAR)
+    ``values`` (M,) and ``limits`` (K − 1,) are the floats of the shortcut and of the thresholds, in
+    quanta of the levels. A value that does not occur is NaN.
+    """
+    occurs, levels = ~np.isnan(values), np.arange(1, len(limits) + 1)
+    flat = thresholds[:, occurs].reshape(len(thresholds), 1, -1)
+    late = limits - levels - (limits - levels).min()
+    for shift in WIDE_SHIFTS:
+        added = np.rint(np.where(occurs, values, 0.0) * 2.0**shift).astype(np.int64)
+        row = int(added[-1] - added[0]) // max(len(added) - 1, 1)
+        rows = np.where(occurs, added - added[0] - row * np.arange(len(added)), 0)
+        columns = np.rint(late * 2.0**shift).astype(np.int64)
+        begins = ((levels << shift) + columns - added[occurs, None]).reshape(1, -1)
+        channels = []
+        for table, *ends in zip(flat, least, greatest, strict=True):
+            conditions = _conditions(table, begins, *(np.array([end]) for end in ends)).tightest()
+            channel = conditions.with_exceptions()
+            if channel is None:
+                break
+            channels.append(channel)
+        else:
+            multiplier, offset, exceptions, corrections = zip(*channels, strict=True)
+            starts = np.cumsum([0, *map(len, exceptions)])
+            lists = (starts, np.concatenate(exceptions), np.concatenate(corrections))
+            offsets = np.array(offset) + (low << shift) + added[0]
+            return WideSteps(np.array(multiplier), offsets, shift, row, rows, columns, *lists)
+    return None
+
+
+def _conditions(
+    thresholds: Integers, begins: Integers, least: Integers, greatest: Integers
+) -> "_Conditions":
+    """Return the conditions of thresholds (C, n), where level k begins at ``begins``."""
+    reached, missed = thresholds <= greatest[:, None], thresholds > least[:, None]
+    return _Conditions(
+        np.where(reached, np.maximum(thresholds, least[:, None]), 0),
+        np.where(reached, begins, -FAR),
+        np.where(missed, np.minimum(thresholds - 1, greatest[:, None]), 0),
+        np.where(missed, begins - 1, FAR),
+        2 * int(np.abs(begins).max()) + 1,
+    )
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """Sums x with x·m + b ≥ lower, and sums y with y·m + b ≤ upper, (C, n) each."""
+
+    x: Integers
+    lower: Integers
+    y: Integers
+    upper: Integers
+    steepest: int  # a multiplier with which every sum skips all levels
 
     def offsets(self, multiplier: Integers) -> tuple[Integers, Integers]:
         """Return the least and the greatest offset of every channel."""
@@ -112,3 +190,36 @@ class _Conditions:
         middle = (least + greatest) // 2
         offset = np.where(least == -FAR, greatest, np.where(greatest == FAR, least, middle))
         return multiplier, offset
+
+    def tightest(self) -> "_Conditions":
+        """Return the conditions of one channel with each sum once."""
+        x, place = np.unique(self.x[0], return_inverse=True)
+        lower = np.full(len(x), -FAR)
+        np.maximum.at(lower, place, self.lower[0])
+        y, place = np.unique(self.y[0], return_inverse=True)
+        upper = np.full(len(y), FAR)
+        np.minimum.at(upper, place, self.upper[0])
+        return _Conditions(x[None], lower[None], y[None], upper[None], self.steepest)
+
+    def with_exceptions(self) -> tuple[int, int, Integers, Integers] | None:
+        """Return the multiplier and offset of one channel, and sums with their corrections."""
+        (multiplier,), (offset,) = self.solution()
+        (x, lower), (y, upper) = (self.x[0], self.lower[0]), (self.y[0], self.upper[0])
+        needed = np.maximum(lower - multiplier * x - offset, 0)
+        excess = np.minimum(upper - multiplier * y - offset, 0)
+        sums = np.concatenate([x[needed > 0], y[excess < 0]])
+        corrections = np.concatenate([needed[needed > 0], excess[excess < 0]])
+        order = np.argsort(sums)
+        sums, corrections = sums[order], corrections[order]
+        corrected = [np.zeros_like(x), np.zeros_like(y)]
+        for points, correction in zip((x, y), corrected, strict=True):
+            _, found, place = np.intersect1d(points, sums, return_indices=True)
+            correction[found] = corrections[place]
+        is_exact = (
+            multiplier < INT32
+            and 2 * np.abs(corrections).max(initial=0) <= multiplier
+            and bool((np.diff(sums) > 0).all())
+            and bool((multiplier * x + offset + corrected[0] >= lower).all())
+            and bool((multiplier * y + offset + corrected[1] <= upper).all())
+        )
+        return (int(multiplier), int(offset), sums, corrections) if is_exact else None

@@ -95,12 +95,15 @@ class Steps(Node):
                 the sum) (C, M, K − 1), one row for each of its values from ``first`` on
     levels      (K,) integers, increasing
     axis        axis of the channels; the batch is axis 0
+    floats      what the float network adds for each value of the shortcut, (M,), and compares with,
+                (K − 1,), in quanta: where thresholds are to be expected (see affine.py)
     """
 
     thresholds: Tensor
     levels: tuple[int, ...]
     first: int = 0
     axis: int = 1
+    floats: tuple[Tensor, Tensor] | None = None
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0]

@@ -17,6 +17,8 @@ from softstair.stair import Stair
 
 MAX_PAIRS = 2**22
 """Pairs of values of which the sums are computed."""
+TIE = 2.0**-34
+"""Less than the distance of two floats, in quanta, and more than the rounding of affine steps."""
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
@@ -106,12 +108,12 @@ def fold(
         rows = [LevelThresholds(same, torch.zeros_like(largest, dtype=torch.bool))] * len(values)
     decreasing = torch.stack([row.decreasing for row in rows]).any(0)
     tables = [_oriented(row, decreasing, source) for row in rows]
-    ends = (levels[0], levels[-1])
+    ends, floats = (levels[0], levels[-1]), _floats(activation.stair, shortcut)
     if shortcut is None:
-        steps = Steps(name, (pending.source,), *ends, tables[0], levels, axis=axis)
+        steps = Steps(name, (pending.source,), *ends, tables[0], levels, axis=axis, floats=floats)
     else:
         inputs, table = (pending.source, shortcut.node), torch.stack(tables, dim=1)
-        steps = Steps(name, inputs, *ends, table, levels, shortcut.low, axis)
+        steps = Steps(name, inputs, *ends, table, levels, shortcut.low, axis, floats)
     return steps, _negated(source, decreasing)
 
 
@@ -142,6 +144,21 @@ def sum_values(a: IntegerFeatures, b: IntegerFeatures) -> tuple[tuple[float, flo
         chosen = sums[..., column][occurs]
         ends.append(result.scatter_reduce(0, index, chosen, reduce, include_self=False).tolist())
     return tuple(zip(*ends, strict=True))
+
+
+def _floats(stair: Stair, shortcut: IntegerFeatures | None) -> tuple[Tensor, Tensor]:
+    """Return the floats of :class:`Steps`."""
+    limits, quantum = torch.tensor(stair.rounded(torch.float32).thresholds), stair.quantum
+    assert isinstance(quantum, float)
+    if shortcut is None:
+        return torch.zeros(1).double(), limits.double() / quantum
+    # Sums beyond half-way from the float before a threshold are rounded to it; those that are
+    # half-way only if its last bit is 0.
+    before = torch.nextafter(limits, torch.tensor(-torch.inf))
+    halfway = (limits.double() + before.double()) / (2 * quantum)
+    last_bit = limits.view(torch.int32) & 1
+    values = torch.tensor(shortcut.values, dtype=torch.float64)[:, 0]
+    return values / quantum, halfway + (2 * last_bit - 1) * TIE
 
 
 def _search_at(

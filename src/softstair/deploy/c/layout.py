@@ -19,6 +19,7 @@ C_TYPES = {
     "int8": "int8_t",
     "int16": "int16_t",
     "int32": "int32_t",
+    "int64": "int64_t",
     "uint8": "uint8_t",
     "uint32": "uint32_t",
     "float32": "float",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from softstair.deploy import nodes
-from softstair.deploy.affine import affine_steps
+from softstair.deploy.affine import Integers, affine_steps, wide_steps
 from softstair.deploy.c.layout import (
     Constant,
     Features,
@@ -96,7 +96,7 @@ class _Lowering:
         shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
         reads = () if shortcut is None else (shortcut,)
         clear = _clear(number, output)
-        build = _threshold_sink if output.planes or shortcut is not None else _affine_sink
+        build = _threshold_sink if output.planes and shortcut is None else _affine_sink
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
             constants, sink = build(number, node, source, output, shortcut, inner)
@@ -227,28 +227,65 @@ def _affine_sink(
     least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
     if isinstance(source, nodes.Sum):
         least, greatest = source.least.numpy(), source.greatest.numpy()
-    steps, low = None, node.low - output.bias
+    low, arrays = node.low - output.bias, {}
     if node.levels == tuple(range(node.low, node.high + 1)):
-        steps = affine_steps(table, least, greatest, low)
-    if steps is None:
+        arrays = _affine_arrays(node, table, least, greatest, low)
+    if not arrays:
         return _threshold_sink(number, node, source, output, shortcut, traced)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "multipliers": steps.multiplier.astype(np.int32),
-        "offsets": steps.offset.astype(np.int32),
-        "shifts": steps.shift.astype(np.int8),
+    numbers: dict[str, object] = {
+        key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays
     }
+    fields: dict[str, object] = {key: f"{name}_{key}" for key in arrays}
+    fields.update(numbers)
+    if shortcut is not None:
+        fields |= {"beside": f"&layer_{shortcut}", "first": int(node.first)}
     text = structure(
         "ss_sink",
         f"{name}_sink",
-        keep="ss_keep_affine",
+        keep="ss_keep_wide" if "shift" in fields else "ss_keep_affine",
         out=f"&{name}",
         sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
-        **{key: f"{name}_{key}" for key in arrays},
         low=low,
         high=node.high - output.bias,
+        **fields,
     )
     constants = (Constant(f"{name}_{key}", values, "thresholds") for key, values in arrays.items())
     return tuple(constants), text
+
+
+def _affine_arrays(
+    node: nodes.Steps, table: Integers, least: Integers, greatest: Integers, low: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the constants of affine steps; none if there are none, or if they are larger."""
+    steps = affine_steps(table, least, greatest, low) if table.ndim == 2 else None
+    if steps is not None:
+        return {
+            "multipliers": steps.multiplier.astype(np.int32),
+            "offsets": steps.offset.astype(np.int32),
+            "shifts": steps.shift.astype(np.int8),
+        }
+    rows = table.reshape(len(table), -1, table.shape[-1])
+    floats = node.floats or map(torch.arange, rows.shape[1:])
+    values, limits = (numbers.double().numpy() for numbers in floats)
+    wide = wide_steps(rows, least, greatest, values, limits, low)
+    if wide is None or max(np.abs(wide.rows).max(), wide.columns.max()) >= nodes.INT32_LIMIT:
+        return {}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "multipliers": wide.multiplier.astype(np.int32),
+        "wide_offsets": wide.offset,
+        "shift": np.array(wide.shift),
+        "row": np.array(wide.row),
+    }
+    if wide.rows.any():
+        arrays["rows"] = wide.rows.astype(np.int32)
+    if wide.columns.any():
+        arrays["columns"] = wide.columns.astype(np.int32)
+    if len(wide.exceptions):
+        arrays["starts"] = wide.starts.astype(np.int32)
+        arrays["exceptions"] = wide.exceptions.astype(np.int32)
+        arrays["corrections"] = wide.corrections.astype(np.int32)
+    size = sum(array.nbytes for array in arrays.values())
+    return arrays if size < narrowest(table).nbytes else {}
 
 
 def _threshold_sink(

@@ -28,6 +28,13 @@ struct ss_sink {
     const int32_t *multipliers, *offsets; /* of affine steps, by channel */
     const int8_t *shifts;
     int32_t low, high; /* levels, as stored */
+    /* Of wide steps, those of 64 bits; null where there are none: */
+    const int64_t *wide_offsets;
+    int32_t shift;
+    int64_t row;            /* what the shortcut is multiplied by, and what is added to that */
+    const int32_t *rows;
+    const int32_t *columns; /* by how much each level but the lowest begins later */
+    const int32_t *starts, *exceptions, *corrections; /* sums of each channel, and what they add */
 };
 
 static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
@@ -155,6 +162,34 @@ static inline void ss_keep_affine(const ss_sink *sink, int32_t place, int32_t pl
             for (int32_t c = 0; c < count; c++) {
                 to[c] = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
             }
+        }
+    }
+}
+
+/* Stores levels by wide steps. A level is tried, which may be one too high. */
+static inline void ss_keep_wide(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
+                                int32_t count, const int32_t *sums) {
+    for (int32_t p = 0; p < places; p++) {
+        for (int32_t c = channel; c < channel + count; c++) {
+            const int32_t sum = sums[p * SS_BLOCK + c - channel];
+            int64_t x = (int64_t)sum * sink->multipliers[c] + sink->wide_offsets[c];
+            for (int32_t i = sink->starts ? sink->starts[c] : 0;
+                 sink->starts && i < sink->starts[c + 1]; i++) {
+                x += sink->exceptions[i] == sum ? sink->corrections[i] : 0;
+            }
+            if (sink->beside) {
+                const int32_t value = ss_at(sink->beside, place + p, c) - sink->first;
+                x += value * sink->row + (sink->rows ? sink->rows[value] : 0);
+            }
+            const int64_t tried = x >> sink->shift;
+            int32_t level = tried < sink->low    ? sink->low
+                            : tried > sink->high ? sink->high
+                                                 : (int32_t)tried;
+            if (sink->columns && level > sink->low) {
+                const int64_t begin = level * ((int64_t)1 << sink->shift);
+                level -= x < begin + sink->columns[level - sink->low - 1];
+            }
+            ss_put(sink->out, place + p, c, level + sink->out->bias);
         }
     }
 }
