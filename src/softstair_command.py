@@ -20,6 +20,7 @@ VERBS: dict[str, str] = {
     "report": "write one HTML page about a grid: claims, curves, tables",
     "export": "write a trained network as ONNX, QONNX or C, in integers",
     "verify": "compare the deployed network with the trained one, number by number",
+    "sensitivity": "measure what each layer of a trained network costs at fewer bits",
     "zoo": "list, evaluate and export the trained networks that are part of softstair",
     "check": "check a schedule: does it anneal its layers in order? What does the theorem say?",
     "bench": "measure the speed of the operator, the training step and truncation",
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words[0] if words else "--help"
     if verb in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:<6}  {purpose}" for verb, purpose in VERBS.items())
+        verbs = "\n".join(f"  {verb:<11}  {purpose}" for verb, purpose in VERBS.items())
         print(HELP.format(verbs=verbs), end="")
         return 0
     if verb in ("-V", "--version"):

@@ -137,17 +137,17 @@ def draw(
         for ending in formats:
             path = folder / f"{name}.{ending}"
             with replacing(path) as partial_path:
-                partial_path.write_bytes(_rendered(figure, ending))
+                partial_path.write_bytes(rendered(figure, ending))
             written.append(path)
     return written
 
 
 def drawings(trainings: Iterable[Training]) -> dict[str, str]:
     """Return every figure as the text of an SVG."""
-    return {name: _rendered(make(), "svg").decode() for name, make in figures(trainings).items()}
+    return {name: rendered(make(), "svg").decode() for name, make in figures(trainings).items()}
 
 
-def _rendered(figure: Any, ending: str) -> bytes:
+def rendered(figure: Any, ending: str) -> bytes:
     """Return a figure as a file, with the same bytes every time: no date and no random number."""
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
     file = io.BytesIO()

@@ -6,6 +6,7 @@ from softstair.train.parallel import Interrupted
 from softstair.train.recipe import PRESETS, Recipe, preset
 from softstair.train.records import RunError
 from softstair.train.run import Run
+from softstair.train.sensitivity import layer_sensitivity
 
 __all__ = [
     "PRESETS",
@@ -13,6 +14,7 @@ __all__ = [
     "Recipe",
     "Run",
     "RunError",
+    "layer_sensitivity",
     "preset",
     "train",
     "trained_network",

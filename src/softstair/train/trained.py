@@ -98,7 +98,7 @@ def deployed(
     run = Path(run)
     own: _Own = {"model": model, "data": data, "zero": zero, "scale": scale}
     is_saved = run.is_file() and (model is not None or zipfile.is_zipfile(run))
-    load_from = _saved if is_saved else _of_run if run.is_dir() else _packed
+    load_from = _saved if is_saved else trained_run if run.is_dir() else _packed
     source = load_from(run, data_dir, own)
     trained, mean = source.network, source.mean
     if not any(isinstance(module, StairModule) for module in trained.modules()):
@@ -115,7 +115,7 @@ def deployed(
     return Deployed(run, source.recipe, trained, network, integer, source.classes, dataset)
 
 
-class _Trained(NamedTuple):
+class Trained(NamedTuple):
     """A trained network and its input."""
 
     recipe: Recipe
@@ -127,7 +127,8 @@ class _Trained(NamedTuple):
     dataset: Dataset | None = None
 
 
-def _of_run(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
+def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
+    """Return the network of a finished run, float or quantised; code of ``own`` alone is called."""
     recipe = recipe_of(run)
     if recipe is None:
         raise RunError(
@@ -147,10 +148,10 @@ def _of_run(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
     given = None if model is None else build(model, len(dataset.classes), shape)
     network = trained_network(run, dataset, given)
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    return _Trained(recipe, network, shape, dataset.classes, *numbers, dataset)
+    return Trained(recipe, network, shape, dataset.classes, *numbers, dataset)
 
 
-def _packed(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
+def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
     file = run if run.is_file() else _zoo_file(run)
     about, network = packed.about(file), packed.packed_network(file)
     try:
@@ -161,10 +162,10 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> _Trained:
     _refuse(run, own, "model", "zero", "scale", *([] if is_own else ["data"]))
     dataset = load(own["data"], data_dir) if own["data"] else None
     shape, classes = tuple(about["shape"]), tuple(about["classes"])
-    return _Trained(recipe, network, shape, classes, about["mean"], about["std"], dataset)
+    return Trained(recipe, network, shape, classes, about["mean"], about["std"], dataset)
 
 
-def _saved(file: Path, data_dir: Path | str, own: _Own) -> _Trained:
+def _saved(file: Path, data_dir: Path | str, own: _Own) -> Trained:
     """Return the network whose state a file of ``torch.save`` holds."""
     model, data, zero, scale = own.values()
     if model is None or data is None:
@@ -199,7 +200,7 @@ def _saved(file: Path, data_dir: Path | str, own: _Own) -> _Trained:
     mean = dataset.mean if zero is None else float(zero)
     std = dataset.std if scale is None else scale
     recipe = Recipe(data=data, model=model)
-    return _Trained(recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
+    return Trained(recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
 
 
 def trained_recipe(run: Path) -> tuple[Recipe, int]:

@@ -1,0 +1,155 @@
+"""What each layer of a trained network alone costs at fewer bits, and what is proposed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from short import recipe
+
+import softstair as ss
+from helpers.commands import Run
+from softstair._errors import SoftstairError
+from softstair.convert.bits import parse_layers, stair_named
+from softstair.data import load
+from softstair.data.batches import Examples
+from softstair.data.folds import split
+from softstair.stair import fit_quantum
+from softstair.train import Recipe, layer_sensitivity, train, trained_network
+from softstair.train.metrics import evaluate
+from softstair.train.sensitivity import Cost, _proposal, _Trial
+from softstair.train.trained import trained_run
+
+FLOAT = recipe(weights="float", features="float")
+INT4 = recipe(weights="int4", features="uint4", weight_quantum=0.1, feature_quantum=0.25)
+NAMES = ["features.1", "features.4", "features.7"]
+FLOAT_BYTES = 4 * (64 * 256 + 2 * 256 * 256 + 2560)
+
+
+@pytest.fixture(scope="module")
+def float_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _trained(FLOAT, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def int4_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _trained(INT4, tmp_path_factory)
+
+
+def _trained(recipe: Recipe, factory: pytest.TempPathFactory) -> Path:
+    path = factory.mktemp("run")
+    train(recipe, path, device="cpu")
+    return path
+
+
+def validation(recipe: Recipe = FLOAT) -> Examples:
+    digits = load("digits").sample(200)
+    chosen = split(digits, recipe.fold, recipe.folds)[1]
+    return Examples(digits.x[chosen], digits.y[chosen], *digits.numbers(False, True))
+
+
+def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) -> None:
+    measured = layer_sensitivity(float_run, ["int8/float", "int2/float"])
+    net = trained_network(float_run, load("digits"))
+    assert measured[0] == ("*", "float", FLOAT_BYTES, *evaluate(net, validation()))
+    assert [(cost.name, cost.bits) for cost in measured[1:]] == [
+        (name, bits) for name in NAMES for bits in ("int8/float", "int2/float")
+    ]
+    for cost in measured[1:]:
+        alone = ss.quantise(net, {cost.name: cost.bits, "*": "float"})
+        assert (cost.loss, cost.accuracy) == evaluate(alone, validation())
+    saved = [measured[0].bytes - cost.bytes for cost in measured[1:3]]
+    assert saved == [64 * 256 * 3, 64 * 256 * 15 // 4]
+    assert abs(measured[1].loss - measured[0].loss) < abs(measured[2].loss - measured[0].loss)
+
+
+def test_a_quantised_network_keeps_the_layers_that_have_no_more_levels(int4_run: Path) -> None:
+    trained, *costs = layer_sensitivity(int4_run, ["int4", "int2/float"])
+    net = trained_network(int4_run, load("digits"))
+    assert (trained.loss, trained.accuracy) == evaluate(net, validation())
+    for name, same, narrow in zip(NAMES, costs[::2], costs[1::2], strict=True):
+        assert same[2:] == trained[2:]
+        narrowed = trained_network(int4_run, load("digits"))
+        layer = narrowed.get_submodule(name)
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight_stair.stair(layer.weight))
+        layer.weight_stair.stair = fit_quantum(layer.weight, stair_named("int2"), True)
+        assert (narrow.loss, narrow.accuracy) == evaluate(narrowed, validation())
+
+
+def test_features_of_a_quantised_network_get_fewer_levels(int4_run: Path) -> None:
+    trained, *costs = layer_sensitivity(int4_run, ["float/uint2"])
+    assert all(cost.loss != trained.loss and cost.bytes == trained.bytes for cost in costs)
+
+
+def test_a_run_without_validation_is_measured_on_training_examples(float_run: Path) -> None:
+    own = dict.fromkeys(("model", "data", "zero", "scale"))
+    source = trained_run(float_run, "data", own)._replace(recipe=replace(FLOAT, fold="all"))
+    assert len(_Trial(source, limit=None).examples) == 200
+    assert len(_Trial(source, limit=50).examples) == 50
+
+
+@pytest.mark.parametrize("kind", ["float", "int4"])
+def test_the_proposal_is_measured_as_a_whole(kind: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(f"{kind}_run")
+    trained, *_, proposal = layer_sensitivity(path, ["int3/float", "int2/float"], size=60_000)
+    assert proposal.bytes <= 60_000 < trained.bytes
+    if kind == "float":
+        net = trained_network(path, load("digits"))
+        mixed = ss.quantise(net, parse_layers(proposal.bits), skip="classifier")
+        assert sum(row.bytes for row in ss.report(mixed).rows) == proposal.bytes
+        assert (proposal.loss, proposal.accuracy) == evaluate(mixed, validation())
+
+
+def test_bytes_are_saved_where_they_cost_least() -> None:
+    trained = Cost("*", "float", 3200, 0.1, 0.9)
+    costs = [
+        Cost(name, bits, 3200 - saved, 0.1 + added, 0.9)
+        for name, factor in (("a", 0.01), ("b", 1.0), ("c", 0.02), ("d", 0.5))
+        for bits, saved, added in (
+            ("int8", 600, 0.0),
+            ("int4", 700, factor),
+            ("int2", 750, 3 * factor),
+        )
+    ]
+    assert _proposal(trained, *costs, size=800) == "*=int8"
+    assert _proposal(trained, *costs, size=700) == "a=int4,*=int8"
+    assert _proposal(trained, *costs, size=500) == "b=int8,d=int8,*=int2"
+    assert _proposal(trained, *costs, size=200) == "*=int2"
+    with pytest.raises(SoftstairError, match="at least 200 bytes") as caught:
+        _proposal(trained, *costs, size=199)
+    assert caught.value.field == "size"
+
+
+# The command
+
+
+def test_the_command_shows_a_table_and_writes_two_files(float_run: Path, run: Run) -> None:
+    words = ("sensitivity", float_run, "--widths", "int3,int2", "--size", 60000)
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert all(name in out for name in NAMES)
+    costs = json.loads((float_run / "sensitivity.json").read_text())
+    assert [cost["name"] for cost in costs] == ["*", *(n for n in NAMES for _ in "12"), "*"]
+    assert f'--bits "{costs[-1]["bits"]}": accuracy' in out
+    picture = (float_run / "sensitivity.svg").read_text()
+    assert picture.startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--widths", "int9"), "--bits must be float, ternary"),
+        (("--size", "10", "--widths", "int2/float"), "--size must be at least"),
+        (("--zero", "3"), "leave out --zero"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    flags: tuple[str, ...], words: str, float_run: Path, run: Run
+) -> None:
+    assert words in run.rejected("sensitivity", float_run, *flags)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Run) -> None:
+    assert "holds no run" in run.rejected("sensitivity", tmp_path)
