@@ -302,7 +302,7 @@ def test_quanta_have_a_rate_of_their_own_and_no_decay():
         learning_rate=0.1, quantum_rate=0.02, weight_decay=0.3, last_rate=0.5
     )
     net = learned()
-    groups = {p: g for g in parameter_groups(net, options, None) for p in g["params"]}
+    groups = {p: g for g in parameter_groups(net, options) for p in g["params"]}
     for name, parameter in net.named_parameters():
         is_quantum = name.endswith("log_ratio")
         assert (groups[parameter]["lr"] == 0.02) is is_quantum

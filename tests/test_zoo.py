@@ -88,7 +88,7 @@ def test_card_has_what_the_runs_say(small: Path, runs: list[Path]) -> None:
     assert card.accuracy == card.accuracies[0]
     assert card.spread == pytest.approx(torch.tensor(card.accuracies).std().item())
     assert card.recipe == replace(RECIPE, model="digits")
-    assert (card.weight_bits, card.first_layer_bits, card.feature_bits) == (2, 8, 2)
+    assert card.bits == "ternary, first layer int8"
     assert card.bytes == (small / "digits-ternary.safetensors").stat().st_size
     assert (card.shape, card.mean, card.std) == ((1, 8, 8), 8.0, 8.0)
     assert (card.data, card.command) == ("scikit-learn digits", COMMAND)
@@ -195,7 +195,7 @@ def test_list_card_and_evaluate(small: Path, run: Run) -> None:
     for words in ([], ["list"]):
         code, out, err = run("zoo", *words)
         assert (code, err) == (0, "")
-        assert "W2A2, first layer W8" in out
+        assert "ternary, first layer int8" in out
         assert mean_of(card.accuracies).in_percent() in out
     code, out, _ = run("zoo", "card", "digits-ternary")
     assert code == 0

@@ -132,7 +132,6 @@ def test_layers_in_float_and_by_number():
     assert names(ss.quantise(model, {"0": "int8", "6": "float", "*": "int4"})) == expected
     assert names(ss.quantise(model, {"0": "int8", "3": "int4"})) == expected
     assert names(ss.quantise(model, {0: "int8", 1: "int4"})) == expected
-    assert names(ss.quantise(model, ["int8", "int4", "float"])) == expected
     only_features = ss.quantise(model, {"0": "float/uint8", "*": "int4"})
     assert names(only_features) == {"2": "uint8", "3": "int4", "5": "uint4", "6": "int4"}
     with pytest.raises(ValueError, match="must have something to quantise"):

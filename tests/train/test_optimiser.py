@@ -128,14 +128,14 @@ def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair 
     def rates(first: ss.Stair | None) -> dict[str, float]:
         kinds = {"0": first, "2": stair}
         network = ss.quantise(model, weights=kinds, features=stair, skip="4")
-        groups = parameter_groups(network, options, stair)
+        groups = parameter_groups(network, options)
         rates = {id(p): group["lr"] for group in groups for p in group["params"]}
         return {name: rates[id(p)] for name, p in network.named_parameters()}
 
     others = {"0.bias": 3.0, "2.weight": 0.1, "2.bias": 3.0, "4.weight": 7.0, "4.bias": 7.0}
     assert rates(weights) == {"0.weight": 5.0, **others}
     assert rates(stair) == {"0.weight": 0.1, **others}
-    float_rates = [group["lr"] for group in parameter_groups(model, options, None)]
+    float_rates = [group["lr"] for group in parameter_groups(model, options)]
     assert sorted(float_rates) == [1.0, 3.0, 7.0]
 
 
@@ -252,7 +252,7 @@ def test_the_last_layer_is_the_last_that_is_called() -> None:
     chosen = recipe(last_rate=5.0, first_rate=7.0, latent_rate=0.5, learning_rate=1.0)
     network = make_network(chosen, load("digits"), HeadFirst())
     names = {parameter: name for name, parameter in network.named_parameters()}
-    groups = parameter_groups(network, chosen, chosen.stair("weights"))
+    groups = parameter_groups(network, chosen)
     rates = {names[key]: group["lr"] for group in groups for key in group["params"]}
     assert rates == {
         "head.weight": 5.0, "head.bias": 5.0, "body.weight": 0.5,

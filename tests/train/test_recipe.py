@@ -109,7 +109,17 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return kinds[known.kind] | st.none() if known.is_optional else kinds[known.kind]
 
 
-BOUND = ("fold", "folds", "kernels", "truncate", "freeze", "anneal_from", "momentum", "loss")
+BOUND = (
+    "fold",
+    "folds",
+    "kernels",
+    "truncate",
+    "freeze",
+    "anneal_from",
+    "momentum",
+    "loss",
+    "bits",
+)
 FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
     lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0})

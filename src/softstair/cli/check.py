@@ -14,7 +14,7 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag
 from softstair.cli._table import Console, table
-from softstair.convert.bits import StairName, stair_named
+from softstair.convert.bits import StairName, name_of, parse_layers, stair_named, stairs_of
 from softstair.schedule import Interval, Power, Schedule
 from softstair.stair import Stair
 from softstair.theory import HYPOTHESES, Distances, Examination, Verdict, examine
@@ -93,9 +93,13 @@ class Command:
         values = {name: getattr(recipe, name) for name in names}
         values |= {"period": schedule.period, "anneal_from": schedule.start}
         base = cls(layers=layers, **values)
-        if recipe.features == "float":
+        stair: Any = recipe.stair("features")
+        if recipe.bits is not None:
+            stair = stairs_of(parse_layers(recipe.bits).get("*", "float"))[1]
+        if stair is None:
             return base
-        return replace(base, stair=recipe.features, quantum=recipe.feature_quantum)
+        values = {"stair": name_of(stair), "quantum": stair.quantum}
+        return replace(base, **values)
 
     def schedule(self) -> Schedule:
         """Return the schedule that the flags describe."""

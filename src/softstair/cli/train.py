@@ -18,6 +18,7 @@ from softstair.cli._table import bars, print_line, print_table
 from softstair.experiments.studies import FEWEST, mean_of
 from softstair.train import parallel
 from softstair.train.loop import train
+from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
@@ -102,9 +103,8 @@ class Command:
             if given.get("extend"):
                 recipe = extended(recipe, given.get("epochs", recipe.epochs))
             return replace(base, recipe=recipe, resume=True)
-        if "epochs" in given:
-            return replace(base, recipe=base.recipe.rescaled(given["epochs"]))
-        return base
+        recipe = base.recipe.for_changes(given)
+        return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.epochs)))
 
     def run(self) -> int:
         with rank_zero_output():
@@ -325,13 +325,9 @@ def _show(runs: list[Path], picture: Path) -> None:
 
 def _result(summaries: list[dict[str, Any]]) -> str:
     """Return the result in one line."""
-    recipe = summaries[0]["config"]["recipe"]
-    weights, features = recipe["weights"], recipe["features"]
-    network = f"{weights} network"
-    if (weights == "float") != (features == "float"):
-        network = f"network of {weights} weights and {features} features"
-    epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
-    subject = f"{network} on {summaries[0]['config']['data']['name']}, {epochs}"
+    recipe = Recipe.from_json(summaries[0]["config"]["recipe"])
+    epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
+    subject = f"{levels_of(recipe)} network on {summaries[0]['config']['data']['name']}, {epochs}"
     if summaries[0]["valid_accuracy"] is None:
         return f"{subject}: {mean_of([summaries[0]['test_accuracy']]).in_percent()} test accuracy"
     scores = [summary["valid_accuracy"] for summary in summaries]

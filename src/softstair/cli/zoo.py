@@ -22,8 +22,8 @@ class Command(ExportFlags):
     softstair zoo evaluate NAME   Measure the accuracy on the test set of its data.
     softstair zoo export NAME     Write it as ONNX, QONNX or C: the same as softstair export NAME.
 
-    W2A2 means 2 bits per weight and 2 bits per feature (activation). `softstair verify NAME`
-    compares the exported network with the trained one.
+    int4 means weights of int4 and features of uint4 (activations), ternary means both. `softstair
+    verify NAME` compares the exported network with the trained one.
 
     Exit code 0: done; 2: an error.
     """
@@ -57,12 +57,6 @@ class Command(ExportFlags):
         return 0
 
 
-def _bits(card: zoo.Card) -> str:
-    first = f", first layer W{card.first_layer_bits}"
-    is_same = card.first_layer_bits == card.weight_bits
-    return f"W{card.weight_bits}A{card.feature_bits}{'' if is_same else first}"
-
-
 def _show_list() -> None:
     left, right = ("name", "data", "model", "bits"), ("size", "accuracy", "seeds")
     rows = [
@@ -70,7 +64,7 @@ def _show_list() -> None:
             card.name,
             card.recipe.data,
             card.recipe.model,
-            _bits(card),
+            card.bits,
             decimal(card.bytes),
             mean_of(card.accuracies).in_percent(),
             len(card.accuracies),
@@ -83,7 +77,7 @@ def _show_list() -> None:
 def _show_card(card: zoo.Card) -> None:
     rows = {
         "data": card.data,
-        "model": f"{card.recipe.model}, {_bits(card)}, {card.bytes:,} bytes",
+        "model": f"{card.recipe.model}, {card.bits}, {card.bytes:,} bytes",
         "accuracy": f"{card.accuracy:.2%}",
         "over seeds": f"{mean_of(card.accuracies).in_percent()} (seeds: {len(card.accuracies)})",
         "input": f"{'×'.join(map(str, card.shape))} bytes x, as (x − {card.mean:g})/{card.std:g}",

@@ -1,17 +1,7 @@
-"""Names of stairs, such as ``"int4"``, and what they mean for weights and features.
+"""Names of stairs: ``"int4"`` is weights of int4 and features of uint4, ``"ternary"`` is both.
 
-==============  =======  ========
-bits            weights  features
-==============  =======  ========
-"int4"          int4     uint4
-"ternary"       ternary  ternary
-"int4/int8"     int4     int8
-"float/uint4"   float    uint4
-"float"         float    float
-==============  =======  ========
-
-In a mapping such as ``{"stem": "int8", "*": "int4"}`` a pattern is for the weights whose names it
-fits and for the activation that follows them.
+``"int4/int8"`` names both, and ``"float"`` is neither. In ``{"stem": "int8", "*": "int4"}`` a
+pattern is for the weights whose names it fits and for the activation that follows them.
 """
 
 from collections.abc import Mapping
@@ -108,29 +98,25 @@ def parse_layers(text: str) -> dict[str, str]:
 
 
 def has_names(bits: Any) -> bool:
-    """Return whether a value for all layers, a sequence or a mapping has names of stairs."""
-    entries = list(bits.values()) if isinstance(bits, Mapping) else bits
-    entries = entries if isinstance(entries, list | tuple) else (entries,)
-    return any(isinstance(entry, str) for entry in entries)
+    """Return whether a value for all layers, or one of a mapping, is a name."""
+    values = bits.values() if isinstance(bits, Mapping) else (bits,)
+    return any(isinstance(value, str) for value in values)
 
 
 def stairs_of(bits: Any) -> tuple[Any, Any]:
-    """Return the stairs of weights, and those of features, in the form of ``bits``.
+    """Return the stairs of weights and those of features; for a mapping, two mappings.
 
-    Layers that no pattern of a mapping fits stay in float.
+    Layers that no pattern fits stay in float.
     """
-    if isinstance(bits, Mapping):
-        if "*" in bits and (last := list(bits)[-1]) != "*":
-            problem = f"must have '*' last, but has {last!r} after it: the first that fits counts"
-            raise _check.invalid("bits", problem)
-        layers = {key: parse(name) for key, name in {**bits, "*": bits.get("*", "float")}.items()}
-        weights = {key: weight_stair(names.weights) for key, names in layers.items()}
-        return weights, {key: feature_stair(names.features) for key, names in layers.items()}
-    if isinstance(bits, list | tuple):
-        names = [parse(name) for name in bits]
-        return [weight_stair(n.weights) for n in names], [feature_stair(n.features) for n in names]
-    name = parse(bits)
-    return weight_stair(name.weights), feature_stair(name.features)
+    if not isinstance(bits, Mapping) or list(bits) == ["*"]:
+        name = parse(bits["*"] if isinstance(bits, Mapping) else bits)
+        return weight_stair(name.weights), feature_stair(name.features)
+    if "*" in bits and (last := list(bits)[-1]) != "*":
+        problem = f"must have '*' last, but has {last!r} after it: the first that fits counts"
+        raise _check.invalid("bits", problem)
+    layers = {key: parse(name) for key, name in {**bits, "*": bits.get("*", "float")}.items()}
+    weights = {key: weight_stair(names.weights) for key, names in layers.items()}
+    return weights, {key: feature_stair(names.features) for key, names in layers.items()}
 
 
 def weight_stair(name: str) -> Stair | None:

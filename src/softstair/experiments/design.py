@@ -311,6 +311,7 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
     for name in fields:
         check_field(name)
     values = {name: _from_toml(name, value) for name, value in fields.items()}
+    recipe = recipe.for_changes(values)
     if "epochs" in values:
         recipe = recipe.rescaled(values["epochs"])
     return replace(recipe, **values)

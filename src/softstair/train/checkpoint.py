@@ -252,7 +252,7 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     random_states = [saved["generators"], *saved.get("others", [])]
     if len(random_states) != state.team.size:
         raise ValueError(f"it was saved by {len(random_states)} processes")
-    state.network.load_state_dict(saved["network"])
+    state.load_network(saved["network"])
     _load_optimiser(state, saved["optimiser"])
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])

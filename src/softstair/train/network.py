@@ -13,9 +13,12 @@ from softstair import _check, _plugins, kernels
 from softstair import noise as noises
 from softstair._errors import SoftstairError, first_line
 from softstair.convert import quantise
+from softstair.convert.bits import parse, parse_layers
+from softstair.convert.sites import matches
 from softstair.data import Dataset
 from softstair.deploy.summary import report
 from softstair.models import build, default_for, first_layer, last_layer
+from softstair.nn import StairLayer, StairWeight
 from softstair.ste import Estimator
 from softstair.train import checkpoint
 from softstair.train.recipe import Recipe
@@ -68,22 +71,39 @@ def stair_network(
         if isinstance(noise, Estimator) and recipe.is_annealed:
             problem = "must be True, and static_mean, with an estimator, which is not annealed"
             raise _check.invalid("static_std", problem)
-    skip = recipe.skip
-    if recipe.last_layer == "float":
-        skip = (*skip, last_layer(model, example))
     weights: Any = recipe.stair("weights")
     if (first := recipe.stair("first_layer")) != weights:
         weights = {first_layer(model, example): first, "*": weights}
+    features, skip, named = recipe.stair("features"), recipe.skip, set[str]()
+    if recipe.bits is not None:
+        weights, features = parse_layers(recipe.bits), None
+        named = set(weights) - {"*"}
+    last = last_layer(model, example)
+    if recipe.last_layer == "float" and not any(matches(pattern, last) for pattern in named):
+        skip = (*skip, last)
     return quantise(
         model,
         weights=weights,
-        features=recipe.stair("features"),
+        features=features,
         noise=noise,
         forward=recipe.forward,
         skip=skip,
         example_inputs=example,
         sums=None if recipe.sums == "none" else recipe.sums,
     )
+
+
+def levels_of(recipe: Recipe) -> str:
+    """Return the names of the stairs of a recipe in short.
+
+    >>> levels_of(Recipe(weights="int4", features="uint4", first_layer="int8"))
+    'int4, first layer int8'
+    """
+    if recipe.bits is not None:
+        return recipe.bits
+    is_usual = parse(recipe.weights).features == recipe.features
+    text = recipe.weights if is_usual else f"{recipe.weights}/{recipe.features}"
+    return text if recipe.first_layer == "same" else f"{text}, first layer {recipe.first_layer}"
 
 
 def trained_network(
@@ -197,7 +217,8 @@ def advice(state: State) -> list[str]:
             "the noise will not anneal, since both its mean and its std are static: turn off "
             "`static_std`, or leave out `anneal_from`"
         )
-    if schedule.static_std and _has_gaps(recipe, schedule.std0):
+    weights = [m.weight_stair for m in state.network.modules() if isinstance(m, StairLayer)]
+    if schedule.static_std and weights and _has_gaps(weights[-1], schedule.std0):
         warnings.append(
             f"static {recipe.noise} noise of std {schedule.std0:.3g} hardly reaches the middle "
             "between two thresholds, where weights then stay: raise `std0`"
@@ -207,7 +228,7 @@ def advice(state: State) -> list[str]:
             "the network has no normalisation, so few sums lie near the thresholds of the stairs: "
             "put a batch normalisation before each activation"
         )
-    if recipe.weights == "float" or schedule.static_mean:
+    if not weights or schedule.static_mean:
         return warnings
     if not schedule.static_std:
         # The std falls as λ², the mean as λ: weights that stay are outside the noise for λ < 0.62.
@@ -215,9 +236,10 @@ def advice(state: State) -> list[str]:
             "the noise narrows faster than its mean moves, and weights that it leaves get no "
             "gradient: pass `static_std` or `static_mean`"
         )
-    distance = abs(schedule.first_mean) * recipe.weight_quantum
+    quantum = float(weights[-1].quantum.mean())
+    distance = abs(schedule.first_mean) * quantum
     # Adam moves a weight by about its learning rate per step.
-    rate = recipe.latent_rate_for(recipe.weight_quantum)
+    rate = recipe.latent_rate_for(quantum)
     reach = min(schedule.period, recipe.epochs) * state.steps * rate
     if recipe.optimiser.startswith("adam") and reach < distance:
         warnings.append(
@@ -227,16 +249,15 @@ def advice(state: State) -> list[str]:
     return warnings
 
 
-def _has_gaps(recipe: Recipe, std0: float) -> bool:
+def _has_gaps(weights: StairWeight, std0: float) -> bool:
     """Whether static noise leaves weights between two thresholds almost without gradient."""
-    stair = recipe.stair("weights")
-    if stair is None or len(stair.levels) <= FEW_LEVELS or std0 == 0:
+    stair = weights.stair.with_quantum(1.0)
+    if len(stair.levels) <= FEW_LEVELS or std0 == 0:
         return False
     middle = len(stair.thresholds) // 2
     low, high = stair.thresholds[middle - 1 : middle + 1]
     # Not exactly midway: where two uniform densities meet, rounding decides.
     points = torch.tensor([low, low + 0.49 * (high - low)], dtype=torch.float64)
-    noise, std = noises.get(recipe.noise), std0 * recipe.weight_quantum
-    soft = kernels.SoftStair(stair, noise, 0.0, std)
+    soft = kernels.SoftStair(stair, weights.noise, 0.0, std0)
     at_threshold, between = kernels.slope(points, soft).tolist()
     return bool(between < WEAK_SLOPE * at_threshold)

@@ -1,7 +1,7 @@
 """The optimiser of a training: its options, groups of parameters, learning rates and clipping."""
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE, conversion_of
 from softstair.nn import StairLayer, stair_modules
 from softstair.schedule import Schedule
-from softstair.stair import Stair
 from softstair.train.options import Options, option
 
 INSIDE = 1 - 1e-4
@@ -153,12 +152,10 @@ class OptimiserOptions(Options):
             raise _check.invalid("momentum", "must be above 0 with nesterov, but 0 was given")
 
 
-def parameter_groups(
-    network: nn.Module, options: OptimiserOptions, stair: Stair | None
-) -> list[dict[str, Any]]:
+def parameter_groups(network: nn.Module, options: OptimiserOptions) -> list[dict[str, Any]]:
     """Return the parameters of a network in groups of equal initial learning rate and decay.
 
-    Latent weights are those with as many levels as ``stair``, the stair of the network's weights.
+    Latent weights are those with as many levels as most have; of equally many, as the last has.
     If no option changes a rate or a decay, there is one group.
     """
     rate = options.learning_rate
@@ -169,11 +166,13 @@ def parameter_groups(
         rates[parameter] = rate * options.norm_rate if parameter.dim() < 2 else rate
     for layer in layers[-1:]:
         rates |= {parameter: rate * options.last_rate for parameter in layer.parameters()}
+    quantised = [layer for layer in layers if isinstance(layer, StairLayer)]
+    counts = Counter(len(layer.weight_stair.stair) for layer in reversed(quantised))
     for layer in layers:
-        own = layer.weight_stair.stair if isinstance(layer, StairLayer) else None
-        if own is not None and len(own) == len(stair or ()):
-            rates[layer.weight] = options.latent_rate_for(_mean_quantum(own))
-        elif layer is layers[0] and own != stair:
+        own = layer.weight_stair if layer in quantised else None
+        if own is not None and len(own.stair) == counts.most_common(1)[0][0]:
+            rates[layer.weight] = options.latent_rate_for(float(own.quantum.double().mean()))
+        elif layer is layers[0] and quantised:
             rates[layer.weight] = rate * options.first_rate
     stairs = [stair for _, stair in stair_modules(network)]
     learned = {stair.log_ratio for stair in stairs if stair.log_ratio is not None}
@@ -199,16 +198,12 @@ def _layers(network: nn.Module) -> list[Any]:
     return [modules[name] for name in names if isinstance(modules.get(name), kinds)]
 
 
-def _mean_quantum(stair: Stair) -> float:
-    return stair.quantum if isinstance(stair.quantum, float) else statistics.fmean(stair.quantum)
-
-
 def make_optimiser(
-    network: nn.Module, options: OptimiserOptions, stair: Stair | None, device: torch.device
+    network: nn.Module, options: OptimiserOptions, device: torch.device
 ) -> torch.optim.Optimizer:
     """Return the optimiser; on a GPU it is fused and can be captured in a graph."""
     cuda = device.type == "cuda"
-    groups = parameter_groups(network, options, stair)
+    groups = parameter_groups(network, options)
     if options.optimiser in ("adam", "adamw"):
         kind = torch.optim.Adam if options.optimiser == "adam" else torch.optim.AdamW
         return kind(groups, fused=cuda, capturable=cuda)

@@ -8,12 +8,13 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from softstair import _check
-from softstair.convert.bits import StairName, stair_named
+from softstair.convert.bits import StairName, parse_layers, stair_named, stairs_of
 from softstair.data.augment import Augmentation
 from softstair.models import NETWORKS
 from softstair.stair import Stair
 
 ValueT = TypeVar("ValueT")
+OptionsT = TypeVar("OptionsT", bound="NetworkOptions")
 
 Fact = Literal[
     "architecture",  # decides which network is built
@@ -251,6 +252,10 @@ class DataOptions(Options):
             raise _check.wrong("cutmix", self.cutmix, "0 with mixup")
 
 
+REPLACED = "weights weight_quantum features feature_quantum thresholds first_layer".split()
+"""The fields that `bits` replaces."""
+
+
 @dataclass(frozen=True)
 class NetworkOptions(Options):
     """What of the network is quantised, and to which levels."""
@@ -287,9 +292,18 @@ class NetworkOptions(Options):
         (), "Further modules to keep in float, by name or pattern.", "architecture"
     )
 
+    bits: str | None = option(
+        None,
+        "Stairs by name, with fitted quanta: int4, ternary, int4/uint4, or stem=int8,*=int4.",
+        "architecture",
+        older_value=None,
+    )
+
     @property
     def is_float(self) -> bool:
         """Whether nothing is quantised: the float twin."""
+        if self.bits is not None:
+            return self.bits == "float"
         is_first_float = self.first_layer in ("same", "float")
         return self.weights == self.features == "float" and is_first_float
 
@@ -315,6 +329,20 @@ class NetworkOptions(Options):
     def _check_together(self) -> None:
         super()._check_together()
         self.stair("weights"), self.stair("features"), self.stair("first_layer")
+        if self.bits is not None:
+            stairs_of(parse_layers(self.bits))
+            for name in REPLACED:
+                if (value := getattr(self, name)) != getattr(NetworkOptions, name):
+                    raise _check.wrong(name, value, "left out with `bits`, which replaces it")
+
+    def for_changes(self: OptionsT, given: Mapping[str, Any]) -> OptionsT:
+        """Return the options without stairs if `bits` is among the changes to make; else these."""
+        if given.get("bits") is None:
+            return self
+        for name in REPLACED:
+            if name in given:
+                raise _check.wrong(name, given[name], "left out with `bits`, which replaces it")
+        return replace(self, **{name: getattr(NetworkOptions, name) for name in REPLACED})
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,11 @@ def _unpacked(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
     """Return the state of the network, each weight well inside the bin of its level."""
     state = dict(tensors)
     for key, layer in _stair_layers(network):
-        stair = layer.weight_stair.stair
-        quantum = tensors[key.removesuffix("weight") + "weight_stair.quantum"]
-        if not torch.equal(quantum, layer.weight_stair.quantum):
+        quantum, own = tensors[f"{key}_stair.quantum"], layer.weight_stair
+        is_fitted = own.fit is not None and quantum.shape == own.quantum.shape
+        if not is_fitted and not torch.equal(quantum, own.quantum):
             raise ValueError(f"the quantum of {key} is not that of the recipe")
+        stair = own.stair.with_quantum(quantum.tolist(), own.stair.axis) if is_fitted else own.stair
         index = _from_bits(state[key], _width(stair), layer.weight.numel())
         if int(index.max()) >= len(stair.levels):
             raise ValueError("a weight has a level that its stair does not have")
@@ -180,15 +181,19 @@ def _from_bits(packed: Tensor, width: int, count: int) -> Tensor:
 
 def _representatives(stair: Stair, index: Tensor) -> Tensor:
     """Return for each level index a weight inside its bin: the level itself if it lies there."""
-    assert isinstance(stair.quantum, float)  # recipes quantise with one quantum per network
-    low, high = stair.thresholds[0] - stair.quantum, stair.thresholds[-1] + stair.quantum
+    quanta = torch.tensor(stair.quantum, dtype=torch.float64)
+    unit = 1.0 if quanta.dim() else float(quanta)  # with one per channel, levels are in quanta
+    low, high = stair.thresholds[0] - unit, stair.thresholds[-1] + unit
     middles = [low, *((a + b) / 2 for a, b in pairwise(stair.thresholds)), high]
     bins = pairwise((-math.inf, *stair.thresholds, math.inf))
     values = [
         level if start < level < end else middle
         for level, middle, (start, end) in zip(stair.levels, middles, bins, strict=True)
     ]
-    weight = torch.tensor(values, dtype=torch.float32)[index]
+    weight = torch.tensor(values, dtype=torch.float64)[index]
+    if quanta.dim():
+        weight = weight * quanta.reshape(-1, *[1] * (index.dim() - 1))
+    weight = weight.float()
     if not torch.equal(stair.index(weight), index):
         raise ValueError("its levels lie too close together for float32")
     return weight

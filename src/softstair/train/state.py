@@ -1,7 +1,7 @@
 """The state of a training: network, optimiser, annealer, random numbers and position."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair.anneal import Annealer
-from softstair.nn import layer_count
+from softstair.nn import layer_count, stair_modules
 from softstair.schedule import NoisePath
 from softstair.train.execution import choose_execution
 from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
@@ -63,13 +63,11 @@ class State:
             for parameter in self.network.parameters():
                 if parameter.dim() == 4:  # the layout of the tensor cores
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.optimiser = make_optimiser(self.network, recipe, recipe.stair("weights"), device)
-        self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
         # A model's own buffers may be infinite by design, as attention masks are.
         values = (*self.network.named_parameters(), *self.network.named_buffers())
         self._finite = [name for name, value in values if bool(value.isfinite().all())]
         self.annealer = self._make_annealer(recipe)
-        self.latent_bounds = self._latent_bounds(recipe)
+        self._follow_quanta()
         own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
         self.execution = choose_execution(
             recipe, self.network, self.annealer, device, self.steps, own, team.size
@@ -105,11 +103,23 @@ class State:
             annealer.gather()
         return annealer
 
-    def _latent_bounds(self, recipe: Recipe) -> dict[str, Bounds]:
-        """Return the bounds of latent weights by layer; none if they are not clipped."""
-        if self.annealer is None or not recipe.clip_latent:
-            return {}
-        return latent_bounds(self.network, recipe.schedule(self.annealer.layers))
+    def _follow_quanta(self) -> None:
+        """Set what depends on the quanta of weights: rates, and the bounds if they are clipped."""
+        recipe, device = self.recipe, self.device
+        self.optimiser = make_optimiser(self.network, recipe, device)
+        self.rates = Rates(self.optimiser, device if device.type == "cuda" else None)
+        self.latent_bounds: dict[str, Bounds] = {}
+        if self.annealer is not None and recipe.clip_latent:
+            schedule = recipe.schedule(self.annealer.layers)
+            self.latent_bounds = latent_bounds(self.network, schedule)
+
+    def load_network(self, saved: Mapping[str, Any]) -> None:
+        """Load a network, whose weights may have other quanta: fitted to other first weights."""
+        stairs = [stair for _, stair in stair_modules(self.network)]
+        before = [stair.quantum.clone() for stair in stairs]
+        self.network.load_state_dict(saved)
+        if any(not torch.equal(a, b.quantum) for a, b in zip(before, stairs, strict=True)):
+            self._follow_quanta()
 
     def begin_epoch(self) -> None:
         """Draw the order of the examples, unless a checkpoint had one."""

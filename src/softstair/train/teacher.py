@@ -305,10 +305,10 @@ def _join(
 def start_from(network: nn.Module, run: FloatRun, recipe: Recipe) -> None:
     """Give a network the weights of its float twin.
 
-    Latent weights are scaled by layer, see :func:`latent_scale`, with their bias and the running
-    statistics of a batch normalisation that follows. It absorbs the scale; where none follows, the
-    layer's output has another scale than the float network's. Then latent weights are clipped to
-    where the first noise has a density.
+    Quanta that are fitted are fitted to them. Other latent weights are scaled by layer, see
+    :func:`latent_scale`, with their bias and the running statistics of a batch normalisation that
+    follows. It absorbs the scale; where none follows, the layer's output has another scale than the
+    float network's. Then latent weights are clipped to where the first noise has a density.
     """
     try:
         with warnings.catch_warnings():  # of their scale, which is set below
@@ -323,6 +323,8 @@ def start_from(network: nn.Module, run: FloatRun, recipe: Recipe) -> None:
     if recipe.is_float:
         return
     for layer, norms in _layers_and_norms(network):
+        if layer.weight_stair.fit is not None:
+            continue
         scale = latent_scale(layer.weight, layer.weight_stair.stair)
         layer.weight.mul_(scale)
         if layer.bias is not None:

@@ -23,6 +23,7 @@ from softstair.data.batches import Examples
 from softstair.data.folds import held_out
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate as evaluate_network
+from softstair.train.network import levels_of
 from softstair.train.packed import about, pack, packed_network
 from softstair.train.recipe import Recipe
 from softstair.train.records import recipe_of, summary_of
@@ -43,9 +44,7 @@ class Card:
         accuracy: Its accuracy on the test set, or on its validation fold if there is no test set.
         accuracies: The same for each seed that was trained, this network's first.
         bytes: Size of its file.
-        weight_bits: Bits per weight as stored; 32 for float.
-        first_layer_bits: Bits per weight of the first layer.
-        feature_bits: Bits per feature.
+        bits: Its stairs by name: ``"int4"`` is weights of int4 and features of uint4.
         shape: Shape of an input: channels, height, width.
         classes: Names of the classes.
         mean: Zero point of the input.
@@ -60,9 +59,7 @@ class Card:
     accuracy: float
     accuracies: tuple[float, ...]
     bytes: int
-    weight_bits: int
-    first_layer_bits: int
-    feature_bits: int
+    bits: str
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
     mean: float
@@ -115,8 +112,8 @@ def card(name: str) -> Card:
         SoftstairError: If there is no such network, or if its file or card is damaged.
 
     >>> known = card("speech-dscnn-int4")
-    >>> known.weight_bits, known.classes[2]
-    (4, 'yes')
+    >>> known.bits, known.classes[2]
+    ('int4', 'yes')
     """
     file = path_of(name)
     metadata = about(file)
@@ -138,9 +135,7 @@ def card(name: str) -> Card:
             accuracy=accuracies[0],
             accuracies=accuracies,
             bytes=file.stat().st_size,
-            weight_bits=_bits(recipe, "weights"),
-            first_layer_bits=_bits(recipe, "first_layer"),
-            feature_bits=_bits(recipe, "features"),
+            bits=levels_of(recipe),
             shape=(channels, height, width),
             classes=classes,
             mean=metadata["mean"],
@@ -209,8 +204,3 @@ def add(name: str, runs: Sequence[Path | str], dataset: Dataset, command: str, c
 def _cards() -> dict[str, Any]:
     file = FOLDER / "cards.json"
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-
-
-def _bits(recipe: Recipe, of: Any) -> int:
-    stair = recipe.stair(of)
-    return 32 if stair is None else (len(stair.levels) - 1).bit_length()

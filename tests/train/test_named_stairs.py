@@ -1,0 +1,159 @@
+"""Recipes with `bits`: names instead of stairs and quanta, from training to deployment."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from short import At, metrics_of, recipe, strike, summary_of, uninterrupted
+from torch import nn
+
+import softstair as ss
+from softstair._errors import SoftstairError
+from softstair.convert.bits import name_of
+from softstair.data import load
+from softstair.experiments.design import changed
+from softstair.stair import fit_quantum
+from softstair.train import Recipe, train, trained_network
+from softstair.train.network import levels_of, make_network
+from softstair.train.packed import pack, packed_network
+from softstair.train.parallel import Interrupted
+from softstair.train.recipe import preset
+
+DIGITS = load("digits")
+MIXED = "features.1=int8,classifier=int8,*=ternary"
+
+
+def names(network: nn.Module) -> dict[str, str | None]:
+    stairs = ss.nn.stair_modules(network)
+    return {name.removesuffix(".weight_stair"): name_of(stair.stair) for name, stair in stairs}
+
+
+# The recipe
+
+
+def test_bits_exclude_stairs_and_quanta() -> None:
+    others: dict[str, Any] = {
+        "weights": "int4", "features": "float", "first_layer": "int8", "weight_quantum": 0.5,
+        "feature_quantum": 0.5, "thresholds": "floor",
+    }  # fmt: skip
+    for name, value in others.items():
+        with pytest.raises(SoftstairError, match=f"{name} must be left out with `bits`") as caught:
+            Recipe(bits="int4", **{name: value})
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize("bits", ["int9", "stem=int9,*=int4", "*=int4,stem=int8", "stem=", ""])
+def test_wrong_bits_are_refused_before_there_is_a_network(bits: str) -> None:
+    with pytest.raises(SoftstairError, match=r"^bits must ") as caught:
+        Recipe(bits=bits)
+    assert caught.value.field == "bits"
+
+
+def test_bits_replace_the_stairs_of_a_preset() -> None:
+    best = preset("best-cifar10-int4")
+    recipe = changed(best, {"bits": "ternary"})
+    assert (recipe.bits, recipe.weights, recipe.feature_quantum) == ("ternary", "ternary", 1.0)
+    assert recipe.learning_rate == best.learning_rate
+    with pytest.raises(SoftstairError, match="weights must be left out with `bits`"):
+        changed(best, {"bits": "ternary", "weights": "ternary"})
+
+
+def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
+    assert Recipe(bits="float").is_float
+    assert not Recipe(bits="float/uint4").is_float
+    assert not Recipe(bits="int4").is_float
+    assert Recipe.from_row(Recipe(bits=MIXED).to_row()) == Recipe(bits=MIXED)
+    older = {name: value for name, value in Recipe().to_json().items() if name != "bits"}
+    assert Recipe.from_json(older) == Recipe()
+
+
+def test_names_of_the_stairs_of_a_recipe() -> None:
+    assert levels_of(Recipe()) == "ternary"
+    assert levels_of(Recipe(weights="int4", features="ternary")) == "int4/ternary"
+    assert levels_of(Recipe(weights="float", features="float")) == "float"
+    assert levels_of(Recipe(bits=MIXED)) == MIXED
+
+
+# The network
+
+
+def test_the_last_layer_stays_in_float_unless_a_pattern_names_it() -> None:
+    plain = names(make_network(recipe(bits="int4"), DIGITS))
+    assert set(plain.values()) == {"int4", "uint4"}
+    assert "classifier" not in plain
+    mixed = names(make_network(recipe(bits=MIXED), DIGITS))
+    assert mixed["classifier"] == mixed["features.1"] == "int8"
+    assert mixed["features.3"] == "uint8"
+    assert set(mixed.values()) == {"int8", "uint8", "ternary"}
+    last = names(make_network(recipe(bits="int4", last_layer="stair"), DIGITS))
+    assert last["classifier"] == "int4"
+
+
+def test_names_of_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SoftstairError, match="did you mean 'classifier'") as caught:
+        train(recipe(bits="clasifier=int8,*=int4"), tmp_path)
+    assert caught.value.field == "bits"
+
+
+def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -> None:
+    float_twin = recipe(weights="float", features="float", epochs=1)
+    train(float_twin, tmp_path / "float")
+    started = recipe(bits="int4", init_from=str(tmp_path / "float"), epochs=1, learning_rate=0.0)
+    train(started, tmp_path / "run")
+    before, after = (trained_network(tmp_path / name, DIGITS) for name in ("float", "run"))
+    weight = before.get_parameter("features.1.weight")
+    layer: Any = after.get_submodule("features.1")
+    fitted = fit_quantum(weight, layer.weight_stair.stair, per_channel=True)
+    assert layer.weight_stair.stair == fitted
+    assert torch.equal(fitted.index(layer.weight), fitted.index(weight))
+    inside = (weight / torch.tensor(fitted.quantum)[:, None]).abs() < 7  # others may be clipped
+    assert torch.equal(layer.weight[inside], weight[inside])
+
+
+# Runs
+
+
+def test_a_stopped_run_follows_the_quanta_of_its_checkpoint(tmp_path: Path) -> None:
+    """Those of a float start are not those of the network that the resumed run builds first."""
+    chosen = recipe(
+        bits="features.1=int8,*=int4", init_from="auto", latent_rate=0.03, clip_latent=True
+    )
+    wanted = uninterrupted(tmp_path / "whole", chosen)
+    out = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        train(chosen, out, resume=True, watchers=[At(1, 2, strike(signal.SIGTERM))])
+    summary = train(chosen, out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == wanted
+
+
+@pytest.mark.parametrize("bits", ["int4", "ternary", MIXED])
+def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> None:
+    train(recipe(bits=bits, epochs=1), tmp_path / "run")
+    trained = trained_network(tmp_path / "run", DIGITS)
+    file = pack(tmp_path / "run", DIGITS, tmp_path / "packed.safetensors")
+    packed = packed_network(file)
+    x = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert torch.equal(trained(x), packed(x))
+    assert names(trained) == names(packed)
+    for path in (tmp_path / "run", file):
+        code, out, err = run("verify", path, "--backends", "onnx", "--limit", 60)
+        assert (code, err) == (0, "")
+        assert "integer network: 0 mismatches of" in out
+        assert "onnx: 0 mismatches of" in out
+
+
+def test_the_command(tmp_path: Path, run: Any, plain_terminal: None) -> None:
+    short: list[Any] = ["--preset", "best-cifar10-int4", "--data", "digits", "--model", "digits"]
+    short += ["--augment", "none", "--init-from", "None", "--teacher", "None", "--cutout", 0]
+    short += ["--limit", 200, "--epochs", 2, "--batch", 32, "--out", "run"]
+    error = run.rejected("train", *short, "--bits", "int4", "--weights", "ternary")
+    assert "weights must be left out with --bits, which replaces it" in error
+    assert "did you mean 'classifier'" in run.rejected("train", *short, "--bits", "clasifier=int4")
+    code, out, err = run("train", *short, "--bits", MIXED)
+    assert code == 0
+    assert "exports exactly" in err
+    assert f"{MIXED} network on digits, 2 epochs" in out
+    assert names(trained_network("run", DIGITS))["classifier"] == "int8"
