@@ -46,7 +46,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     conv, head = rows["0"], rows["4"]
     assert (conv.weights, conv.macs, conv.bytes) == (144, 144 * 16, 72)
     assert (head.weights, head.macs, head.bytes) == (384, 384, 4 * 384)
-    assert conv.stair.startswith("16 levels")
+    assert conv.stair.startswith("int4, quantum 0.25")
     assert report.exports_exactly
     assert report.plan is not None
     integer = ss.deploy.integerise(net, (2, 9, 9), 121, 64.0)
