@@ -122,7 +122,12 @@ BOUND = (
 )
 FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
-    lambda values: Recipe(**{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0})
+    lambda values: Recipe(
+        **{
+            **{"data": "mine:load", **values, "augment": "none", "cutmix": 0.0},
+            "teacher": values.get("teacher") or "mine",  # which its weight and temperature need
+        }
+    )
 )
 
 

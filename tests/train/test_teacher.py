@@ -54,7 +54,7 @@ class Linear(nn.Module):
 def test_the_loss_is_the_formula() -> None:
     x, y = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
     data = Dataset("data", x, y, ("a", "b", "c"), mean=100.7, std=30.0)
-    own = Recipe(teacher_weight=0.7, temperature=3.0, integer_input=True)
+    own = Recipe(teacher="auto", teacher_weight=0.7, temperature=3.0, integer_input=True)
     run = FloatRun(replace(own, integer_input=False), Linear(), "")
     taught = Teacher(run, own, data, torch.device("cpu"))
     inputs = torch.randn(5, 1, 2, 2)
@@ -271,6 +271,14 @@ def test_an_error_before_the_first_run_leaves_no_files(
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("field", ["teacher_weight", "temperature"])
+def test_options_of_a_teacher_need_one(field: str) -> None:
+    assert getattr(Recipe(**{field: 0.5}, teacher="auto"), field) == 0.5
+    with pytest.raises(SoftstairError, match="given with a `teacher`"):
+        Recipe(**{field: 0.5})
+
+
+@pytest.mark.quick
 def test_the_runs_that_are_trained_first() -> None:
     own = Recipe(epochs=61, seed=3, fold=2, mixup=0.3, integer_input=True, data="cifar10")
     image, speech, digit = (3, 32, 32), (1, 49, 10), (1, 8, 8)
@@ -278,6 +286,7 @@ def test_the_runs_that_are_trained_first() -> None:
     assert large.is_float
     assert (large.model, large.epochs, large.cutout, large.mixup) == ("resnet18", 20, 12, 0)
     assert (large.seed, large.fold, large.integer_input) == (3, 2, True)
+    assert (large.weight_decay, large.norm_decay) == (0.1, 0), "features keep their size"
     assert auto_recipe(own, "start", image) == replace(large, model="auto")
     taught = replace(Recipe(data="speech", epochs=2), init_from="auto", teacher="auto")
     start = auto_recipe(taught, "start", speech)

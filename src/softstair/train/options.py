@@ -367,6 +367,14 @@ class TeacherOptions(Options):
         4.0, "Temperature by which scores are divided.", low=1e-3, high=1e6, older_value=4.0
     )
 
+    def _check_together(self) -> None:
+        super()._check_together()
+        for name in ("teacher_weight", "temperature"):
+            default = TeacherOptions.__dataclass_fields__[name].default
+            if self.teacher is None and getattr(self, name) != default:
+                allowed = "left out, or given with a `teacher`"
+                raise _check.wrong(name, getattr(self, name), allowed)
+
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
