@@ -140,7 +140,7 @@ def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: 
     assert (tmp_path / "c" / "network.c").is_file()
     code, out, _ = run(*words, tmp_path / "c", "--last-layer", "int8")
     assert code == 0
-    assert re.search(r"classifier +2,560 +2,560 +40  bytes multiplied, 8 bits a weight", out)
+    assert re.search(r"classifier +2,560 +2,560 +40 +256  bytes multiplied, 8 bits a weight", out)
     thesis = tmp_path / "mine" / "thesis.tex"
     thesis.parent.mkdir()
     thesis.touch()

@@ -41,6 +41,11 @@ class ExportFlags:
     last_layer: LastLayer = flag(
         "float", "Export a last layer that was trained in float as it is, or with INT8 weights."
     )
+    scratch: int | None = flag(
+        None,
+        "Bytes of memory that a layer of C may use to be faster (default: 1048576; 0 for "
+        "microcontrollers).",
+    )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
     def export(self, trained: Path, **own: Any) -> int:
@@ -51,7 +56,9 @@ class ExportFlags:
         out = self.out or default
         _show_costs(source.integer)
         named = self.out is not None
-        plan = write(source.integer, out, self.to, source.classes, follow=named)
+        plan = write(
+            source.integer, out, self.to, source.classes, follow=named, scratch=self.scratch
+        )
         if plan is not None:
             print_line(str(plan))
         print_line(f"written: {out}")

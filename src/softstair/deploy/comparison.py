@@ -217,13 +217,15 @@ def onnx_runner(network: IntegerNetwork, folder: Path) -> Runner:
     return run
 
 
-def c_runner(network: IntegerNetwork, folder: Path) -> Runner:
+def c_runner(network: IntegerNetwork, folder: Path, scratch: int = c.SCRATCH) -> Runner:
     """Write a network as C, compile it, and return a runner of the program.
+
+    A layer uses up to ``scratch`` bytes of memory to be faster.
 
     Raises:
         SoftstairError: If there is no compiler.
     """
-    c.write(network, folder)
+    c.write(network, folder, scratch=scratch)
     program, traced = c.build(folder), c.build(folder, trace=True)
 
     def run(x: Tensor) -> dict[str, Tensor]:
@@ -269,6 +271,7 @@ def export(
     folder: Path | str,
     to: Literal["onnx", "qonnx", "c"] = "c",
     x: Tensor | None = None,
+    scratch: int | None = None,
 ) -> Exported:
     """Write a trained network as ONNX, QONNX or C, and compare it with the network.
 
@@ -297,6 +300,8 @@ def export(
         to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
         x: Bytes to compare on, (N, C, H, W) uint8, such as a test set; by default 32 random ones.
             With int8 or int16 the exported network takes integers of that type.
+        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB; 0 for
+            microcontrollers.
 
     Returns:
         The files, the comparisons and, for C, the memory plan.
@@ -323,14 +328,17 @@ def export(
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)
     others: dict[str, Runner] = {}
+    scratch = _checked_scratch(scratch, to)
     with tempfile.TemporaryDirectory() as work:
-        if to != "qonnx":
-            others[to] = (onnx_runner if to == "onnx" else c_runner)(integer, Path(work))
+        if to == "onnx":
+            others[to] = onnx_runner(integer, Path(work))
+        elif to == "c":
+            others[to] = c_runner(integer, Path(work), scratch)
         comparisons = verify(net, integer, x, others)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
-    plan = write(integer, path, to)
+    plan = write(integer, path, to, scratch=scratch if to == "c" else None)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
     exported = Exported(path, tuple(files), comparisons, plan)
     notes = [f"{name}: {part}" for name, part in comparisons.items() if part.mismatches]
@@ -346,11 +354,14 @@ def write(
     to: Literal["onnx", "qonnx", "c"],
     classes: Sequence[str] | None = None,
     follow: bool = True,
+    scratch: int | None = None,
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
-    ``follow`` follows a link at ``path``: only for one that the user has named.
+    ``follow`` follows a link at ``path``: only for one that the user has named. ``scratch`` is that
+    of :func:`export`.
     """
+    scratch = _checked_scratch(scratch, to)
     if to != "c":
         with output_file(path, "out", follow=follow) as partial:
             (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes)
@@ -364,4 +375,10 @@ def write(
             f"must be a new or empty folder, or an earlier export to C, but {str(path)!r} holds "
             "something else",
         )
-    return c.write(network, path)
+    return c.write(network, path, scratch=scratch)
+
+
+def _checked_scratch(scratch: int | None, to: str) -> int:
+    if scratch is not None and to != "c":
+        raise _check.invalid("scratch", f"is for C, but the format is {to!r}: leave it out")
+    return c.SCRATCH if scratch is None else _check.integer("scratch", scratch, 0)

@@ -15,12 +15,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from softstair import _files
+from softstair import _check, _files
 from softstair._errors import SoftstairError
 from softstair.deploy.c.program import MemoryPlan, PlanRow, sources
+from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import IntegerNetwork
 
-__all__ = ["MemoryPlan", "PlanRow", "build", "classes", "features", "from_trace", "write"]
+__all__ = [
+    "SCRATCH",
+    "MemoryPlan",
+    "PlanRow",
+    "build",
+    "classes",
+    "features",
+    "from_trace",
+    "write",
+]
 
 RESERVED = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
@@ -32,14 +42,17 @@ MAX_NAME = 40
 LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
-def write(network: IntegerNetwork, folder: Path, name: str = "network") -> MemoryPlan:
+def write(
+    network: IntegerNetwork, folder: Path, name: str = "network", scratch: int = SCRATCH
+) -> MemoryPlan:
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
     ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
-    and raises LinkError if a folder is.
+    and raises LinkError if a folder is. A layer uses up to ``scratch`` bytes of memory to be
+    faster; with 0, each uses as few as it can.
     """
     _check_name(name)
-    texts, plan = sources(network, name)
+    texts, plan = sources(network, name, _check.integer("scratch", scratch, 0))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():

@@ -21,18 +21,21 @@ from softstair.deploy.c.sums import weighted_sum
 from softstair.deploy.nodes import ExportError, IntegerNetwork, narrowest
 
 
-def lower(network: IntegerNetwork, layout: MemoryLayout) -> list[Operation]:
-    """Return the operations of a network in order of execution."""
+def lower(network: IntegerNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
+    """Return the operations of a network in order of execution.
+
+    A layer uses up to ``scratch`` bytes while it runs where this saves time.
+    """
     if not isinstance(network.last, nodes.Scores | nodes.Rescaled):
         raise ExportError.of(network.last.name, "the network must end in scores to be written as C")
-    lowering = _Lowering(network, layout)
+    lowering = _Lowering(network, layout, scratch)
     operations = map(lowering.operation, range(len(network.nodes)))
     return [operation for operation in operations if operation is not None]
 
 
 class _Lowering:
-    def __init__(self, network: IntegerNetwork, layout: MemoryLayout) -> None:
-        self.network, self.layout = network, layout
+    def __init__(self, network: IntegerNetwork, layout: MemoryLayout, scratch: int) -> None:
+        self.network, self.layout, self.scratch = network, layout, scratch
         self.number = {node.name: number for number, node in enumerate(network.nodes)}
 
     def operation(self, number: int) -> Operation | None:
@@ -79,7 +82,8 @@ class _Lowering:
         largest = max(abs(source.low), abs(source.high), 1)
         number, home, features = self.number[node.name], self._home(x), self.layout.features
         ends = {"in": f"&layer_{home}", "sink": f"&layer_{sink}_sink"}
-        operation = weighted_sum(number, node, features[x], features[node.name], largest, ends)
+        output = features[node.name]
+        operation = weighted_sum(number, node, features[x], output, largest, ends, self.scratch)
         return replace(operation, reads=(home,))
 
     def _sum(self, number: int, node: nodes.Sum) -> Operation:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import C_TYPES, Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
+from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 ALIGNMENT = 16
@@ -53,14 +54,15 @@ class MemoryPlan:
         )
 
     def __str__(self) -> str:
-        lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {'memory':>8}  how"]
+        sizes = f"{'memory':>8} {'scratch':>8}"
+        lines = [f"{'layer':32} {'weights':>10} {'constants':>10} {sizes}  how"]
         for row in self.rows:
             name = " + ".join(row.names)
             shown = name if len(name) <= 32 else "…" + name[-31:]
             numbers = f"{row.weights:>10,} {sum(row.flash):>10,} {row.memory[1]:>8,}"
-            lines.append(f"{shown:32} {numbers}  {row.how}")
+            lines.append(f"{shown:32} {numbers} {row.scratch:>8,}  {row.how}")
         total = sum(row.weights for row in self.rows)
-        lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>8,}  bytes")
+        lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
         return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
 
 
@@ -96,9 +98,11 @@ def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     return {buffer.name: offset for offset, buffer in placed}, total
 
 
-def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryPlan]:
+def sources(
+    network: IntegerNetwork, name: str, scratch: int = SCRATCH
+) -> tuple[dict[str, str], MemoryPlan]:
     """Return the text of the generated files, by their names, and the memory plan."""
-    program = _Program(network, name)
+    program = _Program(network, name, scratch)
     if program.size >= 2**31:
         raise ExportError("the features of the network need more than 2 GiB of memory.")
     files = {
@@ -111,13 +115,13 @@ def sources(network: IntegerNetwork, name: str) -> tuple[dict[str, str], MemoryP
 
 def memory_plan(network: IntegerNetwork) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
-    return _Program(network, "network").plan()
+    return _Program(network, "network", SCRATCH).plan()
 
 
 class _Program:
-    def __init__(self, network: IntegerNetwork, name: str) -> None:
+    def __init__(self, network: IntegerNetwork, name: str, scratch: int) -> None:
         self.network, self.name, self.layout = network, name, layout(network)
-        self.operations = lower(network, self.layout)
+        self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
         self.classes = int(network.sizes[network.last.name][0])
         self.buffers = self._buffers()
@@ -160,11 +164,14 @@ class _Program:
         plan, name, upper = self.plan(), self.name, self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
         kind = C_TYPES[self.network.input.type_name]
-        rows = [("layer", "constants", "memory", "")]
+        rows = [("layer", "constants", "memory", "scratch", "")]
         for row in plan.rows:
-            sizes = (str(sum(row.flash)), str(row.memory[1]))
+            sizes = (str(sum(row.flash)), str(row.memory[1]), str(row.scratch))
             rows.append((_comment(" ".join(row.names)), *sizes, row.how))
-        table = "\n".join(f" *   {a:40} {b:>10} {c:>8}  {d}".rstrip() for a, b, c, d in rows)
+        table = "\n".join(
+            f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
+            for name, flash, memory, scratch, how in rows
+        )
         return f"""/* An integer network, written by softstair.
  *
  * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of static memory and about

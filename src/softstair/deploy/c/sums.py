@@ -1,8 +1,8 @@
-"""Convolutions and linear layers in C, each in one of four ways.
+"""Convolutions and linear layers in C, each in one of five ways.
 
-Features in bit planes are counted, bytes are multiplied (depthwise convolutions have a function of
-their own), and words are multiplied otherwise. A linear layer after a Flatten is a convolution
-whose window covers its input.
+Features in bit planes are counted, or become tiles of Winograd's algorithm. Bytes are multiplied
+(depthwise convolutions have a function of their own), and words are multiplied otherwise. A linear
+layer after a Flatten is a convolution whose window covers its input.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
+from softstair.deploy.c import winograd
 from softstair.deploy.c.layout import Constant, Features, Operation, structure, window_fields
 from softstair.deploy.nodes import ExportError, narrowest
 
@@ -37,11 +38,18 @@ class _Kernel(NamedTuple):
 
 
 def weighted_sum(
-    number: int, node: nodes.Sum, x: Features, output: Features, largest: int, ends: dict[str, str]
+    number: int,
+    node: nodes.Sum,
+    x: Features,
+    output: Features,
+    largest: int,
+    ends: dict[str, str],
+    scratch: int,
 ) -> Operation:
     """Return the operation of a layer that reads features ``x`` of magnitude up to ``largest``.
 
-    ``ends`` are the fields of its structure that name what it reads and where its sums go.
+    ``ends`` are the fields of its structure that name what it reads and where its sums go. Tiles
+    use at most ``scratch`` bytes.
     """
     weight = node.weight.numpy().astype(np.int64)
     if weight.ndim == 2:
@@ -53,7 +61,9 @@ def weighted_sum(
     rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), math.prod(kernel_size), -1)
     name = f"layer_{number}"
     if x.planes:
-        kernel = _planes(name, rows, x, output)
+        bits = 1 if (rows != 0).all() else 2
+        tiling = winograd.tiling(node, x, output, bits, scratch)
+        kernel = _planes(name, rows, x, output) if tiling is None else _tiles(name, rows, tiling)
     else:
         packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
         # Partial sums must fit into 32 bits too; bytes are at most 128.
@@ -99,6 +109,27 @@ def _planes(name: str, rows: Integers, x: Features, output: Features) -> _Kernel
     }
     constants = {"weights": (packed, "weights")}
     return _Kernel("planes", "bits counted", bits, constants, scratch, fields)
+
+
+def _tiles(name: str, rows: Integers, tiling: winograd.Tiling) -> _Kernel:
+    """Multiply transformed tiles."""
+    packed, bits = winograd.pack(rows)
+    scratch = f"{name.upper()}_SCRATCH"
+    filters = tiling.features // 4
+    products = filters + tiling.filters // 4
+    sums = products + tiling.products // 4
+    fields = {
+        "outputs": len(rows),
+        "bits": bits,
+        "strip": tiling.strip,
+        "weights": f"{name}_weights",
+        "features": f"(int8_t *){scratch}",
+        "filters": f"(int8_t *)({scratch} + {filters})",
+        "products": f"(int32_t *)({scratch} + {products})",
+        "sums": f"(int32_t *)({scratch} + {sums})",
+    }
+    constants = {"weights": (packed, "weights")}
+    return _Kernel("winograd", "tiles multiplied", bits, constants, tiling.scratch, fields)
 
 
 def _bytes(

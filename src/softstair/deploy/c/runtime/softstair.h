@@ -8,6 +8,7 @@
  *   softstair_window.h     windows of convolutions and poolings
  *   softstair_steps.h      thresholds: sums become levels
  *   softstair_planes.h     sums of ternary and binary numbers, by counting bits
+ *   softstair_winograd.h   the same over 3 x 3 windows, with fewer products
  *   softstair_dot.h        sums of products of bytes
  *   softstair_wide.h       all other sums
  *   softstair_pool.h       poolings, padding, additions, concatenation, expansion, flattening, the
@@ -26,5 +27,6 @@
 #include "softstair_scores.h"
 #include "softstair_steps.h"
 #include "softstair_wide.h"
+#include "softstair_winograd.h"
 
 #endif

@@ -5,6 +5,13 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
+#define SS_HAS_LANES
+typedef int8x16_t ss_lanes;
+#define ss_plus vaddq_s8
+#define ss_minus vsubq_s8
+#define ss_shifted vshlq_n_s8
+#define ss_put_lanes vst1q_s8
+
 #include "softstair_plain.h"
 
 #define SS_HAS_COPY
@@ -150,6 +157,68 @@ static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps
     if (c < channels) {
         /* The rest begins c channels later. */
         ss_each_plain(data + c, seen, taps, weights + c, stride, channels - c, sums + c);
+    }
+}
+
+static inline ss_lanes ss_spread(uint32_t positive, uint32_t negative) {
+    static const uint8_t bits[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    const uint8x16_t bit = vld1q_u8(bits);
+    const uint8x16_t p =
+        vcombine_u8(vdup_n_u8((uint8_t)positive), vdup_n_u8((uint8_t)(positive >> 8)));
+    const uint8x16_t n =
+        vcombine_u8(vdup_n_u8((uint8_t)negative), vdup_n_u8((uint8_t)(negative >> 8)));
+    return vreinterpretq_s8_u8(vsubq_u8(vtstq_u8(n, bit), vtstq_u8(p, bit)));
+}
+
+static inline ss_lanes ss_weights_at(const uint8_t *from, int32_t at, int32_t bits) {
+    const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(from));
+    if (bits == 2) {
+        return vshrq_n_s8(vshlq_s8(bytes, vdupq_n_s8((int8_t)(6 - at))), 6);
+    }
+    const int8x16_t sign = vshrq_n_s8(vshlq_s8(bytes, vdupq_n_s8((int8_t)(7 - at))), 7);
+    return vorrq_s8(sign, vdupq_n_s8(1));
+}
+
+/* Adds the products of four channels' weights, four inputs each, and the inputs of a lane of x. */
+#ifdef __ARM_FEATURE_DOTPROD
+#define SS_ADD_FOURS(sums, w, x, lane) vdotq_laneq_s32(sums, w, x, lane)
+#else
+static inline int32x4_t ss_add_fours(int32x4_t sums, int8x16_t w, int8x16_t x) {
+    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+    return vpadalq_s16(sums, vpaddq_s16(low, vmull_high_s8(w, x))); /* at most 2 * 4900 */
+}
+#define SS_ADD_FOURS(sums, w, x, lane) \
+    ss_add_fours(sums, w, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), lane)))
+#endif
+/* The barrier keeps GCC from loading more weights in advance than there are registers for. */
+#define SS_ADD_LANE(lane)                                             \
+    for (int i = 0; i < 4; i++) {                                     \
+        const int8x16_t w = vld1q_s8(filters + 64 * (lane) + 16 * i); \
+        s[0][i] = SS_ADD_FOURS(s[0][i], w, x0, lane);                 \
+        s[1][i] = SS_ADD_FOURS(s[1][i], w, x1, lane);                 \
+        s[2][i] = SS_ADD_FOURS(s[2][i], w, x2, lane);                 \
+        s[3][i] = SS_ADD_FOURS(s[3][i], w, x3, lane);                 \
+    }                                                                 \
+    __asm__ volatile("" : : : "memory");
+
+#define SS_HAS_FOUR_TILES
+static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const int8_t *filters,
+                                 int32_t *sums) {
+    int32x4_t s[4][4];
+    for (int i = 0; i < 16; i++) {
+        s[i / 4][i % 4] = vdupq_n_s32(0);
+    }
+    for (int32_t c = 0; c < inputs; c += 16, filters += 256) {
+        const int8_t *x = features + c;
+        const int8x16_t x0 = vld1q_s8(x), x1 = vld1q_s8(x + inputs),
+                        x2 = vld1q_s8(x + 2 * inputs), x3 = vld1q_s8(x + 3 * inputs);
+        SS_ADD_LANE(0)
+        SS_ADD_LANE(1)
+        SS_ADD_LANE(2)
+        SS_ADD_LANE(3)
+    }
+    for (int i = 0; i < 16; i++) {
+        vst1q_s32(sums + 4 * i, s[i / 4][i % 4]);
     }
 }
 

@@ -124,6 +124,51 @@ static inline void ss_each_plain(const int8_t *data, const int32_t *seen, int32_
     }
 }
 
+#ifndef SS_HAS_LANES
+typedef struct {
+    int8_t at[16];
+} ss_lanes;
+
+#define SS_LANES(name, arguments, expression)       \
+    static inline ss_lanes name arguments {         \
+        ss_lanes to;                                \
+        for (int i = 0; i < 16; i++) {              \
+            to.at[i] = (int8_t)(expression);        \
+        }                                           \
+        return to;                                  \
+    }
+SS_LANES(ss_plus, (ss_lanes a, ss_lanes b), a.at[i] + b.at[i])
+SS_LANES(ss_minus, (ss_lanes a, ss_lanes b), a.at[i] - b.at[i])
+SS_LANES(ss_shifted, (ss_lanes a, int by), a.at[i] * (1 << by))
+SS_LANES(ss_spread, (uint32_t p, uint32_t n), (int)((p >> i) & 1U) - (int)((n >> i) & 1U))
+SS_LANES(ss_weights_at, (const uint8_t *from, int32_t at, int32_t bits),
+         bits == 1 ? 1 - 2 * ((from[i] >> at) & 1) : (((from[i] >> at) & 3) ^ 2) - 2)
+
+static inline void ss_put_lanes(int8_t *to, ss_lanes a) {
+    for (int i = 0; i < 16; i++) {
+        to[i] = a.at[i];
+    }
+}
+#endif
+
+static inline void ss_four_tiles_plain(const int8_t *features, int32_t inputs,
+                                       const int8_t *filters, int32_t *sums) {
+    for (int32_t tile = 0; tile < 4; tile++, features += inputs, sums += 16) {
+        const int8_t *w = filters;
+        int32_t s[16] = {0};
+        for (int32_t c = 0; c < inputs; c += 4, w += 64) {
+            const int x0 = features[c], x1 = features[c + 1];
+            const int x2 = features[c + 2], x3 = features[c + 3];
+            for (int i = 0; i < 16; i++) {
+                s[i] += x0 * w[4 * i] + x1 * w[4 * i + 1] + x2 * w[4 * i + 2] + x3 * w[4 * i + 3];
+            }
+        }
+        for (int i = 0; i < 16; i++) {
+            sums[i] = s[i];
+        }
+    }
+}
+
 static inline uint32_t ss_reached_plain(const int32_t *sums, const int32_t *limits,
                                         int32_t count) {
     uint32_t bits = 0;

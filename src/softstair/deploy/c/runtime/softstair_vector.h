@@ -7,6 +7,10 @@
  *   ss_dot_tile       products of SS_TILE_PLACES windows and SS_TILE_CHANNELS rows of weights
  *   ss_dot_one        the same for one window and one row
  *   ss_each           products of each channel with its own weights (depthwise)
+ *   ss_lanes          16 bytes, with ss_plus, ss_minus, ss_shifted and ss_put_lanes
+ *   ss_spread         16 features from bits: those that are positive, those that are negative
+ *   ss_weights_at     16 weights from bits
+ *   ss_four_tiles     products of four tiles and 16 channels at a point (softstair_winograd.h)
  *   ss_reached        one bit per sum: whether it reaches its threshold
  *   ss_affine_bytes   levels of sums by affine steps
  */
@@ -19,8 +23,6 @@
 #define SS_BLOCK 64 /* channels computed per window */
 #define SS_EIGHT 8  /* channels whose bit planes are interleaved */
 
-#include "softstair_plain.h"
-
 #if defined(SOFTSTAIR_PORTABLE)
 #elif defined(__AVX2__)
 #include "softstair_avx2.h"
@@ -29,6 +31,7 @@
 #elif defined(__ARM_FEATURE_DSP)
 #include "softstair_dsp.h"
 #endif
+#include "softstair_plain.h"
 
 #ifndef SS_HAS_COPY
 #define ss_copy ss_copy_plain
@@ -48,6 +51,9 @@
 #endif
 #ifndef SS_HAS_EACH
 #define ss_each ss_each_plain
+#endif
+#ifndef SS_HAS_FOUR_TILES
+#define ss_four_tiles ss_four_tiles_plain
 #endif
 #ifndef SS_HAS_REACHED
 #define ss_reached ss_reached_plain
