@@ -363,17 +363,13 @@ class TeacherOptions(Options):
     teacher_weight: float = option(
         0.9, "Weight of the teacher in the loss.", low=0.0, high=1.0, older_value=0.9
     )
-    temperature: float = option(
-        4.0, "Temperature by which scores are divided.", low=1e-3, high=1e6, older_value=4.0
-    )
+    temperature: float = option(4.0, "Divisor of scores.", low=1e-3, high=1e6, older_value=4.0)
 
     def _check_together(self) -> None:
         super()._check_together()
-        for name in ("teacher_weight", "temperature"):
-            default = TeacherOptions.__dataclass_fields__[name].default
-            if self.teacher is None and getattr(self, name) != default:
-                allowed = "left out, or given with a `teacher`"
-                raise _check.wrong(name, getattr(self, name), allowed)
+        for name, default in (("teacher_weight", 0.9), ("temperature", 4.0)):
+            if self.teacher is None and (value := getattr(self, name)) != default:
+                raise _check.wrong(name, value, "left out, or given with a `teacher`")
 
 
 @dataclass(frozen=True)
