@@ -12,7 +12,6 @@ from torch import nn
 
 import oracle
 import softstair as ss
-from softstair.fused.fuse import not_fused
 from softstair.nn import StairActivation, StairWeight
 from softstair.train.metrics import stair_health
 from softstair.train.optimiser import (
@@ -307,7 +306,3 @@ def test_quanta_have_a_rate_of_their_own_and_no_decay():
         is_quantum = name.endswith("log_ratio")
         assert (groups[parameter]["lr"] == 0.02) is is_quantum
         assert groups[parameter]["weight_decay"] == (0.0 if is_quantum else 0.3)
-
-
-def test_learned_layers_are_named_as_not_fused():
-    assert "a learned quantum: first, second" in not_fused(learned())

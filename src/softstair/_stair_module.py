@@ -16,7 +16,14 @@ from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, regularise
 from softstair.stair import Stair, fit_quantum
 
-__all__ = ["EXTRA_STATE", "StairActivation", "StairModule", "StairWeight", "call_node"]
+__all__ = [
+    "EXTRA_STATE",
+    "StairActivation",
+    "StairModule",
+    "StairWeight",
+    "call_node",
+    "learned_quantum",
+]
 
 EXTRA_STATE = "_extra_state"  # torch's key of get_extra_state in a state dict
 
@@ -84,9 +91,13 @@ class StairModule(nn.Module):
             mean, std = (self._absolute(quanta, input) for quanta in (self.mean, self.std))
             return self._regularise(input, self.stair, mean, std)
         # ε·S(x/ε), with S the stair in quanta: ∂/∂ε is S(x/ε) − (x/ε)·S′(x/ε).
-        quantum = self._scaled_quantum(input)
+        is_weight, axis = isinstance(self, StairWeight), self.stair.axis
+        quantum = self.scaled_quantum(math.prod(input.shape[0 if is_weight else 1 :]))
+        if axis is not None:
+            axis %= input.dim()
+            quantum = quantum.reshape([-1 if d == axis else 1 for d in range(input.dim())])
         x = input.to(torch.promote_types(input.dtype, torch.float32)) / quantum
-        y = self._regularise(x, self._unit_stair, self.mean, self.std)
+        y = self._regularise(x, self.unit_stair, self.mean, self.std)
         return (y * quantum).to(input.dtype)
 
     def _regularise(self, x: Tensor, stair: Stair, mean: Tensor, std: Tensor) -> Tensor:
@@ -109,29 +120,25 @@ class StairModule(nn.Module):
             The parameter ``log_ratio``; 0 at first.
         """
         own = nn.Parameter(torch.zeros_like(self.quantum)) if log_ratio is None else log_ratio
-        self.log_ratio, self._unit_stair = own, self.stair.with_quantum(1.0)
+        self.log_ratio, self.unit_stair = own, self.stair.with_quantum(1.0)
         return own
 
     def present_quantum(self) -> Tensor:
         """Return the quantum as it is learned, in float32, without waiting for the device."""
         return self.quantum if self.log_ratio is None else self.quantum * self.log_ratio.exp()
 
-    def _scaled_quantum(self, x: Tensor) -> Tensor:
-        """Return the quantum with its scaled gradient, in a shape that broadcasts against x."""
-        quantum, axis = self.present_quantum(), self.stair.axis
-        inputs = x.numel() if isinstance(self, StairWeight) else math.prod(x.shape[1:])
-        highest = abs(self._unit_stair.levels[-1]) or 1.0
+    def scaled_quantum(self, inputs: int) -> Tensor:
+        """Return the learned quantum, with its gradient scaled for so many inputs of an example."""
+        quantum = self.present_quantum()
+        highest = abs(self.unit_stair.levels[-1]) or 1.0
         scale = (self.std > 0) / math.sqrt(highest * max(inputs // quantum.numel(), 1))
         fixed = quantum.detach()
-        quantum = fixed if self.annealed else fixed + (quantum - fixed) * scale.to(fixed.dtype)
-        if axis is None:
-            return quantum
-        return quantum.reshape([-1 if d == axis % x.dim() else 1 for d in range(x.dim())])
+        return fixed if self.annealed else fixed + (quantum - fixed) * scale.to(fixed.dtype)
 
     def synchronise(self) -> None:
         """Give the stair the quantum as it is learned, rounded to float32; ``eval()`` does so."""
         if self.log_ratio is not None:
-            values = _learned(self.quantum, self.log_ratio.detach()).double()
+            values = learned_quantum(self.quantum, self.log_ratio.detach()).double()
             quantum = tuple(values.tolist()) if values.dim() else float(values)
             if quantum != self.stair.quantum:
                 self.stair = self.stair.with_quantum(quantum, self.stair.axis)
@@ -215,7 +222,7 @@ class StairModule(nn.Module):
         if self.log_ratio is not None:  # a quantum that was not learned is its start
             state_dict.setdefault(ratio, torch.zeros_like(self.log_ratio))
         elif ratio in state_dict and quantum in state_dict:
-            state_dict[quantum] = _learned(state_dict[quantum], state_dict.pop(ratio))
+            state_dict[quantum] = learned_quantum(state_dict[quantum], state_dict.pop(ratio))
         try:
             super()._load_from_state_dict(state_dict, prefix, *args)
             if key in missing:  # a checkpoint of an older version has the quantum alone
@@ -232,7 +239,7 @@ class StairModule(nn.Module):
         return f"{self.stair}, noise={kind}, forward={self.strategy}, layer={self.layer}"
 
 
-def _learned(quantum: Tensor, log_ratio: Tensor) -> Tensor:
+def learned_quantum(quantum: Tensor, log_ratio: Tensor) -> Tensor:
     """Return the learned quantum in float32, rounded to the same number on every device."""
     return (quantum.cpu().double() * log_ratio.cpu().double().exp()).float()
 

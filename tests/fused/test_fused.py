@@ -55,6 +55,27 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     assert all(p.grad.count_nonzero() > 0 for n, p in net.named_parameters() if "weight" in n)
 
 
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize(
+    ("stairs", "noise", "forward"),
+    [("INT4", "uniform", "mode"), ("ternary", "normal", "expectation"), *CELLS[-2:]],
+)
+def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
+    net, twin = pair(stairs, noise, forward, quanta="learned")
+    x, y = batch(images=4)
+    for module in (*net.modules(), *twin.modules()):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():  # sums that are no integers need a running mean for an exact variance
+        fused(net)(x), twin(x.double())
+    check(net, twin, x, y, 5e-3 if forward == "expectation" else 1e-3)
+    ratios = [p.grad for name, p in net.named_parameters() if name.endswith("log_ratio")]
+    assert len(ratios) == (7 if stairs == "float first" else 8)
+    assert all(ratio.abs() > 0 for ratio in ratios)
+    with torch.no_grad():
+        assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-4
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("std", [0.9, 0.0])  # so wide that the ends win the mode, and none
 @pytest.mark.parametrize("stairs", ["heaviside", "ternary weights"])

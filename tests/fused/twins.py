@@ -1,6 +1,7 @@
 """A small network with one layer of every kind that is fused, and its float64 twin."""
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,15 +38,22 @@ def model(side: int = 8) -> nn.Module:
     )  # fmt: skip
 
 
-def pair(stairs: str, noise: str, forward: str, side: int = 8) -> tuple[nn.Module, nn.Module]:
+def pair(
+    stairs: str, noise: str, forward: str, side: int = 8, quanta: Any = "fixed"
+) -> tuple[nn.Module, nn.Module]:
     """A stair network and the same in float64; normalisations with weights of either sign."""
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
-    net = ss.quantise(model(side), weights, features, noise=noise, forward=forward, skip="15")
+    net = ss.quantise(
+        model(side), weights, features, noise=noise, forward=forward, skip="15", quanta=quanta
+    )
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.weight)
             nn.init.normal_(module.bias)
+    for _, stair in ss.nn.stair_modules(net):
+        if stair.log_ratio is not None:
+            nn.init.uniform_(stair.log_ratio, -0.3, 0.3)
     return net, copy.deepcopy(net).double()
 
 

@@ -10,7 +10,7 @@ from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.layer import Context, FusedLayer
+from softstair.fused.layer import Context, FusedLayer, learns
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
@@ -52,7 +52,8 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
     for layer in layers:
         for site in (layer.stair, layer.weight_stair):
             if site is not None:
-                groups.setdefault((site.stair, site.noise), []).append(site)
+                stair = site.unit_stair if learns(site) else site.stair
+                groups.setdefault((stair, site.noise), []).append(site)
     prepared: dict[StairModule, PreparedStair] = {}
     for (stair, noise), modules in groups.items():
         means = torch.stack([module.mean for module in modules])
@@ -63,7 +64,11 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
         rows = prepare_rows(values, means, stds, count, noise.name)
         constants = {"COUNT": count, "FAMILY": noise.name}
         for module, row in zip(modules, rows, strict=True):
-            prepared[module] = PreparedStair(values, row, constants)
+            own = values
+            if learns(module):  # thresholds in quanta, levels and rises not
+                own = values.clone()
+                own[:, count : 3 * count + 1] *= module.present_quantum()
+            prepared[module] = PreparedStair(own, row, constants)
     return prepared
 
 
@@ -147,10 +152,7 @@ def not_fused(net: nn.Module) -> str:
 
 def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     """Return why a stair is in no group."""
-    stair: Any = modules[str(node.target)]
-    if stair.log_ratio is not None:
-        return "a learned quantum"
-    if not _is_stair(stair, StairActivation):
+    if not _is_stair(modules[str(node.target)], StairActivation):
         return "levels or noise without a kernel"
     before = modules.get(str(node.all_input_nodes[0].target))
     if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -214,11 +216,9 @@ def _is_norm(module: Any, sums: Any) -> bool:
 
 
 def _is_stair(module: Any, of: type[StairModule]) -> bool:
-    """Whether bins have one width, thresholds are few or on a line, there is one quantum that is
-    not learned, and the noise is one of the paper's."""
+    """Whether bins have one width, thresholds are few or on a line, there is one quantum, and the
+    noise is one of the paper's."""
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
-        return False
-    if module.log_ratio is not None:
         return False
     stair = module.stair
     known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)

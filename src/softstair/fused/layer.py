@@ -4,6 +4,9 @@ The sums are read once by normalisation, stair and pooling together. Where featu
 integers times a quantum (mode, random and hard forwards, and every annealed layer) the sums are
 exact, from int8. The backward pass keeps the sums and the features.
 
+A learned quantum ε of the features is ε·S(z/ε), with the stair S in quanta: γ and β are divided by
+ε before, and the levels of S multiplied. Weights likewise. Sums of learned layers are in float.
+
 In evaluation the statistics are the running ones. What is normalised is rounded in another order
 than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
 NaN does not pass a stair here: it comes from parameters alone, which the training checks.
@@ -73,12 +76,24 @@ class FusedLayer(nn.Module):
         elif not (all(training) and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)):
             y = self.stair(self.norm(self.sums(x)))
             return y if self.pool is None else self.pool(y)
-        elif self.stair.annealed:
-            with torch.no_grad():
-                y = _train(self, x, self.sums.weight, context).y
         else:
-            weights = (self.sums.weight, self.norm.weight, self.norm.bias)
-            y = _Layer.apply(x, *weights, self, context)
+            weight: Tensor = self.sums.weight
+            gamma: Tensor = self.norm.weight
+            beta: Tensor = self.norm.bias
+            weight_quantum = quantum = None
+            if self.weight_stair is not None and learns(self.weight_stair):
+                weight_quantum = self.weight_stair.scaled_quantum(weight.numel())
+                weight = weight / weight_quantum
+            if learns(self.stair):
+                area = math.prod(self._sides(x)) if isinstance(self.sums, nn.Conv2d) else 1
+                quantum = self.stair.scaled_quantum(self.norm.num_features * area)
+                gamma, beta = gamma / quantum, beta / quantum
+            given = (weight, gamma, beta)
+            if self.stair.annealed:
+                with torch.no_grad():
+                    y = _train(self, x, *given, context).y
+            else:
+                y = _Layer.apply(x, *given, weight_quantum, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
 
     def _can_evaluate(self, x: Tensor) -> bool:
@@ -91,12 +106,16 @@ class FusedLayer(nn.Module):
 
     def pools_here(self, x: Tensor) -> bool:
         """Whether pooling windows tile the image that x becomes, so that the kernels pool it."""
-        sums = self.sums
-        if self.pool is None or not isinstance(sums, nn.Conv2d):
+        if self.pool is None or not isinstance(self.sums, nn.Conv2d):
             return False
+        return all(side % 2 == 0 for side in self._sides(x))
+
+    def _sides(self, x: Tensor) -> list[int]:
+        """Return height and width of the sums of a convolution."""
+        sums: Any = self.sums
         settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
         sides = zip(x.shape[2:], *(tuple(map(int, pair)) for pair in settings), strict=True)
-        return all(((n + 2 * p - d * (k - 1) - 1) // s + 1) % 2 == 0 for n, k, s, p, d in sides)
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
 
     @property
     def is_first(self) -> bool:
@@ -136,11 +155,16 @@ def strategy_of(stair: StairModule) -> str:
     return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
 
 
+def learns(stair: StairModule) -> bool:
+    """Whether the quantum of the stair is the parameter, which in evaluation it is not."""
+    return stair.log_ratio is not None and stair.training
+
+
 def makes_int8(stair: StairModule) -> bool:
     """Whether the values of the stair are integers times a quantum that fit into int8."""
     levels = stair.stair.integers
     fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
-    return fits and strategy_of(stair) != "expectation"
+    return fits and strategy_of(stair) != "expectation" and not learns(stair)
 
 
 def quantum_of(stair: StairModule) -> float:
@@ -163,7 +187,9 @@ class _Result(NamedTuple):
     unit: float
 
 
-def _train(layer: FusedLayer, x: Tensor, weight: Tensor, context: Context) -> _Result:
+def _train(
+    layer: FusedLayer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, context: Context
+) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
@@ -186,7 +212,7 @@ def _train(layer: FusedLayer, x: Tensor, weight: Tensor, context: Context) -> _R
             "batch normalisation needs more than one value per channel in training, but its input "
             f"has shape {tuple(sums.shape)}."
         )
-    stats = batchnorm.batch_statistics(partial, layer.norm, rows, unit)
+    stats = batchnorm.batch_statistics(partial, layer.norm, gamma, beta, rows, unit)
     y, argmax = _features(layer, sums, stats, x, context)
     return _Result(y, x, values, sums, argmax, stats, squares, unit)
 
@@ -295,11 +321,14 @@ class _Layer(torch.autograd.Function):
         weight: Tensor,
         gamma: Tensor,
         beta: Tensor,
+        weight_quantum: Tensor | None,
+        quantum: Tensor | None,
         layer: FusedLayer,
         context: Context,
     ) -> Tensor:
-        result = _train(layer, x, weight, context)
-        ctx.save_for_backward(weight, *result[1:-1])
+        result = _train(layer, x, weight, gamma, beta, context)
+        y = None if quantum is None else result.y
+        ctx.save_for_backward(weight, *result[1:-1], y, weight_quantum, quantum)
         stair = layer.weight_stair
         ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
@@ -310,7 +339,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x, values, sums, argmax, stats, squares = ctx.saved_tensors
+        weight, x, values, sums, argmax, stats, squares, y, *quanta = ctx.saved_tensors
         needed = (ctx.needs_input_grad[0], ctx.needs_weight)
         dy = dy.contiguous(memory_format=batchnorm.memory_format(sums))
         dx: Tensor | None = None
@@ -327,12 +356,21 @@ class _Layer(torch.autograd.Function):
             dx, dw = _sums_backward(ctx.layer.sums, dc, x, values, needed)
         if not ctx.needs_weight:
             dw = None
+        # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.
+        d_quanta = [_product(dw, values, quanta[0]), _product(dy, y, quanta[1])]
         if dw is not None and ctx.weight_stair is not None:
             dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
         if dx is not None:
             dx = dx.to(ctx.dtype)
         d_beta, d_gamma = coefficients[:2]
-        return dx, dw, d_gamma, d_beta, None, None
+        return dx, dw, d_gamma, d_beta, *d_quanta, None, None
+
+
+def _product(gradient: Tensor | None, values: Tensor, quantum: Tensor | None) -> Tensor | None:
+    """Return the gradient of the quantum of which values are multiples."""
+    if gradient is None or quantum is None:
+        return None
+    return (gradient * values).sum(dtype=torch.float32) / quantum
 
 
 def _sums_backward(

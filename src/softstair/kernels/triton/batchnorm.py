@@ -210,14 +210,19 @@ def moments(sums: Tensor, running_mean: Tensor) -> Tensor:
 
 
 def batch_statistics(
-    partial: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d, rows: int, unit: float
+    partial: Tensor,
+    norm: nn.BatchNorm1d | nn.BatchNorm2d,
+    gamma: Tensor,
+    beta: Tensor,
+    rows: int,
+    unit: float,
 ) -> Tensor:
     """Return (mean, 1/deviation, scale, shift) of c per channel, (4, channels), from partial sums
     of moments, and update the running statistics, which are those of unit·c."""
     channels = partial.shape[2]
     stats = torch.empty((4, channels), dtype=torch.float32, device=partial.device)
     _statistics[(triton.cdiv(channels, FEW_CHANNELS),)](
-        partial, stats, norm.weight, norm.bias, norm.running_mean, norm.running_var,
+        partial, stats, gamma, beta, norm.running_mean, norm.running_var,
         norm.num_batches_tracked, len(partial), rows, unit, 1 / unit, norm.eps, norm.momentum,
         channels, TILES, FEW_CHANNELS, enable_fp_fusion=True,
     )  # fmt: skip
