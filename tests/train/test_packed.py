@@ -32,6 +32,7 @@ RECIPES: dict[str, tuple[Recipe, int]] = {  # with the bits per weight
     "int4": (replace(SHORT, weights="int4", features="uint4", **FOUR), 4),
     "uint2, floor": (replace(SHORT, weights="uint2", features="uint2", thresholds="floor"), 2),
     "int8": (replace(SHORT, weights="int8", features="uint8", weight_quantum=0.01), 8),
+    "learned": (replace(SHORT, quanta="learned", quantum_rate=0.1, weights="int4"), 4),
     "int8 first": (replace(SHORT, first_layer="int8"), 2),
     "last layer": (replace(SHORT, last_layer="stair"), 2),
     "some in float": (replace(SHORT, skip=("features.4",)), 2),
@@ -68,7 +69,7 @@ def scores(network: torch.nn.Module, x: Tensor) -> Tensor:
         return network(x)
 
 
-@pytest.mark.nightly(keep=5)
+@pytest.mark.nightly(keep=6)
 @pytest.mark.filterwarnings("ignore:the weights of .* cannot be negative")
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: Path) -> None:

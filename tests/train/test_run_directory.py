@@ -118,6 +118,14 @@ def test_an_extended_run_equals_one_of_as_many_epochs(
     assert records.recipe_of(out) == RECIPE
 
 
+def test_learned_quanta_are_extended_too(tmp_path: Path) -> None:
+    learned = recipe(quanta="learned", quantum_rate=0.1, epochs=2)
+    train(learned, tmp_path / "two")
+    train(replace(learned, epochs=1), tmp_path / "one")
+    train(learned, tmp_path / "one", extend=True)
+    assert metrics_of(tmp_path / "one") == metrics_of(tmp_path / "two")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

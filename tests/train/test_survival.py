@@ -79,6 +79,8 @@ RECIPES: dict[str, Recipe] = {
         anneal_from="50%",
         period=None,
         forward="random",
+        quanta="learned",
+        quantum_rate=0.02,
     ),
     "dynamic mean": recipe(static_mean=False, period=1.3),
     "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
@@ -93,6 +95,9 @@ RECIPES: dict[str, Recipe] = {
     "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
     "all": recipe(
         forward="random", static_mean=False, augment="crop", last_layer="stair", noise="logistic"
+    ),
+    "learned quanta": recipe(
+        quanta="learned", quantum_rate=0.02, weights="int4", features="uint4", clip_latent=True
     ),
 }
 

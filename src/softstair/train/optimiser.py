@@ -35,6 +35,12 @@ class OptimiserOptions(Options):
         high=1e6,
         older_value=None,
     )
+    quanta: Literal["fixed", "learned"] = option(
+        "fixed",
+        "Keep the quanta, or learn them with the weights.",
+        "architecture",
+        older_value="fixed",
+    )
     quantum_rate: float | None = option(
         None,
         "Initial learning rate of learned quanta, relative to the quantum (None: the learning "

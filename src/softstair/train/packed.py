@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
-from softstair._stair_module import EXTRA_STATE
+from softstair._stair_module import EXTRA_STATE, learned_quantum
 from softstair.data import Dataset
 from softstair.models import build, default_for
 from softstair.nn import StairLayer
@@ -55,7 +55,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
         "versions": summary["config"].get("versions"),
     }
     state = {
-        key: tensor.cpu().contiguous()
+        key: tensor.cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         for key, tensor in network.state_dict().items()
         if not key.endswith(EXTRA_STATE)  # the recipe says which stairs these are
     }
@@ -140,7 +140,10 @@ def _unpacked(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
         is_fitted = own.fit is not None and quantum.shape == own.quantum.shape
         if not is_fitted and not torch.equal(quantum, own.quantum):
             raise ValueError(f"the quantum of {key} is not that of the recipe")
-        stair = own.stair.with_quantum(quantum.tolist(), own.stair.axis) if is_fitted else own.stair
+        if own.log_ratio is not None:
+            quantum = learned_quantum(quantum, tensors[f"{key}_stair.log_ratio"])
+        is_trained = is_fitted or own.log_ratio is not None
+        stair = own.stair.with_quantum(quantum.tolist()) if is_trained else own.stair
         index = _from_bits(state[key], _width(stair), layer.weight.numel())
         if int(index.max()) >= len(stair.levels):
             raise ValueError("a weight has a level that its stair does not have")
