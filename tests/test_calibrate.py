@@ -1,9 +1,12 @@
 """Calibration of quanta, and which activations must share one."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+import networks
 import softstair as ss
 from softstair.convert.sites import set_input_units, tied_stairs
 
@@ -45,3 +48,118 @@ def test_layers_learn_whether_their_inputs_still_have_one_quantum():
         net.stairs[number].set_quantum(0.5)
         set_input_units(net)
         assert net.last.input_quantum == expected
+
+
+def single(bits: int, signed: bool) -> tuple[nn.Module, Tensor]:
+    """One activation on known inputs, and these."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 2))
+    nn.init.eye_(model[0].weight)
+    torch.manual_seed(0)
+    features = ss.Stair.linear(bits, signed)
+    return ss.quantise(model, None, features), torch.randn(200, 64).mul(3)
+
+
+@pytest.mark.parametrize(("bits", "signed"), [(2, False), (4, False), (3, True), (8, False)])
+def test_mse_is_the_least_that_scipy_finds(bits, signed):
+    net, x = single(bits, signed)
+    quantum = ss.calibrate(net.eval(), [x])["1"]
+    values = x.double().numpy()
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    target = values if signed else np.maximum(values, 0)
+    error = lambda q: float(
+        np.square(np.clip(np.floor(values / q + 0.5), low, high) * q - target).sum()
+    )
+    tried = np.abs(values).max() / high * np.linspace(0.05, 1.2, 60)
+    best = tried[np.argmin([error(q) for q in tried])]
+    least = minimize_scalar(error, bounds=(0.9 * best, 1.1 * best)).fun
+    assert error(quantum) <= 1.001 * least
+
+
+def test_the_percentile_is_numpys():
+    net, x = single(4, False)
+    quantum = ss.calibrate(net.eval(), [x], method="percentile")["1"]
+    expected = np.percentile(x[x > 0].numpy(), 99.9) / 15
+    assert quantum == pytest.approx(expected, rel=0.02)
+
+
+@torch.no_grad()
+def test_sums_change_less_than_with_the_least_squared_error():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    model[2].weight.abs_()  # errors of one sign add up
+    x = torch.randn(64, 16)
+    quanta, change = set(), []
+    for method in ("sums", "mse"):
+        net = ss.quantise(model, "int8/uint2").eval()
+        quanta.add(ss.calibrate(net, [x], method=method)["1"])
+        change.append(float((net(x) - model(x)).square().sum()))
+    assert len(quanta) == 2
+    assert change[0] < change[1]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modes_and_statistics_stay_and_residual_networks_are_exact(training):
+    torch.manual_seed(0)
+    model = ss.models.build("resnet8", 10, (3, 32, 32))
+    net = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).train(training)
+    next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d)).eval()
+    modes = [module.training for module in net.modules()]
+    norms = {k: v.clone() for k, v in net.state_dict().items() if "running" in k or "tracked" in k}
+    x = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8)
+    seen: list[tuple[int, int]] = []
+    loader = [((part.float() - 128) / 64, None) for part in x.split(4)]
+    quanta = ss.calibrate(net, loader, batches=2, progress=lambda *done: seen.append(done))
+    assert seen == [(1, 2), (2, 2)]
+    assert [module.training for module in net.modules()] == modes
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in norms.items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    for group in tied_stairs(net):
+        assert len({stair.stair.quantum for stair in group}) == 1
+    assert (
+        len(
+            {
+                quanta[name]
+                for name, m in net.named_modules()
+                if isinstance(m, ss.nn.StairActivation)
+            }
+        )
+        > 3
+    )
+    integer = ss.deploy.integerise(net.eval(), (3, 32, 32), 128, 64.0)
+    assert ss.deploy.verify(net, integer, x[:3])["integer network"].mismatches == 0
+    again = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).eval()
+    again.load_state_dict(net.state_dict())
+    assert torch.equal(again(loader[0][0]), net(loader[0][0]))
+
+
+def test_batches_of_every_form_give_the_same_quanta():
+    torch.manual_seed(0)
+    model, x = networks.mlp(6, 8, 8, 3), torch.randn(32, 6)
+    forms = (x, (x, torch.zeros(32)), [x], {"input": x, "label": torch.zeros(32)}, {"image": x})
+    nets = [ss.quantise(model, "int4") for _ in forms]
+    first, *others = (ss.calibrate(net, [form]) for net, form in zip(nets, forms, strict=True))
+    assert all(other == first for other in others)
+    fixed = ss.quantise(model, TERNARY, UINT4)
+    kept = ss.calibrate(fixed, [x], weights=None)
+    assert kept["0.weight_stair"] == 1.0
+    assert kept["2"] != 0.25
+
+
+@pytest.mark.parametrize(
+    ("loader", "settings", "field"),
+    [
+        ([], {}, "loader"),
+        (["text"], {}, "loader"),
+        ([torch.zeros(2, 6)], {"batches": 0}, "batches"),
+        ([torch.zeros(2, 6)], {"method": "max"}, "method"),
+        ([torch.zeros(2, 6)], {"weights": "tensor"}, "weights"),
+    ],
+)
+def test_a_wrong_argument_is_named(loader, settings, field):
+    with pytest.raises(ValueError, match=field):
+        ss.calibrate(ss.quantise(networks.mlp(6, 8, 8, 3), "int4"), loader, **settings)
+
+
+def test_a_float_network_is_refused():
+    with pytest.raises(ValueError, match="net must be"):
+        ss.calibrate(networks.mlp(6, 8, 8, 3), [torch.zeros(2, 6)])

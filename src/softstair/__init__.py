@@ -9,6 +9,7 @@ from types import ModuleType
 
 from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
+from softstair.calibrate import calibrate
 from softstair.convert import quantise
 from softstair.deploy.summary import report
 from softstair.noise import Noise
@@ -22,6 +23,7 @@ __all__ = [
     "Noise",
     "Schedule",
     "Stair",
+    "calibrate",
     "deploy",
     "nn",
     "noise",

@@ -390,3 +390,9 @@ def _result_unit(
         # x + x has one input.
         return _common(incoming * 2 if len(incoming) == 1 else incoming, summed=True)
     return None
+
+
+def readers(net: nn.Module) -> dict[StairLayer, frozenset[StairActivation]]:
+    """Return the layers that read values of activations, neither added nor averaged, and these."""
+    inputs = _feature_units(net, quantum=1.0)[1]
+    return {layer: unit.stairs for layer, unit in inputs.items() if unit and unit.roundings == 1}

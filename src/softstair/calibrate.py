@@ -1,0 +1,205 @@
+"""Quanta from a few batches: of features by what the network computes, of weights by themselves."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from softstair import _check
+from softstair._stair_module import StairActivation
+from softstair.convert.graph import training_mode
+from softstair.convert.sites import readers, set_input_units, tied_stairs
+from softstair.nn import StairLayer, stair_modules
+from softstair.norms import running_norms
+from softstair.stair import Quantum, Stair, fit_quantum
+
+__all__ = ["Method", "calibrate"]
+
+Method = Literal["mse", "percentile", "sums"]
+PERCENTILE = 99.9
+VALUES = 1 << 18
+"""Inputs of an activation that its quantum is fitted to, from all batches together."""
+EXAMPLES = 64
+"""Examples whose sums are compared, from all batches together."""
+FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
+"""Multiples of the quantum of the least squared error whose sums are compared."""
+
+
+@torch.no_grad()
+def calibrate(
+    net: nn.Module,
+    loader: Iterable[Any],
+    *,
+    batches: int = 8,
+    method: Method = "mse",
+    weights: Literal["channel", "layer"] | None = "channel",
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Quantum]:
+    """Give a quantised network the quanta that fit its weights and a few batches, in place.
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, "int4").eval()
+    >>> quanta = ss.calibrate(net, [torch.randn(32, 4) for _ in range(4)])
+    >>> sorted(quanta)
+    ['0.weight_stair', '1', '2.weight_stair']
+
+    Weights come first. Then the batches run once with quantised weights and unquantised features:
+    an activation whose lowest level is 0 computes max(x, 0), another x. Activations whose values
+    are added or concatenated share a quantum, so that the network stays exact in integers.
+
+    A network in ``train()`` normalises by the statistics of each batch, as its first step will; one
+    in ``eval()`` by the running ones. These and the modes of all modules stay as they are.
+
+    Args:
+        net: A network of :func:`softstair.quantise`.
+        loader: Batches of inputs: tensors, tuples that begin with one, or mappings, whose entries
+            go to the arguments of those names, or the first of them if there are none.
+        batches: How many batches to read.
+        method: ``"mse"`` minimises ‖x − σ(x)‖². ``"percentile"`` puts the outermost level at the
+            99.9th percentile of \\|x\\|. ``"sums"`` minimises the change of the next layers' sums;
+            where features are added or averaged before these, it is ``"mse"``.
+        weights: Fit a quantum to each output ``"channel"`` or to each ``"layer"``; None keeps the
+            quanta of weights. A network that loads the state must have as many quanta.
+        progress: Called with the number of batches that have run, and of all.
+
+    Returns:
+        The quanta of all stairs by name.
+
+    Raises:
+        SoftstairError: If the network has no stairs, the loader no batch, or an option is wrong.
+    """
+    _check.integer("batches", batches, 1)
+    _check.choice("method", method, get_args(Method))
+    if weights not in (None, "channel", "layer"):
+        raise _check.wrong("weights", weights, "channel, layer or None")
+    groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in tied_stairs(net)]
+    device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
+    inputs = [_arguments(net, batch, device) for batch in islice(loader, batches)]
+    if not inputs:
+        raise _check.invalid("loader", "must have at least one batch, but it has none")
+    layers = [module for module in net.modules() if isinstance(module, StairLayer)]
+    for layer in layers if weights is not None else ():
+        layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
+        layer.weight_stair.refit(layer.weight)
+    read = readers(net) if method == "sums" else {}
+    with _evaluating(net):
+        try:
+            observed = _observe(net, inputs, layers, list(read), progress)
+        finally:
+            set_input_units(net)
+    for group in groups:
+        values = [observed[stair] for stair in group if stair in observed]
+        if values and (quantum := _quantum(torch.cat(values), group[0].stair, method)):
+            readings = [(layer, observed[layer]) for layer in read if read[layer] & set(group)]
+            quantum = _best_for_sums(quantum, group[0].stair, readings)
+            for stair in group:
+                stair.set_quantum(quantum)
+    set_input_units(net)
+    return {name: module.stair.quantum for name, module in stair_modules(net)}
+
+
+def _quantum(values: Tensor, stair: Stair, method: Method) -> float | None:
+    """Return the quantum for the inputs of a stair; None if all are at its lowest level, 0."""
+    if stair.levels[0] >= 0:
+        values = values[values > 0]
+    if not len(values) or not values.any():
+        return None
+    if method == "percentile":
+        rank = max(round(PERCENTILE / 100 * len(values)), 1)
+        outermost = max(map(abs, stair.with_quantum(1.0).levels))
+        return float(values.abs().kthvalue(rank).values) / outermost
+    quantum = fit_quantum(values, stair).quantum
+    assert isinstance(quantum, float)
+    return quantum
+
+
+def _best_for_sums(
+    quantum: float, stair: Stair, readings: Sequence[tuple[StairLayer, Tensor]]
+) -> float:
+    """Return the multiple of a quantum that changes the sums of the layers least."""
+    errors = dict.fromkeys(FACTORS if readings else (1.0,), 0.0)
+    for layer, x in readings:
+        weight = layer.weight_stair.stair(layer.weight)
+        sums = layer._sum(x, weight, None)
+        for factor in errors:
+            features = stair.with_quantum(factor * quantum)(x)
+            change = (layer._sum(features, weight, None) - sums).square().sum()
+            errors[factor] += float(change / sums.square().sum().clamp(min=1e-30))
+    return quantum * min(errors, key=lambda factor: errors[factor])
+
+
+def _observe(
+    net: nn.Module,
+    inputs: Sequence[tuple[tuple[Tensor, ...], dict[str, Any]]],
+    layers: Sequence[StairLayer],
+    read: Sequence[StairLayer],
+    progress: Callable[[int, int], None] | None,
+) -> dict[nn.Module, Tensor]:
+    """Return inputs of the activations, and of the layers ``read``, with unquantised features."""
+    observed: dict[nn.Module, list[Tensor]] = {}
+    generator = torch.Generator().manual_seed(0)
+
+    def activate(stair: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, count = arguments[0], max(VALUES // len(inputs), 1)
+        values = x.flatten()
+        if len(values) > count:
+            chosen = torch.randint(len(values), (count,), generator=generator)
+            values = values[chosen.to(x.device)]
+        observed.setdefault(stair, []).append(values.float())
+        assert isinstance(stair, StairActivation)
+        return x.relu() if stair.stair.levels[0] >= 0 else x
+
+    def see(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        examples = arguments[0][: max(EXAMPLES // len(inputs), 1)]
+        observed.setdefault(layer, []).append(examples.clone())
+
+    stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
+    hooks = [stair.register_forward_hook(activate) for stair in stairs]
+    hooks += [layer.register_forward_pre_hook(see) for layer in read]
+    for layer in layers:
+        layer.input_quantum = None  # the features are no multiples of it
+    try:
+        for number, (arguments, keywords) in enumerate(inputs, 1):
+            net(*arguments, **keywords)
+            if progress is not None:
+                progress(number, len(inputs))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {module: torch.cat(parts) for module, parts in observed.items()}
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Set all but the normalisations of a network in train() to eval(), and all back afterwards."""
+    norms = running_norms(net) if net.training else []
+    buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        with training_mode(net, training=False):
+            for norm in norms:
+                norm.train()
+            yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def _arguments(
+    net: nn.Module, batch: Any, device: torch.device
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return the arguments of a forward pass for a batch."""
+    if isinstance(batch, Mapping):
+        names = inspect.signature(net.forward).parameters
+        tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
+        if keywords := {name: x for name, x in tensors.items() if name in names}:
+            return (), keywords
+        batch = list(tensors.values())
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(first, Tensor):
+        raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
+    return (first.to(device),), {}
