@@ -53,7 +53,9 @@ def calibrate(
     are added or concatenated share a quantum, so that the network stays exact in integers.
 
     A network in ``train()`` normalises by the statistics of each batch, as its first step will; one
-    in ``eval()`` by the running ones. These and the modes of all modules stay as they are.
+    in ``eval()`` by the running ones. These and the modes of all modules stay as they are. Without
+    training afterwards, call :func:`softstair.refresh_statistics` too: with fewer than 8 bits the
+    sums that are normalised have other statistics than those of the float network.
 
     Args:
         net: A network of :func:`softstair.quantise`.
