@@ -149,7 +149,7 @@ def mlp() -> nn.Module:
         (mlp, {"weights": None, "features": None}, "weights"),
         (mlp, {"weights": [None] * 3, "features": [None] * 3}, "weights"),
         (mlp, {"weights": "ternary"}, "features"),
-        (mlp, {"weights": [TERNARY, "ternary", TERNARY], "features": None}, "bits"),
+        (mlp, {"weights": [TERNARY, "ternary", TERNARY], "features": None}, "weights"),
         (mlp, {"weights": [TERNARY, TERNARY]}, "weights"),
         (mlp, {"weights": {0: TERNARY}}, "weights"),
         (mlp, {"weights": TERNARY.with_quantum([1.0, 2.0], axis=0)}, "weights"),

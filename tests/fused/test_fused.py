@@ -55,7 +55,7 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     assert all(p.grad.count_nonzero() > 0 for n, p in net.named_parameters() if "weight" in n)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("stairs", "noise", "forward"),
     [("INT4", "uniform", "mode"), ("ternary", "normal", "expectation"), *CELLS[-2:]],

@@ -115,6 +115,7 @@ def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -
 # Runs
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_follows_the_quanta_of_its_checkpoint(tmp_path: Path) -> None:
     """Those of a float start are not those of the network that the resumed run builds first."""
     chosen = recipe(
@@ -128,6 +129,7 @@ def test_a_stopped_run_follows_the_quanta_of_its_checkpoint(tmp_path: Path) -> N
     assert (metrics_of(out), summary_of(summary)) == wanted
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("bits", ["int4", "ternary", MIXED])
 def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> None:
     train(recipe(bits=bits, epochs=1), tmp_path / "run")

@@ -78,6 +78,7 @@ def test_a_quantised_network_keeps_the_layers_that_have_no_more_levels(int4_run:
         assert (narrow.loss, narrow.accuracy) == evaluate(narrowed, validation())
 
 
+@pytest.mark.nightly
 def test_features_of_a_quantised_network_get_fewer_levels(int4_run: Path) -> None:
     trained, *costs = layer_sensitivity(int4_run, ["float/uint2"])
     assert all(cost.loss != trained.loss and cost.bytes == trained.bytes for cost in costs)
@@ -90,6 +91,7 @@ def test_a_run_without_validation_is_measured_on_training_examples(float_run: Pa
     assert len(_Trial(source, limit=50).examples) == 50
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("kind", ["float", "int4"])
 def test_the_proposal_is_measured_as_a_whole(kind: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(f"{kind}_run")

@@ -106,7 +106,7 @@ def report(
     >>> summary.exports_exactly, [row.exports for row in summary.rows]
     (True, ['yes', 'yes', 'yes', 'yes'])
     >>> print(summary.conclusion)
-    exports exactly; C needs about 144 bytes of constants and 192 bytes of RAM
+    exports exactly; C needs about 152 bytes of constants and 192 bytes of RAM
 
     The answer comes from the conversion of :func:`softstair.deploy.integerise` itself, for the
     largest weights and for batch normalisations with negative weights, as training may find them.
