@@ -22,7 +22,7 @@ class Run:
 
     def rejected(self, *words: object) -> str:
         """Return the error of a command that must fail: one line on stderr, nothing written."""
-        before = sorted(Path.cwd().rglob("*"))
+        before = set(Path.cwd().rglob("*"))
         code, out, err = self(*words)
         assert (code, out) == (2, ""), (words, out, err)
         assert err.startswith(f"softstair {words[0]}: "), err

@@ -147,7 +147,10 @@ def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> No
         assert "onnx: 0 mismatches of" in out
 
 
-def test_the_command(tmp_path: Path, run: Any, plain_terminal: None) -> None:
+def test_the_command(
+    tmp_path: Path, run: Any, plain_terminal: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     short: list[Any] = ["--preset", "best-cifar10-int4", "--data", "digits", "--model", "digits"]
     short += ["--augment", "none", "--init-from", "None", "--teacher", "None", "--cutout", 0]
     short += ["--limit", 200, "--epochs", 2, "--batch", 32, "--out", "run"]

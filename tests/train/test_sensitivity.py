@@ -127,6 +127,12 @@ def test_bytes_are_saved_where_they_cost_least() -> None:
 # The command
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder, in which files that a command leaves are noticed."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_the_command_shows_a_table_and_writes_two_files(float_run: Path, run: Run) -> None:
     words = ("sensitivity", float_run, "--widths", "int3,int2", "--size", 60000)
     code, out, err = run(*words)
