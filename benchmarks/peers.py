@@ -5,16 +5,18 @@
         --float-epochs 100 --out peers-cifar10.csv
 
 All start from one float network (MobileNetV1-0.25 on digits of 16×16, ResNet-20 on CIFAR-10), with
-the same batches in the same order, AdamW and half a cosine of the rate. The last layer stays in
-float, and the first reads bytes. Each training adds a row: the accuracies in per cent of the float
-network, after quantisation and calibration (untrained) and after fine-tuning (trained), the seconds
-of fine-tuning, what is exported, and how many of the compared numbers differ between the trained
-network and the export. Brevitas and torchao are imported from PYTHONPATH.
+the same batches in the same order, AdamW and half a cosine of the rate. The rate of softstair's
+latent weights is in quanta, as in its presets. The last layer stays in float, and the first reads
+bytes. Each training adds a row: the accuracies in per cent of the float network, after quantisation
+and calibration (untrained) and after fine-tuning (trained), the seconds of fine-tuning, what is
+exported, and how many of the compared numbers differ between the trained network and the export.
+Brevitas and torchao are imported from PYTHONPATH.
 """
 
 import argparse
 import csv
 import itertools
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from sentence import tell
 from softstair.data import load
 from softstair.train import Recipe
 from softstair.train.execution import training_settings
+from softstair.train.optimiser import OptimiserOptions, Rates, make_optimiser
 
 sys.path.append(str(Path(__file__).parent / "baselines"))
 from harness import Run
@@ -40,6 +43,8 @@ NETWORKS = {"digits": ("mobilenet-16", "none"), "cifar10": ("resnet20", "crop-fl
 BITS = ("int8", "int4", "int3", "int2", "ternary")
 CALIBRATION_BATCHES = 8
 WEIGHT_DECAY = 1e-4
+LATENT_RATE = 0.03
+"""Of the weights of softstair's layers, in quanta, as in its presets."""
 FOLDS = 2
 """Of data without a test set: half of the examples test, so that 0.3 points are resolved."""
 
@@ -48,9 +53,17 @@ def train(run: Run) -> float:
     """Train the network of a run, and return the seconds."""
     begin = time.perf_counter()
     run.network.train()
-    optimiser = run.adamw()
+    options = OptimiserOptions(
+        optimiser="adamw",
+        learning_rate=run.rate,
+        latent_rate=LATENT_RATE,
+        weight_decay=run.weight_decay,
+        norm_decay=0.0,
+    )
+    optimiser = make_optimiser(run.network, options, run.device)
+    rates = Rates(optimiser, None)
     for share, indices in run.batches():
-        run.set_cosine_rate(optimiser, share)
+        rates.set(0.5 * (1 + math.cos(math.pi * share)))
         optimiser.zero_grad()
         run.loss(indices).backward()
         optimiser.step()
