@@ -5,9 +5,9 @@
         --float-epochs 100 --out peers-cifar10.csv
 
 All start from one float network (MobileNetV1-0.25 on digits of 16×16, ResNet-20 on CIFAR-10), with
-the same batches in the same order, AdamW and half a cosine of the rate. The rate of softstair's
-latent weights is in quanta, as in its presets. The last layer stays in float, and the first reads
-bytes. Each training adds a row: the accuracies in per cent of the float network, after quantisation
+the same batches in the same order, AdamW and half a cosine of the rate. With ``--latent-rate`` the
+weights of softstair's layers have a rate of their own, in quanta: rows with it are not compared at
+equal settings. The last layer stays in float, and the first reads bytes. Each training adds a row: the accuracies in per cent of the float network, after quantisation
 and calibration (untrained) and after fine-tuning (trained), the seconds of fine-tuning, what is
 exported, and how many of the compared numbers differ between the trained network and the export.
 Brevitas and torchao are imported from PYTHONPATH.
@@ -43,20 +43,18 @@ NETWORKS = {"digits": ("mobilenet-16", "none"), "cifar10": ("resnet20", "crop-fl
 BITS = ("int8", "int4", "int3", "int2", "ternary")
 CALIBRATION_BATCHES = 8
 WEIGHT_DECAY = 1e-4
-LATENT_RATE = 0.03
-"""Of the weights of softstair's layers, in quanta, as in its presets."""
 FOLDS = 2
 """Of data without a test set: half of the examples test, so that 0.3 points are resolved."""
 
 
-def train(run: Run) -> float:
+def train(run: Run, latent_rate: float | None = None) -> float:
     """Train the network of a run, and return the seconds."""
     begin = time.perf_counter()
     run.network.train()
     options = OptimiserOptions(
         optimiser="adamw",
         learning_rate=run.rate,
-        latent_rate=LATENT_RATE,
+        latent_rate=latent_rate,
         weight_decay=run.weight_decay,
         norm_decay=0.0,
     )
@@ -104,15 +102,18 @@ def float_network(given: argparse.Namespace, seed: int, fold: int) -> nn.Module:
     return run.network.eval()
 
 
-def measure(method: str, bits: str, model: nn.Module, run: Run) -> dict[str, Any]:
+def measure(
+    method: str, bits: str, model: nn.Module, run: Run, latent_rate: float | None
+) -> dict[str, Any]:
     """Quantise, fine-tune and deploy once; return the row of the table."""
     chunks = islice(run.training.chunks(run.recipe.batch), CALIBRATION_BATCHES)
     candidate = METHODS[method](model, bits, [x for x, _ in chunks])
-    row: dict[str, Any] = {"method": method, "bits": bits}
+    row: dict[str, Any] = {"method": method, "bits": bits, "rate": f"{run.rate:g}"}
+    row["latent_rate"] = "" if latent_rate is None else f"{latent_rate:g}"
     row |= {"seed": run.recipe.seed, "fold": run.recipe.fold, "float": accuracy(model, run)}
     row["untrained"] = accuracy(candidate.untrained, run)
     run.network = candidate.network.to(run.device)
-    seconds = train(run)
+    seconds = train(run, latent_rate)
     row |= {"trained": accuracy(candidate.trained(), run), "seconds": seconds}
     try:
         deployed = candidate.deploy(run)
@@ -133,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="use only N random examples")
     for name, default in (("epochs", 10), ("float-epochs", 30), ("batch", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, rate in (("rate", 1e-3), ("float-rate", 3e-3)):
+    for name, rate in (("rate", 1e-3), ("float-rate", 3e-3), ("latent-rate", None)):
         parser.add_argument(f"--{name}", type=float, default=rate)
     for name, path in (("data-dir", "data"), ("starts", "runs/peers"), ("out", "peers.csv")):
         parser.add_argument(f"--{name}", type=Path, default=Path(path))
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for bits, method in itertools.product(given.bits, given.methods):
             run = new_run(given, seed, fold, given.epochs, given.rate)
             with training_settings(run.recipe, run.device):
-                row = measure(method, bits, model, run)
+                row = measure(method, bits, model, run, given.latent_rate)
             is_new = not given.out.exists()
             with given.out.open("a", newline="") as file:
                 csv.writer(file).writerows([row, row.values()] if is_new else [row.values()])
