@@ -7,8 +7,10 @@
 All start from one float network (MobileNetV1-0.25 on digits of 16×16, ResNet-20 on CIFAR-10), with
 the same batches in the same order, AdamW and half a cosine of the rate. With ``--latent-rate`` the
 weights of softstair's layers have a rate of their own, in quanta: rows with it are not compared at
-equal settings. The last layer stays in float, and the first reads bytes. Each training adds a row: the accuracies in per cent of the float network, after quantisation
-and calibration (untrained) and after fine-tuning (trained), the seconds of fine-tuning, what is
+equal settings. The last layer stays in float, and the first reads bytes.
+
+Each training adds a row: the accuracies in per cent of the float network, after quantisation and
+calibration (untrained) and after fine-tuning (trained), the seconds of fine-tuning, what is
 exported, and how many of the compared numbers differ between the trained network and the export.
 Brevitas and torchao are imported from PYTHONPATH.
 """
