@@ -93,3 +93,12 @@ def test_a_mixture_has_the_losses_of_both_labels(mixture: str, smoothing: float)
     expected = (1 - smoothing) * ((1 - share) * first + share * second)
     expected += smoothing * losses.mean()
     torch.testing.assert_close(state.loss, expected.detach(), rtol=1e-5, atol=0.0)
+
+
+def test_values_of_gathered_noise_are_checked() -> None:
+    """Layers then share tensors, which `named_buffers` lists under one name only."""
+    state, _ = begun()
+    state.annealer.gather()
+    assert state.is_finite()
+    next(state.network.parameters()).data.fill_(float("nan"))
+    assert not state.is_finite()

@@ -64,8 +64,7 @@ class State:
                 if parameter.dim() == 4:  # the layout of the tensor cores
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         # A model's own buffers may be infinite by design, as attention masks are.
-        values = (*self.network.named_parameters(), *self.network.named_buffers())
-        self._finite = [name for name, value in values if bool(value.isfinite().all())]
+        self._finite = [name for name, value in self._values() if bool(value.isfinite().all())]
         self.annealer = self._make_annealer(recipe)
         self._follow_quanta()
         own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
@@ -214,8 +213,16 @@ class State:
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Return whether all parameters and statistics are finite that were so at first."""
-        values = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+        values = dict(self._values())
         return bool(torch.stack([values[name].isfinite().all() for name in self._finite]).all())
+
+    def _values(self) -> list[tuple[str, Tensor]]:
+        """Return parameters and buffers under all their names: annealers let layers share some."""
+        network = self.network
+        return [
+            *network.named_parameters(remove_duplicate=False),
+            *network.named_buffers(remove_duplicate=False),
+        ]
 
     def random_state(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"
