@@ -1,5 +1,7 @@
 """Calibration of quanta, and which activations must share one."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -98,20 +100,20 @@ def test_sums_change_less_than_with_the_least_squared_error():
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_modes_and_statistics_stay_and_residual_networks_are_exact(training):
+def test_modes_and_frozen_statistics_stay_and_residual_networks_are_exact(training):
     torch.manual_seed(0)
     model = ss.models.build("resnet8", 10, (3, 32, 32))
     net = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).train(training)
-    next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d)).eval()
+    norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d)).eval()
+    frozen = norm.running_mean.clone()
     modes = [module.training for module in net.modules()]
-    norms = {k: v.clone() for k, v in net.state_dict().items() if "running" in k or "tracked" in k}
     x = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8)
     seen: list[tuple[int, int]] = []
     loader = [((part.float() - 128) / 64, None) for part in x.split(4)]
     quanta = ss.calibrate(net, loader, batches=2, progress=lambda *done: seen.append(done))
     assert seen == [(1, 2), (2, 2)]
     assert [module.training for module in net.modules()] == modes
-    assert all(torch.equal(net.state_dict()[key], value) for key, value in norms.items())
+    assert torch.equal(norm.running_mean, frozen) == training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
     for group in tied_stairs(net):
         assert len({stair.stair.quantum for stair in group}) == 1
@@ -130,6 +132,54 @@ def test_modes_and_statistics_stay_and_residual_networks_are_exact(training):
     again = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).eval()
     again.load_state_dict(net.state_dict())
     assert torch.equal(again(loader[0][0]), net(loader[0][0]))
+
+
+def normed(training: bool = False) -> tuple[nn.Module, list[Tensor]]:
+    """A network with ternary weights, and batches far from the statistics of the float one."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16)]
+    model = nn.Sequential(*layers, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    net = ss.quantise(model, "ternary/uint4", skip="6").train(training)
+    return net, [20 * torch.randn(16, 6) + 5 for _ in range(4)]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_norms_use_the_statistics_of_the_quantised_network(training):
+    """Quanta are for batch statistics, and running ones as refresh_statistics estimates them."""
+    net, batches = normed(training)
+    quanta = ss.calibrate(net, batches)
+    assert quanta["2"] == pytest.approx(0.19, rel=0.3)  # as after a normalisation
+    assert quanta["5"] == pytest.approx(0.19, rel=0.3)
+    other, _ = normed(training=True)
+    assert ss.calibrate(other, batches, norms=True) == quanta
+    again = copy.deepcopy(net)
+    ss.refresh_statistics(again, batches)
+    for name, value in again.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
+
+
+def test_norms_that_are_frozen_keep_their_statistics_and_normalise_by_them():
+    net, batches = normed()
+    before = copy.deepcopy(net.state_dict())
+    quanta = ss.calibrate(net, batches, norms=False)
+    assert quanta["2"] > 1  # what the running statistics of the float network make of the batches
+    frozen = normed(training=True)[0]
+    for norm in (frozen[1], frozen[4]):
+        norm.eval()
+    assert ss.calibrate(frozen, batches) == quanta
+    for name in ("1.running_mean", "4.running_var", "4.num_batches_tracked"):
+        assert torch.equal(net.state_dict()[name], before[name])
+        assert torch.equal(frozen.state_dict()[name], before[name])
+
+
+def test_batches_of_one_example_have_no_statistics():
+    net, batches = normed()
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match="two examples or more"):
+        ss.calibrate(net, [batches[0][:1]])
+    assert torch.equal(net[1].running_mean, before["1.running_mean"])
+    assert not net[1].training
+    ss.calibrate(net, [batches[0][:1]], norms=False)
 
 
 def test_batches_of_every_form_give_the_same_quanta():
@@ -153,6 +203,7 @@ def test_batches_of_every_form_give_the_same_quanta():
         ([torch.zeros(2, 6)], {"batches": 0}, "batches"),
         ([torch.zeros(2, 6)], {"method": "max"}, "method"),
         ([torch.zeros(2, 6)], {"weights": "tensor"}, "weights"),
+        ([torch.zeros(2, 6)], {"norms": None}, "norms"),
     ],
 )
 def test_a_wrong_argument_is_named(loader, settings, field):

@@ -37,8 +37,7 @@ class Candidate:
 def with_softstair(model: nn.Module, bits: str, batches: Sequence[Tensor]) -> Candidate:
     """Quantise with the defaults of softstair."""
     net = ss.quantise(model, bits, skip=last_layer(model), quanta="learned")
-    ss.calibrate(net.train(), batches)
-    ss.refresh_statistics(net.eval(), batches)
+    ss.calibrate(net, batches)
 
     def deploy(run: Run) -> tuple[str, int, int]:
         examples, trained = run.test, copy.deepcopy(net).cpu().eval()

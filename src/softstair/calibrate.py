@@ -1,7 +1,6 @@
 """Quanta from a few batches: of features by what the network computes, of weights by themselves."""
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -14,7 +13,7 @@ from softstair._stair_module import StairActivation
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
 from softstair.nn import StairLayer, stair_modules
-from softstair.norms import running_norms
+from softstair.norms import Arguments, average_statistics, batch_arguments, running_norms
 from softstair.stair import Quantum, Stair, fit_quantum
 
 __all__ = ["Method", "calibrate"]
@@ -37,6 +36,7 @@ def calibrate(
     batches: int = 8,
     method: Method = "mse",
     weights: Literal["channel", "layer"] | None = "channel",
+    norms: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Quantum]:
     """Give a quantised network the quanta that fit its weights and a few batches, in place.
@@ -52,10 +52,9 @@ def calibrate(
     an activation whose lowest level is 0 computes max(x, 0), another x. Activations whose values
     are added or concatenated share a quantum, so that the network stays exact in integers.
 
-    A network in ``train()`` normalises by the statistics of each batch, as its first step will; one
-    in ``eval()`` by the running ones. These and the modes of all modules stay as they are. Without
-    training afterwards, call :func:`softstair.refresh_statistics` too: with fewer than 8 bits the
-    sums that are normalised have other statistics than those of the float network.
+    Sums of quantised weights have other means and variances than those of the float network, so
+    batch normalisations use the statistics of each batch. At the end the running ones are estimated
+    with quantised features, as by :func:`softstair.refresh_statistics`. Modules keep their modes.
 
     Args:
         net: A network of :func:`softstair.quantise`.
@@ -67,6 +66,9 @@ def calibrate(
             where features are added or averaged before these, it is ``"mse"``.
         weights: Fit a quantum to each output ``"channel"`` or to each ``"layer"``; None keeps the
             quanta of weights. A network that loads the state must have as many quanta.
+        norms: Estimate the running statistics of batch normalisations; of a network in ``train()``,
+            those in ``eval()`` are frozen and keep theirs. False normalises by the running
+            statistics, and keeps all.
         progress: Called with the number of batches that have run, and of all.
 
     Returns:
@@ -79,9 +81,10 @@ def calibrate(
     _check.choice("method", method, get_args(Method))
     if weights not in (None, "channel", "layer"):
         raise _check.wrong("weights", weights, "channel, layer or None")
+    _check.boolean("norms", norms)
     groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in tied_stairs(net)]
     device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
-    inputs = [_arguments(net, batch, device) for batch in islice(loader, batches)]
+    inputs = [batch_arguments(net, batch, device) for batch in islice(loader, batches)]
     if not inputs:
         raise _check.invalid("loader", "must have at least one batch, but it has none")
     layers = [module for module in net.modules() if isinstance(module, StairLayer)]
@@ -89,7 +92,8 @@ def calibrate(
         layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
         layer.weight_stair.refit(layer.weight)
     read = readers(net) if method == "sums" else {}
-    with _evaluating(net):
+    moving = running_norms(net, frozen=net.training) if norms else []
+    with training_mode(net, training=False), _batch_statistics(moving):
         try:
             observed = _observe(net, inputs, layers, list(read), progress)
         finally:
@@ -102,6 +106,8 @@ def calibrate(
             for stair in group:
                 stair.set_quantum(quantum)
     set_input_units(net)
+    if moving:
+        average_statistics(net, moving, inputs)
     return {name: module.stair.quantum for name, module in stair_modules(net)}
 
 
@@ -137,7 +143,7 @@ def _best_for_sums(
 
 def _observe(
     net: nn.Module,
-    inputs: Sequence[tuple[tuple[Tensor, ...], dict[str, Any]]],
+    inputs: Sequence[Arguments],
     layers: Sequence[StairLayer],
     read: Sequence[StairLayer],
     progress: Callable[[int, int], None] | None,
@@ -177,31 +183,18 @@ def _observe(
 
 
 @contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """Set all but the normalisations of a network in train() to eval(), and all back afterwards."""
-    norms = running_norms(net) if net.training else []
+def _batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Let normalisations use the statistics of each batch, and keep their running ones."""
     buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     try:
-        with training_mode(net, training=False):
-            for norm in norms:
-                norm.train()
-            yield
+        for norm in norms:
+            norm.train()
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        problem = "must have batches of two examples or more, whose statistics are estimated"
+        raise _check.invalid("loader", f"{problem}; or pass `norms=False`") from None
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
-
-
-def _arguments(
-    net: nn.Module, batch: Any, device: torch.device
-) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Return the arguments of a forward pass for a batch."""
-    if isinstance(batch, Mapping):
-        names = inspect.signature(net.forward).parameters
-        tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
-        if keywords := {name: x for name, x in tensors.items() if name in names}:
-            return (), keywords
-        batch = list(tensors.values())
-    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(first, Tensor):
-        raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
-    return (first.to(device),), {}

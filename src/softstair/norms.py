@@ -1,6 +1,7 @@
 """Running statistics of batch normalisations, estimated anew without noise."""
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from softstair._errors import SoftstairError
 from softstair.convert.graph import training_mode
 
 __all__ = ["refresh_statistics"]
+
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
+"""The positional and the named arguments of a forward pass."""
 
 
 def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
@@ -34,8 +38,8 @@ def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
         net: The network, in place; its modules keep their modes. If it is in ``train()``,
             normalisations in ``eval()`` are frozen and keep their statistics; if it is in
             ``eval()``, all are estimated.
-        loader: Batches of inputs, or tuples that begin with the inputs, augmented as in training.
-            Some thousands of examples suffice. They are moved to the device of the network.
+        loader: Batches as for :func:`softstair.calibrate`, augmented as in training. Some thousands
+            of examples suffice. They are moved to the device of the network.
 
     Raises:
         SoftstairError: If the network has no such normalisation, or the loader no batch.
@@ -46,8 +50,7 @@ def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
     if not norms:
         raise _check.invalid("net", "must have a batch normalisation with running statistics")
     device = norms[0].get_buffer("running_mean").device
-    first = lambda batch: batch[0] if isinstance(batch, tuple | list) else batch
-    average_statistics(net, norms, (first(batch).to(device) for batch in loader))
+    average_statistics(net, norms, (batch_arguments(net, batch, device) for batch in loader))
 
 
 def running_norms(net: nn.Module, frozen: bool = True) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -58,20 +61,20 @@ def running_norms(net: nn.Module, frozen: bool = True) -> list[nn.modules.batchn
 
 @torch.no_grad()
 def average_statistics(
-    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Tensor]
+    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Arguments]
 ) -> None:
     """Set running statistics to the means over batches; all other modules are in ``eval()``."""
     before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
     is_empty = True
     try:
         with training_mode(net, training=False):
-            for x in inputs:
+            for arguments, keywords in inputs:
                 for norm in norms if is_empty else ():
                     norm.train()
                     norm.reset_running_stats()
                     norm.momentum = None  # all batches have the same weight
                 is_empty = False
-                net(x)
+                net(*arguments, **keywords)
     finally:
         for norm, (momentum, tracked) in zip(norms, before, strict=True):
             norm.momentum = momentum
@@ -79,3 +82,17 @@ def average_statistics(
                 norm.get_buffer("num_batches_tracked").copy_(tracked)
     if is_empty:
         raise SoftstairError("`loader` must give at least one batch, but it gave none.")
+
+
+def batch_arguments(net: nn.Module, batch: Any, device: torch.device) -> Arguments:
+    """Return the arguments of a forward pass for a batch."""
+    if isinstance(batch, Mapping):
+        names = inspect.signature(net.forward).parameters
+        tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
+        if keywords := {name: x for name, x in tensors.items() if name in names}:
+            return (), keywords
+        batch = list(tensors.values())
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(first, Tensor):
+        raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
+    return (first.to(device),), {}

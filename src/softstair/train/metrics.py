@@ -15,7 +15,7 @@ from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
-from softstair.norms import average_statistics, running_norms
+from softstair.norms import Arguments, average_statistics, running_norms
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
@@ -82,9 +82,9 @@ def refresh_statistics(
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(device)
     generator = torch.Generator(device).manual_seed(seed)
 
-    def inputs() -> Iterator[Tensor]:
+    def inputs() -> Iterator[Arguments]:
         for indices in order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]:
-            yield examples.batch(indices, augmentation, generator)[0]
+            yield (examples.batch(indices, augmentation, generator)[0],), {}
             callback()
 
     with matmul_precision("float32"):
