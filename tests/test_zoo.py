@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from helpers.commands import Run
 from softstair import zoo
 from softstair._errors import SoftstairError
-from softstair.data import load
+from softstair.data import Dataset, load
 from softstair.experiments.studies import mean_of
 from softstair.train import Recipe, train, trained_network
+from softstair.train.packed import pack
 from softstair.train.trained import deployed
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -28,11 +29,16 @@ COMMAND = "softstair train --limit 300 --epochs 1 --batch 32 --integer-input --f
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Runs of three seeds."""
+    """Runs of three seeds, with their packed networks beside them."""
     folder = tmp_path_factory.mktemp("zoo")
     for seed in range(3):
         train(replace(RECIPE, seed=seed), folder / f"seed-{seed}", device="cpu")
+        packed(folder / f"seed-{seed}")
     return [folder / f"seed-{seed}" for seed in range(3)]
+
+
+def packed(run: Path, dataset: Dataset = DIGITS) -> Path:
+    return pack(run, dataset, run.with_suffix(".safetensors"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,8 @@ def filled(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("networks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zoo, "FOLDER", folder)
-        zoo.add("digits-ternary", runs, DIGITS, COMMAND, "0123abc")
+        files = [run.with_suffix(".safetensors") for run in runs]
+        zoo.add("digits-ternary", files, DIGITS.version, COMMAND, "0123abc")
     return folder
 
 
@@ -159,20 +166,21 @@ def test_code_that_a_file_names_is_not_called(
     assert called == []
 
 
-def test_runs_of_different_recipes_are_not_seeds_of_one(
+def test_networks_of_different_recipes_are_not_seeds_of_one(
     small: Path, runs: list[Path], tmp_path: Path
 ) -> None:
     train(replace(RECIPE, weights="sign"), tmp_path / "other", device="cpu")
-    for given in ([], [runs[0], tmp_path / "other"], [runs[0], tmp_path / "nowhere"]):
+    other = packed(tmp_path / "other")
+    for given in ([], [runs[0].with_suffix(".safetensors"), other]):
         with pytest.raises(SoftstairError, match="one recipe"):
-            zoo.add("another", given, DIGITS, COMMAND, "0123abc")
+            zoo.add("another", given, "digits", COMMAND, "0123abc")
     assert zoo.names() == ("digits-ternary",)
 
 
 def test_network_trained_on_all_examples_has_its_test_accuracy(small: Path, tmp_path: Path) -> None:
     tested = replace(DIGITS, test_x=DIGITS.x[:100], test_y=DIGITS.y[:100])
     summary = train(replace(RECIPE, fold="all"), tmp_path / "all", device="cpu", dataset=tested)
-    card = zoo.add("digits-all", [tmp_path / "all"], tested, COMMAND, "0123abc")
+    card = zoo.add("digits-all", [packed(tmp_path / "all", tested)], "all", COMMAND, "0123abc")
     assert card.accuracy == summary["test_accuracy"]
     assert deployed("digits-all").recipe.fold == "all"
 
@@ -182,7 +190,7 @@ def test_file_does_not_name_folders_of_the_machine(small: Path, tmp_path: Path) 
     train(float_twin, tmp_path / "float", device="cpu")
     started = replace(RECIPE, init_from=str(tmp_path / "float"))
     train(started, tmp_path / "started", device="cpu")
-    card = zoo.add("started", [tmp_path / "started"], DIGITS, COMMAND, "0123abc")
+    card = zoo.add("started", [packed(tmp_path / "started")], "digits", COMMAND, "0123abc")
     assert card.recipe.init_from == "float"
     assert str(tmp_path).encode() not in (small / "started.safetensors").read_bytes()
 

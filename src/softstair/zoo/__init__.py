@@ -6,6 +6,7 @@ the data, the accuracy of other seeds, the command and the commit.
 """
 
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +18,14 @@ from torch import nn
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
 from softstair._files import write
-from softstair.data import Dataset
 from softstair.data import load as load_data
 from softstair.data.batches import Examples
 from softstair.data.folds import held_out
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate as evaluate_network
 from softstair.train.network import levels_of
-from softstair.train.packed import about, pack, packed_network
+from softstair.train.packed import about, packed_network, packed_recipe
 from softstair.train.recipe import Recipe
-from softstair.train.records import recipe_of, summary_of
 
 __all__ = ["Card", "card", "evaluate", "load", "names"]
 
@@ -180,22 +179,21 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{name}.safetensors"
 
 
-def add(name: str, runs: Sequence[Path | str], dataset: Dataset, command: str, commit: str) -> Card:
-    """Pack the network of the first run and write its card; the runs may differ in their seeds."""
-    paths = [Path(run) for run in runs]
-    recipes = [recipe for recipe in map(recipe_of, paths) if recipe is not None]
-    summaries = [summary for summary in map(summary_of, paths) if summary is not None]
+def add(name: str, files: Sequence[Path | str], data: str, command: str, commit: str) -> Card:
+    """Add the first of some packed networks, and its card; they may differ in their seeds."""
+    packed = [about(Path(file)) for file in files]
+    recipes = [packed_recipe(metadata) for metadata in packed]
     differing = {field for recipe in recipes for field in recipe.training_differences(recipes[0])}
-    if not runs or len(summaries) < len(runs) or differing - {"seed", "init_from", "teacher"}:
-        raise SoftstairError("`runs` must be finished runs of one recipe with different seeds.")
-    tested = "valid_accuracy" if dataset.test_x is None else "test_accuracy"
+    if not packed or differing - {"seed", "init_from", "teacher"}:
+        raise SoftstairError("`files` must be packed networks of one recipe with different seeds.")
+    tested = "valid_accuracy" if packed[0]["test_accuracy"] is None else "test_accuracy"
     entry = {
-        "data": dataset.version or dataset.name,
-        "accuracies": [summary[tested] for summary in summaries],
+        "data": data,
+        "accuracies": [metadata[tested] for metadata in packed],
         "command": command,
         "commit": commit,
     }
-    pack(paths[0], dataset, FOLDER / f"{name}.safetensors")
+    shutil.copyfile(files[0], FOLDER / f"{name}.safetensors")
     cards = json.dumps({**_cards(), name: entry}, indent=1, sort_keys=True, allow_nan=False)
     write(FOLDER / "cards.json", f"{cards}\n")
     return card(name)
