@@ -1,6 +1,7 @@
 """Recipes with `bits`: names instead of stairs and quanta, from training to deployment."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import softstair as ss
 from softstair._errors import SoftstairError
 from softstair.convert.bits import name_of
 from softstair.data import load
+from softstair.data.batches import Examples
+from softstair.data.folds import split
 from softstair.experiments.design import changed
 from softstair.stair import fit_quantum
 from softstair.train import Recipe, train, trained_network
+from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network
 from softstair.train.packed import pack, packed_network
 from softstair.train.parallel import Interrupted
@@ -25,9 +29,11 @@ DIGITS = load("digits")
 MIXED = "features.1=int8,classifier=int8,*=ternary"
 
 
+stairs = ss.nn.stair_modules
+
+
 def names(network: nn.Module) -> dict[str, str | None]:
-    stairs = ss.nn.stair_modules(network)
-    return {name.removesuffix(".weight_stair"): name_of(stair.stair) for name, stair in stairs}
+    return {k.removesuffix(".weight_stair"): name_of(m.stair) for k, m in stairs(network)}
 
 
 # The recipe
@@ -76,6 +82,20 @@ def test_names_of_the_stairs_of_a_recipe() -> None:
     assert levels_of(Recipe(bits=MIXED)) == MIXED
 
 
+def test_names_choose_how_quanta_and_latent_weights_are_trained() -> None:
+    named, given = Recipe(bits="int4"), Recipe(weights="int4", features="uint4")
+    assert named.calibrates
+    assert replace(named, quanta="learned").calibrates
+    assert not given.calibrates
+    assert replace(given, quanta="calibrated").calibrates
+    assert not replace(given, quanta="learned").calibrates  # from the quantum that is given
+    assert not replace(named, quanta="fixed").calibrates
+    assert named.latent_rate_for(0.5) == 0.015
+    assert replace(named, latent_rate=0.1).latent_rate_for(0.5) == 0.05
+    assert replace(named, optimiser="sgd").latent_rate_for(0.5) == named.learning_rate
+    assert given.latent_rate_for(0.5) == given.learning_rate
+
+
 # The network
 
 
@@ -100,7 +120,8 @@ def test_names_of_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
 def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -> None:
     float_twin = recipe(weights="float", features="float", epochs=1)
     train(float_twin, tmp_path / "float")
-    started = recipe(bits="int4", init_from=str(tmp_path / "float"), epochs=1, learning_rate=0.0)
+    still = {"learning_rate": 0.0, "latent_rate": 0.0, "epochs": 1}
+    started = recipe(bits="int4", init_from=str(tmp_path / "float"), **still)
     train(started, tmp_path / "run")
     before, after = (trained_network(tmp_path / name, DIGITS) for name in ("float", "run"))
     weight = before.get_parameter("features.1.weight")
@@ -113,6 +134,45 @@ def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -
 
 
 # Runs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bits": "int4"}, {"quanta": "calibrated"}, {"bits": "int4", "quanta": "learned"}],
+    ids=["named", "given", "learned"],
+)
+def test_features_are_calibrated_before_the_first_step(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """On examples that the seed chooses; the quanta of weights are those of the recipe."""
+    still = {"learning_rate": 0.0, "latent_rate": 0.0, "epochs": 1}
+    chosen = recipe(**still, **changes)
+    train(chosen, tmp_path)
+    quanta = {name: s.stair.quantum for name, s in stairs(trained_network(tmp_path, DIGITS))}
+    torch.manual_seed(chosen.seed)
+    data = DIGITS.sample(200)
+    net = make_network(chosen, data)
+    part = split(data, chosen.fold, chosen.folds)[0]
+    examples = Examples(data.x[part], data.y[part], *data.numbers(), torch.device("cpu"))
+    inputs = chosen_inputs(examples, chosen.batch, chosen.seed)
+    before = {name: s.stair.quantum for name, s in stairs(net)}
+    assert quanta == ss.calibrate(net, inputs, weights=None)
+    is_same = {name: quanta[name] == quantum for name, quantum in before.items()}
+    assert is_same == {name: name.endswith("weight_stair") for name in before}
+
+
+@pytest.mark.parametrize("quanta", ["auto", pytest.param("learned", marks=pytest.mark.nightly)])
+def test_a_stopped_run_is_not_calibrated_again(
+    quanta: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = recipe(bits="int4", quanta=quanta, augment="crop", clip_latent=True)
+    wanted = uninterrupted(tmp_path / "whole", chosen)
+    out = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        train(chosen, out, resume=True, watchers=[At(1, 2, strike(signal.SIGTERM))])
+    monkeypatch.delattr("softstair.train.loop.calibrate")
+    summary = train(chosen, out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == wanted
 
 
 @pytest.mark.nightly

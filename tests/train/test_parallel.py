@@ -163,6 +163,7 @@ def test_both_processes_hold_the_same_network(complete: Path) -> None:
 @pytest.mark.nightly
 def test_start_and_teacher_are_trained_by_both_processes(pair: Pair, tmp_path: Path) -> None:
     recipe = replace(RANDOM, epochs=1, period=None, drop=None, init_from="auto", teacher="auto")
+    recipe = replace(recipe, quanta="calibrated")
     out, notes = tmp_path / "run", {"NOTES": str(tmp_path)}
     assert pair.run(words(recipe, out), environment=notes) == [0, 0], pair.messages
     # Rank 0 reads the float run, and so evaluates its network more often.

@@ -14,6 +14,7 @@ from torch import nn
 import softstair
 from softstair import _check, kernels
 from softstair._files import refuse_link
+from softstair.calibrate import calibrate
 from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -22,10 +23,11 @@ from softstair.train.execution import (
     check_kernels,
     choose_device,
     choose_threads,
+    matmul_precision,
     memory_errors,
     training_settings,
 )
-from softstair.train.metrics import evaluate, refresh_statistics, stair_health
+from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
 from softstair.train.network import describe_network, make_network
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
@@ -231,12 +233,23 @@ def _train(
     if "start" in floats:
         start_from(network, floats["start"], recipe)
     team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
-    if team.size > 1:
-        # A user's own model may draw its first weights from another generator than torch's.
-        network.load_state_dict(team.broadcast(network.state_dict))
     with team.all_or_none():
         parts = split(dataset, recipe.fold, recipe.folds)
         training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
+    is_calibrated = recipe.calibrates and not recipe.is_float and not run.has_checkpoint()
+
+    def first_state() -> dict[str, Any]:
+        if is_calibrated:
+            settings = (recipe.batch, recipe.seed, recipe.augmentation)
+            with matmul_precision("float32"):
+                calibrate(network.to(device), chosen_inputs(training, *settings), weights=None)
+        return network.cpu().state_dict()
+
+    # A user's own model may draw its first weights from another generator than torch's.
+    first = team.broadcast(first_state)
+    if team.size > 1:
+        network.load_state_dict(first)
+    with team.all_or_none():
         state = State(recipe, network, len(training), device, own, team)
         if recipe.loss is not None:
             state.own_loss = own_loss(recipe.loss, len(dataset.classes))

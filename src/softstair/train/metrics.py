@@ -62,6 +62,17 @@ def evaluate(
     return loss / len(examples), correct / len(examples)
 
 
+def chosen_inputs(
+    examples: Examples, batch: int, seed: int, augmentation: Augmentation = PLAIN
+) -> Iterator[Tensor]:
+    """Yield batches of up to 4,096 training examples that ``seed`` chooses and augments."""
+    device = examples.y.device
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    for indices in order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]:
+        yield examples.batch(indices, augmentation, generator)[0]
+
+
 def refresh_statistics(
     network: nn.Module,
     examples: Examples,
@@ -78,13 +89,10 @@ def refresh_statistics(
     """
     if not (norms := running_norms(network)):
         return
-    device = examples.y.device
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(device)
-    generator = torch.Generator(device).manual_seed(seed)
 
     def inputs() -> Iterator[Arguments]:
-        for indices in order.split(batch)[: max(1, min(ENOUGH_EXAMPLES, len(order)) // batch)]:
-            yield (examples.batch(indices, augmentation, generator)[0],), {}
+        for x in chosen_inputs(examples, batch, seed, augmentation):
+            yield (x,), {}
             callback()
 
     with matmul_precision("float32"):

@@ -90,7 +90,7 @@ def stair_network(
         skip=skip,
         example_inputs=example,
         sums=None if recipe.sums == "none" else recipe.sums,
-        quanta=recipe.quanta,
+        quanta="learned" if recipe.quanta == "learned" else "fixed",
     )
 
 

@@ -17,6 +17,8 @@ from softstair.train.options import Options, option
 
 INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
+NAMED_RATE = 0.03
+"""Of latent weights whose stairs are given by name, in quanta."""
 FACTOR = "Factor of the learning rate of"
 
 
@@ -30,16 +32,18 @@ class OptimiserOptions(Options):
     learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
     latent_rate: float | None = option(
         None,
-        "Initial learning rate of latent weights, in quanta (None: the learning rate).",
+        "Initial learning rate of latent weights, in quanta (None: the learning rate; with bits "
+        "and Adam, 0.03).",
         low=0.0,
         high=1e6,
         older_value=None,
     )
-    quanta: Literal["fixed", "learned"] = option(
-        "fixed",
-        "Keep the quanta, or learn them with the weights.",
+    quanta: Literal["auto", "fixed", "calibrated", "learned"] = option(
+        "auto",
+        "Keep the quanta, fit those of features to a few batches before training, or learn all "
+        "with the weights (auto: calibrated with bits, else fixed).",
         "architecture",
-        older_value="fixed",
+        older_value="auto",
     )
     quantum_rate: float | None = option(
         None,
@@ -148,9 +152,20 @@ class OptimiserOptions(Options):
         A step of Adam is as large as its rate. A step of SGD is not: with w = ε·u, ε the quantum,
         the step −r·∂L/∂u of u is the step −r·ε²·∂L/∂w of w.
         """
-        if self.latent_rate is None:
-            return self.learning_rate
-        return self.latent_rate * quantum ** (1 if self.optimiser.startswith("adam") else 2)
+        is_adam = self.optimiser.startswith("adam")
+        rate = NAMED_RATE if self._has_bits and is_adam else None
+        rate = rate if self.latent_rate is None else self.latent_rate
+        return self.learning_rate if rate is None else rate * quantum ** (1 if is_adam else 2)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether quanta of features are fitted to a few batches; learned ones if none is given."""
+        return self.quanta == "calibrated" or (self.quanta != "fixed" and self._has_bits)
+
+    @property
+    def _has_bits(self) -> bool:
+        """Whether stairs are given by name, without quanta; `bits` is an option of the network."""
+        return getattr(self, "bits", None) is not None
 
     def _check_together(self) -> None:
         super()._check_together()
