@@ -19,7 +19,7 @@ __all__ = ["Quantum", "Stair", "fit_quantum"]
 
 Quantum = float | tuple[float, ...]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-FIT_CANDIDATES = 96
+FIT_RATIOS, FIT_STEPS = torch.linspace(0.01, 2.25, 192).tolist(), 3
 
 
 @dataclass(frozen=True)
@@ -374,24 +374,25 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
         stair: The stair σ, whose own quantum does not matter.
         per_channel: Fit a quantum to each output channel instead of one to all weights.
     """
-    # Candidates from 0.01 to 1.25 of the quantum that reaches the largest weight: may clip it.
     unit = stair.with_quantum(1.0)
     rows = weight.detach().double().reshape(weight.shape[0] if per_channel else 1, -1)
-    reach = max(abs(unit.levels[0]), abs(unit.levels[-1]))
-    largest = rows.abs().amax(dim=1, keepdim=True) / reach
+    reach = [abs(level) for level in (unit.levels[0], unit.levels[-1]) if level]
+    largest = rows.abs().amax(dim=1, keepdim=True) / min(reach)
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    best = torch.full_like(largest, torch.inf)
-    quantum = largest.clone()
-    # Sorted weights of a level q are neighbours: the error is ‖w‖² + Σ (n·q² − 2q·Σw) over levels.
+    best, quantum, better = torch.full_like(largest, torch.inf), largest, largest
+    # Sorted weights of a level l are neighbours: the error is ‖w‖² + Σ (n·(εl)² − 2εl·Σw) over
+    # levels. For these levels ε = Σ l·w / Σ l² is best; with it, some weights may get others.
     rows = rows.sort(dim=1).values
     sums = torch.nn.functional.pad(rows.cumsum(1), (1, 0))
     levels = rows.new_tensor(unit.levels)
     edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
-    for ratio in (*torch.linspace(0.01, 1.25, FIT_CANDIDATES, dtype=torch.float64).tolist(), 1.0):
-        candidate = largest * ratio
-        ends, q = torch.searchsorted(rows, edges * candidate), levels * candidate
-        errors = ends.diff() * q.square() - 2 * q * sums.gather(1, ends).diff()
-        error = errors.sum(dim=1, keepdim=True)
+    for ratio in (*FIT_RATIOS, min(reach) / max(reach), 1.0, *[None] * FIT_STEPS):
+        candidate = better if ratio is None else largest * ratio
+        ends = torch.searchsorted(rows, edges * candidate)
+        squares = (ends.diff() * levels.square()).sum(dim=1, keepdim=True)
+        products = (sums.gather(1, ends).diff() * levels).sum(dim=1, keepdim=True)
+        error = candidate * (candidate * squares - 2 * products)
+        better = torch.where((error < best) & (products > 0), products / squares, better)
         quantum = torch.where(error < best, candidate, quantum)
         best = torch.minimum(best, error)
     # Rounded to float32, in which it is saved, so that a loaded network is the trained one.
