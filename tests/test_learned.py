@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+import networks
 import oracle
 import softstair as ss
+from softstair._errors import SoftstairError
 from softstair.nn import StairActivation, StairWeight
 from softstair.train.metrics import stair_health
 from softstair.train.optimiser import (
@@ -306,3 +308,13 @@ def test_quanta_have_a_rate_of_their_own_and_no_decay():
         is_quantum = name.endswith("log_ratio")
         assert (groups[parameter]["lr"] == 0.02) is is_quantum
         assert groups[parameter]["weight_decay"] == (0.0 if is_quantum else 0.3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e4])
+@pytest.mark.parametrize("fit", ["layer", "channel"])
+def test_a_quantum_that_diverged_is_reported_as_such(value, fit):
+    net = ss.quantise(networks.mlp(6, 8, 8, 3), "int4", fit=fit, quanta="learned").train()
+    net[0].weight_stair.log_ratio.data.reshape(-1)[-1] = value
+    for call in (net.eval, net.state_dict):
+        with pytest.raises(SoftstairError, match=r"training diverged.* lower learning rate"):
+            call()

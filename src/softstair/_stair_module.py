@@ -139,6 +139,9 @@ class StairModule(nn.Module):
         """Give the stair the quantum as it is learned, rounded to float32; ``eval()`` does so."""
         if self.log_ratio is not None:
             values = learned_quantum(self.quantum, self.log_ratio.detach()).double()
+            if len(wrong := values[~((values > 0) & values.isfinite())]):
+                problem = f"training diverged: a learned quantum became {float(wrong[0]):g}"
+                raise SoftstairError(f"{problem}. Train again with a lower learning rate.")
             quantum = tuple(values.tolist()) if values.dim() else float(values)
             if quantum != self.stair.quantum:
                 self.stair = self.stair.with_quantum(quantum, self.stair.axis)
