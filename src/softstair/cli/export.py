@@ -8,6 +8,8 @@ from softstair.cli._args import argument, flag
 from softstair.cli._table import print_line, print_table
 from softstair.deploy import IntegerNetwork, costs
 from softstair.deploy.comparison import write
+from softstair.deploy.nodes import Steps
+from softstair.deploy.qlinear_conv import quantised_convs
 from softstair.train.trained import LastLayer, deployed
 
 
@@ -61,6 +63,11 @@ class ExportFlags:
         )
         if plan is not None:
             print_line(str(plan))
+        elif self.to == "onnx":
+            convs, network = quantised_convs(source.integer), source.integer
+            stairs = [node.name for node in network.nodes if isinstance(node, Steps)]
+            if others := [name for name in stairs if name not in convs]:
+                print_line(f"thresholds, because no QLinearConv is exact: {', '.join(others)}")
         print_line(f"written: {out}")
         return 0
 

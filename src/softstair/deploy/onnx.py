@@ -1,19 +1,21 @@
 """Integer networks as ONNX files of standard operators, exact under ONNX Runtime.
 
-Features are bytes with a zero point, weights are packed into as few bits as they need, and sums are
-ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and no fusion changes.
-Wider sums are float32, in parts of which every partial sum is an integer below 2²⁴. A stair is one
-comparison per threshold, or a bisection where there are many. The scores of a float last layer are
-summed in double precision and rounded once.
+Features are bytes with a zero point, and weights are packed into as few bits as they need. Where a
+QLinearConv gives the same levels at every sum, it is a layer and its stair (see qlinear_conv.py).
+Otherwise sums are ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and
+no fusion changes. Wider sums are float32, in parts of which every partial sum is an integer below
+2²⁴. A stair is one comparison per threshold, or a bisection where there are many. The scores of a
+float last layer are summed in double precision and rounded once.
 
 Two other forms are not exact. DequantizeLinear before MatMul: ONNX Runtime's default optimisations
 replace it by an operator that quantises the features again (and in 2 bits gives wrong results where
-the width is not a multiple of 4). Signed weights: older x86 processors add pairs of their products
-in 16 bits that saturate, which unsigned weights with a zero point avoid.
+the width is not a multiple of 4). Large signed weights: older x86 processors add pairs of their
+products in 16 bits that saturate, which small ones, or unsigned ones with a zero point, avoid.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,16 @@ from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.onnx_graph import (
     Array,
     OnnxGraph,
+    StoredTensor,
     TensorInfo,
     largest_sum,
     node_names,
+    packed_weights,
     sum_operands,
     write_model,
+    zero_point,
 )
+from softstair.deploy.qlinear_conv import add_quantised_conv, quantised_convs
 
 __all__ = ["feature_outputs", "model", "write"]
 
@@ -39,32 +45,6 @@ OPSET = 18  # the first with operators on bits
 BATCH = "N"
 MAX_COMPARISONS = 31
 """With more thresholds a bisection takes fewer operators."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor of integers from ``low`` to ``high``: int32, or bytes where ``zero_byte`` is 0."""
-
-    name: str
-    low: int
-    high: int
-    zero_byte: int | None = None
-
-    def as_int32(self, graph: OnnxGraph, hint: str = "") -> str:
-        """Return the name of the same integers in int32."""
-        if self.zero_byte is None:
-            return self.name
-        wide = graph.cast(self.name, "INT32", f"{hint}taken")
-        zero = graph.constant(f"{hint}zero", np.int32(self.zero_byte))
-        return graph.apply("Sub", [wide, zero], f"{hint}whole")
-
-    def as_bytes(self, graph: OnnxGraph, zero: int) -> "StoredTensor":
-        """Return the same integers in bytes with that zero, unless they are bytes already."""
-        if self.zero_byte is not None:
-            return self
-        byte = graph.constant("taken_zero", np.int32(zero))
-        raised = graph.apply("Add", [self.name, byte], "taken_raised")
-        return StoredTensor(graph.cast(raised, "UINT8", "taken"), self.low, self.high, zero)
 
 
 def write(
@@ -82,9 +62,13 @@ def write(
 
 
 def feature_outputs(network: IntegerNetwork) -> dict[str, str]:
-    """Return the output that holds each node's result in int32, by the node's name."""
+    """Return the output that holds each node's result in int32, by the node's name.
+
+    Sums that a QLinearConv computes together with their stair have none.
+    """
     names = node_names(network, set(RESERVED), "_value")
-    outputs = {node: f"{name}_value" for node, name in names.items()}
+    within = {conv.node.name for conv in quantised_convs(network).values()}
+    outputs = {node: f"{name}_value" for node, name in names.items() if node not in within}
     return {**outputs, network.last.name: "scores"}
 
 
@@ -96,9 +80,17 @@ def model(
     names = node_names(network, reserved, "_value")
     graph = OnnxGraph(reserved)
     stored: dict[str, StoredTensor] = {}
+    convs = quantised_convs(network)
+    within = {conv.node.name for conv in convs.values()}
     for node in network.nodes[:-1]:
         graph.prefix = names[node.name]
-        stored[node.name] = _add_node(graph, network, node, [stored[x] for x in node.inputs])
+        if conv := convs.get(node.name):
+            levels = add_quantised_conv(graph, conv, stored[conv.node.inputs[0]])
+            # The maximum of a window is limited after it: fewer elements.
+            is_pooled = all(isinstance(user, nodes.MaxPool) for user in network.users(node.name))
+            stored[node.name] = levels if is_pooled else levels.limited(graph)
+        elif node.name not in within:
+            stored[node.name] = _add_node(graph, network, node, [stored[x] for x in node.inputs])
     last, shape = network.last, network.sizes[network.last.name]
     graph.prefix = names[last.name]
     _add_scores(graph, last, stored[last.inputs[0]], len(shape))
@@ -111,8 +103,8 @@ def model(
     if features:
         for name, tensor in stored.items():
             graph.prefix = names[name]
-            integers, output = tensor.as_int32(graph), f"{names[name]}_value"
-            graph.apply("Identity", [integers], name=output)
+            integers, output = tensor.as_type(graph, "INT32"), f"{names[name]}_value"
+            graph.apply("Identity", [integers.name], name=output)
             tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
     proto = graph.model(network, classes, {"": OPSET}, tensors)
     graph.onnx.checker.check_model(proto, full_check=True)
@@ -130,10 +122,16 @@ def _add_node(
         raise ExportError.of(node.name, "ONNX cannot pool without channels", "Give it (C, H, W)")
     match node:
         case nodes.Input():
-            if node.type_name == "uint8":
-                return StoredTensor("bytes", node.low, node.high, node.zero)
+            if node.type_name != "int16":
+                return StoredTensor("bytes", node.low, node.high, node.type_name.upper(), node.zero)
             operands = [graph.cast("bytes", "INT32"), graph.constant("zero", np.int32(node.zero))]
             return StoredTensor(graph.apply("Sub", operands), node.low, node.high)
+        case nodes.SumPool() if (
+            x[0].kind != "INT32"
+            and not any(node.padding)
+            and node.kernel == network.sizes[node.inputs[0]][1:]
+        ):
+            return _add_total(graph, node, x[0])
         case nodes.Sum() | nodes.SumPool():
             return _weighted_sum(graph, x[0], node, network.sizes[node.name][0])
         case nodes.Steps():
@@ -145,37 +143,44 @@ def _add_node(
         case nodes.Expand():
             return replace(x[0], name=graph.expand(node, x[0].name))
         case nodes.Pad():
-            kind = np.int32 if x[0].zero_byte is None else np.uint8
-            zero = graph.constant("zero", kind(x[0].zero_byte or 0))
+            zero = graph.constant("zero", np.array(x[0].zero, x[0].kind.lower()))
             return replace(x[0], name=graph.pad(node, x[0].name, zero, rank))
         case nodes.Concat():
             return _concatenated(graph, node, x)
         case nodes.Add():
-            terms = [term.as_int32(graph, "part_") for term in x]
+            terms = [term.as_type(graph, "INT32", "part_").name for term in x]
             return StoredTensor(graph.apply("Add", terms), node.low, node.high)
     raise ExportError.of(node.name, f"{type(node).__name__} has no form in ONNX")
 
 
 def _concatenated(graph: OnnxGraph, node: nodes.Concat, x: list[StoredTensor]) -> StoredTensor:
     """Add bytes side by side if all have the same zero, and 32-bit integers otherwise."""
-    zeros = {part.zero_byte for part in x}
-    zero = zeros.pop() if len(zeros) == 1 else None
-    names = [part.name if zero is not None else part.as_int32(graph, "part_") for part in x]
-    result = graph.apply("Concat", names, axis=node.axis)
-    return StoredTensor(result, node.low, node.high, zero)
+    if len({(part.kind, part.zero) for part in x}) > 1:
+        x = [part.as_type(graph, "INT32", "part_") for part in x]
+    result = graph.apply("Concat", [part.name for part in x], axis=node.axis)
+    return StoredTensor(result, node.low, node.high, x[0].kind, x[0].zero)
 
 
 def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> StoredTensor:
-    if x.zero_byte is not None:
-        return replace(x, name=graph.max_pool(node, x.name, graph.prefix))
+    if x.kind != "INT32":
+        return replace(x, name=graph.max_pool(node, x.name, graph.prefix)).limited(graph)
     # There is no MaxPool of int32.
     largest = graph.max_pool(node, graph.cast(x.name, "DOUBLE"), graph.name("max"))
     return replace(x, name=graph.apply("Cast", [largest], to=graph.onnx.TensorProto.INT32))
 
 
+def _add_total(graph: OnnxGraph, node: nodes.SumPool, x: StoredTensor) -> StoredTensor:
+    """Add the sum of bytes over all positions."""
+    axes = graph.constant("axes", np.arange(2, 2 + len(node.kernel)))
+    inputs = [graph.cast(x.name, "INT32"), axes]
+    total = graph.apply("ReduceSum", inputs, "total", keepdims=1)
+    offset = graph.constant("offset", np.int32(x.zero * math.prod(node.kernel)))
+    return StoredTensor(graph.apply("Sub", [total, offset]), node.low, node.high)
+
+
 def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) -> None:
     """Add the last node; ``rank`` does not count the batch."""
-    floats = graph.cast(x.as_int32(graph), "FLOAT")
+    floats = graph.cast(x.as_type(graph, "INT32").name, "FLOAT")
     match node:
         case nodes.Scores():
             unit = graph.constant("unit", np.float32(node.unit))
@@ -193,12 +198,6 @@ def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) 
             raise ExportError.of(node.name, f"{type(node).__name__} does not give scores")
 
 
-def _zero_point(low: int, high: int) -> int | None:
-    """Return the byte that stands for 0, or None if bytes cannot hold 0 and low to high."""
-    zero = -min(low, 0)
-    return zero if zero + max(high, 0) <= 255 else None
-
-
 def _weighted_sum(
     graph: OnnxGraph, x: StoredTensor, node: nodes.Sum | nodes.SumPool, channels: int
 ) -> StoredTensor:
@@ -206,14 +205,14 @@ def _weighted_sum(
     weight, attributes = sum_operands(node, channels)
     if largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
-    zero, x_zero = _zero_point(int(weight.min()), int(weight.max())), _zero_point(x.low, x.high)
-    if zero is not None and x_zero is not None:
-        x_bytes = x.as_bytes(graph, x_zero)
-        product = (x_bytes.high + (x_bytes.zero_byte or 0)) * (int(weight.max()) + zero)
+    zero = zero_point(int(weight.min()), int(weight.max()))
+    if zero is not None and zero_point(x.low, x.high) is not None:
+        x_bytes = x.as_type(graph, "UINT8")
+        product = (x_bytes.high + x_bytes.zero) * (int(weight.max()) + zero)
         if product * weight[0].size < nodes.INT32_LIMIT:
             sums = _sum_of_bytes(graph, x_bytes, weight, zero, attributes)
             return StoredTensor(sums, node.low, node.high)
-    floats = graph.cast(x.as_int32(graph), "FLOAT")
+    floats = graph.cast(x.as_type(graph, "INT32").name, "FLOAT")
     parts = digits(node.name, weight, x.low, x.high)
     return StoredTensor(_sum_of_floats(graph, floats, parts, attributes), node.low, node.high)
 
@@ -223,38 +222,9 @@ def _sum_of_bytes(
 ) -> str:
     linear = weight.ndim == 2
     weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
-    zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x.zero_byte or 0, zero)]
-    inputs = [x.name, _packed(graph, weight_bytes), *zeros]
+    zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x.zero, zero)]
+    inputs = [x.name, packed_weights(graph, weight_bytes), *zeros]
     return graph.apply("MatMulInteger" if linear else "ConvInteger", inputs, **attributes)
-
-
-def _packed(graph: OnnxGraph, weight: Array) -> str:
-    """Store bytes in as few bits as the largest needs; operators unpack them.
-
-    Where all are even, as those of −1 and 1 with zero point 1 are, the lowest bit is not stored.
-    """
-    even = not (weight & 1).any()
-    weight = weight >> 1 if even else weight
-    bits = next(bits for bits in (1, 2, 4, 8) if int(weight.max()) < 2**bits)
-    if bits == 8:
-        return graph.constant("weight", weight << int(even))
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    padded = np.pad(weight.reshape(-1), (0, -weight.size % len(shifts)))
-    packed = np.bitwise_or.reduce(padded.reshape(-1, len(shifts)) << shifts, axis=1)[:, None]
-    inputs = [graph.constant("weight_packed", packed), graph.constant("weight_places", shifts)]
-    shifted = graph.apply("BitShift", inputs, "weight_shifted", direction="RIGHT")
-    mask = graph.constant("weight_mask", np.uint8(2**bits - 1))
-    values = graph.apply("BitwiseAnd", [shifted, mask], "weight_values")
-    if padded.size > weight.size:
-        flat = graph.constant("weight_all", np.array([-1]))
-        values = graph.apply("Reshape", [values, flat], "weight_padded")
-        ends = [graph.constant("weight_end", np.array([end])) for end in (0, weight.size)]
-        values = graph.apply("Slice", [values, *ends], "weight_cut")
-    if even:
-        one_bit = graph.constant("weight_even", np.uint8(1))
-        values = graph.apply("BitShift", [values, one_bit], "weight_doubled", direction="LEFT")
-    shape = graph.constant("weight_shape", np.array(weight.shape))
-    return graph.apply("Reshape", [values, shape], "weight")
 
 
 def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Array]]:
@@ -292,25 +262,25 @@ def _sum_of_floats(
 
 def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int) -> StoredTensor:
     """Add the levels of sums, as bytes where they fit; ``rank`` does not count the batch."""
-    zero = _zero_point(node.low, node.high)
-    levels = np.array(node.levels, np.int32)
-    if zero is not None:
-        levels = (levels + zero).astype(np.uint8)
+    zero = zero_point(node.low, node.high)
+    kind, zero = ("INT32", 0) if zero is None else ("UINT8", zero)
+    levels: Array = (np.array(node.levels) + zero).astype(kind.lower())
     thresholds = node.thresholds.numpy().astype(np.int32)
     per_channel = (-1, *[1] * (rank - node.axis))
-    sums = replace(x[0], name=x[0].as_int32(graph), zero_byte=None)
+    sums = x[0].as_type(graph, "INT32")
     if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
         limits = [column.reshape(per_channel) for column in thresholds.T]
-        return StoredTensor(_compared(graph, sums.name, limits, levels), node.low, node.high, zero)
+        result = _compared(graph, sums.name, limits, levels)
+        return StoredTensor(result, node.low, node.high, kind, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
     first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds))
     shortcut = None
     if len(x) == 2:
-        shortcut = x[1].as_int32(graph, "beside_")
+        shortcut = x[1].as_type(graph, "INT32", "beside_").name
         first_rows -= node.first
     first_rows = first_rows.reshape(per_channel).astype(np.int32)
     result = _bisected(graph, sums, shortcut, rows, first_rows, levels)
-    return StoredTensor(result, node.low, node.high, zero)
+    return StoredTensor(result, node.low, node.high, kind, zero)
 
 
 def _compared(graph: OnnxGraph, sums: str, limits: list[Array], levels: Array) -> str:

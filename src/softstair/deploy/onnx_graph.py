@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,77 @@ class OnnxGraph:
         )
         helper.set_model_props(model, _metadata(network, classes))
         return model
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Integers from ``low`` to ``high``, stored as INT32, UINT8 or INT8 after ``zero`` is added.
+
+    Stored numbers above ``limit`` stand for the limit.
+    """
+
+    name: str
+    low: int
+    high: int
+    kind: str = "INT32"
+    zero: int = 0
+    limit: int | None = None
+
+    def limited(self, graph: OnnxGraph) -> "StoredTensor":
+        """Return the same integers without numbers above their limit."""
+        if self.limit is None:
+            return self
+        limit = graph.constant("limit", np.array(self.limit, self.kind.lower()))
+        return replace(self, name=graph.apply("Min", [self.name, limit], "limited"), limit=None)
+
+    def as_type(self, graph: OnnxGraph, kind: str, hint: str = "") -> "StoredTensor":
+        """Return the same integers, limited, in another type."""
+        x = self.limited(graph)
+        if kind == x.kind:
+            return x
+        name = x.name if x.kind == "INT32" else graph.cast(x.name, "INT32", f"{hint}taken")
+        zero = 0 if kind == "INT32" else zero_point(x.low, x.high, kind)
+        assert zero is not None
+        if zero != x.zero:
+            offset = graph.constant(f"{hint}offset", np.int32(zero - x.zero))
+            name = graph.apply("Add", [name, offset], f"{hint}moved")
+        name = name if kind == "INT32" else graph.cast(name, kind, f"{hint}moved")
+        return replace(x, name=name, kind=kind, zero=zero)
+
+
+def zero_point(low: int, high: int, kind: str = "UINT8") -> int | None:
+    """Return the byte that stands for 0, or None if bytes cannot hold 0 and low to high."""
+    zero = -min(low, 0)
+    return zero - (kind == "INT8") * 128 if zero + max(high, 0) <= 255 else None
+
+
+def packed_weights(graph: OnnxGraph, weight: Array) -> str:
+    """Store bytes in as few bits as the largest needs; operators unpack them.
+
+    Where all are even, as those of −1 and 1 with zero point 1 are, the lowest bit is not stored.
+    """
+    even = not (weight & 1).any()
+    weight = weight >> 1 if even else weight
+    bits = next(bits for bits in (1, 2, 4, 8) if int(weight.max()) < 2**bits)
+    if bits == 8:
+        return graph.constant("weight", weight << int(even))
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    padded = np.pad(weight.reshape(-1), (0, -weight.size % len(shifts)))
+    packed = np.bitwise_or.reduce(padded.reshape(-1, len(shifts)) << shifts, axis=1)[:, None]
+    inputs = [graph.constant("weight_packed", packed), graph.constant("weight_places", shifts)]
+    shifted = graph.apply("BitShift", inputs, "weight_shifted", direction="RIGHT")
+    mask = graph.constant("weight_mask", np.uint8(2**bits - 1))
+    values = graph.apply("BitwiseAnd", [shifted, mask], "weight_values")
+    if padded.size > weight.size:
+        flat = graph.constant("weight_all", np.array([-1]))
+        values = graph.apply("Reshape", [values, flat], "weight_padded")
+        ends = [graph.constant("weight_end", np.array([end])) for end in (0, weight.size)]
+        values = graph.apply("Slice", [values, *ends], "weight_cut")
+    if even:
+        one_bit = graph.constant("weight_even", np.uint8(1))
+        values = graph.apply("BitShift", [values, one_bit], "weight_doubled", direction="LEFT")
+    shape = graph.constant("weight_shape", np.array(weight.shape))
+    return graph.apply("Reshape", [values, shape], "weight")
 
 
 def node_names(network: IntegerNetwork, names: set[str], suffix: str = "") -> dict[str, str]:

@@ -1,0 +1,170 @@
+"""Sums and their stair as one QLinearConv: integer weights, an integer bias and a float32 scale.
+
+Level lₖ begins at threshold tₖ and is stored as the byte bₖ = lₖ − l₀, or as bₖ − 128 in int8. The
+stair of a sum s is
+
+    min(clip(rint(scale·(factor·s + bias)), 0, 255), highest byte)
+
+if and only if, with c = 1/scale, factor·tₖ + bias ≥ (bₖ − ½)·c for every k, and
+factor·(tₖ − 1) + bias ≤ (bₖ₋₁ + ½)·c: both functions of s do not decrease. Of these two sums, one
+beyond the range that the weights can give says nothing; the range's end says it instead. For a
+given bias each condition bounds c from one side. The room between the bounds is a concave function
+of the bias, so bisection finds an integer bias with room, if there is one. Weights are multiplied
+by as large a factor as bytes hold, so that a unit of the bias is a fraction of a unit of the sum.
+
+Runtimes round: factor·s + bias and its product to float32, or not at all, and halves to even or up.
+No sum comes near a half, since c has a distance of MARGIN/2 from its bounds, which is 2⁻²⁰, and the
+roundings are less than 2⁻²² in all.
+
+Features and weights are int8, which ONNX Runtime is fastest with, or uint8 for large weights.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from softstair.deploy import nodes
+from softstair.deploy.affine import Integers
+from softstair.deploy.nodes import IntegerNetwork
+from softstair.deploy.onnx_graph import (
+    Array,
+    OnnxGraph,
+    StoredTensor,
+    packed_weights,
+    sum_operands,
+    zero_point,
+)
+
+Levels = tuple[int, ...]
+Floats = npt.NDArray[np.float64]
+MARGIN = 2.0**-19
+SMALLEST, LARGEST = 2.0**-8, 2.0**30  # of 1/scale
+FACTORS = 8  # that are tried
+MAX_BIAS = 2**30
+MAX_INPUTS = 2**14  # so that their products with bytes are at most 2³⁰ in all
+MAX_WEIGHT = 127  # on ARM, ONNX Runtime's depthwise convolutions are wrong for −128
+MAX_PAIR = 2**15 - 1  # AVX2 without VNNI adds two products of bytes in 16 bits that saturate
+
+
+@dataclass(frozen=True)
+class QuantisedConv:
+    """A sum and its stair, in bytes of a type: rint(scale·(factor·sum + bias)), (C,) each."""
+
+    node: nodes.Sum
+    steps: nodes.Steps
+    kind: str  # INT8 or UINT8
+    factor: Integers
+    bias: Integers
+    scale: Floats  # exact in float32
+
+
+def quantised_convs(network: IntegerNetwork) -> dict[str, QuantisedConv]:
+    """Return the sums that a QLinearConv computes with their stair, by the name of the stair."""
+    convs = {}
+    for steps in network.nodes:
+        if not isinstance(steps, nodes.Steps) or len(steps.inputs) > 1 or steps.axis != 1:
+            continue
+        node = network.node(steps.inputs[0])
+        if isinstance(node, nodes.Sum) and len(network.users(node.name)) == 1:
+            conv = _quantised_conv(node, steps, network.node(node.inputs[0]))
+            if conv is not None:
+                convs[steps.name] = conv
+    return convs
+
+
+def _quantised_conv(node: nodes.Sum, steps: nodes.Steps, x: nodes.Node) -> QuantisedConv | None:
+    weight, fits = node.weight.flatten(1).numpy(), steps.low <= 0
+    fits &= None not in (zero_point(x.low, x.high), zero_point(steps.low, steps.high))
+    if not fits or weight.shape[1] > MAX_INPUTS:
+        return None
+    largest = min(MAX_WEIGHT, MAX_PAIR // (2 * max(x.high - min(x.low, 0), 1)))
+    signed = largest // np.abs(weight).max(1).clip(1)
+    span = max(weight.max(), 0) - min(weight.min(), 0)
+    unsigned = np.full_like(signed, 255 // max(span, 1))
+    tables = [part.numpy() for part in (steps.thresholds, node.least, node.greatest)]
+    for kind, factor, count in (("INT8", signed, FACTORS), ("UINT8", unsigned, 1)):
+        bias, scale = np.zeros_like(factor), np.zeros(len(factor))
+        for _ in range(count if factor.all() else 0):
+            rows = np.flatnonzero(scale == 0)
+            channels = (part[rows] for part in (*tables, factor))
+            bias[rows], scale[rows] = scales(steps.levels, *channels)
+            factor[scale == 0] = np.maximum(factor[scale == 0] - 1, 1)
+        if scale.all():
+            return QuantisedConv(node, steps, kind, factor, bias, scale)
+    return None
+
+
+def scales(
+    levels: Levels, thresholds: Integers, least: Integers, greatest: Integers, factor: Integers
+) -> tuple[Integers, Floats]:
+    """Return bias and scale (C,) that equal thresholds (C, K − 1) at all sums; 0 for no scale.
+
+    Sums are from ``least`` to ``greatest``, (C,), and multiplied by ``factor``, (C,).
+    """
+    low, high, numbers = least[:, None], greatest[:, None], np.array(levels) - levels[0]
+    first = factor[:, None] * np.maximum(thresholds, low)
+    before = factor[:, None] * np.minimum(thresholds - 1, high)
+
+    def bounds(bias: Integers) -> tuple[Floats, Floats]:
+        """Return the bounds of 1/scale."""
+        upper = (first + bias[:, None]) / (numbers[1:] - 0.5)
+        lower = (before + bias[:, None]) / (numbers[:-1] + 0.5)
+        lower = lower.max(1, where=thresholds > low, initial=SMALLEST)
+        return lower, upper.min(1, where=thresholds <= high, initial=LARGEST)
+
+    def room(bias: Integers) -> Floats:
+        lower, upper = bounds(bias)
+        return upper - (1 + MARGIN) * lower
+
+    below, above = np.full(len(least), -MAX_BIAS), np.full(len(least), MAX_BIAS)
+    while bool((below < above).any()):
+        middle = (below + above) // 2
+        grows = room(middle + 1) > room(middle)
+        below, above = np.where(grows, middle + 1, below), np.where(grows, above, middle)
+    lower, upper = bounds(below)
+    scale = (2 / (lower + upper)).astype(np.float32).astype(np.float64)
+    return below, np.where(room(below) >= 0, scale, 0)
+
+
+def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -> StoredTensor:
+    """Add the levels of a sum; linear layers and sequences become convolutions of images."""
+    node, steps, x = conv.node, conv.steps, x.as_type(graph, conv.kind)
+    weight, attributes = sum_operands(node, len(node.weight))
+    added = tuple(range(2, 6 - weight.ndim))
+    axes = [graph.constant("axes", np.array(added))] if added else []
+    image = graph.apply("Unsqueeze", [x.name, *axes], "image") if added else x.name
+    if len(added) == 1:
+        attributes["pads"] = [0, *node.padding] * 2
+        attributes |= {"strides": (1, *node.stride), "dilations": (1, *node.dilation)}
+    unit, lowest = graph.constant("unit", np.float32(1)), -128 if conv.kind == "INT8" else 0
+    inputs = [
+        image,
+        unit,
+        graph.constant("image_zero", np.array(x.zero, conv.kind.lower())),
+        *_add_weights(graph, np.expand_dims(weight, added), conv),
+        unit,
+        graph.constant("lowest", np.array(lowest, conv.kind.lower())),
+        graph.constant("bias", conv.bias.astype(np.int32)),
+    ]
+    name = graph.apply("QLinearConv", inputs, "levels", **attributes)
+    name = graph.apply("Squeeze", [name, *axes], "squeezed") if added else name
+    limit = lowest + steps.high - steps.low
+    return StoredTensor(name, steps.low, steps.high, conv.kind, lowest - steps.low, limit)
+
+
+def _add_weights(graph: OnnxGraph, weight: Array, conv: QuantisedConv) -> list[str]:
+    """Add weights times their factor, from as few bits as they need, with scale and zero point."""
+    zero = -min(int(weight.min()), 0)
+    packed = packed_weights(graph, (weight + zero).astype(np.uint8))
+    integers, zeros = graph.cast(packed, "INT32", "weight"), zero * conv.factor
+    if conv.kind == "INT8":
+        offset = graph.constant("weight_zero", np.int32(zero))
+        integers, zeros = graph.apply("Sub", [integers, offset], "weight_signed"), 0 * zeros
+    factors = graph.constant("weight_factor", conv.factor.astype(np.int32).reshape(-1, 1, 1, 1))
+    product = graph.apply("Mul", [integers, factors], "weight_product")
+    return [
+        graph.cast(product, conv.kind, "weight"),
+        graph.constant("scale", conv.scale.astype(np.float32)),
+        graph.constant("weight_zeros", zeros.astype(conv.kind.lower())),
+    ]

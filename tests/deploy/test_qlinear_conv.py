@@ -1,0 +1,185 @@
+"""Sums and their stair as one QLinearConv: equal to the thresholds at every sum, in any runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_networks import LEVELS, RandomBuilder
+from test_onnx import LEVELS as OPTIMISATIONS
+from test_onnx import assert_equal, run
+
+import softstair as ss
+from softstair.deploy import integerise
+from softstair.deploy import onnx as export
+from softstair.deploy.qlinear_conv import quantised_convs, scales
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+
+
+def levels_of(sums: np.ndarray, bias: int, scale: float, levels: tuple[int, ...]) -> np.ndarray:
+    """What runtimes compute, which round differently; all must agree."""
+    wide, narrow = (sums + bias) * scale, (sums + bias).astype(np.float32) * np.float32(scale)
+    rounded = [np.rint(wide), np.rint(narrow), np.floor(wide + 0.5), np.ceil(narrow - 0.5)]
+    first, *others = (np.clip(result, 0, levels[-1] - levels[0]) + levels[0] for result in rounded)
+    for result in others:
+        np.testing.assert_array_equal(result, first)
+    return first
+
+
+@pytest.mark.parametrize("name", ["ternary", "sign", "uint4", "uint6"])
+def test_scales_equal_thresholds_at_every_sum(name: str) -> None:
+    random, levels = np.random.default_rng(0), LEVELS[name]
+    solved = 0
+    for factor in (1, 8, 15, 64, 127):
+        least = -random.integers(0, 3000, 20)
+        greatest = least + random.integers(0, 6000, 20)
+        # Lines from flat to steep: levels that no sum reaches, that all reach, that are skipped.
+        slope, start = 2.0 ** random.uniform(-3, 9, (20, 1)), random.normal(size=(20, 1))
+        line = slope * (np.arange(len(levels) - 1) + len(levels) * start)
+        thresholds = np.floor(line).astype(np.int64) + int(least.mean() + greatest.mean()) // 2
+        bias, scale = scales(levels, thresholds, least, greatest, np.full(20, factor))
+        for c in np.flatnonzero(scale):
+            sums = np.arange(least[c], greatest[c] + 1)
+            expected = np.array(levels)[(sums[:, None] >= thresholds[c]).sum(1)]
+            actual = levels_of(factor * sums, bias[c], scale[c], levels)
+            np.testing.assert_array_equal(actual, expected)
+        solved += np.count_nonzero(scale)
+    assert solved > 80
+
+
+def test_scales_are_found_wherever_they_exist() -> None:
+    random, sums, levels = np.random.default_rng(1), np.arange(-6, 7), (-1, 0, 1, 2)
+    bias, inverse = np.meshgrid(np.arange(-90, 91), np.arange(0.05, 40, 0.05), indexing="ij")
+    values = (3 * sums + bias[..., None]) / inverse[..., None]
+    is_clear = (np.abs(values % 1 - 0.5) > 1e-4).all(-1)
+    values = np.clip(np.rint(values), 0, 3) - 1
+    exists = []
+    for _ in range(60):
+        thresholds = np.sort(random.integers(-8, 10, (1, 3)))
+        expected = np.array(levels)[(sums[:, None] >= thresholds).sum(1)]
+        exists.append(bool(((values == expected).all(-1) & is_clear).any()))
+        _, scale = scales(levels, thresholds, *np.array([[-6], [6], [3]]))
+        assert bool(scale[0] > 0) or not exists[-1]
+    assert 10 < sum(exists) < 60
+
+
+def network(seed: int, shape: tuple[int, ...], zero: int) -> RandomBuilder:
+    """A network of which every stair has a scale: all kinds of layers, weights and features."""
+    net = RandomBuilder(seed, shape, zero)
+    net.sum("first", 6, net.choose("ternary", "sign", "even"), padding=(1, 1))
+    net.steps("first.stair", LEVELS["ternary"], even=True)
+    net.max_pool("pool", 3, 2, 1)
+    net.sum("depthwise", 6, "int4", padding=(1, 1), groups=6)
+    net.steps("depthwise.stair", net.choose(LEVELS["sign"], LEVELS["ternary"]), even=True)
+    net.sum("grouped", 8, "int4", groups=2, dilation=(1, 2), padding=(0, 2), stride=(2, 1))
+    net.steps("grouped.stair", LEVELS["ternary"], even=True)
+    if net.choose(True, False):
+        net.sum_pool("average")
+    net.flatten("flat")
+    net.sum("linear", 7, "binary")
+    net.steps("linear.stair", LEVELS["ternary"], even=True)
+    net.scores("last", 4)
+    return net
+
+
+def operators(model: Any) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+@pytest.mark.parametrize(("seed", "zero"), [(0, 0), (1, 121), (2, 255), (3, 8)])
+def test_quantised_convolutions_are_equal_in_every_runtime(seed: int, zero: int) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    net = network(seed, (3, 8, 7), zero)
+    model, plain = export.model(net.network(), features=True), export.model(net.network())
+    assert operators(plain).count("QLinearConv") == 4
+    assert not {"ConvInteger", "MatMulInteger", "GreaterOrEqual"} & {*operators(plain)}
+    for level in OPTIMISATIONS:
+        actual = run(model, net.bytes, level=level)
+        assert_equal(net.network(), net.bytes, actual)
+        np.testing.assert_array_equal(run(plain, net.bytes, level=level)["class"], actual["class"])
+    x = net.bytes[:2]
+    values = ReferenceEvaluator(model).run(None, {"bytes": x.numpy()})
+    names = [output.name for output in model.graph.output]
+    assert_equal(net.network(), x, dict(zip(names, values, strict=True)))
+
+
+def test_weights_neither_saturate_nor_reach_128() -> None:
+    for zero, kind in ((0, "int4"), (121, "ternary"), (0, "even")):
+        net = RandomBuilder(0, (4, 6, 6), zero)
+        net.bytes.fill_(255)
+        net.add(net.nodes["input"])
+        net.sum("conv", 6, kind, padding=(1, 1))
+        net.steps("stair", LEVELS["ternary"], even=True)
+        net.sum("depthwise", 6, kind, groups=6)
+        net.steps("depthwise.stair", LEVELS["ternary"], even=True)
+        net.flatten("flat")
+        net.scores("last", 4)
+        convs = quantised_convs(net.network())
+        assert [*convs] == ["stair", "depthwise.stair"]
+        for conv, largest in zip(convs.values(), (255, 2), strict=True):
+            assert conv.kind == "INT8"
+            weight = np.abs(conv.node.weight.flatten(1).numpy()).max(1) * conv.factor
+            assert weight.max() <= 127
+            assert 2 * largest * weight.max() < 2**15
+        assert_equal(net.network(), net.bytes, run(export.model(net.network(), True), net.bytes))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_sequences_and_other_inputs_are_equal_in_every_runtime(dtype: torch.dtype) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    torch.manual_seed(0)
+    conv = torch.nn.Conv1d(3, 6, 3, stride=2, padding=2, dilation=2)
+    layers = (conv, torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.MaxPool1d(2))
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(18, 4))
+    stairs = (ss.Stair.ternary(), ss.Stair.linear(4, signed=False, quantum=0.25))
+    net = ss.quantise(model, *stairs, skip="5").eval()
+    network = integerise(net, (3, 12), zero=3, scale=32.0, dtype=dtype)
+    file = export.model(network, features=True)
+    assert ("QLinearConv" in operators(file)) is (dtype != torch.int16)
+    x = torch.randint(0, 128, (5, 3, 12)).to(dtype)
+    assert_equal(network, x, run(file, x))
+    values = ReferenceEvaluator(file).run(None, {"bytes": x.numpy()})
+    names = [output.name for output in file.graph.output]
+    assert_equal(network, x, dict(zip(names, values, strict=True)))
+
+
+def test_layers_without_an_exact_scale_keep_their_thresholds() -> None:
+    net = RandomBuilder(0, (3, 6, 6), zero=0)
+    net.sum("even", 5, "ternary", padding=(1, 1))
+    net.steps("even.stair", LEVELS["uint4"], even=True)
+    net.sum("random", 5, "ternary", padding=(1, 1))
+    net.steps("random.stair", LEVELS["uint4"])
+    net.sum("after", 5, "ternary", padding=(1, 1))
+    net.steps("after.stair", LEVELS["ternary"])
+    net.sum_pool("average")
+    net.flatten("flat")
+    net.scores("last", 4)
+    assert [*quantised_convs(net.network())] == ["even.stair", "after.stair"]
+    model = export.model(net.network(), features=True)
+    assert operators(model).count("QLinearConv") == 2
+    assert_equal(net.network(), net.bytes, run(model, net.bytes))
+
+
+def test_large_weights_on_bytes_are_unsigned() -> None:
+    """As int8 they could saturate; the factor is 1, and the next layer is in int8 again."""
+    net = RandomBuilder(0, (3, 8, 8), zero=121)
+    net.sum("first", 6, "int8", padding=(1, 1))
+    net.steps("first.stair", LEVELS["ternary"], even=True)
+    net.max_pool("pool", 2, 2, 0)
+    net.sum("second", 6, "ternary", padding=(1, 1))
+    net.steps("second.stair", LEVELS["ternary"], even=True)
+    net.flatten("flat")
+    net.scores("last", 4)
+    convs = quantised_convs(net.network())
+    assert {name: conv.kind for name, conv in convs.items()} == {
+        "first.stair": "UINT8",
+        "second.stair": "INT8",
+    }
+    model = export.model(net.network(), features=True)
+    for level in OPTIMISATIONS:
+        assert_equal(net.network(), net.bytes, run(model, net.bytes, level=level))
