@@ -197,8 +197,7 @@ def test_stairs_of_functional_and_repeated_activations_are_fused():
     lenet = ss.quantise(networks.LeNet(), TERNARY, TERNARY)
     assert [layer.stair for layer in fused(lenet).layers] == [lenet.stair_relu_1]
     resnet = ss.quantise(networks.PlainResNet(), TERNARY, TERNARY)
-    stairs = [resnet.relu, *(block.relu for block in resnet.blocks)]
-    assert [layer.stair for layer in fused(resnet).layers] == stairs
+    assert len(fused(resnet).layers) == 5
 
 
 def small(*modules: nn.Module, weights: ss.Stair = TERNARY) -> nn.Module:
@@ -210,6 +209,60 @@ CONVOLUTION = lambda channels=3: (
     nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
 )  # fmt: skip
 ROWS = lambda: (nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+
+
+class Residual(nn.Module):
+    """One layer and a block whose shortcut is the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(*CONVOLUTION())
+        self.block, self.fc = networks.Block(16, 16), nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.fc(self.block(self.first(x)).mean((2, 3)))
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    ("make", "stairs", "forward", "quanta"),
+    [
+        (Residual, "ternary", "mode", "fixed"),
+        (lambda: networks.ResNet(16), "ternary", "mode", "fixed"),
+        (lambda: networks.ResNet(16), "INT4", "expectation", "learned"),
+        (lambda: networks.ResNet(16), "INT4", "expectation", "fixed"),
+        (Residual, "ternary", "mode", "learned"),
+    ],
+)
+def test_shortcuts_are_added_before_the_stair(make, stairs, forward, quanta):
+    net, twin = pair(stairs, "normal", forward, quanta=quanta, make=make)
+    assert len(fused(net).layers) == (3 if make is Residual else 6)
+    x, y = batch(side=4, images=3)
+    for module in (*net.modules(), *twin.modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():  # sums that are no integers need a running mean for an exact variance
+        fused(net)(x), twin(x.double())
+    check(net, twin, x, y, 5e-3 if forward == "expectation" else 1e-3)
+    with torch.no_grad():
+        assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-4
+
+
+def test_a_summand_of_another_shape_is_no_shortcut():
+    class Broadcasts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+            self.offset, self.relu = nn.Parameter(torch.randn(8, 1, 1)), nn.ReLU()
+
+        def forward(self, x):
+            return self.relu(self.layers(x) + self.offset).mean((2, 3))
+
+    torch.manual_seed(0)
+    net = ss.quantise(Broadcasts(), TERNARY, TERNARY)
+    twin = copy.deepcopy(net).double()
+    x, y = batch(images=4)
+    check(net, twin, x, y)
 
 
 def test_other_layouts_shapes_and_settings_give_the_networks_features():

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from networks import make
 from softstair.fused.fuse import not_fused
 from softstair.models import build, last_layer
 
@@ -21,19 +20,30 @@ def quantised(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("vgg8", (3, 32, 32)), ("dscnn", (1, 49, 10)), ("mobilenet-16", (3, 16, 16))],
-)
-def test_all_stairs_of_plain_and_depthwise_networks_are_fused(
+    [("vgg8", (3, 32, 32)), ("dscnn", (1, 49, 10)), ("mobilenet-16", (3, 16, 16)),
+     ("resnet20", (3, 32, 32))],
+)  # fmt: skip
+def test_all_stairs_of_plain_depthwise_and_residual_networks_are_fused(
     name: str, shape: tuple[int, ...]
 ) -> None:
     assert not_fused(quantised(build(name, 10, shape))) == ""
 
 
-def test_stairs_after_an_addition_are_named() -> None:
-    line = not_fused(quantised(make("resnet")[0]))
-    assert line == (
-        "2 of 6 stairs are not fused (after an addition or another operation than a batch "
-        "normalisation: layer1.0.relu.2, layer2.0.relu.2)"
+class Doubled(nn.Module):
+    """A sum of three: what is added to the normalisation is no shortcut of the stair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.act = nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.a(x)) + x + 1)
+
+
+def test_stairs_after_another_operation_are_named() -> None:
+    assert not_fused(ss.quantise(Doubled(), TERNARY, TERNARY)) == (
+        "1 of 1 stairs are not fused (after another operation than a batch normalisation, or the "
+        "sum of one and a shortcut: act)"
     )
 
 

@@ -1,6 +1,7 @@
 """A small network with one layer of every kind that is fused, and its float64 twin."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,13 +40,19 @@ def model(side: int = 8) -> nn.Module:
 
 
 def pair(
-    stairs: str, noise: str, forward: str, side: int = 8, quanta: Any = "fixed"
+    stairs: str,
+    noise: str,
+    forward: str,
+    side: int = 8,
+    quanta: Any = "fixed",
+    make: Callable[[], nn.Module] | None = None,
 ) -> tuple[nn.Module, nn.Module]:
     """A stair network and the same in float64; normalisations with weights of either sign."""
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
+    network, last = (model(side), "15") if make is None else (make(), "fc")
     net = ss.quantise(
-        model(side), weights, features, noise=noise, forward=forward, skip="15", quanta=quanta
+        network, weights, features, noise=noise, forward=forward, skip=last, quanta=quanta
     )
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):

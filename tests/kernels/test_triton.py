@@ -547,6 +547,7 @@ def test_fused_kernels_compile_without_the_interpreter(
     )
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
+    constants |= dict(SHORTCUT=taps == 0)
     constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee")
     types = {"rows": "i32", "count": "i32", "per_quantum": "fp32", "seed_ptr": "*i64"}
     types |= {"integers_ptr": "*i8", "argmax_ptr": "*i8"}

@@ -1,5 +1,6 @@
 """Find the groups of modules in a traced network that fused layers replace."""
 
+import operator
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,9 @@ from softstair.noise import Noise
 from softstair.stair import Stair
 
 __all__ = ["FusedNetwork", "fused", "not_fused"]
+
+
+ADDITIONS = (operator.add, torch.add)
 
 
 class FusedNetwork:
@@ -96,13 +100,14 @@ def fused(net: nn.Module) -> FusedNetwork | None:
         group = _group(node, modules, calls)
         if group is None:
             continue
-        replaced, parts = group
+        replaced, parts, shortcut = group
         features: Any = node.args[0]
         layer = FusedLayer(len(layers), *parts, sources.get(features))
         name, last = f"fused_{layer.number}", replaced[-1]
         code.add_submodule(name, layer)
         with graph.inserting_after(last):
-            call = graph.call_module(name, (context, features))
+            given = (features,) if shortcut is None else (features, shortcut)
+            call = graph.call_module(name, (context, *given))
         last.replace_all_uses_with(call)
         for old in reversed(replaced):
             graph.erase_node(old)
@@ -134,6 +139,7 @@ def not_fused(net: nn.Module) -> str:
     traced = _trace(net)
     if isinstance(traced, str):
         return f"no layer is fused, since {traced}"
+    call_operators(*traced)
     nodes, modules = list(traced[1].nodes), dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
     groups = [group[0] for node in nodes if (group := _group(node, modules, calls)) is not None]
@@ -157,7 +163,7 @@ def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     before = modules.get(str(node.all_input_nodes[0].target))
     if isinstance(before, nn.BatchNorm1d | nn.BatchNorm2d):
         return "weights before the normalisation that cannot be fused"
-    return "after an addition or another operation than a batch normalisation"
+    return "after another operation than a batch normalisation, or the sum of one and a shortcut"
 
 
 def _evaluates_alike(net: nn.Module, graph: fx.Graph) -> bool:
@@ -175,25 +181,33 @@ def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:
 
 def _group(
     node: fx.Node, modules: dict[str, nn.Module], calls: list[Any]
-) -> tuple[list[fx.Node], tuple[Any, Any, Any, Any]] | None:
-    """Return the nodes that a fused layer replaces, beginning with this one, and their modules."""
+) -> tuple[list[fx.Node], tuple[Any, Any, Any, Any], fx.Node | None] | None:
+    """Return the nodes that a fused layer replaces, beginning with this one, their modules, and
+    the shortcut that is added before the stair, if there is one."""
     nodes = [node]
-    for _ in range(3):
+    for _ in range(4):
         (user, *others) = nodes[-1].users or [None]
         if user is None or others:
             break
         nodes.append(user)
-    parts = [modules.get(str(n.target)) if n.op == "call_module" else None for n in nodes]
-    parts += [None] * (4 - len(parts))
-    sums, norm, stair, pool = parts
+    shortcut, added = None, nodes[2] if len(nodes) > 2 else None
+    if added is not None and added.op == "call_function" and added.target in ADDITIONS:
+        summands = [arg for arg in added.args if arg is not nodes[1]]
+        if added.kwargs or len(summands) != 1 or not isinstance(summands[0], fx.Node):
+            return None
+        shortcut = summands[0]
+    path = [n for n in nodes if shortcut is None or n is not added]
+    parts = [modules.get(str(n.target)) if n.op == "call_module" else None for n in path]
+    sums, norm, stair, pool = (parts + [None] * 4)[:4]
     if not (_is_sum(sums) and _is_norm(norm, sums) and _is_stair(stair, StairActivation)):
         return None
-    if not (isinstance(sums, nn.Conv2d) and _is_pool(pool)):
+    if shortcut is not None or not (isinstance(sums, nn.Conv2d) and _is_pool(pool)):
         pool = None
-    nodes = nodes[: 3 if pool is None else 4]
-    once = all(calls.count(n.target) == 1 for n in nodes)
+    count = 3 + (pool is not None)
+    once = all(calls.count(n.target) == 1 for n in path[:count])
     free = not any(_has_hooks(part) for part in (sums, norm, stair, pool) if part is not None)
-    return (nodes, (sums, norm, stair, pool)) if once and free else None
+    replaced = nodes[: count + (shortcut is not None)]
+    return (replaced, (sums, norm, stair, pool), shortcut) if once and free else None
 
 
 def _is_sum(module: Any) -> bool:

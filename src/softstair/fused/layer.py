@@ -1,8 +1,9 @@
 """One fused layer of a stair network: sums, normalisation, stair and pooling.
 
-The sums are read once by normalisation, stair and pooling together. Where features and weights are
-integers times a quantum (mode, random and hard forwards, and every annealed layer) the sums are
-exact, from int8. The backward pass keeps the sums and the features.
+The sums are read once by normalisation, stair and pooling together. In residual networks a shortcut
+is added before the stair. Where features and weights are integers times a quantum (mode, random and
+hard forwards, and every annealed layer) the sums are exact, from int8. The backward pass keeps the
+sums and the features.
 
 A learned quantum ε of the features is ε·S(z/ε), with the stair S in quanta: γ and β are divided by
 ε before, and the levels of S multiplied. Weights likewise. Sums of learned layers are in float.
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softstair.fused import products
 from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
@@ -68,13 +69,18 @@ class FusedLayer(nn.Module):
         if source is not None and self._takes_integers:
             source.makes_integers = True
 
-    def forward(self, context: Context, x: Tensor) -> Tensor:
+    def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         modules = (self.sums, self.norm, self.stair)
         training = [module.training for module in modules]
-        if self._can_evaluate(x) and not any(training):
-            y = _evaluate(self, x, context)
-        elif not (all(training) and x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)):
-            y = self.stair(self.norm(self.sums(x)))
+        takes = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
+        if takes and shortcut is not None:
+            takes = shortcut.shape == (len(x), self.norm.num_features, *self._sides(x))
+            shortcut = _rows(shortcut) if takes else shortcut
+        if takes and self._can_evaluate(x) and not any(training):
+            y = _evaluate(self, x, shortcut, context)
+        elif not (takes and all(training)):
+            y = self.norm(self.sums(x))
+            y = self.stair(y if shortcut is None else y + shortcut)
             return y if self.pool is None else self.pool(y)
         else:
             weight: Tensor = self.sums.weight
@@ -85,10 +91,11 @@ class FusedLayer(nn.Module):
                 weight_quantum = self.weight_stair.scaled_quantum(weight.numel())
                 weight = weight / weight_quantum
             if learns(self.stair):
-                area = math.prod(self._sides(x)) if isinstance(self.sums, nn.Conv2d) else 1
+                area = math.prod(self._sides(x))
                 quantum = self.stair.scaled_quantum(self.norm.num_features * area)
                 gamma, beta = gamma / quantum, beta / quantum
-            given = (weight, gamma, beta)
+                shortcut = None if shortcut is None else shortcut / quantum
+            given = (weight, gamma, beta, shortcut)
             if self.stair.annealed:
                 with torch.no_grad():
                     y = _train(self, x, *given, context).y
@@ -111,8 +118,10 @@ class FusedLayer(nn.Module):
         return all(side % 2 == 0 for side in self._sides(x))
 
     def _sides(self, x: Tensor) -> list[int]:
-        """Return height and width of the sums of a convolution."""
+        """Return height and width of the sums of a convolution; nothing of a linear layer."""
         sums: Any = self.sums
+        if isinstance(sums, nn.Linear):
+            return []
         settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
         sides = zip(x.shape[2:], *(tuple(map(int, pair)) for pair in settings), strict=True)
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
@@ -188,7 +197,13 @@ class _Result(NamedTuple):
 
 
 def _train(
-    layer: FusedLayer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, context: Context
+    layer: FusedLayer,
+    x: Tensor,
+    weight: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    shortcut: Tensor | None,
+    context: Context,
 ) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
     if torch.is_autocast_enabled("cuda"):
@@ -204,7 +219,7 @@ def _train(
         elif layer.is_first:
             sums, partial, squares = convolution.convolve_first(x, values, running_mean)
         else:
-            sums = _rows(_float_sums(layer.sums, x, values))
+            sums = _rows(products.sums_of(layer.sums, x, values))
             partial = batchnorm.moments(sums, running_mean)
     rows = sums.numel() // sums.shape[1]
     if rows < 2:
@@ -213,14 +228,15 @@ def _train(
             f"has shape {tuple(sums.shape)}."
         )
     stats = batchnorm.batch_statistics(partial, layer.norm, gamma, beta, rows, unit)
-    y, argmax = _features(layer, sums, stats, x, context)
+    y, argmax = _features(layer, sums, stats, shortcut, x, context)
     return _Result(y, x, values, sums, argmax, stats, squares, unit)
 
 
-def _evaluate(layer: FusedLayer, x: Tensor, context: Context) -> Tensor:
+def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
     """Run the forward pass in evaluation."""
     sums, unit = _evaluated_sums(layer, x, context)
-    return _features(layer, _rows(sums), _running_statistics(layer.norm, unit), x, context)[0]
+    stats = _running_statistics(layer.norm, unit)
+    return _features(layer, _rows(sums), stats, shortcut, x, context)[0]
 
 
 def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Tensor, float]:
@@ -247,7 +263,12 @@ def _running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> T
 
 
 def _features(
-    layer: FusedLayer, sums: Tensor, stats: Tensor, x: Tensor, context: Context
+    layer: FusedLayer,
+    sums: Tensor,
+    stats: Tensor,
+    shortcut: Tensor | None,
+    x: Tensor,
+    context: Context,
 ) -> tuple[Tensor, Tensor | None]:
     """Return features and the argmax of pooling; integers go into the context."""
     stair, pool = layer.stair, layer.pools_here(x)
@@ -262,6 +283,7 @@ def _features(
         x.dtype,
         pool=pool,
         quantum=quantum_of(stair) if keeps else None,
+        shortcut=shortcut,
     )
     if integers is not None:
         context.integers[layer] = integers
@@ -305,14 +327,6 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=batchnorm.memory_format(tensor))
 
 
-def _float_sums(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
-    if isinstance(layer, nn.Linear):
-        # Integers in bfloat16 (if the quantum is a power of two) stay exact in float32 sums.
-        half = x.dtype in (torch.bfloat16, torch.float16) and x.is_cuda
-        return torch.mm(x, weight.t(), out_dtype=torch.float32) if half else x @ weight.t()
-    return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -321,14 +335,15 @@ class _Layer(torch.autograd.Function):
         weight: Tensor,
         gamma: Tensor,
         beta: Tensor,
+        shortcut: Tensor | None,
         weight_quantum: Tensor | None,
         quantum: Tensor | None,
         layer: FusedLayer,
         context: Context,
     ) -> Tensor:
-        result = _train(layer, x, weight, gamma, beta, context)
+        result = _train(layer, x, weight, gamma, beta, shortcut, context)
         y = None if quantum is None else result.y
-        ctx.save_for_backward(weight, *result[1:-1], y, weight_quantum, quantum)
+        ctx.save_for_backward(weight, *result[1:-1], y, shortcut, weight_quantum, quantum)
         stair = layer.weight_stair
         ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
@@ -339,21 +354,24 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x, values, sums, argmax, stats, squares, y, *quanta = ctx.saved_tensors
+        weight, x, values, sums, argmax, stats, squares, y, shortcut, *quanta = ctx.saved_tensors
         needed = (ctx.needs_input_grad[0], ctx.needs_weight)
         dy = dy.contiguous(memory_format=batchnorm.memory_format(sums))
         dx: Tensor | None = None
+        d_shortcut: Tensor | None = None
         dw: Tensor | None
-        if squares is not None and not needed[0]:
+        if squares is not None and shortcut is None and not needed[0]:
             coefficients, dw = batchnorm_backward.first_weight_gradient(
                 x, dy, sums, values, stats, ctx.stair, argmax, squares
             )
         else:
             coefficients = batchnorm_backward.reduce_dz(
-                dy, sums, stats, ctx.stair, argmax, ctx.unit
+                dy, sums, stats, ctx.stair, argmax, ctx.unit, shortcut
             )
-            dc = batchnorm_backward.backward(dy, sums, stats, ctx.stair, argmax, coefficients)
-            dx, dw = _sums_backward(ctx.layer.sums, dc, x, values, needed)
+            dc, d_shortcut = batchnorm_backward.backward(
+                dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
+            )
+            dx, dw = products.gradients(ctx.layer.sums, dc, x, values, needed)
         if not ctx.needs_weight:
             dw = None
         # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.
@@ -363,7 +381,7 @@ class _Layer(torch.autograd.Function):
         if dx is not None:
             dx = dx.to(ctx.dtype)
         d_beta, d_gamma = coefficients[:2]
-        return dx, dw, d_gamma, d_beta, *d_quanta, None, None
+        return dx, dw, d_gamma, d_beta, d_shortcut, *d_quanta, None, None
 
 
 def _product(gradient: Tensor | None, values: Tensor, quantum: Tensor | None) -> Tensor | None:
@@ -371,17 +389,3 @@ def _product(gradient: Tensor | None, values: Tensor, quantum: Tensor | None) ->
     if gradient is None or quantum is None:
         return None
     return (gradient * values).sum(dtype=torch.float32) / quantum
-
-
-def _sums_backward(
-    layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the features and of the weights that multiply them."""
-    if isinstance(layer, nn.Linear):
-        return dc @ weight if needed[0] else None, dc.t() @ x if needed[1] else None
-    settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        dc, x, weight, None, *settings, [*needed, False]
-    )
-    # In the layout of the weights; a library may prefer another one.
-    return dx, None if dw is None else dw.contiguous(memory_format=torch.channels_last)

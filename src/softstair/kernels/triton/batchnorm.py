@@ -5,8 +5,9 @@ convolution has made these) and once for
 
     z = γ·(c − μ)/√(v + ε) + β = scale·c + shift        y = the value of the stair at z
 
-which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. For
-the backward pass nothing is kept but c, and the argmax of pooling, one byte per element.
+which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. In
+residual networks a shortcut is added to z. For the backward pass nothing is kept but c, the
+shortcut, and the argmax of pooling, one byte per element.
 
 Moments are those of c − m with m the running mean, so that the variance is no difference of large
 numbers. Partial sums of tiles are added in order, in float64: every run gives the same bits.
@@ -145,11 +146,12 @@ def source_row(
 
 @triton.jit
 def _forward(
-    sums_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, row_ptr, seed_ptr,
+    sums_ptr, shortcut_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, row_ptr, seed_ptr,
     rows, per_quantum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
-    PARTS: tl.constexpr, NORMALISE: tl.constexpr, POOL: tl.constexpr, INTEGERS: tl.constexpr,
+    PARTS: tl.constexpr, NORMALISE: tl.constexpr, SHORTCUT: tl.constexpr, POOL: tl.constexpr,
+    INTEGERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -174,6 +176,8 @@ def _forward(
         z = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
         if NORMALISE:
             z = z * scale + shift
+        if SHORTCUT:
+            z += tl.load(shortcut_ptr + offsets, mask=mask, other=0).to(tl.float32)
         word = z
         if FORWARD == "random":
             word = words[j]
@@ -238,9 +242,10 @@ def forward(
     dtype: torch.dtype,
     pool: bool = False,
     quantum: float | None = None,
+    shortcut: Tensor | None = None,
 ) -> LayerOutput:
-    """Return the values of the stair at scale·c + shift (at c itself without ``stats``), pooled
-    2×2 with ``pool``, and as int8 too if the ``quantum`` is given."""
+    """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
+    ``shortcut``, pooled 2×2 with ``pool``, and as int8 too if the ``quantum`` is given."""
     constants = tile_constants(sums)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
@@ -255,10 +260,12 @@ def forward(
         triton.cdiv(sums.shape[1], constants["BLOCK"]),
     )
     _forward[grid](
-        sums, y, integers, argmax, sums if stats is None else stats, stair.table, stair.row, seed,
+        sums, sums if shortcut is None else shortcut, y, integers, argmax,
+        sums if stats is None else stats, stair.table, stair.row, seed,
         rows, 1.0 if quantum is None else 1 / quantum,
         **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
-        NORMALISE=stats is not None, POOL=pool, INTEGERS=quantum is not None,
+        NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
+        INTEGERS=quantum is not None,
         num_warps=4 if strategy == "random" else 2, enable_fp_fusion=True,
     )  # fmt: skip
     return LayerOutput(y, None if quantum is None else integers, argmax if pool else None)

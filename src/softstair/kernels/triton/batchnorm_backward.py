@@ -4,7 +4,8 @@
 
 with ĉ = (c − μ)/√(v + ε) and z = γ·ĉ + β recomputed from c. The first pass makes the sums; then
 dc = s·dz + a·c + b with three coefficients per channel, and the second pass writes it. Of four
-elements that were pooled, only the largest has a dz.
+elements that were pooled, only the largest has a dz. A shortcut that was added to z, without
+pooling, has the gradient dz.
 
 The input of a first layer (:mod:`softstair.kernels.triton.convolution`) needs no gradient, and that
 of its weights is
@@ -42,14 +43,14 @@ NO_TAPS = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
 
 @triton.jit
 def _load_dz(
-    dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
+    dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, row, channel, mask, scale, shift, prepared,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-    COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
+    COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr, SHORTCUT: tl.constexpr,
 ):  # fmt: skip
     """Load one tile and return (dz, sums, argmax).
 
-    dz = dy·slope(scale·sums + shift). With POOL, each pooled element reads the one of its four
-    inputs that won (argmax); the other three have dz = 0.
+    dz = dy·slope(scale·sums + shift + shortcut). With POOL, each pooled element reads the one of
+    its four inputs that won (argmax); the other three have dz = 0.
     """
     offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
@@ -66,17 +67,21 @@ def _load_dz(
         argmax = dy
         sums = tl.load(sums_ptr + offsets, mask=mask, other=0)
     sums = sums.to(tl.float32)
-    slope = evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
+    z = sums * scale + shift
+    if SHORTCUT:
+        z += tl.load(shortcut_ptr + offsets, mask=mask, other=0).to(tl.float32)
+    slope = evaluator.slope(z, prepared, COUNT, FAMILY, 1, False)
     return dy * slope, sums, argmax
 
 
 @triton.jit
 def _reduce_dz(
-    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, x_ptr, partial_ptr, products_ptr,
-    rows, count,
+    dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, x_ptr, partial_ptr,
+    products_ptr, rows, count,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+    SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum dz and dz·(c − μ) over the rows of this program's tiles; with TAPS, Xᵀdz as well."""
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -95,8 +100,8 @@ def _reduce_dz(
         if TAPS > 0 or CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
         dz, sums, argmax = _load_dz(
-            dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
-            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
+            dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, row, channel, mask, scale, shift, prepared,
+            HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL, SHORTCUT,
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)
@@ -141,9 +146,11 @@ def _coefficients(
 
 @triton.jit
 def _backward(
-    dy_ptr, argmax_ptr, sums_ptr, stats_ptr, table, row_ptr, coefficients_ptr, dc_ptr, rows,
+    dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, coefficients_ptr, dc_ptr,
+    dz_ptr, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
+    SHORTCUT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -158,9 +165,12 @@ def _backward(
         mask = mask & channel_mask[None, :]
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     dz, sums, argmax = _load_dz(
-        dy_ptr, argmax_ptr, sums_ptr, row, channel, mask, scale, shift, prepared,
-        HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL,
+        dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, row, channel, mask, scale, shift, prepared,
+        HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL, SHORTCUT,
     )  # fmt: skip
+    if SHORTCUT:
+        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        tl.store(dz_ptr + offsets, dz.to(dz_ptr.dtype.element_ty), mask=mask)
     dz = s * dz
     if POOL:
         source = source_row(row, 0, HEIGHT, WIDTH, ROWS, 4, POOL)
@@ -197,6 +207,7 @@ def reduce_dz(
     stair: PreparedStair,
     argmax: Tensor | None,
     unit: float,
+    shortcut: Tensor | None = None,
 ) -> Tensor:
     """Return the :func:`coefficients` of the backward pass."""
     count = sums.numel() // sums.shape[1]
@@ -204,9 +215,10 @@ def reduce_dz(
     grid = reduction_grid(rows, sums.shape[1])
     partial = torch.empty((grid[0], 2, sums.shape[1]), dtype=torch.float32, device=sums.device)
     _reduce_dz[grid](
-        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, dy, partial,
-        partial, rows, count, **tile_constants(sums), **stair.constants, **NO_TAPS, ROWS=ROWS,
-        POOL=argmax is not None, num_warps=2, enable_fp_fusion=True,
+        dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
+        stair.table, stair.row, dy, partial, partial, rows, count, **tile_constants(sums),
+        **stair.constants, **NO_TAPS, ROWS=ROWS, POOL=argmax is not None,
+        SHORTCUT=shortcut is not None, num_warps=2, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients(partial, stats, count, unit)
 
@@ -232,9 +244,9 @@ def first_weight_gradient(
         (tiles, constants["LENGTH"], outputs), dtype=torch.float32, device=x.device
     )
     _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, x, partial,
+        dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
         products, rows, count, **constants, **stair.constants, ROWS=FIRST_ROWS,
-        POOL=argmax is not None, num_warps=4, num_stages=1, enable_fp_fusion=True,
+        POOL=argmax is not None, SHORTCUT=False, num_warps=4, num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
     out = coefficients(partial, stats, count, 1.0)
     s, a, b = out[2:]
@@ -269,19 +281,22 @@ def backward(
     stair: PreparedStair,
     argmax: Tensor | None,
     coefficients: Tensor,
-) -> Tensor:
-    """Return the gradient of the sums, in dy's dtype."""
+    shortcut: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of the sums, in dy's dtype, and of the shortcut, in its own."""
     constants = tile_constants(sums)
     rows = dy.numel() // dy.shape[1]
     tile = 2 * ROWS if argmax is None else ROWS
     dc = torch.empty_like(sums, dtype=dy.dtype)
+    dz = None if shortcut is None else torch.empty_like(shortcut)
     grid = (triton.cdiv(rows, tile), triton.cdiv(sums.shape[1], constants["BLOCK"]))
     _backward[grid](
-        dy, dy if argmax is None else argmax, sums, stats, stair.table, stair.row, coefficients,
-        dc, rows, **constants, **stair.constants, ROWS=tile, POOL=argmax is not None,
+        dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
+        stair.table, stair.row, coefficients, dc, dc if dz is None else dz, rows, **constants,
+        **stair.constants, ROWS=tile, POOL=argmax is not None, SHORTCUT=dz is not None,
         num_warps=8 if argmax is None else 4, enable_fp_fusion=True,
     )  # fmt: skip
-    return dc
+    return dc, dz
 
 
 def stair_backward(dy: Tensor, x: Tensor, stair: PreparedStair) -> Tensor:
