@@ -70,6 +70,7 @@ WORKLOADS = {
     # Images: 4/5 of CIFAR-10's 50,000, of the 36,923 examples of Speech Commands v0.02 drawn for
     # twelve classes, and of the 1,797 digits.
     "vgg8": Workload("vgg8", "paper-cifar10", (3, 32, 32), 10, images=40_000),
+    "resnet20": Workload("resnet20", "paper-cifar10", (3, 32, 32), 10, images=40_000),
     "dscnn": Workload("dscnn", "paper-speech", (1, 49, 10), 12, images=29_538),
     "digits": Workload("digits", "digits", (1, 8, 8), 10, images=1_437),
 }

@@ -29,7 +29,7 @@ from softstair.train.execution import choose_device
 
 PARTS = ("operator", "step", "partition", "exact")
 RANGES = {"batch": BATCH, "repeats": REPEATS, "elements": (1, 1 << 31)}
-CPU_BATCHES = {"vgg8": 16, "dscnn": 64, "digits": 64}
+CPU_BATCHES = {"vgg8": 16, "resnet20": 16, "dscnn": 64, "digits": 64}
 """On a CPU a batch of the paper's size takes seconds."""
 
 
@@ -48,7 +48,7 @@ class Command:
 
     only: str = flag(",".join(PARTS), "Parts to measure, separated by commas.")
     device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
-    model: Literal["auto", "vgg8", "dscnn", "digits"] = flag(
+    model: Literal["auto", "vgg8", "resnet20", "dscnn", "digits"] = flag(
         "auto", "Network of step and partition (auto: vgg8 on a GPU, digits on a CPU)."
     )
     batch: int | None = flag(None, "Batch size (default: 256 on a GPU, less on a CPU).")
