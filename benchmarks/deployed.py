@@ -1,9 +1,10 @@
-"""VGG8 with ternary weights and features in C, compared with its float twin in ONNX Runtime.
+"""VGG8 with ternary weights and features in C and ONNX, compared with float and INT8 networks.
 
     python benchmarks/deployed.py [--repeats 200] [--json figures.json]
 
-One image at a time, one thread; both take turns on one core. Shows the median of the elapsed time
-and of the CPU time of the thread. Needs a C compiler, onnx and onnxruntime.
+ONNX Runtime runs our ONNX file, the float twin, and the twin after ONNX Runtime's own static
+quantisation to INT8. One image at a time, one thread; all take turns on one core. Shows the median
+of the elapsed time and of the CPU time of the thread. Needs a C compiler, onnx and onnxruntime.
 """
 
 import argparse
@@ -24,12 +25,15 @@ import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 
 import softstair as ss
 from sentence import tell
-from softstair.deploy import integerise
+from softstair.deploy import IntegerNetwork, integerise
 from softstair.deploy.c import MemoryPlan, write
+from softstair.deploy.onnx import model as onnx_model
 from softstair.models import last_layer, vgg8
 
 SHAPE = (3, 32, 32)
@@ -76,13 +80,16 @@ def float_graph(model: nn.Module) -> bytes:
     return proto.SerializeToString()
 
 
-def runtime(model: nn.Module) -> Callable[[], Any]:
-    """Return a call of ONNX Runtime on the float network, with one thread."""
+def session_of(file: bytes | str) -> onnxruntime.InferenceSession:
+    """Return a session with one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        float_graph(model), options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def runtime(model: nn.Module) -> Callable[[], Any]:
+    """Return a call of ONNX Runtime on the float network."""
+    session = session_of(float_graph(model))
     x = torch.randn(1, *SHAPE)
     (scores,) = session.run(None, {"input": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), model(x).detach(), rtol=1e-3, atol=1e-3)
@@ -90,15 +97,51 @@ def runtime(model: nn.Module) -> Callable[[], Any]:
     return lambda: session.run(None, given)
 
 
-def compiled(model: nn.Module, folder: Path) -> tuple[Callable[[], Any], MemoryPlan]:
-    """Return a call of the same network in C, with ternary weights and features."""
+class RandomImages(CalibrationDataReader):
+    """Images for the ranges of the features."""
+
+    def __init__(self, count: int = 8) -> None:
+        self.images = iter(torch.randn(count, 1, *SHAPE).numpy())
+
+    def get_next(self) -> dict[str, Any] | None:
+        image = next(self.images, None)
+        return None if image is None else {"input": image}
+
+
+def int8(model: nn.Module, folder: Path) -> Callable[[], Any]:
+    """Return a call of ONNX Runtime on its own INT8 of the float network."""
+    (folder / "float.onnx").write_bytes(float_graph(model))
+    files = [str(folder / name) for name in ("float.onnx", "fused.onnx", "int8.onnx")]
+    quant_pre_process(*files[:2], skip_symbolic_shape=True)
+    types = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8}
+    quantize_static(*files[1:], RandomImages(), per_channel=True, **types)
+    session, given = session_of(files[2]), {"input": torch.randn(1, *SHAPE).numpy()}
+    return lambda: session.run(None, given)
+
+
+def ternary_network(model: nn.Module) -> IntegerNetwork:
+    """Return the same network with ternary weights and features."""
     net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip=last_layer(model)).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             # So that all three levels occur.
             module.running_var = torch.full_like(module.running_var, 400.0)
             module.bias.data.normal_()
-    network = integerise(net, SHAPE, zero=121, scale=64.0)
+    return integerise(net, SHAPE, zero=121, scale=64.0)
+
+
+def exported(network: IntegerNetwork) -> Callable[[], Any]:
+    """Return a call of ONNX Runtime on our ONNX file."""
+    session = session_of(onnx_model(network).SerializeToString())
+    x = torch.randint(256, (1, *SHAPE), dtype=torch.uint8)
+    scores, _ = session.run(None, {"bytes": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), network(x), rtol=1e-4, atol=1e-4)
+    given = {"bytes": x.numpy()}
+    return lambda: session.run(None, given)
+
+
+def compiled(network: IntegerNetwork, folder: Path) -> tuple[Callable[[], Any], MemoryPlan]:
+    """Return a call of our C."""
     plan = write(network, folder)
     command = ["cc", *FLAGS, "-shared", "-fPIC", "-o", "network.so", "network.c"]
     subprocess.run(command, cwd=folder, check=True)
@@ -142,17 +185,25 @@ def main() -> int:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     model = vgg8().eval()
     with tempfile.TemporaryDirectory() as folder:
-        run, plan = compiled(model, Path(folder))
-        float_name = f"float, ONNX Runtime {onnxruntime.__version__}"
-        figures = measure({float_name: runtime(model), "ternary, C": run}, arguments.repeats)
+        network = ternary_network(model)
+        run, plan = compiled(network, Path(folder) / "c")
+        contestants = {
+            f"float, ONNX Runtime {onnxruntime.__version__}": runtime(model),
+            "INT8 by ONNX Runtime": int8(model, Path(folder)),
+            "ternary, our ONNX in ONNX Runtime": exported(network),
+            "ternary, C": run,
+        }
+        figures = measure(contestants, arguments.repeats)
     ternary = [row for row in plan.rows if row.weights and row.how != "floats"]
     bits = 8 * plan.flash / sum(row.weights for row in ternary)
     print(f"{'VGG8, one image, one core':36} {'ms by the clock':>16} {'ms of the thread':>17}")
     for name, times in figures.items():
         print(f"{name:36} {times['clock_ms']:16.2f} {times['thread_ms']:17.2f}")
-    slow, fast = figures.values()
+    slow, *_, fast = figures.values()
     ratios = {kind: slow[kind] / fast[kind] for kind in slow}
-    print(f"{'times as fast':36} {ratios['clock_ms']:16.2f} {ratios['thread_ms']:17.2f}")
+    print(
+        f"{'C: times as fast as float':36} {ratios['clock_ms']:16.2f} {ratios['thread_ms']:17.2f}"
+    )
     print(f"{bits:.3f} bits of constants for each ternary weight, {plan.ram:,} bytes of memory")
     if arguments.json:
         machine = {"processor": platform.machine(), "system": platform.system()}
