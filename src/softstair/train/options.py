@@ -363,7 +363,13 @@ class TeacherOptions(Options):
     teacher_weight: float = option(
         0.9, "Weight of the teacher in the loss.", low=0.0, high=1.0, older_value=0.9
     )
-    temperature: float = option(4.0, "Divisor of scores.", low=1e-3, high=1e6, older_value=4.0)
+    temperature: float = option(
+        4.0,
+        "Divide the scores of teacher and network by it before the softmax.",
+        low=1e-3,
+        high=1e6,
+        older_value=4.0,
+    )
 
     def _check_together(self) -> None:
         super()._check_together()
