@@ -65,11 +65,11 @@ def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) ->
 
 
 def test_a_quantised_network_keeps_the_layers_that_have_no_more_levels(int4_run: Path) -> None:
-    trained, *costs = layer_sensitivity(int4_run, ["int4", "int2/float"])
+    trained, *costs = layer_sensitivity(int4_run, ["int4", "int8", "int2/float"])
     net = trained_network(int4_run, load("digits"))
     assert (trained.loss, trained.accuracy) == evaluate(net, validation())
-    for name, same, narrow in zip(NAMES, costs[::2], costs[1::2], strict=True):
-        assert same[2:] == trained[2:]
+    for name, same, wide, narrow in zip(NAMES, costs[::3], costs[1::3], costs[2::3], strict=True):
+        assert same[2:] == wide[2:] == trained[2:]
         narrowed = trained_network(int4_run, load("digits"))
         layer = narrowed.get_submodule(name)
         with torch.no_grad():
