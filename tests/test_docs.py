@@ -1,13 +1,16 @@
 """The pages keep their word: their code runs, their links lead somewhere, their commands parse."""
 
 import ast
+import csv
 import importlib.util
 import json
 import re
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import torch
 
 import softstair as ss
+from softstair import zoo
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -347,6 +351,98 @@ def test_pages_of_the_reproduction_are_those_that_the_script_writes(
     assert len(written) == 3
     for path, text in written.items():
         assert text_of(path) == text, path
+
+
+ACCURACY = text_of(DOCS / "accuracy.md")
+
+
+def results_table(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text_of(RESULTS / name).splitlines()))
+
+
+def percents(rows: list[dict[str, str]], column: str) -> list[Decimal]:
+    return [100 * Decimal(row[column]) for row in rows if row[column]]
+
+
+@pytest.mark.parametrize("name", ["best-cifar10-ternary", "best-cifar10", "best-speech"])
+def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
+    """On the page on accuracy, and in the README."""
+    data = name.split("-")[1]
+    runs = [run for run in results_table("accuracy.csv") if run["data"] == data]
+    tested, (twin,), (teacher,) = (
+        percents([run for run in runs if run["run"] == each], "test_accuracy")
+        for each in (name, "float twin (start)", "teacher")
+    )
+    mean = statistics.mean(tested)
+    figures = (mean, min(tested), max(tested), twin, teacher)
+    cells = " | ".join([str(len(tested)), *(f"{figure:.2f}" for figure in figures)])
+    assert re.search(rf"^\| `{name}` \| \d+ \| {re.escape(cells)} \|$", ACCURACY, re.M)
+    row = rf"`{name}`.* \| {mean:.2f} % \| float twin without a teacher \| {twin:.2f} % \|"
+    assert re.search(row, text_of(ROOT / "README.md"))
+
+
+def test_networks_of_the_zoo_have_the_accuracy_and_size_that_the_page_says() -> None:
+    page = text_of(DOCS / "deploy.md")
+    for card in map(zoo.card, zoo.names()):
+        row = rf"\| `{card.name}` \| .+ \| {100 * card.accuracy:.2f} % \| {card.bytes:,} \|"
+        assert re.search(row, page), card.name
+
+
+def test_accuracies_of_sums_are_those_of_the_table() -> None:
+    for sums in ("sum", "branches"):
+        runs = [run for run in results_table("accuracy.csv") if run["run"].endswith(f"={sums}")]
+        cells = " | ".join(f"{percent:.2f}" for percent in percents(runs, "valid_accuracy"))
+        assert f'| `"{sums}"` | {cells} |' in text_of(DOCS / "own.md")
+
+
+def recipe_of(name: str, options: str) -> str:
+    """The fields of a preset with some of them changed, as text."""
+    from softstair.train.options import describe
+    from softstair.train.recipe import Recipe, preset
+
+    pairs = [pair.split("=") for pair in options.split()]
+    values = {field: describe(Recipe)[field].from_text(value) for field, value in pairs}
+    return str(vars(preset(name)) | values)
+
+
+def test_trials_of_the_accuracy_page_are_those_of_the_table() -> None:
+    """A row of the page has the options that it changes in the first row of its table."""
+    trials: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for trial in results_table("accuracy-trials.csv"):
+        key = (trial["set"], recipe_of(trial["preset"], trial["options"]), trial["epochs"])
+        trials.setdefault(key, []).append(trial)
+    form = r"^\| set (\d)(?:, `([\w-]+)`)? \|.+\n\|[-|]+\|\n((?:\|.+\n)+)"
+    tables = re.findall(form, ACCURACY, re.M)
+    assert len(tables) == 11
+    for number, preset, rows in tables:
+        digits, first, reference = 2 if int(number) > 4 else 1, "", None
+        for row in rows.splitlines():
+            options, epochs, *shown = (cell.strip(" `–") for cell in row.split("|")[2:-1])
+            recipe = recipe_of(preset or "best-cifar10-ternary", f"{first} {options}")
+            seeds = trials[number, recipe, epochs]
+            valid, test = (percents(seeds, f"{kind}_accuracy") for kind in ("valid", "test"))
+            mean = statistics.mean(valid)
+            if reference is None:
+                first, reference, text = options, mean, ""
+            else:
+                text = f"{mean - reference:+.{digits}f}".replace("-", "−")
+                text = f"**{text}**" if abs(mean - reference) > Decimal("0.4") else text
+            tested = f"{statistics.mean(test):.{digits}f}" if test else ""
+            assert shown == [str(len(seeds)), f"{mean:.{digits}f}", text, tested], row
+
+
+def test_the_spread_on_the_accuracy_page_is_that_of_repeated_trials() -> None:
+    seeds: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for trial in results_table("accuracy-trials.csv"):
+        if trial["set"] == "6":
+            seeds.setdefault((trial["options"], trial["epochs"]), []).append(trial)
+    pairs = [pair for pair in seeds.values() if len(pair) == 2]
+    assert len(pairs) == 5
+    valid, test = (
+        statistics.mean(statistics.variance(percents(pair, column)) for pair in pairs).sqrt()
+        for column in ("valid_accuracy", "test_accuracy")
+    )
+    assert f"{valid:.2f} points of validation\n  and {test:.2f} of test accuracy" in ACCURACY
 
 
 def test_every_result_names_its_commit_command_data_and_machine() -> None:
