@@ -29,7 +29,7 @@ def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dic
     _, x = network.examples(data_dir, count)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = write(network.integer, folder)
+        plan = write(network.integer, folder, scratch=2**14)
         (folder / "examples.bin").write_bytes(x.contiguous().numpy().tobytes())
         host = _output([str(build(folder)), "--bits", "examples.bin"], folder)
         _output(["make", "-s", "cortex"], folder)

@@ -14,7 +14,7 @@ import torch
 from random_networks import RandomBuilder
 from torch import Tensor
 
-from softstair.deploy import IntegerNetwork
+from softstair.deploy import IntegerNetwork, nodes
 from softstair.deploy.c import LANGUAGE, build, features, from_trace, write
 from softstair.deploy.c.program import sources
 
@@ -27,6 +27,8 @@ BUILDS = {
     "plain": SANITIZED,
     "native": (*SANITIZED, "-march=native"),
     "fast": ("-Werror", "-O3", "-march=native"),
+    # The products of a Cortex-M4 with plain multiplications.
+    "packed": (*SANITIZED, "-DSOFTSTAIR_PACKED"),
     # The code for AVX2, with its instructions by hand; the native build has the real ones.
     "avx2": (*SANITIZED, "-D__AVX2__", "-D__POPCNT__", "-isystem", str(HERE / "avx2_by_hand")),
 }
@@ -185,6 +187,35 @@ def affine_features(seed: int = 0) -> RandomBuilder:
     net.steps("wide.stair", tuple(range(-150, 151)), even=True)
     net.sum("uneven", 7, "int4", kernel=1)
     net.steps("uneven.stair", (-5, -1, 0, 4, 100), even=True)
+    net.flatten("flat")
+    net.scores("last", 3)
+    return net
+
+
+def packed_features(seed: int = 0) -> RandomBuilder:
+    """INT4 layers with several products in one multiplication; sums reach the bounds."""
+    net = RandomBuilder(seed, (3, 11, 6), zero=121, batch=3)
+    net.sum("first", 24, "int4", padding=(2, 1))
+    net.steps("first.stair", tuple(range(16)), even=True)
+    net.sum("each", 24, "int4", padding=(1, 1), groups=24)
+    net.steps("each.stair", tuple(range(-8, 8)), even=True)
+    net.sum("unpadded", 24, "int4", groups=24)
+    net.steps("unpadded.stair", tuple(range(16)), even=True)
+    net.sum("point", 48, "int4", kernel=1)
+    net.steps("point.stair", (3, 4, 9))
+    net.sum("groups", 26, "int4", padding=(1, 1), groups=2)
+    net.steps("groups.stair", tuple(range(40, 170)), even=True)
+    net.sum("bytes", 64, "int8", kernel=1)
+    stair = nodes.Steps("full", ("bytes",), 0, 15, torch.full((64, 15), -(2**30)), tuple(range(16)))
+    net.add(stair)
+    weight = torch.full((7, 64, 1, 1), 4)
+    weight[:, :17] = 5  # 15 times the sum of each row is 4,095
+    weight[1] *= -1
+    weight[2, 0] = -3
+    weight[3:, :32] = -8
+    bounds = torch.full((7,), 10**5)
+    net.add(nodes.Sum("most", ("full",), -(10**5), 10**5, weight, -bounds, bounds))
+    net.steps("most.stair", tuple(range(16)), even=True)
     net.flatten("flat")
     net.scores("last", 3)
     return net

@@ -21,6 +21,7 @@ from compiled import (
     expanded_features,
     int8_last_layer,
     needs_compiler,
+    packed_features,
     shared_features,
     traced,
 )
@@ -39,6 +40,7 @@ NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
     "shared": shared_features,
     "expanded": expanded_features,
     "scores": int8_last_layer,
+    "packed": packed_features,
 }
 
 
@@ -53,13 +55,27 @@ def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path
 
 
 @needs_compiler
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(len(BUILDS)))
 def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
     builder = random_network(seed)
     kind = [*BUILDS][seed % len(BUILDS)]
     assert (
         differing(builder.results, traced(builder.network(), builder.bytes, tmp_path, kind)) == {}
     )
+
+
+@needs_compiler
+def test_packed_products_are_equal_and_used_where_sums_are_proven_to_fit(tmp_path: Path) -> None:
+    builder = packed_features()
+    network = builder.network()
+    assert differing(builder.results, traced(network, builder.bytes, tmp_path, "packed")) == {}
+    text = (tmp_path / "network.c").read_text()
+    fields = re.findall(r"\.packed = (\d+),\n    \.chunk = (\d+)", text)
+    # 27 inputs of 8 bits; depthwise; depthwise; 24; 9 x 24 in two chunks; 8-bit weights; 64 inputs
+    expected = [("24", "0"), ("1", "0"), ("1", "0"), ("48", "32"), ("16", "112"), ("64", "0")]
+    assert fields == [*expected, ("8", "64")]
+    write(network, tmp_path, scratch=0)
+    assert set(re.findall(r"\.packed = (\d+)", (tmp_path / "network.c").read_text())) == {"0"}
 
 
 OPTIONS = {

@@ -18,6 +18,7 @@ from compiled import (
     int8_last_layer,
     needs_compiler,
     needs_cortex,
+    packed_features,
     shared_features,
 )
 
@@ -29,6 +30,7 @@ NETWORKS = {
     "bytes": byte_features,
     "shared": shared_features,
     "scores": int8_last_layer,
+    "packed": packed_features,
 }
 
 

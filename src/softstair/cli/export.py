@@ -45,7 +45,7 @@ class ExportFlags:
     )
     scratch: int | None = flag(
         None,
-        "Bytes of memory that a layer of C may use to be faster (default: 1048576; 0 for "
+        "Bytes of memory that a layer of C may use to be faster (default: 1048576; 16384 for "
         "microcontrollers).",
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")

@@ -17,7 +17,7 @@ from softstair.deploy.c.layout import (
     structure,
     window_fields,
 )
-from softstair.deploy.c.sums import weighted_sum
+from softstair.deploy.c.sums import Stored, weighted_sum
 from softstair.deploy.nodes import ExportError, IntegerNetwork, narrowest
 
 
@@ -74,21 +74,22 @@ class _Lowering:
         users = self.network.users(node.name)
         return len(users) == 1 and isinstance(users[0], nodes.Steps)
 
-    def _weighted_sum(self, node: nodes.Sum, sink: int) -> Operation:
+    def _weighted_sum(self, node: nodes.Sum, sink: int, stored: Stored) -> Operation:
         x = node.inputs[0]
         if node.weight.dim() == 2 and len(self.network.sizes[x]) != 1:
             raise ExportError.of(node.name, "C has no linear layer over positions")
         source = self.network.node(x)
-        largest = max(abs(source.low), abs(source.high), 1)
+        span = (min(source.low, 0), max(source.high, 0))
         number, home, features = self.number[node.name], self._home(x), self.layout.features
         ends = {"in": f"&layer_{home}", "sink": f"&layer_{sink}_sink"}
         output = features[node.name]
-        operation = weighted_sum(number, node, features[x], output, largest, ends, self.scratch)
+        more = (ends, stored, self.scratch)
+        operation = weighted_sum(number, node, features[x], output, span, *more)
         return replace(operation, reads=(home,))
 
     def _sum(self, number: int, node: nodes.Sum) -> Operation:
         """Sums that are stored as they are."""
-        operation = self._weighted_sum(node, sink=number)
+        operation = self._weighted_sum(node, number, "sums")
         name = f"layer_{number}"
         sink = structure("ss_sink", f"{name}_sink", keep="ss_keep_sums", out=f"&{name}")
         return replace(operation, structures=(sink, *operation.structures))
@@ -104,7 +105,8 @@ class _Lowering:
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
             constants, sink = build(number, node, source, output, shortcut, inner)
-            operation = self._weighted_sum(source, sink=number)
+            is_affine = output.kind == "SS_BYTES" and "ss_keep_affine" in sink
+            operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
             return replace(
                 operation,
                 number=number,

@@ -63,6 +63,8 @@ class MemoryPlan:
             lines.append(f"{shown:32} {numbers} {row.scratch:>8,}  {row.how}")
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
+        if any(row.how.startswith("tiles") for row in self.rows):
+            lines.append("Tiles need vector instructions: for a microcontroller, `scratch` is 16384.")
         return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
 
 

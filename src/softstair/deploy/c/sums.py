@@ -7,7 +7,7 @@ layer after a Flatten is a convolution whose window covers its input.
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,24 @@ from softstair.deploy.nodes import ExportError, narrowest
 POSITIONS, BLOCK = 4, 64
 """As in softstair_vector.h."""
 MAX_UNPACKED = 16 * 1024
-"""Bytes that unpacked weights should not exceed."""
+"""Bytes that unpacked weights should not exceed, nor the operands of packed products."""
+MAX_FOUR, MAX_WEIGHT = 2**12 - 1, 31
+"""The sums and weights of packed products, as in softstair_packed.h."""
+MIN_CHUNK = 32
+"""Packed products are faster for so many inputs at a time."""
 CHANNEL_BLOCK = 8
 """Channels whose planes are interleaved, as softstair_planes.h expects."""
 Integers = npt.NDArray[np.int64]
+Stored = Literal["sums", "levels", "affine"]
+"""What is stored of sums: they themselves, levels, or levels as bytes by affine steps."""
+
+
+class _Packing(NamedTuple):
+    """Packed products; the fields are those of ss_dot_sum, and the bytes of the operands."""
+
+    channels: int = 0
+    chunk: int = 0
+    operands: int = 0
 
 
 class _Kernel(NamedTuple):
@@ -42,14 +56,15 @@ def weighted_sum(
     node: nodes.Sum,
     x: Features,
     output: Features,
-    largest: int,
+    span: tuple[int, int],
     ends: dict[str, str],
+    stored: Stored,
     scratch: int,
 ) -> Operation:
-    """Return the operation of a layer that reads features ``x`` of magnitude up to ``largest``.
+    """Return the operation of a layer that reads features ``x`` between the ends of ``span``.
 
     ``ends`` are the fields of its structure that name what it reads and where its sums go. Tiles
-    use at most ``scratch`` bytes.
+    and packed products use at most ``scratch`` bytes.
     """
     weight = node.weight.numpy().astype(np.int64)
     if weight.ndim == 2:
@@ -67,13 +82,14 @@ def weighted_sum(
     else:
         packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
         # Partial sums must fit into 32 bits too; bytes are at most 128.
-        reach = int(np.abs(rows).sum((1, 2)).max()) * (largest if packed is None else 128)
+        largest = 128 if packed is not None else max(-span[0], span[1], 1)
+        reach = int(np.abs(rows).sum((1, 2)).max()) * largest
         if reach >= nodes.INT32_LIMIT:
             raise _too_large(node)
         if packed is None:
             kernel = _words(name, node, rows)
         else:
-            kernel = _bytes(name, node, rows, x, output, packed, ends["sink"] == f"&{name}_sink")
+            kernel = _bytes(name, node, rows, x, output, packed, span, stored, scratch)
     window = window_fields(x, output, kernel_size, node.stride, node.padding, node.dilation)
     kind = "dot" if kernel.function == "depthwise" else kernel.function
     initialiser = "{" + ", ".join(map(str, window.values())) + "}"
@@ -139,15 +155,21 @@ def _bytes(
     x: Features,
     output: Features,
     packed: "PackedFields",
-    is_stored: bool,
+    span: tuple[int, int],
+    stored: Stored,
+    scratch: int,
 ) -> _Kernel:
-    """Multiply bytes; ``is_stored``: the sums are stored, not quantised."""
+    """Multiply bytes."""
     length, outputs = rows[0].size, len(rows) // node.groups
+    span, most = (span[0] - x.bias, span[1] - x.bias), min(scratch, MAX_UNPACKED)
     padded = -(-length // 16) * 16
     depthwise = node.groups == x.channels == len(rows) and node.groups > 1
     if depthwise:
         block = BLOCK
         unpacked, windows = length * block + max(padded, block), 4 * length
+        is_plain = stored == "affine" and not x.bias and not packed.negated.any()
+        is_plain &= _is_small(rows[:, :, 0], span)
+        packing = _columns(node, x, output, most) if is_plain else _Packing()
     else:
         single = rows.shape[1] == 1 or (output.positions == 1 and rows.shape[1] == x.positions)
         unpadded = not any(node.padding) and node.groups == 1 and padded == length
@@ -156,17 +178,20 @@ def _bytes(
         # Windows that must be copied are copied again for each block of channels.
         block = 8 if output.positions == 1 else 16 if contiguous else BLOCK
         block = max(4, min(block, MAX_UNPACKED // padded // 4 * 4))
-        if output.positions == 1 and is_stored:
+        if output.positions == 1 and stored == "sums":
             block = 1  # a sum that is stored needs no other channels
-        unpacked = padded * min(block, outputs)
         windows = 0 if contiguous else padded * min(POSITIONS, output.positions)
-    unpacked = -(-unpacked // 16) * 16
+        together = min(-(-outputs // 4) * 4, BLOCK)
+        room = most - windows if output.positions >= POSITIONS else 0
+        packing = _fours(rows.reshape(len(rows), -1), together, span, room)
+        unpacked = padded * max(min(block, outputs), 2 * packing.channels)
+    unpacked, windows = (-(-size // 16) * 16 for size in (unpacked, windows))
     constants = {"weights": (packed.data, "weights")}
     if packed.negated.any():
         constants["turned"] = (np.packbits(packed.negated, bitorder="little"), "weights")
     if x.bias:
         constants["offsets"] = ((x.bias * rows.sum((1, 2))).astype(np.int32), "thresholds")
-    scratch = f"(int8_t *){name.upper()}_SCRATCH"
+    place = f"(int8_t *){name.upper()}_SCRATCH"
     fields = {
         "groups": int(node.groups),
         "inputs": rows.shape[2],
@@ -176,13 +201,49 @@ def _bytes(
         "step": packed.step,
         "block": block,
         "direct": int(windows == 0),
+        "packed": packing.channels,
+        "chunk": packing.chunk,
         **{key: f"{name}_{key}" for key in constants},
-        "unpacked": scratch,
-        "windows": f"{scratch} + {unpacked}" if windows else None,
+        "unpacked": place,
+        "windows": f"{place} + {unpacked}" if windows else None,
+        "operands": f"{name.upper()}_SCRATCH + {(unpacked + windows) // 4}",
     }
     function, how = ("depthwise", "each channel") if depthwise else ("dot", "bytes")
-    size = unpacked + windows
+    size = unpacked + windows + packing.operands
     return _Kernel(function, f"{how} multiplied", packed.bits, constants, size, fields)
+
+
+def _columns(node: nodes.Sum, x: Features, output: Features, scratch: int) -> _Packing:
+    """Return packed products of a depthwise layer with small sums; none if they do not fit."""
+    window = (*node.weight.shape[2:], *node.stride, *node.dilation)
+    height = -(-output.height // 4) * 4
+    operands = 16 * height * (x.width + 2 * node.padding[-1])
+    fits = window == (3, 3, 1, 1, 1, 1) and x.channels % 4 == 0 and height <= 4 * BLOCK
+    return _Packing(1, operands=operands) if fits and operands <= scratch else _Packing()
+
+
+def _fours(weight: Integers, channels: int, span: tuple[int, int], scratch: int) -> _Packing:
+    """Return packed products of up to so many channels at a time; none if memory is too small.
+
+    They are four in one where the sums of chunks of inputs are proven to fit, otherwise two.
+    """
+    padded = -(-weight.shape[1] // 16) * 16
+    operands = 2 * POSITIONS * padded
+    channels = min(channels, (scratch - operands) // (2 * padded) // 4 * 4)
+    if channels <= 0:
+        return _Packing()
+    for parts in range(1, max(padded // MIN_CHUNK, 1) + 1):
+        size = -(-padded // parts // 16) * 16
+        if all(_is_small(weight[:, at : at + size], span) for at in range(0, padded, size)):
+            return _Packing(channels, size, operands)
+    return _Packing(channels, 0, operands)
+
+
+def _is_small(weight: Integers, span: tuple[int, int]) -> bool:
+    """Whether weights, and their sums with inputs in the span or 0, fit four products in one."""
+    ends = np.stack([weight * span[0], weight * span[1], 0 * weight])
+    reach = max(-ends.min(0).sum(1).min(), ends.max(0).sum(1).max())
+    return bool(reach <= MAX_FOUR and np.abs(weight).max(initial=0) <= MAX_WEIGHT)
 
 
 def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:

@@ -10,12 +10,13 @@
  *   softstair_planes.h     sums of ternary and binary numbers, by counting bits
  *   softstair_winograd.h   the same over 3 x 3 windows, with fewer products
  *   softstair_dot.h        sums of products of bytes
+ *   softstair_packed.h     the same with several products in one multiplication
  *   softstair_wide.h       all other sums
  *   softstair_pool.h       poolings, padding, additions, concatenation, expansion, flattening, the
  *                          input
  *   softstair_scores.h     the last layer, and the class
  *
- * -DSOFTSTAIR_PORTABLE selects plain C. -DSOFTSTAIR_TRACE passes the result of every node to
+ * -DSOFTSTAIR_PORTABLE selects plain C, -DSOFTSTAIR_PACKED packed products. -DSOFTSTAIR_TRACE passes the result of every node to
  * softstair_trace(), which the program must define.
  */
 #ifndef SOFTSTAIR_H

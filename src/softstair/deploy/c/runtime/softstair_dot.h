@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "softstair_features.h"
+#include "softstair_packed.h"
 #include "softstair_steps.h"
 #include "softstair_vector.h"
 #include "softstair_window.h"
@@ -20,12 +21,14 @@ typedef struct {
     int32_t bits, base, step;
     int32_t block;          /* channels unpacked at a time */
     int32_t direct;         /* each window is contiguous in memory */
+    int32_t packed, chunk;  /* channels at a time and inputs of a sum of packed products, or 0 */
     const uint8_t *weights; /* one row per channel, aligned to bytes */
     const uint8_t *turned;  /* one bit per channel, or null */
     const int32_t *offsets; /* one per channel, or null */
     const ss_features *in;
     int8_t *unpacked;
     int8_t *windows;
+    uint32_t *operands; /* windows for packed products */
     const ss_sink *sink;
 } ss_dot_sum;
 
@@ -40,9 +43,10 @@ static inline void ss_unpack(const uint8_t *from, int32_t count, int32_t bits, i
             to[i] = (int8_t)(base + step * from[i]);
         }
     } else if (bits == 4) {
-        for (; i + 2 <= count; i += 2) {
-            to[i] = (int8_t)(base + step * (from[i / 2] & 15));
-            to[i + 1] = (int8_t)(base + step * (from[i / 2] >> 4));
+        for (const uint8_t *two = from; i + 2 <= count; i += 2, two++) {
+            const int32_t codes = *two;
+            to[i] = (int8_t)(base + step * (codes & 15));
+            to[i + 1] = (int8_t)(base + step * (codes >> 4));
         }
     } else if (bits == 2) {
         for (; i + 4 <= count; i += 4) {
@@ -88,6 +92,20 @@ static inline void ss_products(const int8_t *const *windows, int32_t places, con
     }
 }
 
+/* Unpacks the weights of a block of channels, and packs those of four together. */
+static inline void ss_pack_weights(const ss_dot_sum *sum, int32_t first, int32_t count,
+                                   int32_t length, int32_t taken) {
+    int8_t *bytes = (int8_t *)sum->operands;
+    const int32_t row = ss_row(length);
+    const int8_t *rows[4] = {bytes, bytes + row, bytes + 2 * row, bytes + 3 * row};
+    for (int32_t c = 0; c < count; c += 4) {
+        for (int32_t i = 0; i < 4; i++) { /* channels beyond the last are computed, too */
+            ss_unpack_row(sum, first + ss_least(c + i, count - 1), length, bytes + i * row);
+        }
+        ss_pack(rows, taken, sum->chunk, 26, (uint32_t *)(void *)sum->unpacked + c / 2 * taken);
+    }
+}
+
 static inline void ss_mend(const ss_dot_sum *sum, int32_t places, int32_t first, int32_t count,
                            int32_t *sums) {
     for (int32_t c = 0; sum->turned && c < count; c++) {
@@ -107,14 +125,18 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     const ss_window *window = &sum->window;
     const ss_features *in = sum->in;
     const int32_t places = ss_places(window), length = ss_taps(window) * sum->inputs;
-    const int32_t row = ss_row(length);
+    const int32_t row = ss_row(length), taken = sum->chunk ? row : (length + 7) / 8 * 8;
     const uint8_t beyond = (uint8_t)-in->bias;
+    const int32_t most = SS_PACKED(sum) ? SS_PACKED(sum) : sum->block;
     const int8_t *windows[SS_PLACES];
     int32_t sums[SS_PLACES * SS_BLOCK];
     for (int32_t first = 0, count; first < sum->groups * sum->outputs; first += count) {
         const int32_t number = first / sum->outputs;
-        count = ss_least(sum->block, (number + 1) * sum->outputs - first);
-        for (int32_t c = 0; c < count; c++) {
+        count = ss_least(most, (number + 1) * sum->outputs - first);
+        if (SS_PACKED(sum)) {
+            ss_pack_weights(sum, first, count, length, taken);
+        }
+        for (int32_t c = 0; !SS_PACKED(sum) && c < count; c++) {
             ss_unpack_row(sum, first + c, length, sum->unpacked + c * row);
         }
         const uint8_t *from = (const uint8_t *)in->data + number * sum->inputs;
@@ -132,9 +154,81 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
                     windows[p] = to;
                 }
             }
-            ss_products(windows, group, sum->unpacked, count, row, sums);
+            if (SS_PACKED(sum)) {
+                for (int32_t p = group; p < SS_PLACES; p++) {
+                    windows[p] = windows[0]; /* places beyond the last are computed, too */
+                }
+                ss_pack(windows, taken, sum->chunk, 13, sum->operands);
+                ss_multiply(sum->operands, (const uint32_t *)(const void *)sum->unpacked, taken,
+                            sum->chunk, count, sums);
+            } else {
+                ss_products(windows, group, sum->unpacked, count, row, sums);
+            }
             ss_mend(sum, group, first, count, sums);
             ss_hand_over(sum->sink, place, group, first, count, sums);
+        }
+    }
+}
+
+/* Packs each feature with that two rows below, x0 + x1 2^13, column by column, for four channels. */
+static inline void ss_pack_columns(const ss_dot_sum *sum, int32_t channel, int32_t rows) {
+    const ss_window *window = &sum->window;
+    const int32_t channels = sum->in->channels, line = window->width * channels;
+    const int32_t step = rows * (window->width + 2 * window->padding_x);
+    const int32_t above = window->padding_y * line, size = window->height * line;
+    uint32_t *to = sum->operands + rows * window->padding_x;
+    for (int32_t x = channel; x < line; x += channels) {
+        const int8_t *data = (const int8_t *)sum->in->data + x;
+        for (int32_t r = 0, y = -above; r < rows; r++, y += line, to++) {
+            const uint32_t a = y >= 0 && y < size ? ss_four(data + y) : 0U;
+            const uint32_t b = y >= -2 * line && y < size - 2 * line ? ss_four(data + y + 2 * line) : 0U;
+            to[0] = ss_byte(a, 0) + (ss_byte(b, 0) << 13);
+            to[step] = ss_byte(a, 1) + (ss_byte(b, 1) << 13);
+            to[2 * step] = ss_byte(a, 2) + (ss_byte(b, 2) << 13);
+            to[3 * step] = ss_byte(a, 3) + (ss_byte(b, 3) << 13);
+        }
+    }
+}
+
+/* Depthwise sums of four rows in one, over 3 x 3 windows of stride 1: the products of x with
+ * w[v] + w[v - 1] 2^26 belong to rows 0, 2, 1 and 3. Their levels are stored as bytes, by affine steps. */
+SS_SPECIALISED void ss_sum_columns(const ss_dot_sum *sum, int32_t low, int32_t high) {
+    const ss_window *window = &sum->window;
+    const ss_sink *sink = sum->sink;
+    const int32_t channels = sum->in->channels, rows = (window->rows + 3) / 4 * 4;
+    const int32_t size = rows * (window->width + 2 * window->padding_x);
+    const int32_t line = window->columns * channels, last = (window->rows - 1) * line;
+    uint64_t sums[SS_BLOCK];
+    ss_fill((uint8_t *)sum->operands, 0, 16 * size);
+    for (int32_t c = 0; c < channels; c++) {
+        const int32_t m = sink->multipliers[c], shift = sink->shifts[c];
+        const int32_t b = (int32_t)((uint32_t)sink->offsets[c] - ((uint32_t)m << 12));
+        uint32_t w[12];
+        if (c % 4 == 0) {
+            ss_pack_columns(sum, c, rows);
+        }
+        ss_unpack_row(sum, c, 9, sum->unpacked);
+        for (int i = 0; i < 3; i++) {
+            const uint32_t top = (uint32_t)sum->unpacked[i], middle = (uint32_t)sum->unpacked[i + 3];
+            const uint32_t bottom = (uint32_t)sum->unpacked[i + 6];
+            w[4 * i] = top, w[4 * i + 1] = middle + (top << 26);
+            w[4 * i + 2] = bottom + (middle << 26), w[4 * i + 3] = bottom << 26;
+        }
+        for (int32_t x = 0; x < window->columns; x++) {
+            ss_multiply_column(sum->operands + c % 4 * size + x * rows, w, rows, sums);
+            int8_t *to = (int8_t *)sink->out->data + x * channels + c;
+            for (int32_t i = 0, y = 0; i < rows / 4; i++, y += 4 * line) {
+                const uint32_t even = (uint32_t)sums[i], odd = (uint32_t)(sums[i] >> 26);
+                const int32_t s[4] = {(int32_t)(even & 0x1fffU), (int32_t)(odd & 0x1fffU),
+                                      (int32_t)(even >> 13 & 0x1fffU), (int32_t)(odd >> 13)};
+                for (int j = 3; j >= 0; j--) { /* rows beyond the last are stored over */
+                    const int32_t at = ss_least(y + j * line, last);
+                    to[at] = (int8_t)ss_affine(s[j], m, b, shift, low, high);
+#ifdef SOFTSTAIR_TRACE
+                    ss_put(sink->sums, at / channels + x, c, s[j] - 0x1000);
+#endif
+                }
+            }
         }
     }
 }
@@ -151,6 +245,14 @@ static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
     const int32_t beyond = (int32_t)(spare - data);
     int32_t *seen = (int32_t *)(void *)sum->windows;
     int32_t sums[SS_BLOCK];
+    if (SS_PACKED(sum)) {
+        if (sum->sink->low == 0 && sum->sink->high == 15) { /* the compiler has an instruction */
+            ss_sum_columns(sum, 0, 15);
+        } else {
+            ss_sum_columns(sum, sum->sink->low, sum->sink->high);
+        }
+        return;
+    }
     for (int32_t first = 0; first < in->channels; first += sum->block) {
         const int32_t count = ss_least(sum->block, in->channels - first);
         for (int32_t c = 0; c < count; c++) {

@@ -8,14 +8,47 @@
 
 #include "softstair_plain.h"
 
-#define SS_HAS_DOT
-#define SS_TILE_PLACES 2
-#define SS_TILE_CHANNELS 2
+/* Of softstair_packed.h, with all registers. The end of x is on the stack. */
+#define SS_HAS_PACKED
+#define SS_HAS_DSP
+#define SS_SPECIALISED __attribute__((always_inline)) static inline
+#define SS_IN_ASSEMBLY(name, type, code)                                                          \
+    __attribute__((naked, noinline, unused)) static void name(                                    \
+        const uint32_t *x __attribute__((unused)), const uint32_t *w __attribute__((unused)),     \
+        int32_t count __attribute__((unused)), type *sums __attribute__((unused))) {              \
+        __asm__("push {r3-r11, lr}\n" code "pop {r4-r11, pc}\n");                                 \
+    }
 
-/* Loads four bytes of an array of words. */
-static inline uint32_t ss_four(const int8_t *bytes) {
-    return *(const uint32_t *)(const void *)bytes;
-}
+SS_IN_ASSEMBLY(ss_multiply_four, uint64_t,
+               "add r2, r0, r2, lsl #3\n push {r2}\n mov r12, r0\n mov lr, r1\n"
+               "mov r0, #0x1000\n orr r0, #0x2000000\n mov r1, #0x40\n orr r1, #0x80000\n"
+               "mov r2, r0\n mov r3, r1\n mov r4, r0\n mov r5, r1\n mov r6, r0\n mov r7, r1\n"
+               "1:\n .rept 16\n ldrd r8, r9, [r12], #8\n ldrd r10, r11, [lr], #8\n"
+               "smlal r0, r1, r8, r10\n smlal r2, r3, r8, r11\n"
+               "smlal r4, r5, r9, r10\n smlal r6, r7, r9, r11\n .endr\n"
+               "ldr r8, [sp]\n cmp r12, r8\n bne 1b\n pop {r8, r9}\n stm r9, {r0-r7}\n")
+SS_IN_ASSEMBLY(ss_multiply_two, int32_t,
+               "add r2, r0, r2, lsl #2\n push {r2}\n mov r12, r0\n mov lr, r1\n"
+               "mov r0, #0\n mov r1, #0\n mov r2, #0\n mov r3, #0\n"
+               "1:\n .rept 2\n ldm r12!, {r4-r7}\n ldm lr!, {r8-r11}\n"
+               "smlad r0, r4, r8, r0\n smlad r1, r4, r9, r1\n"
+               "smlad r2, r5, r8, r2\n smlad r3, r5, r9, r3\n"
+               "smlad r0, r6, r10, r0\n smlad r1, r6, r11, r1\n"
+               "smlad r2, r7, r10, r2\n smlad r3, r7, r11, r3\n .endr\n"
+               "ldr r4, [sp]\n cmp r12, r4\n bne 1b\n pop {r4, r5}\n stm r5, {r0-r3}\n")
+SS_IN_ASSEMBLY(ss_multiply_column, uint64_t,
+               "mov r3, r1\n add r1, r0, r2, lsl #2\n add r2, r1, r2, lsl #2\n push {r1}\n"
+               "1:\n mov r4, #0x1000\n orr r4, #0x2000000\n mov r5, #0x40\n orr r5, #0x80000\n"
+               ".irp x, r0, r1, r2\n ldm \\x!, {r6-r9}\n ldm r3!, {r10-r12, lr}\n"
+               "smlal r4, r5, r6, r10\n smlal r4, r5, r7, r11\n"
+               "smlal r4, r5, r8, r12\n smlal r4, r5, r9, lr\n .endr\n sub r3, r3, #48\n"
+               "ldrd r6, r7, [sp]\n strd r4, r5, [r7], #8\n str r7, [sp, #4]\n"
+               "cmp r0, r6\n bne 1b\n pop {r6, r7}\n")
+
+#define SS_HAS_DOT
+#define SS_TILE_PLACES 1
+#define SS_TILE_CHANNELS 1
+#define ss_dot_tile(windows, weights, row, sums) ((sums)[0] = ss_dot_one(*(windows), weights, row))
 
 /* Bytes 0 and 2 of a word, widened to 16 bits; bytes 1 and 3. */
 static inline int16x2_t ss_even(uint32_t bytes) { return __sxtb16((int8x4_t)bytes); }
@@ -33,30 +66,6 @@ static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count
         sum = __smlad(ss_odd(x), ss_odd(w), sum);
     }
     return sum;
-}
-
-static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weights, int32_t row,
-                               int32_t *sums) {
-    const int8_t *a = windows[0], *b = windows[1], *v = weights, *w = weights + row;
-    int32_t av = 0, aw = 0, bv = 0, bw = 0;
-    for (int32_t i = 0; i < row; i += 4) {
-        const uint32_t four_a = ss_four(a + i), four_b = ss_four(b + i);
-        const uint32_t four_v = ss_four(v + i), four_w = ss_four(w + i);
-        const int16x2_t even_a = ss_even(four_a), even_b = ss_even(four_b);
-        const int16x2_t even_v = ss_even(four_v), even_w = ss_even(four_w);
-        av = __smlad(even_a, even_v, av);
-        aw = __smlad(even_a, even_w, aw);
-        bv = __smlad(even_b, even_v, bv);
-        bw = __smlad(even_b, even_w, bw);
-        const int16x2_t odd_a = ss_odd(four_a), odd_b = ss_odd(four_b);
-        const int16x2_t odd_v = ss_odd(four_v), odd_w = ss_odd(four_w);
-        av = __smlad(odd_a, odd_v, av);
-        aw = __smlad(odd_a, odd_w, aw);
-        bv = __smlad(odd_b, odd_v, bv);
-        bw = __smlad(odd_b, odd_w, bw);
-    }
-    sums[0] = av, sums[1] = aw;
-    sums[SS_BLOCK] = bv, sums[SS_BLOCK + 1] = bw;
 }
 
 #define SS_HAS_EACH

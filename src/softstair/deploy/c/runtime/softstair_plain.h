@@ -7,6 +7,11 @@
 
 static inline int32_t ss_least(int32_t a, int32_t b) { return a < b ? a : b; }
 
+/* Loads four bytes of an array of words. */
+static inline uint32_t ss_four(const int8_t *bytes) {
+    return *(const uint32_t *)(const void *)bytes;
+}
+
 static inline void ss_copy_plain(uint8_t *to, const uint8_t *from, int32_t count) {
     int32_t i = 0;
     /* All buffers are arrays of words, so words may be copied. */
@@ -58,12 +63,12 @@ static inline int32_t ss_ones_four(uint32_t a, uint32_t b, uint32_t c, uint32_t 
 #endif
 
 static inline int32_t ss_ones_row_plain(const uint32_t *row, int32_t words) {
-    int32_t count = 0, i = 0;
-    for (; i + 4 <= words; i += 4) {
-        count += ss_ones_four(row[i], row[i + 1], row[i + 2], row[i + 3]);
+    int32_t count = 0;
+    for (; words >= 4; words -= 4, row += 4) {
+        count += ss_ones_four(row[0], row[1], row[2], row[3]);
     }
-    for (; i < words; i++) {
-        count += ss_ones(row[i]);
+    for (; words > 0; words--) {
+        count += ss_ones(*row++);
     }
     return count;
 }

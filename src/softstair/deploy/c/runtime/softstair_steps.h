@@ -147,12 +147,39 @@ static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
+/* Stores the levels of four places as bytes, by affine steps. */
+SS_SPECIALISED void ss_keep_four(const ss_sink *sink, int32_t place, int32_t channel, int32_t count,
+                                 int32_t low, int32_t high, const int32_t *sums) {
+    const int32_t step = sink->out->channels, *multipliers = sink->multipliers + channel;
+    const int32_t *offsets = sink->offsets + channel;
+    const int8_t *shifts = sink->shifts + channel;
+    int8_t *to = (int8_t *)sink->out->data + place * step + channel;
+    int8_t *to1 = to + step, *to2 = to1 + step, *to3 = to2 + step;
+    for (int32_t c = 0; c < count; c++, sums++) {
+        const int32_t m = multipliers[c], b = offsets[c], shift = shifts[c];
+        to[c] = (int8_t)ss_affine(sums[0], m, b, shift, low, high);
+        to1[c] = (int8_t)ss_affine(sums[SS_BLOCK], m, b, shift, low, high);
+        to2[c] = (int8_t)ss_affine(sums[2 * SS_BLOCK], m, b, shift, low, high);
+        to3[c] = (int8_t)ss_affine(sums[3 * SS_BLOCK], m, b, shift, low, high);
+    }
+}
+
 /* Stores levels as bytes or words, by affine steps. */
 static inline void ss_keep_affine(const ss_sink *sink, int32_t place, int32_t places,
                                   int32_t channel, int32_t count, const int32_t *sums) {
     const int32_t *m = sink->multipliers + channel, *b = sink->offsets + channel;
     const int8_t *shifts = sink->shifts + channel;
-    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK) {
+    int32_t p = 0;
+#ifdef SS_HAS_PACKED
+    for (; sink->out->kind == SS_BYTES && p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
+        if (sink->low == 0 && sink->high == 15) { /* the compiler has an instruction for it */
+            ss_keep_four(sink, place + p, channel, count, 0, 15, sums);
+        } else {
+            ss_keep_four(sink, place + p, channel, count, sink->low, sink->high, sums);
+        }
+    }
+#endif
+    for (; p < places; p++, sums += SS_BLOCK) {
         const int32_t first = (place + p) * sink->out->channels + channel;
         if (sink->out->kind == SS_BYTES) {
             int8_t *to = (int8_t *)sink->out->data + first;

@@ -33,6 +33,12 @@
 #endif
 #include "softstair_plain.h"
 
+#ifdef SOFTSTAIR_PACKED
+#define SS_HAS_PACKED
+#endif
+#ifndef SS_SPECIALISED /* for the constants of each call */
+#define SS_SPECIALISED static inline
+#endif
 #ifndef SS_HAS_COPY
 #define ss_copy ss_copy_plain
 #define ss_fill ss_fill_plain
