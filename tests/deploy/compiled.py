@@ -76,7 +76,7 @@ int main(int count, char **arguments) {{
 """
 
 
-def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
+def program_of(networks: dict[int, IntegerNetwork], folder: Path, *flags: str) -> Path:
     """Compile many networks into one sanitised, traced program; its argument selects one."""
     write(next(iter(networks.values())), folder)
     cases = []
@@ -92,7 +92,7 @@ def program_of(networks: dict[int, IntegerNetwork], folder: Path) -> Path:
     includes = "\n".join(f'#include "net{number}.c"' for number in networks)
     text = MAIN.format(includes=includes, cases="\n".join(cases))
     (folder / "all.c").write_text(text, encoding="ascii")
-    command = ["cc", *LANGUAGE, *SANITIZED, "-DSOFTSTAIR_TRACE", "-o", "all", "all.c"]
+    command = ["cc", *LANGUAGE, *SANITIZED, *flags, "-DSOFTSTAIR_TRACE", "-o", "all", "all.c"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "all"

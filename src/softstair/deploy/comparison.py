@@ -300,7 +300,7 @@ def export(
         to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
         x: Bytes to compare on, (N, C, H, W) uint8, such as a test set; by default 32 random ones.
             With int8 or int16 the exported network takes integers of that type.
-        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB; 16 KiB for
+        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB; 16384 for
             microcontrollers.
 
     Returns:
