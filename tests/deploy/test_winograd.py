@@ -185,7 +185,7 @@ def test_fewer_products_where_they_pay_and_fit(tmp_path: Path) -> None:
     assert small.how.startswith("tiles")
     assert small.scratch <= 100_000 < row(large).scratch
     assert row(large, 0).how.startswith("bits counted")
-    assert row(layer(16, 16), 16384).how.startswith("bits counted")
+    assert row(layer(32, 16), 16384).how.startswith("bits counted")
     assert row(layer(64, 4)).how.startswith("bits counted")
     assert row(layer(64, 16, stride=(2, 2))).how.startswith("bits counted")
     assert row(large).flash[0] == row(large, 0).flash[0]  # 2 bits a weight in both
