@@ -16,8 +16,8 @@
  *                          input
  *   softstair_scores.h     the last layer, and the class
  *
- * -DSOFTSTAIR_PORTABLE selects plain C, -DSOFTSTAIR_PACKED packed products. -DSOFTSTAIR_TRACE passes the result of every node to
- * softstair_trace(), which the program must define.
+ * -DSOFTSTAIR_PORTABLE selects plain C, -DSOFTSTAIR_PACKED packed products. -DSOFTSTAIR_TRACE
+ * passes the result of every node to softstair_trace(), which the program must define.
  */
 #ifndef SOFTSTAIR_H
 #define SOFTSTAIR_H

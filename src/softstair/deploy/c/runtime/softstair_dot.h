@@ -170,18 +170,18 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     }
 }
 
-/* Packs each feature with that two rows below, x0 + x1 2^13, column by column, for four channels. */
+/* Packs each feature with that two rows below, x0 + x1 2^13, column by column; four channels. */
 static inline void ss_pack_columns(const ss_dot_sum *sum, int32_t channel, int32_t rows) {
     const ss_window *window = &sum->window;
     const int32_t channels = sum->in->channels, line = window->width * channels;
     const int32_t step = rows * (window->width + 2 * window->padding_x);
-    const int32_t above = window->padding_y * line, size = window->height * line;
+    const int32_t above = window->padding_y * line, size = window->height * line, two = 2 * line;
     uint32_t *to = sum->operands + rows * window->padding_x;
     for (int32_t x = channel; x < line; x += channels) {
         const int8_t *data = (const int8_t *)sum->in->data + x;
         for (int32_t r = 0, y = -above; r < rows; r++, y += line, to++) {
             const uint32_t a = y >= 0 && y < size ? ss_four(data + y) : 0U;
-            const uint32_t b = y >= -2 * line && y < size - 2 * line ? ss_four(data + y + 2 * line) : 0U;
+            const uint32_t b = y >= -two && y < size - two ? ss_four(data + y + two) : 0U;
             to[0] = ss_byte(a, 0) + (ss_byte(b, 0) << 13);
             to[step] = ss_byte(a, 1) + (ss_byte(b, 1) << 13);
             to[2 * step] = ss_byte(a, 2) + (ss_byte(b, 2) << 13);
@@ -190,8 +190,8 @@ static inline void ss_pack_columns(const ss_dot_sum *sum, int32_t channel, int32
     }
 }
 
-/* Depthwise sums of four rows in one, over 3 x 3 windows of stride 1: the products of x with
- * w[v] + w[v - 1] 2^26 belong to rows 0, 2, 1 and 3. Their levels are stored as bytes, by affine steps. */
+/* Depthwise sums of four rows in one, over 3 x 3 windows of stride 1: the products with
+ * w[v] + w[v - 1] 2^26 belong to rows 0, 2, 1 and 3. Affine steps store their levels as bytes. */
 SS_SPECIALISED void ss_sum_columns(const ss_dot_sum *sum, int32_t low, int32_t high) {
     const ss_window *window = &sum->window;
     const ss_sink *sink = sum->sink;
@@ -209,8 +209,8 @@ SS_SPECIALISED void ss_sum_columns(const ss_dot_sum *sum, int32_t low, int32_t h
         }
         ss_unpack_row(sum, c, 9, sum->unpacked);
         for (int i = 0; i < 3; i++) {
-            const uint32_t top = (uint32_t)sum->unpacked[i], middle = (uint32_t)sum->unpacked[i + 3];
-            const uint32_t bottom = (uint32_t)sum->unpacked[i + 6];
+            const int8_t *u = sum->unpacked + i;
+            const uint32_t top = (uint32_t)u[0], middle = (uint32_t)u[3], bottom = (uint32_t)u[6];
             w[4 * i] = top, w[4 * i + 1] = middle + (top << 26);
             w[4 * i + 2] = bottom + (middle << 26), w[4 * i + 3] = bottom << 26;
         }

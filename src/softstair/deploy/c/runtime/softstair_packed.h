@@ -24,7 +24,7 @@ static inline uint32_t ss_byte(uint32_t word, int i) {
 }
 
 #ifndef SS_HAS_DSP
-/* The sums of four places and four channels, with 2^12 added to each; `count` is a multiple of 16. */
+/* The sums of four places and four channels, with 2^12 added; `count` is a multiple of 16. */
 static inline void ss_multiply_four(const uint32_t *x, const uint32_t *w, int32_t count,
                                     uint64_t *fields) {
     for (int i = 0; i < 4; i++) {
