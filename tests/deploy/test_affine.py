@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from compiled import BUILDS, affine_features, differing, needs_compiler, traced
+from random_networks import random_network
 from torch import nn
 
 import softstair as ss
@@ -145,3 +147,12 @@ def test_constants_of_affine_steps_are_nine_bytes_a_channel(tmp_path: Path) -> N
     builder = affine_features()
     rows = {row.names[-1]: row.flash[1] for row in write(builder.network(), tmp_path).rows}
     assert rows["first.stair"] == 9 * 10 + 4 * 10  # and the offsets of biased bytes
+
+
+def test_shifts_of_channels_that_differ_are_not_negative(tmp_path: Path) -> None:
+    builder = random_network(57)  # a channel of its last stair needs no shift, another 26
+    write(builder.network(), tmp_path)
+    text = (tmp_path / "network_weights.h").read_text()
+    shifts = re.findall(r"_shifts\[\d+\] = \{([^}]*)\}", text)
+    assert shifts
+    assert min(int(shift) for line in shifts for shift in re.findall(r"-?\d+", line)) >= 0

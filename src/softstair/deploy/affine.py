@@ -84,7 +84,7 @@ def affine_steps(
     if not conditions(above).exists.all():
         return None
     while bool((above - below > 1).any()):
-        shift = (below + above) // 2
+        shift = (below + above + 1) // 2
         exists = conditions(shift).exists
         below, above = np.where(exists, below, shift), np.where(exists, shift, above)
     for shift in (np.full_like(above, above.max()), above):
