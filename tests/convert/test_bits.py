@@ -187,3 +187,14 @@ def test_a_mixed_network_exports_exactly():
     integers = ss.deploy.integerise(net.eval(), (6,), 128, 64.0)
     with torch.no_grad():
         assert torch.equal(integers(x), net((x.float() - 128) / 64))
+
+
+def test_a_sequence_has_a_name_for_each_layer() -> None:
+    model = networks.mlp(6, 8, 8, 3)
+    net = ss.quantise(model, ["ternary", "int4/uint8", "float"])
+    assert names(net) == names(ss.quantise(model, {0: "ternary", 1: "int4/uint8", 2: "float"}))
+    assert list(names(net).values()) == ["ternary", "ternary", "int4", "uint8"]
+    with pytest.raises(SoftstairError, match="one entry for each of the network's 3 layers"):
+        ss.quantise(model, ("ternary", "int4"))
+    with pytest.raises(SoftstairError, match="bits must be float, ternary"):
+        ss.quantise(model, ["ternary", "int9", "int4"])

@@ -74,6 +74,7 @@ def quantise(
     ``"int4"`` is weights of int4 and features of uint4, ``"int4/int8"`` names both, ``"ternary"``
     is both, and ``"float"`` is none. Then weights are kept and their quanta fitted. A pattern of
     names is for weights and for the activation that follows them, or for an activation alone.
+    :func:`softstair.calibrate` fits the quanta of features to data.
 
     >>> net = quantise(model, {"3": "int8/float", "*": "ternary"})
     >>> net = quantise(model, weights=Stair.ternary(), features=Stair.ternary(), skip="3")

@@ -98,16 +98,22 @@ def parse_layers(text: str) -> dict[str, str]:
 
 
 def has_names(bits: Any) -> bool:
-    """Return whether a value for all layers, or one of a mapping, is a name."""
+    """Return whether a value for all layers, one of a mapping, or all of a sequence are names."""
+    if isinstance(bits, list | tuple):
+        return bool(bits) and all(isinstance(value, str) for value in bits)
     values = bits.values() if isinstance(bits, Mapping) else (bits,)
     return any(isinstance(value, str) for value in values)
 
 
 def stairs_of(bits: Any) -> tuple[Any, Any]:
-    """Return the stairs of weights and those of features; for a mapping, two mappings.
+    """Return the stairs of weights and those of features; for a mapping or sequence, two such.
 
     Layers that no pattern fits stay in float.
     """
+    if isinstance(bits, list | tuple):
+        parsed = [parse(name) for name in bits]
+        stairs = [weight_stair(names.weights) for names in parsed]
+        return stairs, [feature_stair(names.features) for names in parsed]
     if not isinstance(bits, Mapping) or list(bits) == ["*"]:
         name = parse(bits["*"] if isinstance(bits, Mapping) else bits)
         return weight_stair(name.weights), feature_stair(name.features)
