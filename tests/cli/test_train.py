@@ -24,7 +24,7 @@ from softstair.data import load
 from softstair.train import PRESETS, Interrupted, Recipe, trained_network
 from softstair.train.run import Run as RunDirectory
 
-pytestmark = pytest.mark.usefixtures("plain_terminal")
+pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 SHORT = "--epochs 2 --limit 150 --batch 24".split()
 MODEL = """
@@ -37,6 +37,13 @@ def build(classes):
         nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)
     )
 """
+
+
+@pytest.fixture(autouse=True)
+def _blank_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw pictures only where they are looked at: one takes as long as a short training."""
+    if request.node.originalname not in ("test_output_to_a_file", "test_every_fold"):
+        monkeypatch.setattr("softstair.cli.train._draw", lambda metrics, title, out: out.touch())
 
 
 def parsed(words: str | list[str]) -> Command:

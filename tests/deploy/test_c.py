@@ -54,6 +54,7 @@ def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path
     assert differing(builder.results, traced(network, builder.bytes, tmp_path, kind)) == {}
 
 
+@pytest.mark.nightly(keep=2)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(len(BUILDS)))
 def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.nightly(keep=5)
+@pytest.mark.nightly(keep=3)
 @needs_compiler
 @pytest.mark.parametrize(("options", "name"), COMPILED)
 @pytest.mark.parametrize("compiler", COMPILERS)

@@ -45,7 +45,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(("stairs", "noise", "forward"), dict.fromkeys(CELLS))
 def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward):
     net, twin = pair(stairs, noise, forward)

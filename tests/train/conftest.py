@@ -25,6 +25,11 @@ def _one_thread() -> Iterator[None]:
     torch._C._set_mkldnn_enabled(True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _narrow(narrow_digits: None) -> None:
+    """Networks that cost little, but for children of `warm`, which are struck while they train."""
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator["object"]:
     """A process with everything imported, whose children begin at once."""

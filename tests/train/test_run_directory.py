@@ -538,7 +538,8 @@ def test_a_limit_of_file_sizes(
     limit: int, warm: Warm, out: Path, complete: Result, tmp_path: Path
 ) -> None:
     before = files(out / "checkpoint")
-    code = warm.run(["train", "--resume", "--out", str(out)], tmp_path / "errors", fsize=limit)
+    words = ["train", "--resume", "--out", str(out)]
+    code = warm.run(words, tmp_path / "errors", fsize=limit, narrow=True)
     text = (tmp_path / "errors").read_text()
     assert (code, is_sentence(text)) == (2, True), text
     assert "File too large" in text

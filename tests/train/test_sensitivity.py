@@ -10,6 +10,7 @@ from short import recipe
 
 import softstair as ss
 from helpers.commands import Run
+from helpers.narrow import WIDTH
 from softstair._errors import SoftstairError
 from softstair.convert.bits import parse_layers, stair_named
 from softstair.data import load
@@ -24,7 +25,8 @@ from softstair.train.trained import trained_run
 FLOAT = recipe(weights="float", features="float")
 INT4 = recipe(weights="int4", features="uint4", weight_quantum=0.1, feature_quantum=0.25)
 NAMES = ["features.1", "features.4", "features.7"]
-FLOAT_BYTES = 4 * (64 * 256 + 2 * 256 * 256 + 2560)
+FLOAT_BYTES = 4 * (64 * WIDTH + 2 * WIDTH * WIDTH + 10 * WIDTH)
+SIZE = 4500  # of three layers in INT3 too little, in INT2 enough
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) ->
         alone = ss.quantise(net, {cost.name: cost.bits, "*": "float"})
         assert (cost.loss, cost.accuracy) == evaluate(alone, validation())
     saved = [measured[0].bytes - cost.bytes for cost in measured[1:3]]
-    assert saved == [64 * 256 * 3, 64 * 256 * 15 // 4]
+    assert saved == [64 * WIDTH * 3, 64 * WIDTH * 15 // 4]
     assert abs(measured[1].loss - measured[0].loss) < abs(measured[2].loss - measured[0].loss)
 
 
@@ -95,8 +97,8 @@ def test_a_run_without_validation_is_measured_on_training_examples(float_run: Pa
 @pytest.mark.parametrize("kind", ["float", "int4"])
 def test_the_proposal_is_measured_as_a_whole(kind: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(f"{kind}_run")
-    trained, *_, proposal = layer_sensitivity(path, ["int3/float", "int2/float"], size=60_000)
-    assert proposal.bytes <= 60_000 < trained.bytes
+    trained, *_, proposal = layer_sensitivity(path, ["int3/float", "int2/float"], size=SIZE)
+    assert proposal.bytes <= SIZE < trained.bytes
     if kind == "float":
         net = trained_network(path, load("digits"))
         mixed = ss.quantise(net, parse_layers(proposal.bits), skip="classifier")
@@ -134,7 +136,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_shows_a_table_and_writes_two_files(float_run: Path, run: Run) -> None:
-    words = ("sensitivity", float_run, "--widths", "int3,int2", "--size", 60000)
+    words = ("sensitivity", float_run, "--widths", "int3,int2", "--size", SIZE)
     code, out, err = run(*words)
     assert (code, err) == (0, "")
     assert all(name in out for name in NAMES)

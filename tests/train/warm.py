@@ -42,6 +42,7 @@ class Warm:
         at            strike itself with SIGKILL at the so-many-th opening, renaming or removal of a
                       file
         fsize         no file may become longer than that
+        narrow        whether the network for digits is that of `helpers.narrow`
         environment   variables that it has besides
         """
         return self.start_together([{"words": words, "errors": str(errors), **settings}])[0]
@@ -118,6 +119,12 @@ def _prepare(request: dict[str, Any]) -> None:
         _tell(Path(request["begun"]))
     if "every" in request:
         _hasten(request["every"])
+    if request.get("narrow"):
+        sys.path.append(str(Path(__file__).parents[1]))
+        from helpers.narrow import narrow_entry
+        from softstair.models import NETWORKS
+
+        NETWORKS["digits"] = narrow_entry()
     if "fsize" in request:
         import resource
 
