@@ -146,7 +146,7 @@ def test_compile_of_func_grad(name, forward):
     check_slope(aot_eager(grad(lambda x: f(x).sum()))(X), name, LINEAR)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 def test_values_survive_transforms_and_compilation(name, forward):

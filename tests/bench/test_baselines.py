@@ -101,7 +101,7 @@ def test_runs_on_digits_from_a_float_network(tmp_path: Path, run: Any) -> None:
     recipe = Recipe(weights="float", features="float", limit=200, epochs=4, integer_input=True)
     train(recipe, tmp_path / "float", device="cpu")
     start = ("--start", tmp_path / "float", "--data", "digits", "--augment", "none")
-    size = ("--limit", 200, "--epochs", 3, "--batch", 20, "--cutout", 2, "--mixup", 0.2)
+    size = ("--limit", 200, "--epochs", 1, "--batch", 20, "--cutout", 2, "--mixup", 0.2)
     lines = run(*METHODS, *start, *size, "--first-layer", "float")
     assert [line["method"] for line in lines] == [*METHODS]
     for line in lines:

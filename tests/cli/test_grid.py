@@ -26,7 +26,7 @@ from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files
 
-pytestmark = pytest.mark.usefixtures("plain_terminal")
+pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 DESIGN = """
 folds = [0, 1]

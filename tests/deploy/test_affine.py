@@ -128,10 +128,9 @@ def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path
     assert write(integer, tmp_path).flash < 6_000
 
 
+@pytest.mark.nightly(keep=1)
 @needs_compiler
-@pytest.mark.parametrize(
-    "kind", ["native", "portable", pytest.param("avx2", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("kind", ["native", "portable", "avx2"])
 def test_levels_of_affine_steps_are_equal_in_c(kind: str, tmp_path: Path) -> None:
     assert kind in BUILDS
     builder = affine_features()
