@@ -84,6 +84,7 @@ def affine_steps(
     if not conditions(above).exists.all():
         return None
     while bool((above - below > 1).any()):
+        # Rounded up: channels that are done are tested at `above`, never at a negative shift.
         shift = (below + above + 1) // 2
         exists = conditions(shift).exists
         below, above = np.where(exists, below, shift), np.where(exists, shift, above)

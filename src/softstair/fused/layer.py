@@ -72,13 +72,13 @@ class FusedLayer(nn.Module):
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         modules = (self.sums, self.norm, self.stair)
         training = [module.training for module in modules]
-        takes = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
-        if takes and shortcut is not None:
-            takes = shortcut.shape == (len(x), self.norm.num_features, *self._sides(x))
-            shortcut = _rows(shortcut) if takes else shortcut
-        if takes and self._can_evaluate(x) and not any(training):
+        shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
+        if shapes_fit and shortcut is not None:
+            shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self._sides(x))
+            shortcut = _rows(shortcut) if shapes_fit else shortcut
+        if shapes_fit and self._can_evaluate(x) and not any(training):
             y = _evaluate(self, x, shortcut, context)
-        elif not (takes and all(training)):
+        elif not (shapes_fit and all(training)):
             y = self.norm(self.sums(x))
             y = self.stair(y if shortcut is None else y + shortcut)
             return y if self.pool is None else self.pool(y)

@@ -245,7 +245,8 @@ def _train(
                 calibrate(network.to(device), chosen_inputs(training, *settings), weights=None)
         return network.cpu().state_dict()
 
-    # A user's own model may draw its first weights from another generator than torch's.
+    # All processes begin alike: a user's own model may draw its first weights from another
+    # generator than torch's, and rank 0 alone calibrates.
     first = team.broadcast(first_state)
     if team.size > 1:
         network.load_state_dict(first)

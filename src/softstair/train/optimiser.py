@@ -17,7 +17,7 @@ from softstair.train.options import Options, option
 
 INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
-NAMED_RATE = 0.03
+DEFAULT_LATENT_RATE = 0.03
 """Of latent weights whose stairs are given by name, in quanta."""
 FACTOR = "Factor of the learning rate of"
 
@@ -153,13 +153,14 @@ class OptimiserOptions(Options):
         the step −r·∂L/∂u of u is the step −r·ε²·∂L/∂w of w.
         """
         is_adam = self.optimiser.startswith("adam")
-        rate = NAMED_RATE if self._has_bits and is_adam else None
-        rate = rate if self.latent_rate is None else self.latent_rate
+        rate = self.latent_rate
+        if rate is None and self._has_bits and is_adam:
+            rate = DEFAULT_LATENT_RATE
         return self.learning_rate if rate is None else rate * quantum ** (1 if is_adam else 2)
 
     @property
     def calibrates(self) -> bool:
-        """Whether quanta of features are fitted to a few batches; learned ones if none is given."""
+        """Whether quanta of features are fitted to batches, learned ones too if none is given."""
         return self.quanta == "calibrated" or (self.quanta != "fixed" and self._has_bits)
 
     @property

@@ -222,7 +222,7 @@ def check_finite(state: State, valid_loss: float = 0.0) -> None:
             problem = "the weights became nan or infinite"
         if problem is not None:
             raise RunError(
-                f"{problem} in epoch {state.epoch + 1}, and was not saved: lower `learning_rate` "
+                f"{problem} in epoch {state.epoch + 1}, which was not saved: lower `learning_rate` "
                 "or `latent_rate`, or check the data and the model.",
                 field="learning_rate",
             )

@@ -217,7 +217,7 @@ class State:
         return bool(torch.stack([values[name].isfinite().all() for name in self._finite]).all())
 
     def _values(self) -> list[tuple[str, Tensor]]:
-        """Return parameters and buffers under all their names: annealers let layers share some."""
+        """Return parameters and buffers under all their names; layers may share tensors."""
         network = self.network
         return [
             *network.named_parameters(remove_duplicate=False),

@@ -6,7 +6,6 @@ the data, the accuracy of other seeds, the command and the commit.
 """
 
 import json
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import nn
 
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
-from softstair._files import write
+from softstair._files import replacing, write
 from softstair.data import load as load_data
 from softstair.data.batches import Examples
 from softstair.data.folds import held_out
@@ -184,16 +183,14 @@ def add(name: str, files: Sequence[Path | str], data: str, command: str, commit:
     packed = [about(Path(file)) for file in files]
     recipes = [packed_recipe(metadata) for metadata in packed]
     differing = {field for recipe in recipes for field in recipe.training_differences(recipes[0])}
-    if not packed or differing - {"seed", "init_from", "teacher"}:
+    tested = "test_accuracy" if packed and packed[0]["test_accuracy"] else "valid_accuracy"
+    accuracies = [metadata[tested] for metadata in packed]
+    if not packed or None in accuracies or differing - {"seed", "init_from", "teacher"}:
         raise SoftstairError("`files` must be packed networks of one recipe with different seeds.")
-    tested = "valid_accuracy" if packed[0]["test_accuracy"] is None else "test_accuracy"
-    entry = {
-        "data": data,
-        "accuracies": [metadata[tested] for metadata in packed],
-        "command": command,
-        "commit": commit,
-    }
-    shutil.copyfile(files[0], FOLDER / f"{name}.safetensors")
+    entry = {"data": data, "accuracies": accuracies, "command": command, "commit": commit}
+    content = Path(files[0]).read_bytes()
+    with replacing(FOLDER / f"{name}.safetensors") as partial:
+        partial.write_bytes(content)
     cards = json.dumps({**_cards(), name: entry}, indent=1, sort_keys=True, allow_nan=False)
     write(FOLDER / "cards.json", f"{cards}\n")
     return card(name)

@@ -64,7 +64,9 @@ class MemoryPlan:
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
         if any(row.how.startswith("tiles") for row in self.rows):
-            lines.append("tiles need vectors: use `scratch` 16384 for a microcontroller")
+            lines.append(
+                "tiles need vector instructions: set `scratch` to 16384 for a microcontroller"
+            )
         return "\n".join([*lines, *([f"warning: {self.warning}."] if self.warning else [])])
 
 

@@ -28,7 +28,7 @@
 #include "softstair_avx2.h"
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include "softstair_neon.h"
-#elif defined(__ARM_FEATURE_DSP)
+#elif defined(__ARM_FEATURE_DSP) && defined(__thumb2__)
 #include "softstair_dsp.h"
 #endif
 #include "softstair_plain.h"
