@@ -79,6 +79,22 @@ def test_packed_products_are_equal_and_used_where_sums_are_proven_to_fit(tmp_pat
     assert set(re.findall(r"\.packed = (\d+)", (tmp_path / "network.c").read_text())) == {"0"}
 
 
+@needs_compiler
+@pytest.mark.parametrize("kind", ["native", "plain"])
+def test_sixteen_channels_at_a_time_are_equal_at_every_edge(kind: str, tmp_path: Path) -> None:
+    # 49 positions: a round of 32, four groups of four, and one; 37 channels: twice 16, and 5.
+    net = RandomBuilder(1, (3, 7, 7), zero=121, batch=3)
+    net.sum("first", 37, "ternary", padding=(1, 1))
+    net.steps("first.stair", (-1, 0, 1))
+    net.sum("pointwise", 32, "int4", kernel=1)
+    net.steps("pointwise.stair", tuple(range(16)))
+    net.sum("strided", 34, "int4", padding=(1, 1), stride=(2, 2), groups=2)
+    net.steps("strided.stair", tuple(range(16)))
+    net.flatten("flat")
+    net.scores("last", 4)
+    assert differing(net.results, traced(net.network(), net.bytes, tmp_path, kind)) == {}
+
+
 OPTIONS = {
     "GNU C": ("-O2",),  # without -std=c99, GCC contracts a product and a sum by default
     "native": ("-O3", "-march=native"),

@@ -71,10 +71,37 @@ static inline void ss_unpack_row(const ss_dot_sum *sum, int32_t channel, int32_t
     }
 }
 
-/* Multiplies windows by the unpacked weights of a block of channels. */
+/* Unpacks the weights of a block of channels. Those of 16 channels that are multiplied together are
+ * interleaved, four inputs of each channel in turn; the rest are rows. */
+static inline void ss_unpack_block(const ss_dot_sum *sum, int32_t first, int32_t count,
+                                   int32_t length, int32_t row) {
+    const int32_t tiled = SS_SIXTEENS(count);
+    const int32_t bytes = (length * sum->bits + 7) / 8;
+    for (int32_t c = 0; c < tiled; c++) {
+        const uint8_t *from = sum->weights + (first + c) * bytes;
+        uint32_t *to = (uint32_t *)(void *)(sum->unpacked + c / 16 * 16 * row) + c % 16;
+        for (int32_t i = 0; i < length; i += 16, from += 2 * sum->bits, to += 64) {
+            uint32_t words[4] = {0, 0, 0, 0};
+            ss_unpack(from, ss_least(16, length - i), sum->bits, sum->base, sum->step,
+                      (int8_t *)words);
+            for (int32_t j = 0; j < 4; j++) {
+                to[16 * j] = words[j];
+            }
+        }
+    }
+    for (int32_t c = tiled; c < count; c++) {
+        ss_unpack_row(sum, first + c, length, sum->unpacked + c * row);
+    }
+}
+
+/* Multiplies SS_PLACES windows by the unpacked weights of a block of channels. */
 static inline void ss_products(const int8_t *const *windows, int32_t places, const int8_t *weights,
                                int32_t channels, int32_t row, int32_t *sums) {
-    for (int32_t c = 0; c < channels; c += SS_TILE_CHANNELS) {
+    const int32_t tiled = SS_SIXTEENS(channels);
+    for (int32_t c = 0; c < tiled; c += 16) {
+        ss_dot_sixteen(windows, weights + c * row, row, sums + c);
+    }
+    for (int32_t c = tiled; c < channels; c += SS_TILE_CHANNELS) {
         const int32_t width = ss_least(SS_TILE_CHANNELS, channels - c);
         for (int32_t p = 0; p < places; p += SS_TILE_PLACES) {
             const int32_t height = ss_least(SS_TILE_PLACES, places - p);
@@ -129,19 +156,19 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     const uint8_t beyond = (uint8_t)-in->bias;
     const int32_t most = SS_PACKED(sum) ? SS_PACKED(sum) : sum->block;
     const int8_t *windows[SS_PLACES];
-    int32_t sums[SS_PLACES * SS_BLOCK];
+    int32_t sums[SS_ROUND * SS_BLOCK];
     for (int32_t first = 0, count; first < sum->groups * sum->outputs; first += count) {
         const int32_t number = first / sum->outputs;
         count = ss_least(most, (number + 1) * sum->outputs - first);
         if (SS_PACKED(sum)) {
             ss_pack_weights(sum, first, count, length, taken);
-        }
-        for (int32_t c = 0; !SS_PACKED(sum) && c < count; c++) {
-            ss_unpack_row(sum, first + c, length, sum->unpacked + c * row);
+        } else {
+            ss_unpack_block(sum, first, count, length, row);
         }
         const uint8_t *from = (const uint8_t *)in->data + number * sum->inputs;
         for (int32_t place = 0; place < places; place += SS_PLACES) {
-            const int32_t group = ss_least(SS_PLACES, places - place);
+            const int32_t group = ss_least(SS_PLACES, places - place), done = place % SS_ROUND;
+            int32_t *group_sums = sums + done * SS_BLOCK;
             for (int32_t p = 0; p < group; p++) {
                 if (sum->direct) {
                     const int32_t seen = ss_top(window, place + p) * window->width +
@@ -154,18 +181,20 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
                     windows[p] = to;
                 }
             }
+            for (int32_t p = group; p < SS_PLACES; p++) {
+                windows[p] = windows[0]; /* places beyond the last are computed, too */
+            }
             if (SS_PACKED(sum)) {
-                for (int32_t p = group; p < SS_PLACES; p++) {
-                    windows[p] = windows[0]; /* places beyond the last are computed, too */
-                }
                 ss_pack(windows, taken, sum->chunk, 13, sum->operands);
                 ss_multiply(sum->operands, (const uint32_t *)(const void *)sum->unpacked, taken,
-                            sum->chunk, count, sums);
+                            sum->chunk, count, group_sums);
             } else {
-                ss_products(windows, group, sum->unpacked, count, row, sums);
+                ss_products(windows, group, sum->unpacked, count, row, group_sums);
             }
-            ss_mend(sum, group, first, count, sums);
-            ss_hand_over(sum->sink, place, group, first, count, sums);
+            if (done + SS_PLACES == SS_ROUND || place + group == places) {
+                ss_mend(sum, done + group, first, count, sums);
+                ss_hand_over(sum->sink, place - done, done + group, first, count, sums);
+            }
         }
     }
 }

@@ -20,6 +20,12 @@ static inline void ss_copy(uint8_t *to, const uint8_t *from, int32_t count) {
     for (; i + 16 <= count; i += 16) {
         vst1q_u8(to + i, vld1q_u8(from + i));
     }
+    if (count >= 8 && i < count) { /* the last eight bytes, and those before them */
+        vst1_u8(to + ss_least(i, count - 8), vld1_u8(from + ss_least(i, count - 8)));
+        i = count - 8;
+        vst1_u8(to + i, vld1_u8(from + i));
+        return;
+    }
     for (; i < count; i++) {
         to[i] = from[i];
     }
@@ -94,6 +100,7 @@ static inline void ss_count_eight(const uint32_t *positive, const uint32_t *nega
 #define SS_HAS_DOT
 #define SS_TILE_PLACES 4
 #define SS_TILE_CHANNELS 4
+#define SS_ROUND 32
 
 static inline int32x4_t ss_add_products(int32x4_t sums, int8x16_t a, int8x16_t b) {
 #ifdef __ARM_FEATURE_DOTPROD
@@ -201,38 +208,64 @@ static inline int32x4_t ss_add_fours(int32x4_t sums, int8x16_t w, int8x16_t x) {
     }                                                                 \
     __asm__ volatile("" : : : "memory");
 
-#define SS_HAS_FOUR_TILES
-static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const int8_t *filters,
-                                 int32_t *sums) {
+/* The products of four rows of inputs and 16 channels, whose weights are interleaved. */
+static inline __attribute__((always_inline)) void ss_four_rows(
+    const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, int32_t inputs,
+    const int8_t *filters, int32_t *sums, int32_t step) {
     int32x4_t s[4][4];
     for (int i = 0; i < 16; i++) {
         s[i / 4][i % 4] = vdupq_n_s32(0);
     }
-    for (int32_t c = 0; c < inputs; c += 16, filters += 256) {
-        const int8_t *x = features + c;
-        const int8x16_t x0 = vld1q_s8(x), x1 = vld1q_s8(x + inputs),
-                        x2 = vld1q_s8(x + 2 * inputs), x3 = vld1q_s8(x + 3 * inputs);
+    for (int32_t i = 0; i < inputs; i += 16, filters += 256) {
+        const int8x16_t x0 = vld1q_s8(a + i), x1 = vld1q_s8(b + i), x2 = vld1q_s8(c + i),
+                        x3 = vld1q_s8(d + i);
         SS_ADD_LANE(0)
         SS_ADD_LANE(1)
         SS_ADD_LANE(2)
         SS_ADD_LANE(3)
     }
     for (int i = 0; i < 16; i++) {
-        vst1q_s32(sums + 4 * i, s[i / 4][i % 4]);
+        vst1q_s32(sums + i / 4 * step + i % 4 * 4, s[i / 4][i % 4]);
     }
 }
 
+#define SS_HAS_FOUR_TILES
+static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const int8_t *filters,
+                                 int32_t *sums) {
+    const int8_t *second = features + inputs, *third = second + inputs;
+    ss_four_rows(features, second, third, third + inputs, inputs, filters, sums, 16);
+}
+
+#ifdef __ARM_FEATURE_DOTPROD /* otherwise four products of any bytes could overflow */
+#define SS_SIXTEENS(channels) ((channels) / 16 * 16)
+static inline void ss_dot_sixteen(const int8_t *const *windows, const int8_t *weights, int32_t row,
+                                  int32_t *sums) {
+    ss_four_rows(windows[0], windows[1], windows[2], windows[3], row, weights, sums, SS_BLOCK);
+}
+#endif
+
 #define SS_HAS_REACHED
+/* Two bytes per sum, all ones where it reaches its threshold. */
+static inline uint8x16_t ss_reached_eight(const int32_t *sums, const int32_t *limits) {
+    const uint32x4_t low = vcgeq_s32(vld1q_s32(sums), vld1q_s32(limits));
+    const uint32x4_t high = vcgeq_s32(vld1q_s32(sums + 4), vld1q_s32(limits + 4));
+    const uint16x8_t both = vuzp1q_u16(vreinterpretq_u16_u32(low), vreinterpretq_u16_u32(high));
+    return vreinterpretq_u8_u16(both);
+}
+
 static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, int32_t count) {
-    static const uint32_t bit[4] = {1, 2, 4, 8};
-    uint32x4_t bits = vdupq_n_u32(0), next = vld1q_u32(bit);
+    static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    uint32_t all = 0;
     int32_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-        const uint32x4_t reached = vcgeq_s32(vld1q_s32(sums + i), vld1q_s32(limits + i));
-        bits = vorrq_u32(bits, vandq_u32(reached, next));
-        next = vshlq_n_u32(next, 4);
+    for (; i + 16 <= count; i += 16) {
+        const uint8x16_t low = ss_reached_eight(sums + i, limits + i);
+        const uint8x16_t high = ss_reached_eight(sums + i + 8, limits + i + 8);
+        uint8x16_t bits = vandq_u8(vuzp1q_u8(low, high), vld1q_u8(bit));
+        bits = vpaddq_u8(bits, bits);
+        bits = vpaddq_u8(bits, bits);
+        bits = vpaddq_u8(bits, bits);
+        all |= (uint32_t)vgetq_lane_u16(vreinterpretq_u16_u8(bits), 0) << i;
     }
-    uint32_t all = vaddvq_u32(bits);
     for (; i < count; i++) {
         all |= (uint32_t)(sums[i] >= limits[i]) << i;
     }

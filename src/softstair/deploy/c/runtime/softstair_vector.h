@@ -6,6 +6,7 @@
  *   ss_count_eight    bits that the weights of eight channels select (softstair_planes.h)
  *   ss_dot_tile       products of SS_TILE_PLACES windows and SS_TILE_CHANNELS rows of weights
  *   ss_dot_one        the same for one window and one row
+ *   ss_dot_sixteen    products of SS_PLACES windows and 16 channels, whose weights are interleaved
  *   ss_each           products of each channel with its own weights (depthwise)
  *   ss_lanes          16 bytes, with ss_plus, ss_minus, ss_shifted and ss_put_lanes
  *   ss_spread         16 features from bits: those that are positive, those that are negative
@@ -49,11 +50,18 @@
 #ifndef SS_HAS_COUNT_EIGHT
 #define ss_count_eight ss_count_eight_plain
 #endif
+#ifndef SS_ROUND /* places whose sums are handed over together */
+#define SS_ROUND SS_PLACES
+#endif
 #ifndef SS_HAS_DOT
 #define SS_TILE_PLACES 1
 #define SS_TILE_CHANNELS 1
 #define ss_dot_one ss_dot_one_plain
 #define ss_dot_tile ss_dot_tile_plain
+#endif
+#ifndef SS_SIXTEENS /* how many of the channels ss_dot_sixteen multiplies */
+#define SS_SIXTEENS(channels) 0
+#define ss_dot_sixteen ss_dot_tile
 #endif
 #ifndef SS_HAS_EACH
 #define ss_each ss_each_plain

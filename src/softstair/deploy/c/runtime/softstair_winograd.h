@@ -93,13 +93,13 @@ static inline void ss_transform_weights(const ss_lanes *g, ss_lanes *v) {
     v[5] = g[2];
 }
 
-/* A^T m for 16 columns; rows are `step` apart. The compiler vectorises over the columns, since it
- * sees that local arrays do not overlap. */
-static inline void ss_transform_products(const int32_t *restrict m, int32_t *restrict y,
-                                         int step) {
+/* A^T m for 16 columns; rows of m are `from` apart, those of y `step`. The compiler vectorises over
+ * the columns, since y is local. */
+static inline void ss_transform_products(const int32_t *restrict m, int32_t from,
+                                         int32_t *restrict y, int step) {
     for (int i = 0; i < 16; i++) {
-        const int32_t m0 = m[i], m1 = m[i + step], m2 = m[i + 2 * step], m3 = m[i + 3 * step];
-        const int32_t m4 = m[i + 4 * step], m5 = m[i + 5 * step];
+        const int32_t m0 = m[i], m1 = m[i + from], m2 = m[i + 2 * from], m3 = m[i + 3 * from];
+        const int32_t m4 = m[i + 4 * from], m5 = m[i + 5 * from];
         const int32_t a = m1 + m2, b = m2 - m1, c = m3 + m4, d = m3 - m4;
         y[i] = 6 * m0 - 4 * a + c;
         y[i + step] = 2 * b + d;
@@ -141,7 +141,7 @@ static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bi
         int8_t *at = to + 16 * four;
         for (int32_t x = 0; x < 3; x++) {
             for (int32_t y = 0; y < 3; y++) {
-                g[y] = ss_weights_at(from + 16 * (3 * y + x), four * bits % 8, bits);
+                g[y] = ss_weights_at(from + 16 * (3 * y + x), (four * bits) & 7, bits);
             }
             ss_transform_weights(g, v);
             for (int32_t i = 0; i < 6; i++) {
@@ -161,15 +161,12 @@ static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bi
 static inline void ss_tile_sums(const int32_t *products, int32_t step, int32_t columns, int32_t row,
                                 int32_t *to) {
     static const int shift[4] = {3, 2, 1, 1};
-    int32_t all[SS_POINTS * 16], half[24 * 16], sums[4 * 16];
-    for (int32_t i = 0; i < SS_POINTS; i++) {
-        ss_copy((uint8_t *)(all + 16 * i), (const uint8_t *)(products + i * step), 64);
-    }
+    int32_t half[24 * 16], sums[4 * 16];
     for (int32_t j = 0; j < 6; j++) {
-        ss_transform_products(all + 16 * j, half + 16 * j, 96);
+        ss_transform_products(products + j * step, 6 * step, half + 16 * j, 96);
     }
     for (int32_t y = 0; y < 4; y++) {
-        ss_transform_products(half + 96 * y, sums, 16);
+        ss_transform_products(half + 96 * y, 16, sums, 16);
         for (int32_t x = 0; x < columns; x++) {
             const int by = shift[y] + shift[x];
             for (int32_t i = 0; i < 16; i++) {
@@ -197,8 +194,12 @@ static inline void ss_sum_winograd(const ss_winograd_sum *sum) {
         }
         for (int32_t first = 0; first < sum->outputs; first += 16) {
             const int32_t count = ss_least(16, sum->outputs - first);
-            ss_filters(sum->weights + first / 8 * 9 * inputs * sum->bits, inputs, sum->bits,
-                       sum->filters, filter);
+            const uint8_t *weights = sum->weights + first / 8 * 9 * inputs * sum->bits;
+            if (sum->bits == 2) { /* a constant is faster */
+                ss_filters(weights, inputs, 2, sum->filters, filter);
+            } else {
+                ss_filters(weights, inputs, 1, sum->filters, filter);
+            }
             for (int32_t point = 0; point < SS_POINTS; point++) {
                 for (int32_t tile = 0; tile < down * across; tile += 4) {
                     ss_four_tiles(sum->features + point * step + tile * inputs, inputs,
