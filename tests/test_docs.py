@@ -395,6 +395,31 @@ def test_accuracies_of_sums_are_those_of_the_table() -> None:
         assert f'| `"{sums}"` | {cells} |' in text_of(DOCS / "own.md")
 
 
+def test_comparison_of_tools_is_that_of_the_table() -> None:
+    """Over the seeds that all tools have: means, the least and the most, what exports differ in."""
+    tools: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for run in results_table("peers.csv"):
+        tools.setdefault(run["bits"], {}).setdefault(run["tool"], []).append(run)
+    lines = []
+    for bits, runs_of in tools.items():
+        seeds = set.intersection(*({run["seed"] for run in runs} for runs in runs_of.values()))
+        for tool, every_run in runs_of.items():
+            if len(runs_of) < 3:
+                continue
+            runs = [run for run in every_run if run["seed"] in seeds]
+            columns = ("float", "untrained", "trained", "seconds")
+            *accuracies, seconds = ([Decimal(run[column]) for run in runs] for column in columns)
+            cells = [f"{statistics.mean(values):.1f}" for values in accuracies]
+            cells += [f"{min(accuracies[2]):.1f}", f"{max(accuracies[2]):.1f}"]
+            cells.append(f"{statistics.mean(seconds):.0f}")
+            differ, compared = (
+                sum(int(run[column] or 0) for run in runs) for column in ("differ", "compared")
+            )
+            cells += [f"{differ:,}", f"{compared:,}"] if compared else ["–", "–"]
+            lines.append(f"| {bits} | {tool} | {len(runs)} | {' | '.join(cells)} |")
+    assert "\n".join(lines) in text_of(DOCS / "float.md")
+
+
 def recipe_of(name: str, options: str) -> str:
     """The fields of a preset with some of them changed, as text."""
     from softstair.train.options import describe
