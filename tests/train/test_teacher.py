@@ -171,12 +171,12 @@ def test_another_model_is_refused_before_a_teacher_trains(
     float_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher, "teacher_for", lambda shape: "digits")
-    (tmp_path / "narrow.py").write_text(
+    (tmp_path / "slim.py").write_text(
         "from torch import nn\n\ndef build(classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, classes))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    changed = recipe(model="narrow:build", init_from=str(float_run), teacher="auto")
+    changed = recipe(model="slim:build", init_from=str(float_run), teacher="auto")
     with pytest.raises(RunError, match="same model") as caught:
         train(changed, tmp_path / "run")
     assert caught.value.field == "init_from"
