@@ -214,3 +214,18 @@ def test_a_wrong_argument_is_named(loader, settings, field):
 def test_a_float_network_is_refused():
     with pytest.raises(ValueError, match="net must be"):
         ss.calibrate(networks.mlp(6, 8, 8, 3), [torch.zeros(2, 6)])
+
+
+def test_a_batch_that_does_not_fit_leaves_the_network_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    net = ss.quantise(model, TERNARY, UINT4).eval()
+    before = copy.deepcopy(net.state_dict())
+    layers = [layer for layer in net.modules() if isinstance(layer, ss.nn.StairLayer)]
+    fits = [layer.weight_stair.fit for layer in layers]
+    with pytest.raises(RuntimeError):
+        ss.calibrate(net, [torch.randn(16, 6), torch.randn(16, 5)])
+    after = net.state_dict()
+    for name, value in before.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, after[name]), name
+    assert [layer.weight_stair.fit for layer in layers] == fits

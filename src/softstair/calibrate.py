@@ -88,14 +88,22 @@ def calibrate(
     if not inputs:
         raise _check.invalid("loader", "must have at least one batch, but it has none")
     layers = [module for module in net.modules() if isinstance(module, StairLayer)]
-    for layer in layers if weights is not None else ():
+    fitted = [layer for layer in layers if weights is not None]
+    stairs = [layer.weight_stair for layer in fitted]
+    before = [(own, own.fit, own.stair.quantum) for own in stairs]
+    for layer in fitted:
         layer.weight_stair.fit = "layer" if layer.output_axis is None else weights
         layer.weight_stair.refit(layer.weight)
     read = readers(net) if method == "sums" else {}
-    moving = running_norms(net, frozen=net.training) if norms else []
+    moving = running_norms(net, skip_frozen=net.training) if norms else []
     with training_mode(net, training=False), _batch_statistics(moving):
         try:
             observed = _observe(net, inputs, layers, list(read), progress)
+        except BaseException:  # a batch that does not fit the network leaves it as it was
+            for own, fit, own_quantum in before:
+                own.fit = fit
+                own.set_quantum(own_quantum)
+            raise
         finally:
             set_input_units(net)
     for group in groups:

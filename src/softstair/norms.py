@@ -38,25 +38,29 @@ def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
         net: The network, in place; its modules keep their modes. If it is in ``train()``,
             normalisations in ``eval()`` are frozen and keep their statistics; if it is in
             ``eval()``, all are estimated.
-        loader: Batches as for :func:`softstair.calibrate`, augmented as in training. Some thousands
-            of examples suffice. They are moved to the device of the network.
+        loader: Batches of inputs, as tensors, tuples or mappings; see :func:`softstair.calibrate`.
+            Augment them as in training. Some thousands of examples suffice. They are moved to the
+            device of the network.
 
     Raises:
         SoftstairError: If the network has no such normalisation, or the loader no batch.
     """
     if not isinstance(net, nn.Module):
         raise _check.wrong("net", net, "a torch.nn.Module")
-    norms = running_norms(net, frozen=net.training)
+    norms = running_norms(net, skip_frozen=net.training)
     if not norms:
         raise _check.invalid("net", "must have a batch normalisation with running statistics")
     device = norms[0].get_buffer("running_mean").device
     average_statistics(net, norms, (batch_arguments(net, batch, device) for batch in loader))
 
 
-def running_norms(net: nn.Module, frozen: bool = True) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Return the batch normalisations with running statistics; if ``frozen``, those in train()."""
+def running_norms(
+    net: nn.Module, skip_frozen: bool = True
+) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the batch normalisations with running statistics; those in ``eval()`` are frozen."""
     norms = (m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return [norm for norm in norms if norm.track_running_stats and (norm.training or not frozen)]
+    moving = (norm for norm in norms if norm.track_running_stats)
+    return [norm for norm in moving if norm.training or not skip_frozen]
 
 
 @torch.no_grad()

@@ -379,7 +379,7 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     reach = [abs(level) for level in (unit.levels[0], unit.levels[-1]) if level]
     largest = rows.abs().amax(dim=1, keepdim=True) / min(reach)
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    best, quantum, better = torch.full_like(largest, torch.inf), largest, largest
+    best, quantum, refined = torch.full_like(largest, torch.inf), largest, largest
     # Sorted weights of a level l are neighbours: the error is ‖w‖² + Σ (n·(εl)² − 2εl·Σw) over
     # levels. For these levels ε = Σ l·w / Σ l² is best; with it, some weights may get others.
     rows = rows.sort(dim=1).values
@@ -387,12 +387,12 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     levels = rows.new_tensor(unit.levels)
     edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
     for ratio in (*FIT_RATIOS, min(reach) / max(reach), 1.0, *[None] * FIT_STEPS):
-        candidate = better if ratio is None else largest * ratio
+        candidate = refined if ratio is None else largest * ratio
         ends = torch.searchsorted(rows, edges * candidate)
         squares = (ends.diff() * levels.square()).sum(dim=1, keepdim=True)
         products = (sums.gather(1, ends).diff() * levels).sum(dim=1, keepdim=True)
         error = candidate * (candidate * squares - 2 * products)
-        better = torch.where((error < best) & (products > 0), products / squares, better)
+        refined = torch.where((error < best) & (products > 0), products / squares, refined)
         quantum = torch.where(error < best, candidate, quantum)
         best = torch.minimum(best, error)
     # Rounded to float32, in which it is saved, so that a loaded network is the trained one.

@@ -98,9 +98,15 @@ def parse_layers(text: str) -> dict[str, str]:
 
 
 def has_names(bits: Any) -> bool:
-    """Return whether a value for all layers, one of a mapping, or all of a sequence are names."""
+    """Return whether stairs are given by name.
+
+    Raises SoftstairError if a sequence has names and stairs.
+    """
     if isinstance(bits, list | tuple):
-        return bool(bits) and all(isinstance(value, str) for value in bits)
+        kinds = {isinstance(value, str) for value in bits}
+        if len(kinds) > 1:
+            raise _check.invalid("bits", "must have names alone or stairs alone, but has both")
+        return True in kinds
     values = bits.values() if isinstance(bits, Mapping) else (bits,)
     return any(isinstance(value, str) for value in values)
 

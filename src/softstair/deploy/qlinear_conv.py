@@ -39,8 +39,8 @@ from softstair.deploy.onnx_graph import (
 Levels = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
 MARGIN = 2.0**-19
-SMALLEST, LARGEST = 2.0**-8, 2.0**30  # of 1/scale
-FACTORS = 8  # that are tried
+SMALLEST, LARGEST = 2.0**-8, 2.0**30  # bounds of 1/scale
+MAX_TRIES = 8  # of different factors
 MAX_BIAS = 2**30
 MAX_INPUTS = 2**14  # so that their products with bytes are at most 2³⁰ in all
 MAX_WEIGHT = 127  # on ARM, ONNX Runtime's depthwise convolutions are wrong for −128
@@ -83,13 +83,15 @@ def _quantised_conv(node: nodes.Sum, steps: nodes.Steps, x: nodes.Node) -> Quant
     span = max(weight.max(), 0) - min(weight.min(), 0)
     unsigned = np.full_like(signed, 255 // max(span, 1))
     tables = [part.numpy() for part in (steps.thresholds, node.least, node.greatest)]
-    for kind, factor, count in (("INT8", signed, FACTORS), ("UINT8", unsigned, 1)):
+    for kind, factor, count in (("INT8", signed, MAX_TRIES), ("UINT8", unsigned, 1)):
         bias, scale = np.zeros_like(factor), np.zeros(len(factor))
         for _ in range(count if factor.all() else 0):
             rows = np.flatnonzero(scale == 0)
             channels = (part[rows] for part in (*tables, factor))
             bias[rows], scale[rows] = scales(steps.levels, *channels)
-            factor[scale == 0] = np.maximum(factor[scale == 0] - 1, 1)
+            if scale.all() or factor[scale == 0].min() == 1:
+                break
+            factor[scale == 0] -= 1
         if scale.all():
             return QuantisedConv(node, steps, kind, factor, bias, scale)
     return None

@@ -356,19 +356,13 @@ class TeacherOptions(Options):
         older_value=None,
     )
     teacher: str | None = option(
-        None,
-        "Learn the scores of a float run too: its directory, or auto, which trains it first.",
-        older_value=None,
+        None, "Learn the scores of a float run too: its directory, or auto.", older_value=None
     )
     teacher_weight: float = option(
         0.9, "Weight of the teacher in the loss.", low=0.0, high=1.0, older_value=0.9
     )
     temperature: float = option(
-        4.0,
-        "Divide the scores of teacher and network by it before the softmax.",
-        low=1e-3,
-        high=1e6,
-        older_value=4.0,
+        4.0, "Divisor of all scores before the softmax.", low=1e-3, high=1e6, older_value=4.0
     )
 
     def _check_together(self) -> None:

@@ -1,6 +1,6 @@
 """Lowering: the nodes of an integer network become operations of the generated program."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,8 +104,8 @@ class _Lowering:
         build = _threshold_sink if output.planes and shortcut is None else _affine_sink
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
-            constants, sink = build(number, node, source, output, shortcut, inner)
-            is_affine = output.kind == "SS_BYTES" and "ss_keep_affine" in sink
+            sink = build(number, node, source, output, shortcut, inner)
+            is_affine = output.kind == "SS_BYTES" and sink.is_affine
             operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
             return replace(
                 operation,
@@ -113,13 +113,14 @@ class _Lowering:
                 nodes=(inner, number),
                 reads=(*operation.reads, *reads),
                 calls=(*clear, *operation.calls),
-                constants=(*operation.constants, *constants),
-                structures=(sink, *operation.structures),
+                constants=(*operation.constants, *sink.constants),
+                structures=(sink.text, *operation.structures),
             )
         home = self._home(source.name)
-        constants, sink = build(number, node, source, output, shortcut, None)
+        sink = build(number, node, source, output, shortcut, None)
         calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
-        return Operation(number, (number,), (home, *reads), calls, "thresholds", constants, (sink,))
+        given = (calls, "thresholds", sink.constants, (sink.text,))
+        return Operation(number, (number,), (home, *reads), *given)
 
     def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool | nodes.Pad) -> Operation:
         home = self._home(node.inputs[0])
@@ -220,6 +221,15 @@ def _check_finite(name: str, *values: torch.Tensor | None) -> None:
             raise ExportError.of(name, "its weights are not finite", "Train it again")
 
 
+@dataclass(frozen=True)
+class _Sink:
+    """Where sums are passed to: its constants and its structure in C."""
+
+    constants: tuple[Constant, ...]
+    text: str
+    is_affine: bool = False
+
+
 def _affine_sink(
     number: int,
     node: nodes.Steps,
@@ -227,8 +237,8 @@ def _affine_sink(
     output: Features,
     shortcut: int | None,
     traced: int | None,
-) -> tuple[tuple[Constant, ...], str]:
-    """Return the constants and the sink of a stair as affine steps, if it has such."""
+) -> "_Sink":
+    """Return the sink of a stair with affine steps, or with thresholds if it has none."""
     name, table = f"layer_{number}", node.thresholds.numpy().astype(np.int64)
     least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
     if isinstance(source, nodes.Sum):
@@ -256,7 +266,7 @@ def _affine_sink(
         **fields,
     )
     constants = (Constant(f"{name}_{key}", values, "thresholds") for key, values in arrays.items())
-    return tuple(constants), text
+    return _Sink(tuple(constants), text, is_affine="shift" not in fields)
 
 
 def _affine_arrays(
@@ -301,8 +311,8 @@ def _threshold_sink(
     output: Features,
     shortcut: int | None,
     traced: int | None,
-) -> tuple[tuple[Constant, ...], str]:
-    """Return the constants and the sink of a stair, to which sums are passed.
+) -> "_Sink":
+    """Return the sink of a stair with thresholds.
 
     Node ``shortcut`` selects the row of thresholds; a traced build stores the sums of ``traced``.
     """
@@ -338,7 +348,7 @@ def _threshold_sink(
         steps=len(levels) - 1,
         **fields,
     )
-    return tuple(constants), text
+    return _Sink(tuple(constants), text)
 
 
 def _padded(
