@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,10 @@ def test_folds_of_a_design_stay_unless_it_names_none(run: Run) -> None:
         ("--set folds=1000000000", ["at most 10,000", "1000000000", "--folds"]),
         ("--set fold=3", ["--folds"]),
         ("--set noise=uniform", ["noise", "--where"]),
+        ("--bits int9", ["--bits must be float, ternary"]),
+        ("--bits int4 int4", ["two configurations have the same name", "bits=int4"]),
+        ("--bits int4 --set bits=int8", ["--bits and --set bits exclude each other"]),
+        ("--bits int4 --set weights=int8", ["weights", "--bits"]),
         ("--set augment=shift", ["augment", "'shift'", "svhn"]),
         ("--json", ["--json needs --dry-run or --status"]),
         ("--dry-run --status", ["--dry-run and --status"]),
@@ -150,6 +155,31 @@ def test_folds_of_a_design_stay_unless_it_names_none(run: Run) -> None:
 def test_errors(words: str, messages: list[str], run: Run) -> None:
     error = run.rejected("grid", "paper-svhn", *words.split())
     assert all(message in error for message in messages), error
+
+
+@pytest.mark.quick
+def test_bits_are_a_factor_of_the_grid(run: Run) -> None:
+    Path("mine.toml").write_text(DESIGN)
+    bits = ["int4", "ternary/uint2", "features.1=int8,*=int4"]
+    words = ["mine.toml", "--bits", *bits, "--set", "seed=3", "--dry-run", "--json"]
+    code, out, err = run("grid", *words)
+    assert (code, err) == (0, "")
+    listed = json.loads(out)["configurations"]
+    assert [entry.pop("name") for entry in listed] == [
+        f"forward={forward},bits={name}"
+        for forward in ("mode", "random")
+        for name in ("int4", "ternary_uint2", "features.1=int8,_=int4")
+    ]
+    drawn = [Recipe.from_json(entry) for entry in listed]
+    base = replace(drawn[0], bits=None)
+    assert [(entry.forward, entry.bits) for entry in drawn] == [
+        (forward, name) for forward in ("mode", "random") for name in bits
+    ]
+    assert {replace(entry, bits=None, forward="mode") for entry in drawn} == {base}
+    assert base.seed == 3
+    Path("stairs.toml").write_text(DESIGN + 'weights = ["int4", "int8"]\n')
+    error = run.rejected("grid", "stairs.toml", "--bits", "int4", "--dry-run")
+    assert "need the same weights in all of stairs: choose configurations with --where" in error
 
 
 # A grid whose units are done, so that no process is needed

@@ -72,6 +72,10 @@ class Command:
         "Train only configurations with these FIELD=VALUE, as in interval=partition,same_end.",
     )
     set: tuple[str, ...] = flag((), "Change FIELD=VALUE of every recipe, as in precision=float32.")
+    bits: tuple[str, ...] = flag(
+        (),
+        "Train every configuration with each of these bits, as in int4 ternary stem=int8,*=int4.",
+    )
     epochs: int | None = flag(None, "Number of epochs; period and drop scale in proportion.")
     folds: str | None = flag(
         None,
@@ -146,9 +150,12 @@ class Command:
         is_file = self.design.endswith(".toml") or "/" in self.design
         design = read_design(Path(self.design)) if is_file else named(self.design)
         design = design.where(conditions(self.where, "where"))
+        design = design.with_bits(self.bits) if self.bits else design
         if self.epochs is not None:
             design = design.rescaled(self.epochs)
         settings = conditions(self.set, "set")
+        if self.bits and "bits" in settings:
+            raise SoftstairError("--bits and --set bits exclude each other.")
         values = {name: _value(",".join(words)) for name, words in settings.items()}
         if self.epochs is not None and "epochs" in values:
             raise SoftstairError(

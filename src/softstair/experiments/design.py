@@ -22,7 +22,7 @@ from softstair._check import shortened, suggestion
 from softstair._errors import SoftstairError
 from softstair.experiments.results import Fold
 from softstair.schedule import INTERVALS, POWERS
-from softstair.train.options import describe
+from softstair.train.options import REPLACED, describe
 from softstair.train.recipe import FIELDS, Recipe, fields_with, preset
 
 FREEDOMS = fields_with("paper_axis")
@@ -32,6 +32,8 @@ KEYS: dict[str, type] = {
     "name": str, "preset": str, "folds": list,
     "recipe": dict, "rows": list, "vary": dict, "without": list,
 }  # fmt: skip
+EVERYTHING = "all"
+"""The name of the only configuration of a design in which nothing varies."""
 LARGEST_FILE = 1 << 20
 MOST_CONFIGURATIONS = 10_000
 
@@ -144,6 +146,28 @@ class Design:
         entries = self.configurations
         rescaled = [replace(entry, recipe=entry.recipe.rescaled(epochs)) for entry in entries]
         return replace(self, configurations=tuple(rescaled))
+
+    def with_bits(self, names: Sequence[str]) -> "Design":
+        """Every configuration with each of these bits, named as for ``Recipe.bits``.
+
+        Raises:
+            SoftstairError: If a name is wrong, or if stairs vary, which bits replace.
+
+        >>> DESIGNS["paper-svhn"].with_bits(["int4", "ternary"]).configurations[1].name
+        'uniform-expectation-std-same_start-homogeneous,bits=ternary'
+        """
+        if taken := [name for name in self.varied() if name in ("bits", *REPLACED)]:
+            raise SoftstairError(
+                f"bits need the same {taken[0]} in all of {self.name}: choose configurations with "
+                "`where`.",
+                field="bits",
+            )
+        entries = []
+        for entry, name in itertools.product(self.configurations, names):
+            recipe = changed(entry.recipe, {"bits": name})
+            row = None if entry.name == EVERYTHING else entry.name
+            entries.append(Configuration(_name(row, recipe, ["bits"]), recipe))
+        return replace(self, configurations=tuple(entries))
 
     def varied(self) -> tuple[str, ...]:
         """The fields in which its configurations differ."""
@@ -374,7 +398,7 @@ def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:
     words = [] if row is None else [row]
     words += [f"{field}={recipe.cell(field)}" for field in FIELDS if field in fields]
     name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
-    return name.encode()[:200].decode(errors="ignore") or "all"
+    return name.encode()[:200].decode(errors="ignore") or EVERYTHING
 
 
 def _alternatives(entry: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[str, list[Any]]:
