@@ -80,11 +80,21 @@ static inline int32_t ss_total(__m256i sums) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
+/* Adds two products of 16 bits to each sum. VNNI does so in one instruction; this is untested. */
+static inline __m256i ss_add_products(__m256i sums, __m256i x, __m256i w) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpwssd_epi32(sums, x, w);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sums, x, w);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(x, w));
+#endif
+}
+
 static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count) {
     __m256i sums = _mm256_setzero_si256();
     for (int32_t i = 0; i < count; i += 16) {
-        const __m256i products = _mm256_madd_epi16(ss_sixteen(a + i), ss_sixteen(b + i));
-        sums = _mm256_add_epi32(sums, products);
+        sums = ss_add_products(sums, ss_sixteen(a + i), ss_sixteen(b + i));
     }
     return ss_total(sums);
 }
@@ -99,8 +109,8 @@ static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weigh
         const __m256i x = ss_sixteen(windows[0] + i), y = ss_sixteen(windows[1] + i);
         for (int c = 0; c < 4; c++) {
             const __m256i w = ss_sixteen(weights + c * row + i);
-            s[0][c] = _mm256_add_epi32(s[0][c], _mm256_madd_epi16(x, w));
-            s[1][c] = _mm256_add_epi32(s[1][c], _mm256_madd_epi16(y, w));
+            s[0][c] = ss_add_products(s[0][c], x, w);
+            s[1][c] = ss_add_products(s[1][c], y, w);
         }
     }
     for (int c = 0; c < 4; c++) {

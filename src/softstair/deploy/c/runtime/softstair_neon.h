@@ -1,4 +1,5 @@
-/* NEON of 64-bit ARM, with dot-product instructions if present: see softstair_vector.h. */
+/* NEON of 64-bit ARM, with instructions for dot products and 8-bit matrices (i8mm) if present: see
+ * softstair_vector.h. */
 #ifndef SOFTSTAIR_NEON_H
 #define SOFTSTAIR_NEON_H
 
@@ -186,6 +187,46 @@ static inline ss_lanes ss_weights_at(const uint8_t *from, int32_t at, int32_t bi
     return vorrq_s8(sign, vdupq_n_s8(1));
 }
 
+#ifdef __ARM_FEATURE_MATMUL_INT8
+static inline int8x16_t ss_zip(int8x16_t a, int8x16_t b, int half) {
+    const int64x2_t c = vreinterpretq_s64_s8(a), d = vreinterpretq_s64_s8(b);
+    return vreinterpretq_s8_s64(half ? vzip2q_s64(c, d) : vzip1q_s64(c, d));
+}
+
+/* The products of four rows of inputs and 16 channels, whose weights are interleaved; those of two
+ * rows, two channels and eight inputs are one instruction. */
+static inline __attribute__((always_inline)) void ss_four_rows(
+    const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, int32_t inputs,
+    const int8_t *filters, int32_t *sums, int32_t step) {
+    int32x4_t s[2][8]; /* rows 0 and 1, rows 2 and 3; of each two, channels 2 i and 2 i + 1 */
+    for (int i = 0; i < 16; i++) {
+        s[i / 8][i % 8] = vdupq_n_s32(0);
+    }
+    for (int32_t i = 0; i < inputs; i += 16) {
+        const int8x16_t x0 = vld1q_s8(a + i), x1 = vld1q_s8(b + i), x2 = vld1q_s8(c + i),
+                        x3 = vld1q_s8(d + i);
+        for (int half = 0; half < 2; half++, filters += 128) {
+            const int8x16_t x = ss_zip(x0, x1, half), y = ss_zip(x2, x3, half);
+            for (int k = 0; k < 4; k++) {
+                const int32x4_t u = vreinterpretq_s32_s8(vld1q_s8(filters + 16 * k));
+                const int32x4_t v = vreinterpretq_s32_s8(vld1q_s8(filters + 64 + 16 * k));
+                const int8x16_t w0 = vreinterpretq_s8_s32(vzip1q_s32(u, v));
+                const int8x16_t w1 = vreinterpretq_s8_s32(vzip2q_s32(u, v));
+                s[0][2 * k] = vmmlaq_s32(s[0][2 * k], x, w0);
+                s[0][2 * k + 1] = vmmlaq_s32(s[0][2 * k + 1], x, w1);
+                s[1][2 * k] = vmmlaq_s32(s[1][2 * k], y, w0);
+                s[1][2 * k + 1] = vmmlaq_s32(s[1][2 * k + 1], y, w1);
+            }
+        }
+    }
+    for (int i = 0; i < 16; i++) {
+        const int8x16_t left = vreinterpretq_s8_s32(s[i / 8][i % 4 * 2]);
+        const int8x16_t right = vreinterpretq_s8_s32(s[i / 8][i % 4 * 2 + 1]);
+        vst1q_s32(sums + i / 4 * step + i % 4 * 4,
+                  vreinterpretq_s32_s8(ss_zip(left, right, i / 4 % 2)));
+    }
+}
+#else
 /* Adds the products of four channels' weights, four inputs each, and the inputs of a lane of x. */
 #ifdef __ARM_FEATURE_DOTPROD
 #define SS_ADD_FOURS(sums, w, x, lane) vdotq_laneq_s32(sums, w, x, lane)
@@ -228,6 +269,7 @@ static inline __attribute__((always_inline)) void ss_four_rows(
         vst1q_s32(sums + i / 4 * step + i % 4 * 4, s[i / 4][i % 4]);
     }
 }
+#endif
 
 #define SS_HAS_FOUR_TILES
 static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const int8_t *filters,
@@ -236,7 +278,8 @@ static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const i
     ss_four_rows(features, second, third, third + inputs, inputs, filters, sums, 16);
 }
 
-#ifdef __ARM_FEATURE_DOTPROD /* otherwise four products of any bytes could overflow */
+/* Otherwise four products of any bytes could overflow. */
+#if defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_MATMUL_INT8)
 #define SS_SIXTEENS(channels) ((channels) / 16 * 16)
 static inline void ss_dot_sixteen(const int8_t *const *windows, const int8_t *weights, int32_t row,
                                   int32_t *sums) {
