@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,12 +22,14 @@ from softstair.deploy.c.program import sources
 HERE = Path(__file__).parent
 # Nothing is allocated, and the search for leaks takes seconds.
 os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")
+# Clang for 64-bit ARM has no -march=native.
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 SANITIZED = ("-Werror", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 BUILDS = {
     "portable": (*SANITIZED, "-DSOFTSTAIR_PORTABLE"),
     "plain": SANITIZED,
-    "native": (*SANITIZED, "-march=native"),
-    "fast": ("-Werror", "-O3", "-march=native"),
+    "native": (*SANITIZED, NATIVE),
+    "fast": ("-Werror", "-O3", NATIVE),
     # The products of a Cortex-M4 with plain multiplications.
     "packed": (*SANITIZED, "-DSOFTSTAIR_PACKED"),
     # The code for AVX2, with its instructions by hand; the native build has the real ones.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from compiled import (
+    NATIVE,
     bit_features,
     byte_features,
     differing,
@@ -54,7 +55,7 @@ def test_scores_have_the_bits_of_this_machine(name: str, tmp_path: Path) -> None
     builder = NETWORKS[name](5)
     write(builder.network(), tmp_path)
     *lines, ticks = emulated(tmp_path, builder.bytes)
-    program = build(tmp_path, flags=("-O3", "-march=native"))
+    program = build(tmp_path, flags=("-O3", NATIVE))
     data = builder.bytes.numpy().tobytes()
     here = subprocess.run([program, "--bits"], input=data, capture_output=True, check=True)
     assert lines == here.stdout.decode().splitlines()
@@ -68,7 +69,7 @@ def test_object_file_needs_only_the_library_of_the_compiler(
     last_layer: str, tmp_path: Path
 ) -> None:
     write((bit_features() if last_layer == "float" else int8_last_layer()).network(), tmp_path)
-    flags = "-std=c99 -O2 -fno-tree-loop-distribute-patterns -mcpu=cortex-m4 -mthumb".split()
+    flags = "-std=c99 -O2 -fno-builtin -mcpu=cortex-m4 -mthumb".split()
     command = ["arm-none-eabi-gcc", *flags, "-ffreestanding", "-c", "network.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
     command = ["arm-none-eabi-nm", "-u", "network.o"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compiled import BUILDS, differing, needs_compiler, traced
+from compiled import BUILDS, NATIVE, differing, needs_compiler, traced
 from random_networks import RandomBuilder
 
 import softstair as ss
@@ -139,7 +139,7 @@ def test_largest_intermediate_results_are_exact(tmp_path: Path) -> None:
 
 OPTIONS = {
     "GNU C": ("-O2",),
-    "fast math": ("-Ofast", "-march=native"),
+    "fast math": ("-Ofast", NATIVE),
     "C99": ("-std=c99", "-O3"),
 }
 

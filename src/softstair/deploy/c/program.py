@@ -186,7 +186,7 @@ class _Program:
  * It calls no function of a library, and allocates nothing. Its memory is static: one call at a
  * time. Where the processor has no unit for floats or doubles, the compiler calls its own functions
  * (libgcc); only a last layer with float weights uses doubles. It may replace loops by memset and
- * memcpy; GCC does not with -fno-tree-loop-distribute-patterns, as in the Makefile.
+ * memcpy; GCC and Clang do not with -fno-builtin, as in the Makefile.
  */
 #ifndef {upper}_H
 #define {upper}_H

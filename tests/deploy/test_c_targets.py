@@ -1,0 +1,145 @@
+"""Generated C with other compilers and for other processors: no warning, and the same bits."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from compiled import NATIVE, byte_features, differing, shared_features
+from random_networks import RandomBuilder
+
+from softstair.deploy.c import LANGUAGE, features, write
+
+WARNINGS = LANGUAGE[1:]
+
+
+def ternary_vgg(seed: int = 0) -> RandomBuilder:
+    """Ternary convolutions in tiles and by counting bits, with poolings, then linear layers."""
+    net = RandomBuilder(seed, (3, 18, 17), zero=121, batch=2)
+    net.sum("first", 64, "ternary", padding=(1, 1))
+    net.steps("first.stair", (-1, 0, 1))
+    net.sum("tiles", 64, "ternary", padding=(1, 1))
+    net.steps("tiles.stair", (-1, 0, 1))
+    net.max_pool("pool", 2, 2, 0)
+    net.sum("bits", 32, "sign", padding=(1, 1), stride=(2, 2))
+    net.steps("bits.stair", (-1, 0, 1))
+    net.flatten("flat")
+    net.sum("linear", 33, "ternary")
+    net.steps("linear.stair", (-1, 1))
+    net.scores("last", 10, unit=1.0)
+    return net
+
+
+def int4_dscnn(seed: int = 0) -> RandomBuilder:
+    """Depthwise and pointwise convolutions in INT4, by affine steps and by thresholds."""
+    net = RandomBuilder(seed, (1, 13, 9), zero=128, batch=2)
+    net.sum("first", 36, "int4", padding=(1, 1), stride=(2, 1))
+    net.steps("first.stair", tuple(range(16)), even=True)
+    for block in ("a", "b"):
+        net.sum(f"{block}.each", 36, "int4", padding=(1, 1), groups=36)
+        net.steps(f"{block}.each.stair", tuple(range(16)), even=block == "a")
+        net.sum(f"{block}.point", 36, "int4", kernel=1)
+        net.steps(f"{block}.point.stair", tuple(range(16)), even=block == "a")
+    net.sum_pool("average")
+    net.flatten("flat")
+    net.scores("last", 12)
+    return net
+
+
+def int8(seed: int = 0) -> RandomBuilder:
+    """INT8 weights and features of 8 bits, up to the last layer."""
+    net = RandomBuilder(seed, (3, 7, 7), zero=0, batch=2)
+    net.sum("first", 20, "int8", padding=(1, 1))
+    net.steps("first.stair", tuple(range(256)), even=True)
+    net.sum("second", 35, "int8", padding=(1, 1))
+    net.steps("second.stair", tuple(range(-128, 128)), even=True)
+    net.flatten("flat")
+    net.sum("last", 10, "int8")
+    net.rescaled("scores")
+    return net
+
+
+NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
+    "ternary VGG": ternary_vgg,
+    "INT4 DSCNN": int4_dscnn,
+    "residual": shared_features,
+    "INT8": int8,
+    "bytes": byte_features,
+}
+
+
+def check(net: RandomBuilder, folder: Path, *command: str, run_with: tuple[str, ...] = ()) -> None:
+    """Compile a network without a warning and compare every node of it."""
+    program = folder / "network"
+    command = (*command, *WARNINGS, "-Werror", "-DSOFTSTAIR_TRACE", "-o", str(program), "main.c")
+    done = subprocess.run(
+        [*command, "network.c"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), command
+    if run_with:
+        emulator = folder / "emulated"
+        emulator.write_text(f'#!/bin/sh\nexec {" ".join(run_with)} {program} "$@"\n')
+        emulator.chmod(0o755)
+        program = emulator
+    assert differing(net.results, features(program, net.network(), net.bytes)) == {}, command
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_warning_and_equal_nodes_with_every_option(
+    name: str, compiler: str, tmp_path: Path
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed, so nothing is compiled with it.")
+    net = NETWORKS[name]()
+    write(net.network(), tmp_path)
+    for level, standard in product(("-O2", "-O3", "-Ofast"), ((), ("-std=c99",))):
+        check(net, tmp_path, compiler, NATIVE, level, *standard)
+    command = [compiler, "-std=c99", "-O3", NATIVE, "-fno-builtin", "-c", "network.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert subprocess.check_output(["nm", "-u", "network.o"], cwd=tmp_path) == b""
+
+
+ARM, X86 = "aarch64-linux-gnu-gcc", "x86_64-linux-gnu-gcc"
+TARGETS = {
+    "64-bit ARM": (ARM, "-march=armv8-a"),
+    "dot products": (ARM, "-march=armv8.2-a+dotprod"),
+    "8-bit matrices": (ARM, "-march=armv8.2-a+dotprod+i8mm"),
+    "x86": (X86,),
+    "AVX2": (X86, "-mavx2", "-mpopcnt"),
+}
+EMULATORS = {ARM: "qemu-aarch64", X86: "qemu-x86_64"}
+
+
+def require(*tools: str) -> None:
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed, so this processor is not emulated.")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_node_is_equal_on_emulated_processors(target: str, tmp_path: Path) -> None:
+    compiler, *flags = TARGETS[target]
+    emulator = EMULATORS[compiler]
+    require(compiler, emulator)
+    for name, network in NETWORKS.items():
+        net, folder = network(), tmp_path / name.replace(" ", "-")
+        write(net.network(), folder)
+        command = (compiler, "-std=c99", "-O3", "-static", *flags)
+        check(net, folder, *command, run_with=(emulator, "-cpu", "max"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("flags", [("-mavx512vnni", "-mavx512vl"), ("-mavx2", "-mavxvnni")])
+def test_vnni_compiles_without_a_warning(flags: tuple[str, ...], tmp_path: Path) -> None:
+    require(X86)
+    write(int8().network(), tmp_path)
+    command = [X86, "-std=c99", *WARNINGS, "-Werror", "-O3", *flags, "-S", "network.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert "vpdpwssd" in (tmp_path / "network.s").read_text()
