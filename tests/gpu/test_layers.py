@@ -1,5 +1,6 @@
 """Fused layers and captured steps on CUDA, against the float64 network on the CPU."""
 
+import copy
 import itertools
 import sys
 from dataclasses import replace
@@ -60,6 +61,51 @@ def test_whole_numbers_are_summed_exactly() -> None:
         sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype, nothing)
         wanted = F.conv2d(x.double(), w.double(), padding=1)
         assert int((sums.double() != wanted).sum()) == 0
+
+
+def test_products_of_float8_are_those_of_float64() -> None:
+    """The convolutions of VGG8, batch 64, given the same rounded gradient."""
+    from softstair.kernels.triton import gradients
+
+    e5m2, last = torch.float8_e5m2, torch.channels_last
+    for inputs, outputs, side, high in ((128, 128, 32, 1), (256, 512, 8, 15), (512, 512, 8, 1)):
+        x = torch.randint(-1, high + 1, (64, inputs, side, side), device="cuda").double()
+        w = torch.randint(-8, 8, (outputs, inputs, 3, 3), device="cuda").double()
+        dc = torch.randn(64, outputs, side, side, device="cuda").to(e5m2)
+        dc, factor = dc.contiguous(memory_format=last), torch.tensor(0.5, device="cuda")
+        wanted = torch.ops.aten.convolution_backward(
+            dc.double() * 0.5, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+            [True, True, False],
+        )  # fmt: skip
+        format = torch.float8_e4m3fn if high > 8 else e5m2
+        features, weights = (t.permute(1, 2, 3, 0).contiguous() for t in (x, w))
+        dx = gradients.feature_gradient(dc, weights.to(e5m2), factor, 1, torch.float32, 1.0)
+        dw = gradients.weight_gradient(
+            dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor, (3, 3), 1, 1.0
+        )
+        # The tensor cores add FP8 products with fewer bits than float32 has.
+        assert distance(dx, wanted[0]) < 2e-3, distance(dx, wanted[0])
+        assert distance(dw.sum(0).permute(0, 3, 1, 2), wanted[1]) < 2e-3
+
+
+def test_gradients_in_float8_are_near_those_in_float32() -> None:
+    """The values are the same; the gradient of the sums is off by an eighth at most."""
+    from softstair.fused import fused
+
+    torch.backends.cudnn.allow_tf32 = False
+    for stairs, forward in (("ternary", "mode"), ("INT4", "mode"), ("ternary", "hard")):
+        net, _ = pair(stairs, "uniform", forward, side=16)
+        twin, (x, y) = copy.deepcopy(net), batch(side=16, images=64)
+        exact, rounded = fused(twin.cuda()), fused(net.cuda(), float8=True)
+        assert exact is not None
+        assert rounded is not None
+        wanted = learn(exact, x.cuda(), y.cuda())
+        assert torch.equal(learn(rounded, x.cuda(), y.cuda()), wanted)
+        for name, parameter in net.named_parameters():
+            gradient = twin.get_parameter(name).grad
+            error = float((parameter.grad - gradient).norm() / gradient.norm())
+            assert error < 0.15, (stairs, forward, name, error)
+    torch.backends.cudnn.allow_tf32 = True
 
 
 def state(

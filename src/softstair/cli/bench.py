@@ -52,7 +52,7 @@ class Command:
         "auto", "Network of step and partition (auto: vgg8 on a GPU, digits on a CPU)."
     )
     batch: int | None = flag(None, "Batch size (default: 256 on a GPU, less on a CPU).")
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = flag(
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = flag(
         "auto", "Precision of the steps (auto: bfloat16 on a GPU that has it, otherwise float32)."
     )
     augment: Literal["none", "crop", "crop-flip", "shift"] = flag(

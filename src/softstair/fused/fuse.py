@@ -11,7 +11,8 @@ from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.layer import Context, FusedLayer, learns
+from softstair.fused.integers import learns
+from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
@@ -43,7 +44,7 @@ class FusedNetwork:
                 seeds = torch.randint(2**63 - 1, shape, device=x.device)
             else:
                 seeds = torch.zeros(shape, dtype=torch.int64, device=x.device)
-            context = Context(_prepare_stairs(self.layers), seeds)
+            context = Context(_prepare_stairs(self.layers), seeds, torch.is_grad_enabled())
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             return self.code(context, x)
@@ -76,9 +77,9 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
     return prepared
 
 
-def fused(net: nn.Module) -> FusedNetwork | None:
+def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
     """Return the network with its layers fused; None if none can be, or if its trace does not show
-    all that it may compute."""
+    all that it may compute. With ``float8``, backward products are in FP8 where possible."""
     traced = _trace(net)
     if isinstance(traced, str):
         return None
@@ -102,7 +103,7 @@ def fused(net: nn.Module) -> FusedNetwork | None:
             continue
         replaced, parts, shortcut = group
         features: Any = node.args[0]
-        layer = FusedLayer(len(layers), *parts, sources.get(features))
+        layer = FusedLayer(len(layers), *parts, sources.get(features), float8)
         name, last = f"fused_{layer.number}", replaced[-1]
         code.add_submodule(name, layer)
         with graph.inserting_after(last):
@@ -116,6 +117,9 @@ def fused(net: nn.Module) -> FusedNetwork | None:
             sources[call] = layer
     if not layers:
         return None
+    for call, layer in sources.items():  # by a reader, as all that it takes
+        users = [user.args for user in call.users]
+        layer.is_read_once = layer.reader is not None and users == [(context, call)]
     code.recompile()
     return FusedNetwork(code, layers, evaluates)
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from softstair.fused import products
-from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution
+from softstair.fused.integers import Integers, learns, makes_int8, quantum_of, strategy_of
+from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
@@ -36,18 +37,23 @@ class Context:
     """Every stair, prepared for its present noise."""
     seeds: Tensor
     """(layers, 2): seeds for the draws of weights and of features."""
-    integers: dict["FusedLayer", Tensor] = field(default_factory=dict)
-    """The features of a layer in quanta, as int8, until the next layer takes them."""
+    needs_gradients: bool = True
+    """Whether a backward pass follows."""
+    integers: dict["FusedLayer", Integers] = field(default_factory=dict)
+    """The features of a layer in quanta, until the next layer takes them."""
 
 
 class FusedLayer(nn.Module):
     """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute.
 
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
-    ``makes_integers`` if this layer can use them.
+    makes integers if this layer, its ``reader``, can use them. With ``float8`` the products of the
+    backward pass are in FP8 where integers were multiplied; features that nothing but the reader
+    ``reads`` are then made as integers alone.
     """
 
     source: "FusedLayer | None"
+    reader: "FusedLayer | None"
 
     def __init__(
         self,
@@ -57,17 +63,18 @@ class FusedLayer(nn.Module):
         stair: StairActivation,
         pool: nn.Module | None,
         source: "FusedLayer | None",
+        float8: bool = False,
     ) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.float8 = number, float8
         self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
         self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
-        self.__dict__["source"] = source  # not as a submodule
-        self.makes_integers = False
+        self.__dict__.update(source=source, reader=None)  # not as submodules
+        self.is_read_once = False
         if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
         if source is not None and self._takes_integers:
-            source.makes_integers = True
+            source.__dict__["reader"] = self
 
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         modules = (self.sums, self.norm, self.stair)
@@ -150,41 +157,30 @@ class FusedLayer(nn.Module):
             sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
         )
 
-    def source_integers(self, context: Context) -> Tensor | None:
+    def float8_format(self, images: int) -> torch.dtype | None:
+        """Return the FP8 format of the features if the backward pass multiplies in FP8."""
+        sums, source, stair = self.sums, self.source, self.weight_stair
+        if not self.float8 or source is None or stair is None or self.stair.annealed:
+            return None
+        assert isinstance(sums, nn.Conv2d)  # it takes integers
+        settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
+        fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
+        fits = fits and gradients.float8_for(stair.stair.integers) is not None
+        fits = fits and all(module.training for module in (sums, self.norm, self.stair))
+        return gradients.float8_for(source.stair.stair.integers) if fits else None
+
+    def source_integers(self, context: Context) -> Integers | None:
         """Take the source's features in quanta from the context; None if it did not make them."""
         if self.source is None or not self._takes_integers:
             return None
         return context.integers.pop(self.source, None)
 
 
-def strategy_of(stair: StairModule) -> str:
-    """Return the forward of a stair: without noise, in evaluation or annealed, a simpler one."""
-    if not stair.training:
-        return "hard"
-    return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
-
-
-def learns(stair: StairModule) -> bool:
-    """Whether the quantum of the stair is the parameter, which in evaluation it is not."""
-    return stair.log_ratio is not None and stair.training
-
-
-def makes_int8(stair: StairModule) -> bool:
-    """Whether the values of the stair are integers times a quantum that fit into int8."""
-    levels = stair.stair.integers
-    fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
-    return fits and strategy_of(stair) != "expectation" and not learns(stair)
-
-
-def quantum_of(stair: StairModule) -> float:
-    """Return the quantum of a stair that has one."""
-    quantum = stair.stair.quantum
-    assert isinstance(quantum, float)  # checked before fusing
-    return quantum
-
-
 class _Result(NamedTuple):
-    """The result of a forward pass, and what the backward pass needs."""
+    """The result of a forward pass, and what the backward pass needs.
+
+    ``x`` and ``values``, the factors of the sums, are in FP8 if the backward pass multiplies in it.
+    """
 
     y: Tensor
     x: Tensor
@@ -208,14 +204,15 @@ def _train(
     """Run the forward pass in training, in the precision of autocast."""
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
-    x, weight = _rows(x), _rows(weight)
-    integers = layer.source_integers(context)
-    values, weight_integers = _weights(layer, weight, x.dtype, integers is not None, context)
+    integers, weight = layer.source_integers(context), _rows(weight)
+    x = x if integers is not None and integers.float8 is not None else _rows(x)
+    values, weight_integers = _weights(layer, weight, x.dtype, integers, context)
     unit, squares, running_mean = 1.0, None, layer.norm.running_mean
     assert running_mean is not None  # checked before fusing
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
-            sums, partial, unit = _int8_sums(layer, integers, weight_integers, running_mean)
+            int8 = integers.int8, weight_integers.int8
+            sums, partial, unit = _int8_sums(layer, *int8, running_mean)
         elif layer.is_first:
             sums, partial, squares = convolution.convolve_first(x, values, running_mean)
         else:
@@ -229,13 +226,17 @@ def _train(
         )
     stats = batchnorm.batch_statistics(partial, layer.norm, gamma, beta, rows, unit)
     y, argmax = _features(layer, sums, stats, shortcut, x, context)
+    if weight_integers is not None and weight_integers.float8 is not None:
+        assert integers is not None
+        assert integers.float8 is not None
+        x, values = integers.float8, weight_integers.float8
     return _Result(y, x, values, sums, argmax, stats, squares, unit)
 
 
 def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
     """Run the forward pass in evaluation."""
     sums, unit = _evaluated_sums(layer, x, context)
-    stats = _running_statistics(layer.norm, unit)
+    stats = batchnorm.running_statistics(layer.norm, unit)
     return _features(layer, _rows(sums), stats, shortcut, x, context)[0]
 
 
@@ -245,21 +246,11 @@ def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Ten
     if integers is None or stair is None or not makes_int8(stair):
         return layer.sums(x), 1.0
     weight = _rows(layer.sums.weight)
-    _, weight_integers = _weights(layer, weight, weight.dtype, True, context)
+    _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
     assert weight_integers is not None
     zeros = torch.zeros(len(weight), device=weight.device)
-    sums, _, unit = _int8_sums(layer, integers, weight_integers, zeros)
+    sums, _, unit = _int8_sums(layer, integers.int8, weight_integers.int8, zeros)
     return sums, unit
-
-
-def _running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
-    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
-    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-    inverse = (variance.double() + norm.eps).rsqrt()
-    scale = norm.get_parameter("weight").double() * inverse
-    shift = norm.get_parameter("bias").double() - mean * scale
-    rows = (mean.double() / unit, inverse * unit, scale * unit, shift)
-    return torch.stack(rows).float()
 
 
 def _features(
@@ -271,39 +262,50 @@ def _features(
     context: Context,
 ) -> tuple[Tensor, Tensor | None]:
     """Return features and the argmax of pooling; integers go into the context."""
-    stair, pool = layer.stair, layer.pools_here(x)
+    stair, pool, float8 = layer.stair, layer.pools_here(x), None
     # Pooled by torch afterwards, they would not be those that the next layer takes.
-    keeps = layer.makes_integers and makes_int8(stair) and (pool or layer.pool is None)
-    y, integers, argmax = batchnorm.forward(
+    keeps = layer.reader is not None and makes_int8(stair) and (pool or layer.pool is None)
+    if keeps and layer.reader is not None and context.needs_gradients:
+        float8 = layer.reader.float8_format(len(x))
+    y, integers, argmax, transposed = batchnorm.forward(
         sums,
         stats,
         context.stairs[stair],
         strategy_of(stair),
         context.seeds[layer.number, 1:],
         x.dtype,
+        stored=float8 is None or not layer.is_read_once,
         pool=pool,
         quantum=quantum_of(stair) if keeps else None,
         shortcut=shortcut,
+        transposed=float8,
     )
     if integers is not None:
-        context.integers[layer] = integers
+        context.integers[layer] = Integers(integers, transposed)
     return y, argmax
 
 
 def _weights(
-    layer: FusedLayer, weight: Tensor, dtype: torch.dtype, as_integers: bool, context: Context
-) -> tuple[Tensor, Tensor | None]:
-    """Return the weights that multiply: in a dtype, and in quanta as int8 if that is possible."""
+    layer: FusedLayer,
+    weight: Tensor,
+    dtype: torch.dtype,
+    features: Integers | None,
+    context: Context,
+) -> tuple[Tensor, Integers | None]:
+    """Return the weights that multiply: in a dtype, and in quanta if the features are, and if that
+    is possible."""
     stair = layer.weight_stair
     if stair is None:
         return weight.to(dtype), None
-    quantum = quantum_of(stair) if as_integers and makes_int8(stair) else None
-    seed = context.seeds[layer.number, :1]
-    prepared = context.stairs[stair]
-    values, integers, _ = batchnorm.forward(
-        weight, None, prepared, strategy_of(stair), seed, dtype, quantum=quantum
+    quantum = quantum_of(stair) if features is not None and makes_int8(stair) else None
+    seed, prepared = context.seeds[layer.number, :1], context.stairs[stair]
+    with_float8 = features is not None and features.float8 is not None
+    float8 = gradients.float8_for(stair.stair.integers) if with_float8 else None
+    given, stored = (weight, None, prepared, strategy_of(stair), seed, dtype), float8 is None
+    values, integers, _, transposed = batchnorm.forward(
+        *given, stored=stored, quantum=quantum, transposed=float8
     )
-    return values, integers
+    return values, None if integers is None else Integers(integers, transposed)
 
 
 def _int8_sums(
@@ -347,6 +349,7 @@ class _Layer(torch.autograd.Function):
         stair = layer.weight_stair
         ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
+        ctx.float8 = result.x.dtype.itemsize == 1
         # As prepared for this pass: the noise may change before the backward pass.
         ctx.stair = context.stairs[layer.stair]
         ctx.weight_stair = None if stair is None else context.stairs[stair]
@@ -366,12 +369,19 @@ class _Layer(torch.autograd.Function):
             )
         else:
             coefficients = batchnorm_backward.reduce_dz(
-                dy, sums, stats, ctx.stair, argmax, ctx.unit, shortcut
+                dy, sums, stats, ctx.stair, argmax, ctx.unit, shortcut, sizes=ctx.float8
             )
-            dc, d_shortcut = batchnorm_backward.backward(
+            gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
             )
-            dx, dw = products.gradients(ctx.layer.sums, dc, x, values, needed)
+            d_shortcut = gradient.shortcut
+            if gradient.factor is None:
+                dx, dw = products.gradients(ctx.layer.sums, gradient.dc, x, values, needed)
+            else:
+                quanta_of = (quantum_of(ctx.layer.source.stair), quantum_of(ctx.layer.weight_stair))
+                dx, dw = products.float8_gradients(
+                    ctx.layer.sums, gradient, x, values, needed, quanta_of, dy.dtype
+                )
         if not ctx.needs_weight:
             dw = None
         # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.

@@ -1,10 +1,13 @@
-"""Sums of products in float, and their gradients, by torch's libraries."""
+"""Sums of products in float, and their gradients: by torch's libraries, or in FP8."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["gradients", "sums_of"]
+from softstair.kernels.triton.batchnorm_backward import SumGradient
+from softstair.kernels.triton.gradients import feature_gradient, weight_gradient
+
+__all__ = ["float8_gradients", "gradients", "sums_of"]
 
 
 def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
@@ -28,3 +31,27 @@ def gradients(
     )
     # In the layout of the weights; a library may prefer another one.
     return dx, None if dw is None else dw.contiguous(memory_format=torch.channels_last)
+
+
+def float8_gradients(
+    layer: nn.Conv2d,
+    gradient: SumGradient,
+    features: Tensor,
+    weights: Tensor,
+    needed: tuple[bool, bool],
+    quanta: tuple[float, float],
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the features, in a dtype, and of the weights, in parts to be added,
+    in float32; features and weights are in ``quanta``."""
+    dx = dw = None
+    padding, (down, across) = int(layer.padding[0]), layer.kernel_size
+    assert gradient.transposed is not None
+    assert gradient.factor is not None
+    if needed[0]:
+        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, quanta[1])
+    if needed[1]:
+        dw = weight_gradient(
+            gradient.transposed, features, gradient.factor, (down, across), padding, quanta[0]
+        )
+    return dx, dw

@@ -16,6 +16,8 @@ from softstair.train.recipe import Recipe
 
 WORTH_COMPILING = 1500
 """Steps that save as much time as one compilation takes."""
+HALF = ("bfloat16", "float8")
+"""Precisions with autocast to bfloat16."""
 SMALL_NETWORK = 1 << 25
 """Products per forward pass of linear layers below which one thread is fastest."""
 
@@ -90,7 +92,7 @@ def choose_execution(
         from softstair.fused import fuse, fused  # which need Triton
 
         remark = fuse.not_fused(network)
-        if (fused_network := fused(network)) is not None:
+        if (fused_network := fused(network, precision == "float8")) is not None:
             return Execution(fused_network, precision, True, False, captured, remark)
     if _compiles(recipe, annealer, device, steps):
         return Execution(Compiled(network), precision, False, True, captured, remark)
@@ -162,7 +164,7 @@ def training_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
             # All batches have one shape, so cuDNN searches for its fastest kernels once.
             torch.backends.cudnn.benchmark = True
             precision = recipe.precision_on(device)
-            if precision != "bfloat16":
+            if precision not in HALF:
                 settings.enter_context(matmul_precision(precision))
             if device.type == "cuda":
                 settings.enter_context(torch.cuda.device(device))

@@ -103,8 +103,11 @@ class NoiseOptions(Options):
 class ExecutionOptions(Options):
     """How a training step is computed."""
 
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
-        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = option(
+        "auto",
+        "Precision of training steps (auto: bfloat16 on a GPU that has it); float8 is bfloat16 "
+        "with FP8 in the backward products.",
+        "in_tables",
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto",
@@ -121,7 +124,7 @@ class ExecutionOptions(Options):
     )
 
     def precision_on(self, device: torch.device) -> str:
-        """Return the precision of training steps on a device: float32, tf32 or bfloat16.
+        """Return the precision of training steps on a device: float32, tf32, bfloat16 or float8.
 
         >>> ExecutionOptions().precision_on(torch.device("cpu"))
         'float32'
@@ -129,12 +132,12 @@ class ExecutionOptions(Options):
         cuda = device.type == "cuda"
         if self.precision == "auto":
             return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
-        has_tf32 = cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-        if self.precision == "tf32" and not has_tf32:
+        needed = {"tf32": (8, 0), "float8": (9, 0)}.get(self.precision)
+        if needed and not (cuda and torch.cuda.get_device_capability(device) >= needed):
             raise _check.invalid(
                 "precision",
-                f"must be auto, float32 or bfloat16 on {device}, which has no TF32, but 'tf32' "
-                "was given",
+                f"must be auto, float32 or bfloat16 on {device}, which has no "
+                f"{self.precision.upper()}, but {self.precision!r} was given",
             )
         return self.precision
 

@@ -12,7 +12,7 @@ from softstair import _check, _plugins
 from softstair.anneal import Annealer
 from softstair.nn import layer_count, stair_modules
 from softstair.schedule import NoisePath
-from softstair.train.execution import choose_execution
+from softstair.train.execution import HALF, choose_execution
 from softstair.train.optimiser import Bounds, Rates, clip_latent, latent_bounds, make_optimiser
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
@@ -173,7 +173,7 @@ class State:
         return torch.autocast(
             self.device.type,
             torch.bfloat16,
-            enabled=self.execution.precision == "bfloat16",
+            enabled=self.execution.precision in HALF,
             cache_enabled=self.device.type == "cpu",
         )
 

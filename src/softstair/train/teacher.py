@@ -30,6 +30,7 @@ from softstair.data import Dataset
 from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
 from softstair.stair import Stair, fit_quantum
+from softstair.train.execution import HALF
 from softstair.train.network import make_network, trained_network
 from softstair.train.optimiser import clip_latent, latent_bounds
 from softstair.train.options import DataOptions, SplitOptions, describe
@@ -184,7 +185,7 @@ class Teacher:
         network = optimised_for_inference(run.network.eval(), tuple(dataset.x.shape[1:]))
         self._network = network.to(device).requires_grad_(False)
         self._dtype = torch.float32
-        if recipe.precision_on(device) == "bfloat16":
+        if recipe.precision_on(device) in HALF:
             self._dtype = torch.bfloat16
             for module in self._network.modules():
                 if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):

@@ -13,7 +13,7 @@ Moments are those of c − m with m the running mean, so that the variance is no
 numbers. Partial sums of tiles are added in order, in float64: every run gives the same bits.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,6 +30,7 @@ __all__ = [
     "forward",
     "memory_format",
     "moments",
+    "running_statistics",
     "tile_constants",
 ]
 
@@ -39,14 +40,18 @@ TILES, FEW_CHANNELS = 128, 8
 """Partial sums that are added at a time: so many tiles of so few channels."""
 PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of a large GPU."""
+IMAGES = 64
+"""Images of a tile whose transpose is stored; it has at most as many channels."""
 
 
 class LayerOutput(NamedTuple):
-    """Output of a layer: features, the same in quanta as int8, and the argmax of pooling (0–3)."""
+    """Output of a layer: features, the same in quanta as int8, the argmax of pooling (0–3), and the
+    features in quanta with images last, (C, H, W, N)."""
 
     y: Tensor
     integers: Tensor | None
     argmax: Tensor | None
+    transposed: Tensor | None
 
 
 @triton.jit
@@ -67,33 +72,41 @@ def _moments(
         sums = tl.where(mask, sums - pivot, 0.0)
         total += sums
         squares += sums * sums
-    store_partial(
-        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(squares, 0), CHANNELS
-    )
+    sums = tl.sum(total, 0)
+    store_partial(partial_ptr, channel, channel_mask, sums, tl.sum(squares, 0), sums, CHANNELS, 2)
 
 
 @triton.jit
-def store_partial(partial_ptr, channel, channel_mask, first, second, CHANNELS: tl.constexpr):
-    """Store two sums per channel as this tile's row of (tiles, 2, channels)."""
-    pointers = partial_ptr + tl.program_id(0) * 2 * CHANNELS + channel
+def store_partial(
+    partial_ptr, channel, channel_mask, first, second, third, CHANNELS: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """Store two or three sums per channel as this tile's row of (tiles, SUMS, channels)."""
+    pointers = partial_ptr + tl.program_id(0) * SUMS * CHANNELS + channel
     tl.store(pointers, first, mask=channel_mask)
     tl.store(pointers + CHANNELS, second, mask=channel_mask)
+    if SUMS == 3:
+        tl.store(pointers + 2 * CHANNELS, third, mask=channel_mask)
 
 
 @triton.jit
 def add_partials(
-    partial_ptr, tiles, channel, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The two sums per channel over all tiles, in float64."""
+    partial_ptr, tiles, channel, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """The sums per channel over all tiles, in float64; the third is 0 if there are two."""
     first = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
     second = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    third = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
     for start in range(0, tiles, ROWS):
         tile = start + tl.arange(0, ROWS)
         mask = (tile < tiles)[:, None] & (channel < CHANNELS)[None, :]
-        pointers = partial_ptr + tile[:, None] * 2 * CHANNELS + channel[None, :]
+        pointers = partial_ptr + tile[:, None] * SUMS * CHANNELS + channel[None, :]
         first += tl.load(pointers, mask=mask, other=0).to(tl.float64)
         second += tl.load(pointers + CHANNELS, mask=mask, other=0).to(tl.float64)
-    return tl.sum(first, 0), tl.sum(second, 0)
+        if SUMS == 3:
+            third += tl.load(pointers + 2 * CHANNELS, mask=mask, other=0).to(tl.float64)
+    return tl.sum(first, 0), tl.sum(second, 0), tl.sum(third, 0)
 
 
 @triton.jit
@@ -104,7 +117,7 @@ def _statistics(
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
-    total, squares = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK)
+    total, squares, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
     before = tl.load(running_mean_ptr + channel, mask=mask, other=0)
     pivot = before * per_unit
     beyond = total / rows
@@ -128,32 +141,43 @@ def _statistics(
 
 
 @triton.jit
-def source_row(
-    row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    POOL: tl.constexpr,
+def tile_rows(
+    rows, images, j, POSITIONS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    """The row of c that is part j of a tile's row: the j-th pixel of its 2×2 window with POOL, else
-    the same row of the j-th of PARTS neighbouring tiles."""
-    if POOL:
-        across: tl.constexpr = WIDTH // 2
-        down: tl.constexpr = HEIGHT // 2
-        image, y, x = row // (across * down), row // across % down, row % across
-        source = (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
+    """Part j of the program's tile: its rows of (images, positions), and which of them exist. With
+    TRANSPOSE they are images at one position, which are returned too."""
+    if TRANSPOSE:
+        blocks = tl.cdiv(images, ROWS)
+        position = tl.program_id(0) // blocks * PARTS + j
+        image = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
+        row, mask = image * POSITIONS + position, image < images
+        if PARTS > 1:
+            mask = image < tl.where(position < POSITIONS, images, 0)
     else:
-        source = row // ROWS * (PARTS * ROWS) + j * ROWS + row % ROWS
-    return source
+        row = (tl.program_id(0) * PARTS + j) * ROWS + tl.arange(0, ROWS)
+        image, position, mask = row, 0, row < rows
+    return row, image, position, mask
+
+
+@triton.jit
+def window_row(row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The row of c that is the j-th pixel of the 2×2 window of a pooled row."""
+    across: tl.constexpr = WIDTH // 2
+    down: tl.constexpr = HEIGHT // 2
+    image, y, x = row // (across * down), row // across % down, row % across
+    return (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
 
 
 @triton.jit
 def _forward(
-    sums_ptr, shortcut_ptr, y_ptr, integers_ptr, argmax_ptr, stats_ptr, table, row_ptr, seed_ptr,
-    rows, per_quantum,
+    sums_ptr, shortcut_ptr, y_ptr, integers_ptr, transposed_ptr, argmax_ptr, stats_ptr, table,
+    row_ptr, seed_ptr, rows, images, per_quantum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
     PARTS: tl.constexpr, NORMALISE: tl.constexpr, SHORTCUT: tl.constexpr, POOL: tl.constexpr,
-    INTEGERS: tl.constexpr,
+    STORE: tl.constexpr, INTEGERS: tl.constexpr, TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, FORWARD)
@@ -162,14 +186,20 @@ def _forward(
         shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     if FORWARD == "random":
         # One counter for four parts: each takes one of its words.
-        number = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        number = tile.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
         low, high = number.to(tl.int32), (number >> 32).to(tl.int32)
         words = tl.philox(tl.load(seed_ptr), low, high, low * 0, low * 0, ROUNDS)
+    positions: tl.constexpr = HEIGHT * WIDTH // (4 if POOL else 1)
+    tiles: tl.constexpr = 1 if POOL else PARTS
     best = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     argmax = tl.zeros((ROWS, BLOCK), dtype=tl.int8)
     for j in tl.static_range(PARTS):
-        source = source_row(row, j, HEIGHT, WIDTH, ROWS, PARTS, POOL)
-        mask = ((row < rows) if POOL else (source < rows))[:, None]
+        row, image, position, row_mask = tile_rows(
+            rows, images, 0 if POOL else j, positions, ROWS, tiles, TRANSPOSE
+        )
+        source = window_row(row, j, HEIGHT, WIDTH) if POOL else row
+        mask = row_mask[:, None]
         if CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
         offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
@@ -186,21 +216,27 @@ def _forward(
             better = (y > best) | (y != y)
             best = tl.where(better, y, best)
             argmax = tl.where(better, j, argmax).to(tl.int8)
-        elif POOL:
-            best = y
         else:
-            tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+            best = y
+        if not POOL or j == 3:
+            offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+            if STORE:
+                tl.store(y_ptr + offsets, best.to(y_ptr.dtype.element_ty), mask=mask)
+            if POOL:
+                tl.store(argmax_ptr + offsets, argmax, mask=mask)
             if INTEGERS:
-                integers = tl.floor(y * per_quantum + 0.5).to(tl.int8)
-                tl.store(integers_ptr + offsets, integers, mask=mask)
-    if POOL:
-        mask = (row < rows)[:, None] & channel_mask[None, :]
-        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        tl.store(y_ptr + offsets, best.to(y_ptr.dtype.element_ty), mask=mask)
-        tl.store(argmax_ptr + offsets, argmax, mask=mask)
-        if INTEGERS:
-            integers = tl.floor(best * per_quantum + 0.5).to(tl.int8)
-            tl.store(integers_ptr + offsets, integers, mask=mask)
+                integers = tl.floor(best * per_quantum + 0.5)
+                tl.store(integers_ptr + offsets, integers.to(tl.int8), mask=mask)
+                if TRANSPOSE:
+                    index = position * images + image
+                    store_transposed(transposed_ptr, integers, channel, index, mask, rows)
+
+
+@triton.jit
+def store_transposed(out_ptr, values, channel, index, mask, rows):
+    """Store values of (index, channel) as (channel, index), in the dtype of the pointer."""
+    pointers = out_ptr + channel.to(tl.int64)[:, None] * rows + index[None, :]
+    tl.store(pointers, tl.trans(values.to(out_ptr.dtype.element_ty)), mask=tl.trans(mask))
 
 
 def moments(sums: Tensor, running_mean: Tensor) -> Tensor:
@@ -233,6 +269,16 @@ def batch_statistics(
     return stats
 
 
+def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
+    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    inverse = (variance.double() + norm.eps).rsqrt()
+    scale = norm.get_parameter("weight").double() * inverse
+    shift = norm.get_parameter("bias").double() - mean * scale
+    rows = (mean.double() / unit, inverse * unit, scale * unit, shift)
+    return torch.stack(rows).float()
+
+
 def forward(
     sums: Tensor,
     stats: Tensor | None,
@@ -240,35 +286,52 @@ def forward(
     strategy: str,
     seed: Tensor,
     dtype: torch.dtype,
+    stored: bool = True,
     pool: bool = False,
     quantum: float | None = None,
     shortcut: Tensor | None = None,
+    transposed: torch.dtype | None = None,
 ) -> LayerOutput:
     """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
-    ``shortcut``, pooled 2×2 with ``pool``, and as int8 too if the ``quantum`` is given."""
+    ``shortcut``, pooled 2×2 with ``pool``, and in quanta too if the ``quantum`` is given: as int8,
+    and in the dtype ``transposed`` with images last. Values that are not ``stored`` are undefined.
+    """
     constants = tile_constants(sums)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
     tile = ROWS if parts == 4 else 2 * ROWS
     shape = (*sums.shape[:2], height // 2, width // 2) if pool else sums.shape
-    y = torch.empty(shape, dtype=dtype, device=sums.device, memory_format=memory_format(sums))
-    integers = y if quantum is None else torch.empty_like(y, dtype=torch.int8)
-    argmax = torch.empty_like(y, dtype=torch.int8) if pool else y
-    rows = y.numel() // y.shape[1]
-    grid = (
-        triton.cdiv(rows, tile if pool else parts * tile),
-        triton.cdiv(sums.shape[1], constants["BLOCK"]),
-    )
-    _forward[grid](
-        sums, sums if shortcut is None else shortcut, y, integers, argmax,
+    own: dict[str, Any] = {"device": sums.device, "memory_format": memory_format(sums)}
+    y = torch.empty(shape if stored else [1] * sums.dim(), dtype=dtype, **own).expand(shape)
+    integers = y if quantum is None else torch.empty(shape, dtype=torch.int8, **own)
+    argmax = torch.empty(shape, dtype=torch.int8, **own) if pool else y
+    rows, tiles = y.numel() // y.shape[1], 1 if pool else parts
+    count, turned = triton.cdiv(rows, tiles * tile), y
+    if transposed is not None:
+        tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
+        count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
+        turned = images_last(y, transposed)
+    _forward[(count, triton.cdiv(sums.shape[1], constants["BLOCK"]))](
+        sums, sums if shortcut is None else shortcut, y, integers, turned, argmax,
         sums if stats is None else stats, stair.table, stair.row, seed,
-        rows, 1.0 if quantum is None else 1 / quantum,
+        rows, len(y), 1.0 if quantum is None else 1 / quantum,
         **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
         NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
-        INTEGERS=quantum is not None,
-        num_warps=4 if strategy == "random" else 2, enable_fp_fusion=True,
+        STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=transposed is not None,
+        num_warps=4 if strategy == "random" or transposed is not None else 2,
+        enable_fp_fusion=True,
     )  # fmt: skip
-    return LayerOutput(y, None if quantum is None else integers, argmax if pool else None)
+    return LayerOutput(
+        y,
+        None if quantum is None else integers,
+        argmax if pool else None,
+        None if transposed is None else turned,
+    )
+
+
+def images_last(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor (C, H, W, N) for the elements of one of shape (N, C, H, W)."""
+    return torch.empty((*like.shape[1:], len(like)), dtype=dtype, device=like.device)
 
 
 def tile_constants(sums: Tensor) -> dict[str, int]:

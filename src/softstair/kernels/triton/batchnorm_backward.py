@@ -15,6 +15,8 @@ of its weights is
 of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -23,13 +25,17 @@ from torch import Tensor
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.batchnorm import (
     FEW_CHANNELS,
+    IMAGES,
     ROWS,
     TILES,
     add_partials,
+    images_last,
     reduction_grid,
-    source_row,
     store_partial,
+    store_transposed,
     tile_constants,
+    tile_rows,
+    window_row,
 )
 from softstair.kernels.triton.convolution import first_constants, load_taps
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
@@ -56,7 +62,7 @@ def _load_dz(
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
     if POOL:
         argmax = tl.load(argmax_ptr + offsets, mask=mask, other=0)
-        source = source_row(row, 0, HEIGHT, WIDTH, ROWS, 4, POOL)
+        source = window_row(row, 0, HEIGHT, WIDTH)
         offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
         sums = tl.load(sums_ptr + offsets, mask=mask, other=0)
         for j in tl.static_range(1, 4):
@@ -81,9 +87,10 @@ def _reduce_dz(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
     SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Sum dz and dz·(c − μ) over the rows of this program's tiles; with TAPS, Xᵀdz as well."""
+    """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles; with TAPS,
+    Xᵀdz as well."""
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
@@ -92,6 +99,7 @@ def _reduce_dz(
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     if TAPS > 0:
         products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -105,17 +113,20 @@ def _reduce_dz(
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)
+        if SUMS == 3:
+            squares += dz * dz
         if TAPS > 0:
             dz = dz.to(dy_ptr.dtype.element_ty)
             for j in tl.static_range(4 if POOL else 1):
-                source = source_row(row, j, HEIGHT, WIDTH, ROWS, 4, POOL) if POOL else row
+                source = window_row(row, j, HEIGHT, WIDTH) if POOL else row
                 part = tl.where(argmax == j, dz, 0.0).to(dz.dtype) if POOL else dz
                 taps = load_taps(x_ptr, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
                 taps = tl.trans(taps.to(dz.dtype))
                 products = tl.dot(taps, part, products, input_precision=PRECISION)
     store_partial(
-        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0), CHANNELS
-    )
+        partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0),
+        tl.sum(squares, 0), CHANNELS, SUMS,
+    )  # fmt: skip
     if TAPS > 0:
         k = tl.arange(0, LENGTH)
         offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
@@ -125,11 +136,13 @@ def _reduce_dz(
 @triton.jit
 def _coefficients(
     partial_ptr, stats_ptr, out_ptr, tiles, rows, per_unit,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
-    d_beta, weighted = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK)
+    d_beta, weighted, squares = add_partials(
+        partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, SUMS
+    )
     mean = tl.load(stats_ptr + channel, mask=mask, other=0).to(tl.float64)
     inverse = tl.load(stats_ptr + CHANNELS + channel, mask=mask, other=0).to(tl.float64)
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=mask, other=0).to(tl.float64)
@@ -142,17 +155,30 @@ def _coefficients(
     tl.store(out_ptr + 2 * CHANNELS + channel, s.to(tl.float32), mask=mask)
     tl.store(out_ptr + 3 * CHANNELS + channel, a.to(tl.float32), mask=mask)
     tl.store(out_ptr + 4 * CHANNELS + channel, b.to(tl.float32), mask=mask)
+    if SUMS == 3:
+        size = tl.abs(s) * tl.sqrt(squares / rows)
+        tl.store(out_ptr + 5 * CHANNELS + channel, size.to(tl.float32), mask=mask)
+
+
+@triton.jit
+def _power_of_two(sizes_ptr, CHANNELS: tl.constexpr):
+    """The power of two that brings the largest of the sizes to [1, 2)."""
+    channel = tl.arange(0, triton.next_power_of_2(CHANNELS))
+    largest = tl.max(tl.load(sizes_ptr + channel, mask=channel < CHANNELS, other=0), 0)
+    exponent = largest.to(tl.int32, bitcast=True) >> 23
+    return ((254 - tl.minimum(tl.maximum(exponent, 2), 252)) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _backward(
     dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, coefficients_ptr, dc_ptr,
-    dz_ptr, rows,
+    transposed_ptr, power_ptr, dz_ptr, rows, images,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
-    SHORTCUT: tl.constexpr,
+    SHORTCUT: tl.constexpr, TRANSPOSE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    positions: tl.constexpr = HEIGHT * WIDTH // (4 if POOL else 1)
+    row, image, position, row_mask = tile_rows(rows, images, 0, positions, ROWS, 1, TRANSPOSE)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
@@ -160,7 +186,11 @@ def _backward(
     s = tl.load(coefficients_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     a = tl.load(coefficients_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     b = tl.load(coefficients_ptr + 4 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    mask = (row < rows)[:, None]
+    power = 1.0
+    if TRANSPOSE:
+        power = _power_of_two(coefficients_ptr + 5 * CHANNELS, CHANNELS)
+        tl.store(power_ptr, 1 / power)
+    mask = row_mask[:, None]
     if CHANNELS % BLOCK != 0:
         mask = mask & channel_mask[None, :]
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
@@ -172,29 +202,32 @@ def _backward(
         offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
         tl.store(dz_ptr + offsets, dz.to(dz_ptr.dtype.element_ty), mask=mask)
     dz = s * dz
-    if POOL:
-        source = source_row(row, 0, HEIGHT, WIDTH, ROWS, 4, POOL)
-        offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        for j in tl.static_range(4):
-            step = (j // 2 * WIDTH + j % 2) * CHANNELS
+    source = window_row(row, 0, HEIGHT, WIDTH) if POOL else row
+    offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    for j in tl.static_range(4 if POOL else 1):
+        step = (j // 2 * WIDTH + j % 2) * CHANNELS
+        if POOL:
             sums = tl.load(sums_ptr + offsets + step, mask=mask, other=0).to(tl.float32)
-            dc = a * sums + b + tl.where(argmax == j, dz, 0.0)
-            tl.store(dc_ptr + offsets + step, dc.to(dc_ptr.dtype.element_ty), mask=mask)
-    else:
-        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        dc = dz + a * sums + b
-        tl.store(dc_ptr + offsets, dc.to(dc_ptr.dtype.element_ty), mask=mask)
+        dc = a * sums + b + (tl.where(argmax == j, dz, 0.0) if POOL else dz)
+        dc = (dc * power).to(dc_ptr.dtype.element_ty)
+        tl.store(dc_ptr + offsets + step, dc, mask=mask)
+        if TRANSPOSE:
+            pixel = window_row(position, j, HEIGHT, WIDTH) if POOL else position
+            index = pixel * images + image
+            store_transposed(transposed_ptr, dc, channel, index, mask, images * HEIGHT * WIDTH)
 
 
 @triton.jit
 def _stair_backward(
     dy_ptr, x_ptr, table, row_ptr, dx_ptr, size,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
+    for part in range(1, PARTS):
+        dy += tl.load(dy_ptr + part * size + offsets, mask=mask, other=0).to(tl.float32)
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     slope = evaluator.slope(x, prepared, COUNT, FAMILY, 1, False)
     tl.store(dx_ptr + offsets, (dy * slope).to(dx_ptr.dtype.element_ty), mask=mask)
@@ -208,17 +241,18 @@ def reduce_dz(
     argmax: Tensor | None,
     unit: float,
     shortcut: Tensor | None = None,
+    sizes: bool = False,
 ) -> Tensor:
-    """Return the :func:`coefficients` of the backward pass."""
+    """Return the :func:`coefficients` of the backward pass, with the sizes of s·dz if asked for."""
     count = sums.numel() // sums.shape[1]
     rows = count if argmax is None else count // 4
-    grid = reduction_grid(rows, sums.shape[1])
-    partial = torch.empty((grid[0], 2, sums.shape[1]), dtype=torch.float32, device=sums.device)
+    grid, number = reduction_grid(rows, sums.shape[1]), 3 if sizes else 2
+    partial = torch.empty((grid[0], number, sums.shape[1]), device=sums.device)
     _reduce_dz[grid](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
         stair.table, stair.row, dy, partial, partial, rows, count, **tile_constants(sums),
         **stair.constants, **NO_TAPS, ROWS=ROWS, POOL=argmax is not None,
-        SHORTCUT=shortcut is not None, num_warps=2, enable_fp_fusion=True,
+        SHORTCUT=shortcut is not None, SUMS=number, num_warps=2, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients(partial, stats, count, unit)
 
@@ -246,7 +280,8 @@ def first_weight_gradient(
     _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
         dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
         products, rows, count, **constants, **stair.constants, ROWS=FIRST_ROWS,
-        POOL=argmax is not None, SHORTCUT=False, num_warps=4, num_stages=1, enable_fp_fusion=True,
+        POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4, num_stages=1,
+        enable_fp_fusion=True,
     )  # fmt: skip
     out = coefficients(partial, stats, count, 1.0)
     s, a, b = out[2:]
@@ -263,15 +298,25 @@ def first_weight_gradient(
 def coefficients(partial: Tensor, stats: Tensor, rows: int, unit: float) -> Tensor:
     """Return (dβ, dγ, s, a, b), (5, channels), from Σdz and Σdz·(c − μ) per channel and tile.
 
-    The gradient of unit·c is s·dz + a·c + b.
+    The gradient of unit·c is s·dz + a·c + b. From Σdz² comes a sixth row, √(Σ(s·dz)²/n).
     """
-    tiles, _, channels = partial.shape
-    out = torch.empty((5, channels), dtype=torch.float32, device=partial.device)
+    tiles, number, channels = partial.shape
+    out = torch.empty((3 + number, channels), device=partial.device)
     _coefficients[(triton.cdiv(channels, FEW_CHANNELS),)](
-        partial, stats, out, tiles, rows, 1 / unit, channels, TILES, FEW_CHANNELS,
+        partial, stats, out, tiles, rows, 1 / unit, channels, TILES, FEW_CHANNELS, number,
         enable_fp_fusion=True,
     )  # fmt: skip
     return out
+
+
+class SumGradient(NamedTuple):
+    """Gradients of the sums, of the shortcut and, in FP8, those of the sums with images last,
+    (C, H, W, N), and the scalar by which both are to be multiplied."""
+
+    dc: Tensor
+    shortcut: Tensor | None
+    transposed: Tensor | None
+    factor: Tensor | None
 
 
 def backward(
@@ -282,28 +327,40 @@ def backward(
     argmax: Tensor | None,
     coefficients: Tensor,
     shortcut: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of the sums, in dy's dtype, and of the shortcut, in its own."""
+) -> SumGradient:
+    """Return the gradients of the sums and of the shortcut, in dy's dtype and its own.
+
+    With six rows of coefficients, the gradient of the sums is rounded to FP8 (E5M2). A power of two
+    brings the largest size of a channel to [1, 2), so that no element can be too large for it: it
+    is at most √n times the size.
+    """
     constants = tile_constants(sums)
-    rows = dy.numel() // dy.shape[1]
-    tile = 2 * ROWS if argmax is None else ROWS
-    dc = torch.empty_like(sums, dtype=dy.dtype)
+    rows, tile = dy.numel() // dy.shape[1], 2 * ROWS if argmax is None else ROWS
+    count, float8 = triton.cdiv(rows, tile), len(coefficients) == 6
+    transposed = factor = None
+    if float8:
+        tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
+        count = triton.cdiv(len(dy), tile) * (rows // len(dy))
+        transposed = images_last(sums, torch.float8_e5m2)
+        factor = torch.empty((), device=dy.device)
+    dc = torch.empty_like(sums, dtype=torch.float8_e5m2 if float8 else dy.dtype)
     dz = None if shortcut is None else torch.empty_like(shortcut)
-    grid = (triton.cdiv(rows, tile), triton.cdiv(sums.shape[1], constants["BLOCK"]))
-    _backward[grid](
+    _backward[(count, triton.cdiv(sums.shape[1], constants["BLOCK"]))](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
-        stair.table, stair.row, coefficients, dc, dc if dz is None else dz, rows, **constants,
+        stair.table, stair.row, coefficients, dc, dc if transposed is None else transposed,
+        stats if factor is None else factor, dc if dz is None else dz, rows, len(dy), **constants,
         **stair.constants, ROWS=tile, POOL=argmax is not None, SHORTCUT=dz is not None,
-        num_warps=8 if argmax is None else 4, enable_fp_fusion=True,
+        TRANSPOSE=float8, num_warps=8 if argmax is None else 4, enable_fp_fusion=True,
     )  # fmt: skip
-    return dc, dz
+    return SumGradient(dc, dz, transposed, factor)
 
 
 def stair_backward(dy: Tensor, x: Tensor, stair: PreparedStair) -> Tensor:
-    """Return dy·slope(x), for weights; both tensors have one memory layout."""
-    dx = torch.empty_like(x)
-    _stair_backward[(triton.cdiv(x.numel(), FLAT_BLOCK),)](
-        dy, x, stair.table, stair.row, dx, x.numel(), BLOCK=FLAT_BLOCK, **stair.constants,
-        enable_fp_fusion=True,
+    """Return dy·slope(x), for weights; both tensors have one memory layout, or dy is the sum of
+    several tensors of that layout."""
+    dx, size = torch.empty_like(x), x.numel()
+    _stair_backward[(triton.cdiv(size, FLAT_BLOCK),)](
+        dy, x, stair.table, stair.row, dx, size, dy.numel() // size, BLOCK=FLAT_BLOCK,
+        **stair.constants, enable_fp_fusion=True,
     )  # fmt: skip
     return dx

@@ -135,7 +135,7 @@ def _first_layer(
         second += tl.sum(centred * centred, 0)
         if tl.program_id(1) == 0:
             squares = tl.dot(tl.trans(taps), taps, squares, input_precision=PRECISION)
-    store_partial(partial_ptr, channel, channel_mask, first, second, CHANNELS)
+    store_partial(partial_ptr, channel, channel_mask, first, second, second, CHANNELS, 2)
     if tl.program_id(1) == 0:
         offsets = (tl.program_id(0) * LENGTH + k[:, None]) * LENGTH + k[None, :]
         tl.store(squares_ptr + offsets, squares)

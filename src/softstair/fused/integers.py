@@ -1,0 +1,42 @@
+"""Which stairs make integers in fused layers, and those that they made."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from softstair.nn import StairModule
+
+__all__ = ["Integers", "learns", "makes_int8", "quantum_of", "strategy_of"]
+
+
+class Integers(NamedTuple):
+    """Features or weights in quanta: as int8, and in FP8 with images or outputs last."""
+
+    int8: Tensor
+    float8: Tensor | None
+
+
+def strategy_of(stair: StairModule) -> str:
+    """Return the forward of a stair: without noise, in evaluation or annealed, a simpler one."""
+    if not stair.training:
+        return "hard"
+    return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
+
+
+def learns(stair: StairModule) -> bool:
+    """Whether the quantum of the stair is the parameter, which in evaluation it is not."""
+    return stair.log_ratio is not None and stair.training
+
+
+def makes_int8(stair: StairModule) -> bool:
+    """Whether the values of the stair are integers times a quantum that fit into int8."""
+    levels = stair.stair.integers
+    fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
+    return fits and strategy_of(stair) != "expectation" and not learns(stair)
+
+
+def quantum_of(stair: StairModule) -> float:
+    """Return the quantum of a stair that has one."""
+    quantum = stair.stair.quantum
+    assert isinstance(quantum, float)  # checked before fusing
+    return quantum

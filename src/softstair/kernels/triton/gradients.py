@@ -1,0 +1,198 @@
+"""The two products of a convolution's backward pass, in FP8.
+
+The gradient dc of the sums was rounded to E5M2. Features f and weights w are small integers, which
+FP8 holds exactly. With p the padding and t a tap of the kernel,
+
+    dx[n, y, i] = Σ dc[n, y + p − t, o]·w[o, t, i]        over taps and outputs o
+    dw[o, t, i] = Σ dc[n, y, o]·f[n, y + t − p, i]        over images n and pixels y
+
+The tensor cores multiply rows of FP8 that are contiguous along the sum: dx takes (N, H, W, C), and
+dw takes dc and f with images last, (C, H, W, N). As for the integer convolution, a tile shifted by
+a tap is a box that the copy engine loads, with zeros beyond the border.
+
+Sums are in float32. Those of dw are split over pixels, so that all multiprocessors have work, and
+added in order afterwards: every run gives the same bits.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+__all__ = ["FLOAT8", "feature_gradient", "float8_for", "supports_float8", "weight_gradient"]
+
+FLOAT8 = torch.float8_e5m2
+PIXELS, BLOCK, DEPTH = 128, 128, 128
+"""Of a tile: pixels, channels, and products that are added at a time."""
+PROGRAMS = 132
+"""As many as multiprocessors of a large GPU."""
+
+
+@triton.jit
+def _feature_gradient(
+    gradients, weights, factor_ptr, dx_ptr, images, unit,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, BOX_IMAGES: tl.constexpr,
+    BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    high: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
+    wide: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
+    blocks: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    pixels: tl.constexpr = BOX_IMAGES * BOX_HEIGHT * BOX_WIDTH
+    chunks: tl.constexpr = (OUTPUTS + DEPTH - 1) // DEPTH
+    tile = tl.program_id(0) // blocks
+    channel = tl.program_id(0) % blocks * BLOCK
+    image = tile // (high * wide) * BOX_IMAGES
+    top = tile // wide % high * BOX_HEIGHT
+    left = tile % wide * BOX_WIDTH
+    total = tl.zeros((pixels, BLOCK), dtype=tl.float32)
+    for i in range(DOWN * ACROSS * chunks):
+        tap, outputs = i // chunks, i % chunks * DEPTH
+        y, x = top + PADDING - tap // ACROSS, left + PADDING - tap % ACROSS
+        box = gradients.load([image, y, x, outputs]).reshape(pixels, DEPTH)
+        rows = weights.load([channel, tap * OUTPUTS + outputs])
+        total = tl.dot(box, rows.T, total)
+    pixel = tl.arange(0, pixels)
+    image += pixel // (BOX_HEIGHT * BOX_WIDTH)
+    y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
+    inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
+    inputs = channel + tl.arange(0, BLOCK)
+    offsets = ((image.to(tl.int64) * HEIGHT + y) * WIDTH + x) * INPUTS
+    total *= tl.load(factor_ptr) * unit
+    tl.store(
+        dx_ptr + offsets[:, None] + inputs[None, :],
+        total.to(dx_ptr.dtype.element_ty),
+        mask=inside[:, None] & (inputs < INPUTS)[None, :],
+    )
+
+
+@triton.jit
+def _weight_gradient(
+    gradients, features, factor_ptr, parts_ptr, images, unit,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, DEPTH: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """One part of the sums for TAPS neighbouring taps, 1 or 3, which share the gradients."""
+    groups: tl.constexpr = DOWN * ACROSS // TAPS
+    blocks: tl.constexpr = (INPUTS + BLOCK_IN - 1) // BLOCK_IN
+    part = tl.program_id(0) % PARTS
+    tap = tl.program_id(0) // PARTS % groups * TAPS
+    first_in = tl.program_id(0) // (PARTS * groups) % blocks * BLOCK_IN
+    first_out = tl.program_id(0) // (PARTS * groups * blocks) * BLOCK_OUT
+    chunks = tl.cdiv(images, DEPTH)
+    count = tl.cdiv(HEIGHT * WIDTH * chunks, PARTS)
+    down, right = tap // ACROSS - PADDING, tap % ACROSS - PADDING
+    total_0 = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
+    total_1, total_2 = total_0, total_0
+    for k in range(part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)):
+        pixel, image = k // chunks, k % chunks * DEPTH
+        y, x = pixel // WIDTH, pixel % WIDTH + right
+        dc = gradients.load([first_out, y, x - right, image]).reshape(BLOCK_OUT, DEPTH)
+        f = features.load([first_in, y + down, x, image]).reshape(BLOCK_IN, DEPTH)
+        total_0 = tl.dot(dc, f.T, total_0)
+        if TAPS == 3:
+            f = features.load([first_in, y + down, x + 1, image]).reshape(BLOCK_IN, DEPTH)
+            total_1 = tl.dot(dc, f.T, total_1)
+            f = features.load([first_in, y + down, x + 2, image]).reshape(BLOCK_IN, DEPTH)
+            total_2 = tl.dot(dc, f.T, total_2)
+    scale = tl.load(factor_ptr) * unit
+    outputs = first_out + tl.arange(0, BLOCK_OUT)
+    inputs = first_in + tl.arange(0, BLOCK_IN)
+    offsets = ((part * OUTPUTS + outputs.to(tl.int64)) * (DOWN * ACROSS) + tap) * INPUTS
+    mask = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
+    pointers = parts_ptr + offsets[:, None] + inputs[None, :]
+    tl.store(pointers, total_0 * scale, mask=mask)
+    if TAPS == 3:
+        tl.store(pointers + INPUTS, total_1 * scale, mask=mask)
+        tl.store(pointers + 2 * INPUTS, total_2 * scale, mask=mask)
+
+
+def float8_for(integers: tuple[int, ...] | None) -> torch.dtype | None:
+    """Return the FP8 format that holds these integers exactly; None if there is none."""
+    largest = max(map(abs, integers)) if integers else math.inf
+    return FLOAT8 if largest <= 8 else torch.float8_e4m3fn if largest <= 16 else None
+
+
+def supports_float8(
+    images: int, inputs: int, outputs: int, stride: object, dilation: object, groups: int
+) -> bool:
+    """Whether the products of a convolution are computed here; the copy engine needs 16 bytes."""
+    plain = all(value in (1, (1, 1)) for value in (stride, dilation)) and groups == 1
+    return plain and all(count % 16 == 0 for count in (images, inputs, outputs))
+
+
+def feature_gradient(
+    dc: Tensor, weights: Tensor, factor: Tensor, padding: int, dtype: torch.dtype, unit: float
+) -> Tensor:
+    """Return the gradient of the features, channels-last.
+
+    Args:
+        dc: Gradient of the sums, (N, O, H, W), channels-last, in FP8.
+        weights: Weights in quanta, (I, taps down, taps across, O), in FP8.
+        factor: Scalar by which ``dc`` is to be multiplied.
+        padding: Of the convolution, on each side.
+        dtype: Of the result.
+        unit: Quantum of the weights.
+    """
+    images, outputs, height, width = dc.shape
+    inputs, down, across, _ = weights.shape
+    new_height, new_width = height + down - 1 - 2 * padding, width + across - 1 - 2 * padding
+    box_width = min(16, triton.next_power_of_2(new_width))
+    box_height = min(PIXELS // box_width, triton.next_power_of_2(new_height))
+    box_images = PIXELS // (box_width * box_height)
+    depth = _power(outputs, 32, DEPTH)
+    block = _power(inputs, 16, 2 * BLOCK)
+    sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
+    tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
+    shape = (images, inputs, new_height, new_width)
+    dx = torch.empty(shape, dtype=dtype, device=dc.device, memory_format=torch.channels_last)
+    boxes = _descriptor(dc.permute(0, 2, 3, 1), [box_images, box_height, box_width, depth])
+    rows = _descriptor(weights.reshape(inputs, -1), [block, depth])
+    _feature_gradient[(tiles * triton.cdiv(inputs, block),)](
+        boxes, rows, factor, dx, images, unit, new_height, new_width, outputs, inputs, down, across,
+        padding, box_images, box_height, box_width, block, depth, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return dx
+
+
+def weight_gradient(
+    dc: Tensor, features: Tensor, factor: Tensor, taps: tuple[int, int], padding: int, unit: float
+) -> Tensor:
+    """Return parts of the gradient of the weights in float32, (parts, O, down, across, I).
+
+    Args:
+        dc: Gradient of the sums with images last, (O, H, W, N), in FP8.
+        features: Features in quanta with images last, (I, H, W, N), in FP8.
+        factor: Scalar by which ``dc`` is to be multiplied.
+        taps: Height and width of the kernel.
+        padding: Of the convolution, on each side.
+        unit: Quantum of the features.
+    """
+    outputs, height, width, images = dc.shape
+    inputs, (down, across) = len(features), taps
+    block_out, block_in = _power(outputs, 64, BLOCK), _power(inputs, 16, BLOCK)
+    depth, together = _power(images, 32, DEPTH), 3 if across == 3 else 1
+    groups = down * across // together
+    tiles = triton.cdiv(outputs, block_out) * triton.cdiv(inputs, block_in) * groups
+    parts = max(1, min(PROGRAMS // tiles, height * width))
+    sums = torch.empty((parts, outputs, down, across, inputs), device=dc.device)
+    _weight_gradient[(tiles * parts,)](
+        _descriptor(dc, [block_out, 1, 1, depth]), _descriptor(features, [block_in, 1, 1, depth]),
+        factor, sums, images, unit, height, width, outputs, inputs, down, across, padding, parts,
+        block_out, block_in, depth, together, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return sums
+
+
+def _power(count: int, low: int, high: int) -> int:
+    """Return the power of two that holds a count, within bounds."""
+    return max(low, min(high, triton.next_power_of_2(count)))
+
+
+def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    assert tensor.stride(-1) == 1
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
