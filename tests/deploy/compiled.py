@@ -32,6 +32,8 @@ BUILDS = {
     "fast": ("-Werror", "-O3", NATIVE),
     # The products of a Cortex-M4 with plain multiplications.
     "packed": (*SANITIZED, "-DSOFTSTAIR_PACKED"),
+    # Every layer that can be is computed on two threads.
+    "threads": (*SANITIZED, "-pthread", "-DSOFTSTAIR_THREADS=2", "-DSS_MIN_PRODUCTS=0"),
     # The code for AVX2, with its instructions by hand; the native build has the real ones.
     "avx2": (*SANITIZED, "-D__AVX2__", "-D__POPCNT__", "-isystem", str(HERE / "avx2_by_hand")),
 }

@@ -93,7 +93,14 @@ TILED = ("ternary", "signs", "narrow", "wide", "small", "one", "stored")
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
     ("kind", "scratch"),
-    [("portable", 2**20), ("native", 80_000), ("plain", 2**20), ("fast", 2**20), ("avx2", 2**20)],
+    [
+        ("portable", 2**20),
+        ("native", 80_000),
+        ("plain", 2**20),
+        ("fast", 2**20),
+        ("avx2", 2**20),
+        ("threads", 80_000),
+    ],
 )
 def test_every_node_is_equal_at_every_edge(kind: str, scratch: int, tmp_path: Path) -> None:
     net = edges()

@@ -247,6 +247,9 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
             "/* The memory plan, in words of 32 bits: what is never used at once shares them. */",
             f"static uint32_t memory[{max(self.size // 4, 1)}];",
         ]
+        if words := max(operation.scratch for operation in self.operations) // 4:
+            array = f"static uint32_t thread_memory[{words}]; /* scratch of a second thread */"
+            lines.append(f"#ifdef SOFTSTAIR_THREADS\n{array}\n#endif")
         for buffer in self.buffers:
             place = f"#define {buffer.name} (memory + {self.offsets[buffer.name] // 4})"
             lines.append(f"{place} /* {buffer.size} bytes */")

@@ -15,9 +15,11 @@
  *   softstair_pool.h       poolings, padding, additions, concatenation, expansion, flattening, the
  *                          input
  *   softstair_scores.h     the last layer, and the class
+ *   softstair_threads.h    large layers on two threads
  *
- * -DSOFTSTAIR_PORTABLE selects plain C, -DSOFTSTAIR_PACKED packed products. -DSOFTSTAIR_TRACE
- * passes the result of every node to softstair_trace(), which the program must define.
+ * -DSOFTSTAIR_PORTABLE selects plain C, -DSOFTSTAIR_PACKED packed products. -DSOFTSTAIR_THREADS=2
+ * computes large layers on two threads. -DSOFTSTAIR_TRACE passes the result of every node to
+ * softstair_trace(), which the program must define.
  */
 #ifndef SOFTSTAIR_H
 #define SOFTSTAIR_H
@@ -27,6 +29,7 @@
 #include "softstair_pool.h"
 #include "softstair_scores.h"
 #include "softstair_steps.h"
+#include "softstair_threads.h"
 #include "softstair_wide.h"
 #include "softstair_winograd.h"
 
