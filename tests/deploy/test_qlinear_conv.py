@@ -12,7 +12,7 @@ from test_onnx import LEVELS as OPTIMISATIONS
 from test_onnx import assert_equal, run
 
 import softstair as ss
-from softstair.deploy import integerise
+from softstair.deploy import integerise, qlinear_conv
 from softstair.deploy import onnx as export
 from softstair.deploy.qlinear_conv import quantised_convs, scales
 
@@ -163,6 +163,23 @@ def test_layers_without_an_exact_scale_keep_their_thresholds() -> None:
     model = export.model(net.network(), features=True)
     assert operators(model).count("QLinearConv") == 2
     assert_equal(net.network(), net.bytes, run(model, net.bytes))
+
+
+def test_scales_are_searched_once_per_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = RandomBuilder(0, (3, 6, 6), zero=0)
+    net.sum("even", 5, "ternary", padding=(1, 1))
+    net.steps("even.stair", LEVELS["uint4"], even=True)
+    net.flatten("flat")
+    net.scores("last", 4)
+    network, searched = net.network(), []
+    search = qlinear_conv._quantised_conv
+    monkeypatch.setattr(
+        qlinear_conv, "_quantised_conv", lambda *given: searched.append(given) or search(*given)
+    )
+    export.model(network)
+    assert "even" not in export.feature_outputs(network)
+    assert [*quantised_convs(network)] == ["even.stair"]
+    assert len(searched) == 1
 
 
 def test_large_weights_on_bytes_are_unsigned() -> None:

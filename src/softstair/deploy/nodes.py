@@ -215,7 +215,7 @@ class Rescaled(Node):
         return sums * self.scale.reshape(shape) + self.bias.reshape(shape)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class IntegerNetwork:
     """A network that computes with integers from the input to the scores.
 

@@ -20,6 +20,7 @@ Features and weights are int8, which ONNX Runtime is fastest with, or uint8 for 
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +60,16 @@ class QuantisedConv:
     scale: Floats  # exact in float32
 
 
+_CONVS: WeakKeyDictionary[IntegerNetwork, dict[str, QuantisedConv]] = WeakKeyDictionary()
+
+
 def quantised_convs(network: IntegerNetwork) -> dict[str, QuantisedConv]:
-    """Return the sums that a QLinearConv computes with their stair, by the name of the stair."""
+    """Return the sums that a QLinearConv computes with their stair, by the name of the stair.
+
+    The search is done once per network.
+    """
+    if network in _CONVS:
+        return _CONVS[network]
     convs = {}
     for steps in network.nodes:
         if not isinstance(steps, nodes.Steps) or len(steps.inputs) > 1 or steps.axis != 1:
@@ -70,6 +79,7 @@ def quantised_convs(network: IntegerNetwork) -> dict[str, QuantisedConv]:
             conv = _quantised_conv(node, steps, network.node(node.inputs[0]))
             if conv is not None:
                 convs[steps.name] = conv
+    _CONVS[network] = convs
     return convs
 
 
