@@ -122,9 +122,9 @@ def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path
     actual = traced(integer, x, tmp_path, kind)
     assert differing(expected, {name: actual[name] for name in expected}) == {}
     text = (tmp_path / "network.c").read_text()
-    assert "ss_keep_wide" in text
+    assert "ss_store_wide" in text
     assert ".exceptions" in text
-    assert "ss_keep_beside" not in text
+    assert "ss_store_with_shortcut" not in text
     assert write(integer, tmp_path).flash < 6_000
 
 
@@ -137,9 +137,9 @@ def test_levels_of_affine_steps_are_equal_in_c(kind: str, tmp_path: Path) -> Non
     network = builder.network()
     assert differing(builder.results, traced(network, builder.bytes, tmp_path, kind)) == {}
     text = (tmp_path / "network.c").read_text()
-    assert text.count("ss_keep_affine") == 5
-    assert text.count("ss_keep_wide") == 2
-    assert text.count("ss_keep_levels") == 1
+    assert text.count("ss_store_affine") == 5
+    assert text.count("ss_store_wide") == 2
+    assert text.count("ss_store_levels") == 1
 
 
 def test_constants_of_affine_steps_are_nine_bytes_a_channel(tmp_path: Path) -> None:

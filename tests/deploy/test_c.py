@@ -72,12 +72,14 @@ def test_packed_products_are_equal_and_used_where_sums_are_proven_to_fit(tmp_pat
     network = builder.network()
     assert differing(builder.results, traced(network, builder.bytes, tmp_path, "packed")) == {}
     text = (tmp_path / "network.c").read_text()
-    fields = re.findall(r"\.packed = (\d+),\n    \.chunk = (\d+)", text)
+    fields = re.findall(r"\.packed_channels = (\d+),\n    \.chunk = (\d+)", text)
     # 27 inputs of 8 bits; depthwise; depthwise; 24; 9 x 24 in two chunks; 8-bit weights; 64 inputs
     expected = [("24", "0"), ("1", "0"), ("1", "0"), ("48", "32"), ("16", "112"), ("64", "0")]
     assert fields == [*expected, ("8", "64")]
     write(network, tmp_path, scratch=0)
-    assert set(re.findall(r"\.packed = (\d+)", (tmp_path / "network.c").read_text())) == {"0"}
+    assert set(re.findall(r"\.packed_channels = (\d+)", (tmp_path / "network.c").read_text())) == {
+        "0"
+    }
 
 
 @needs_compiler

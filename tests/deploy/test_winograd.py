@@ -106,7 +106,7 @@ def test_every_node_is_equal_at_every_edge(kind: str, scratch: int, tmp_path: Pa
     net = edges()
     network = net.network()
     plan = write(network, tmp_path, scratch=scratch)
-    tiled = {row.names[0]: row for row in plan.rows if row.how.startswith("tiles")}
+    tiled = {row.names[0]: row for row in plan.rows if row.in_tiles}
     assert tuple(tiled) == TILED
     assert max(row.scratch for row in tiled.values()) <= scratch
     results = features(build(tmp_path, trace=True, flags=BUILDS[kind]), network, net.bytes)
@@ -182,14 +182,14 @@ def test_fewer_products_where_they_pay_and_fit(tmp_path: Path) -> None:
         row = next(row for row in plan.rows if row.names[0] == "layer")
         assert plan.ram >= row.memory[1] + row.scratch
         assert f"{row.scratch:>8,}  {row.how}" in str(plan)
-        assert ("for a microcontroller" in str(plan)) == row.how.startswith("tiles")
+        assert ("for a microcontroller" in str(plan)) == row.in_tiles
         assert f"{row.scratch:>8}  {row.how}" in (tmp_path / "network.h").read_text()
         return row
 
     large = layer(64, 16)
     assert row(large).how.startswith("tiles multiplied, 2 bits")
     small = row(large, 100_000)
-    assert small.how.startswith("tiles")
+    assert small.in_tiles
     assert small.scratch <= 100_000 < row(large).scratch
     assert row(large, 0).how.startswith("bits counted")
     assert row(layer(32, 16), 16384).how.startswith("bits counted")

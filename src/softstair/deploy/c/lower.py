@@ -91,7 +91,7 @@ class _Lowering:
         """Sums that are stored as they are."""
         operation = self._weighted_sum(node, number, "sums")
         name = f"layer_{number}"
-        sink = structure("ss_sink", f"{name}_sink", keep="ss_keep_sums", out=f"&{name}")
+        sink = structure("ss_sink", f"{name}_sink", store="ss_store_sums", out=f"&{name}")
         return replace(operation, structures=(sink, *operation.structures))
 
     def _steps(self, number: int, node: nodes.Steps) -> Operation:
@@ -254,11 +254,11 @@ def _affine_sink(
     fields: dict[str, object] = {key: f"{name}_{key}" for key in arrays}
     fields.update(numbers)
     if shortcut is not None:
-        fields |= {"beside": f"&layer_{shortcut}", "first": int(node.first)}
+        fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
     text = structure(
         "ss_sink",
         f"{name}_sink",
-        keep="ss_keep_wide" if "shift" in fields else "ss_keep_affine",
+        store="ss_store_wide" if "shift" in fields else "ss_store_affine",
         out=f"&{name}",
         sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
         low=low,
@@ -332,15 +332,15 @@ def _threshold_sink(
         stored = (levels - output.bias).astype(np.int32)
         constants.append(Constant(f"{name}_levels", stored, "thresholds"))
         fields["levels"] = f"{name}_levels"
-    keep = "ss_keep_planes" if in_planes else "ss_keep_levels"
+    store = "ss_store_planes" if in_planes else "ss_store_levels"
     if shortcut is not None:
-        keep = "ss_keep_beside"
-        fields |= {"beside": f"&layer_{shortcut}", "first": int(node.first)}
+        store = "ss_store_with_shortcut"
+        fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
         fields["values"] = table.shape[1]
     text = structure(
         "ss_sink",
         f"{name}_sink",
-        keep=keep,
+        store=store,
         out=f"&{name}",
         sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
         thresholds=f"{name}_thresholds",

@@ -24,6 +24,7 @@ class PlanRow:
     flash: tuple[int, int]  # bytes of weights, bytes of other constants
     memory: tuple[int, int]  # offset of its result, bytes of it
     scratch: int  # bytes that it needs while it runs
+    in_tiles: bool = False  # by Winograd's algorithm
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class MemoryPlan:
             lines.append(f"{shown:32} {numbers} {row.scratch:>8,}  {row.how}")
         total = sum(row.weights for row in self.rows)
         lines.append(f"{'in all':32} {total:>10,} {self.flash:>10,} {self.ram:>17,}  bytes")
-        if any(row.how.startswith("tiles") for row in self.rows):
+        if any(row.in_tiles for row in self.rows):
             lines.append(
                 "tiles need vector instructions: set `scratch` to 16384 for a microcontroller"
             )
@@ -158,7 +159,8 @@ class _Program:
             size = 0 if offset is None else self._features_of(operation.number).size
             flash = (operation.part("weights"), operation.part("thresholds"))
             how = (operation.how, operation.weights, flash)
-            rows.append(PlanRow(names, *how, (offset or 0, size), operation.scratch))
+            end = (operation.scratch, operation.in_tiles)
+            rows.append(PlanRow(names, *how, (offset or 0, size), *end))
         ram = self.size + 8 * self.classes * self.has_totals
         names = tuple(node.name for node in self.network.nodes)
         return MemoryPlan(self.name, ram, tuple(rows), names)

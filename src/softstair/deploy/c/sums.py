@@ -105,6 +105,7 @@ def weighted_sum(
         (text,),
         kernel.scratch,
         node.weight.numel(),
+        in_tiles=kernel.function == "winograd",
     )
 
 
@@ -161,7 +162,7 @@ def _bytes(
 ) -> _Kernel:
     """Multiply bytes."""
     length, outputs = rows[0].size, len(rows) // node.groups
-    span, most = (span[0] - x.bias, span[1] - x.bias), min(scratch, MAX_UNPACKED)
+    span, max_bytes = (span[0] - x.bias, span[1] - x.bias), min(scratch, MAX_UNPACKED)
     padded = -(-length // 16) * 16
     depthwise = node.groups == x.channels == len(rows) and node.groups > 1
     if depthwise:
@@ -169,7 +170,7 @@ def _bytes(
         unpacked, windows = length * block + max(padded, block), 4 * length
         is_plain = stored == "affine" and not x.bias and not packed.negated.any()
         is_plain &= _is_small(rows[:, :, 0], span)
-        packing = _columns(node, x, output, most) if is_plain else _Packing()
+        packing = _columns(node, x, output, max_bytes) if is_plain else _Packing()
     else:
         single = rows.shape[1] == 1 or (output.positions == 1 and rows.shape[1] == x.positions)
         unpadded = not any(node.padding) and node.groups == 1 and padded == length
@@ -182,13 +183,13 @@ def _bytes(
             block = 1  # a sum that is stored needs no other channels
         windows = 0 if contiguous else padded * min(POSITIONS, output.positions)
         together = min(-(-outputs // 4) * 4, BLOCK)
-        room = most - windows if output.positions >= POSITIONS else 0
+        room = max_bytes - windows if output.positions >= POSITIONS else 0
         packing = _fours(rows.reshape(len(rows), -1), together, span, room)
         unpacked = padded * max(min(block, outputs), 2 * packing.channels)
     unpacked, windows = (-(-size // 16) * 16 for size in (unpacked, windows))
     constants = {"weights": (packed.data, "weights")}
     if packed.negated.any():
-        constants["turned"] = (np.packbits(packed.negated, bitorder="little"), "weights")
+        constants["negated"] = (np.packbits(packed.negated, bitorder="little"), "weights")
     if x.bias:
         constants["offsets"] = ((x.bias * rows.sum((1, 2))).astype(np.int32), "thresholds")
     place = f"(int8_t *){name.upper()}_SCRATCH"
@@ -201,7 +202,7 @@ def _bytes(
         "step": packed.step,
         "block": block,
         "direct": int(windows == 0),
-        "packed": packing.channels,
+        "packed_channels": packing.channels,
         "chunk": packing.chunk,
         **{key: f"{name}_{key}" for key in constants},
         "unpacked": place,

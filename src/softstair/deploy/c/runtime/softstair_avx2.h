@@ -69,11 +69,11 @@ static inline void ss_count_eight(const uint32_t *positive, const uint32_t *nega
 #define SS_TILE_CHANNELS 4
 
 /* Sixteen bytes, widened to 16 bits. */
-static inline __m256i ss_sixteen(const int8_t *bytes) {
+static inline __m256i ss_load_widened(const int8_t *bytes) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)bytes));
 }
 
-static inline int32_t ss_total(__m256i sums) {
+static inline int32_t ss_horizontal_sum(__m256i sums) {
     const __m128i four =
         _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -94,9 +94,9 @@ static inline __m256i ss_add_products(__m256i sums, __m256i x, __m256i w) {
 static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count) {
     __m256i sums = _mm256_setzero_si256();
     for (int32_t i = 0; i < count; i += 16) {
-        sums = ss_add_products(sums, ss_sixteen(a + i), ss_sixteen(b + i));
+        sums = ss_add_products(sums, ss_load_widened(a + i), ss_load_widened(b + i));
     }
-    return ss_total(sums);
+    return ss_horizontal_sum(sums);
 }
 
 static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weights, int32_t row,
@@ -106,16 +106,16 @@ static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weigh
         s[0][c] = s[1][c] = _mm256_setzero_si256();
     }
     for (int32_t i = 0; i < row; i += 16) {
-        const __m256i x = ss_sixteen(windows[0] + i), y = ss_sixteen(windows[1] + i);
+        const __m256i x = ss_load_widened(windows[0] + i), y = ss_load_widened(windows[1] + i);
         for (int c = 0; c < 4; c++) {
-            const __m256i w = ss_sixteen(weights + c * row + i);
+            const __m256i w = ss_load_widened(weights + c * row + i);
             s[0][c] = ss_add_products(s[0][c], x, w);
             s[1][c] = ss_add_products(s[1][c], y, w);
         }
     }
     for (int c = 0; c < 4; c++) {
-        sums[c] = ss_total(s[0][c]);
-        sums[SS_BLOCK + c] = ss_total(s[1][c]);
+        sums[c] = ss_horizontal_sum(s[0][c]);
+        sums[SS_BLOCK + c] = ss_horizontal_sum(s[1][c]);
     }
 }
 

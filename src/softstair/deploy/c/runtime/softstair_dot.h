@@ -2,7 +2,7 @@
  *
  * A weight is `base + step * code`; the code has 1, 2, 4 or 8 bits. The weights of a block of
  * channels are unpacked to bytes and used for all places. The sum is negated in channels that are
- * `turned`. `offsets` compensates the bias of the features.
+ * `negated`. `offsets` compensates the bias of the features.
  */
 #ifndef SOFTSTAIR_DOT_H
 #define SOFTSTAIR_DOT_H
@@ -21,9 +21,10 @@ typedef struct {
     int32_t bits, base, step;
     int32_t block;          /* channels unpacked at a time */
     int32_t direct;         /* each window is contiguous in memory */
-    int32_t packed, chunk;  /* channels at a time and inputs of a sum of packed products, or 0 */
+    int32_t packed_channels; /* at a time, or 0 without packed products */
+    int32_t chunk;           /* inputs of a sum of packed products, or 0 for two in one */
     const uint8_t *weights; /* one row per channel, aligned to bytes */
-    const uint8_t *turned;  /* one bit per channel, or null */
+    const uint8_t *negated; /* one bit per channel, or null */
     const int32_t *offsets; /* one per channel, or null */
     const ss_features *in;
     int8_t *unpacked;
@@ -75,14 +76,14 @@ static inline void ss_unpack_row(const ss_dot_sum *sum, int32_t channel, int32_t
  * interleaved, four inputs of each channel in turn; the rest are rows. */
 static inline void ss_unpack_block(const ss_dot_sum *sum, int32_t first, int32_t count,
                                    int32_t length, int32_t row) {
-    const int32_t tiled = SS_SIXTEENS(count);
+    const int32_t tiled = SS_INTERLEAVED(count);
     const int32_t bytes = (length * sum->bits + 7) / 8;
     for (int32_t c = 0; c < tiled; c++) {
         const uint8_t *from = sum->weights + (first + c) * bytes;
         uint32_t *to = (uint32_t *)(void *)(sum->unpacked + c / 16 * 16 * row) + c % 16;
         for (int32_t i = 0; i < length; i += 16, from += 2 * sum->bits, to += 64) {
             uint32_t words[4] = {0, 0, 0, 0};
-            ss_unpack(from, ss_least(16, length - i), sum->bits, sum->base, sum->step,
+            ss_unpack(from, ss_min(16, length - i), sum->bits, sum->base, sum->step,
                       (int8_t *)words);
             for (int32_t j = 0; j < 4; j++) {
                 to[16 * j] = words[j];
@@ -97,14 +98,14 @@ static inline void ss_unpack_block(const ss_dot_sum *sum, int32_t first, int32_t
 /* Multiplies SS_PLACES windows by the unpacked weights of a block of channels. */
 static inline void ss_products(const int8_t *const *windows, int32_t places, const int8_t *weights,
                                int32_t channels, int32_t row, int32_t *sums) {
-    const int32_t tiled = SS_SIXTEENS(channels);
+    const int32_t tiled = SS_INTERLEAVED(channels);
     for (int32_t c = 0; c < tiled; c += 16) {
         ss_dot_sixteen(windows, weights + c * row, row, sums + c);
     }
     for (int32_t c = tiled; c < channels; c += SS_TILE_CHANNELS) {
-        const int32_t width = ss_least(SS_TILE_CHANNELS, channels - c);
+        const int32_t width = ss_min(SS_TILE_CHANNELS, channels - c);
         for (int32_t p = 0; p < places; p += SS_TILE_PLACES) {
-            const int32_t height = ss_least(SS_TILE_PLACES, places - p);
+            const int32_t height = ss_min(SS_TILE_PLACES, places - p);
             if (width == SS_TILE_CHANNELS && height == SS_TILE_PLACES) {
                 ss_dot_tile(windows + p, weights + c * row, row, sums + p * SS_BLOCK + c);
                 continue;
@@ -121,23 +122,24 @@ static inline void ss_products(const int8_t *const *windows, int32_t places, con
 
 /* Unpacks the weights of a block of channels, and packs those of four together. */
 static inline void ss_pack_weights(const ss_dot_sum *sum, int32_t first, int32_t count,
-                                   int32_t length, int32_t taken) {
+                                   int32_t length, int32_t packed_length) {
     int8_t *bytes = (int8_t *)sum->operands;
     const int32_t row = ss_row(length);
     const int8_t *rows[4] = {bytes, bytes + row, bytes + 2 * row, bytes + 3 * row};
     for (int32_t c = 0; c < count; c += 4) {
         for (int32_t i = 0; i < 4; i++) { /* channels beyond the last are computed, too */
-            ss_unpack_row(sum, first + ss_least(c + i, count - 1), length, bytes + i * row);
+            ss_unpack_row(sum, first + ss_min(c + i, count - 1), length, bytes + i * row);
         }
-        ss_pack(rows, taken, sum->chunk, 26, (uint32_t *)(void *)sum->unpacked + c / 2 * taken);
+        ss_pack(rows, packed_length, sum->chunk, 26,
+                (uint32_t *)(void *)sum->unpacked + c / 2 * packed_length);
     }
 }
 
-static inline void ss_mend(const ss_dot_sum *sum, int32_t places, int32_t first, int32_t count,
-                           int32_t *sums) {
-    for (int32_t c = 0; sum->turned && c < count; c++) {
-        const int turned = (sum->turned[(first + c) / 8] >> ((first + c) % 8)) & 1;
-        for (int32_t p = 0; turned && p < places; p++) {
+static inline void ss_negate_and_offset(const ss_dot_sum *sum, int32_t places, int32_t first,
+                                        int32_t count, int32_t *sums) {
+    for (int32_t c = 0; sum->negated && c < count; c++) {
+        const int negated = (sum->negated[(first + c) / 8] >> ((first + c) % 8)) & 1;
+        for (int32_t p = 0; negated && p < places; p++) {
             sums[p * SS_BLOCK + c] = -sums[p * SS_BLOCK + c];
         }
     }
@@ -152,31 +154,32 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     const ss_window *window = &sum->window;
     const ss_features *in = sum->in;
     const int32_t places = ss_places(window), length = ss_taps(window) * sum->inputs;
-    const int32_t row = ss_row(length), taken = sum->chunk ? row : (length + 7) / 8 * 8;
-    const uint8_t beyond = (uint8_t)-in->bias;
-    const int32_t most = SS_PACKED(sum) ? SS_PACKED(sum) : sum->block;
+    const int32_t row = ss_row(length), packed_length = sum->chunk ? row : (length + 7) / 8 * 8;
+    const uint8_t padding = (uint8_t)-in->bias;
+    const int32_t max_channels = SS_PACKED_CHANNELS(sum) ? SS_PACKED_CHANNELS(sum) : sum->block;
     const int8_t *windows[SS_PLACES];
-    int32_t sums[SS_ROUND * SS_BLOCK];
+    int32_t sums[SS_EMIT_PLACES * SS_BLOCK];
     for (int32_t first = 0, count; first < sum->groups * sum->outputs; first += count) {
         const int32_t number = first / sum->outputs;
-        count = ss_least(most, (number + 1) * sum->outputs - first);
-        if (SS_PACKED(sum)) {
-            ss_pack_weights(sum, first, count, length, taken);
+        count = ss_min(max_channels, (number + 1) * sum->outputs - first);
+        if (SS_PACKED_CHANNELS(sum)) {
+            ss_pack_weights(sum, first, count, length, packed_length);
         } else {
             ss_unpack_block(sum, first, count, length, row);
         }
         const uint8_t *from = (const uint8_t *)in->data + number * sum->inputs;
         for (int32_t place = 0; place < places; place += SS_PLACES) {
-            const int32_t group = ss_least(SS_PLACES, places - place), done = place % SS_ROUND;
-            int32_t *group_sums = sums + done * SS_BLOCK;
+            const int32_t group = ss_min(SS_PLACES, places - place),
+                          pending = place % SS_EMIT_PLACES;
+            int32_t *group_sums = sums + pending * SS_BLOCK;
             for (int32_t p = 0; p < group; p++) {
                 if (sum->direct) {
-                    const int32_t seen = ss_top(window, place + p) * window->width +
-                                         ss_left(window, place + p);
-                    windows[p] = (const int8_t *)from + seen * in->channels;
+                    const int32_t start =
+                        ss_top(window, place + p) * window->width + ss_left(window, place + p);
+                    windows[p] = (const int8_t *)from + start * in->channels;
                 } else {
                     int8_t *to = sum->windows + p * row;
-                    ss_gather(window, place + p, from, in->channels, sum->inputs, beyond,
+                    ss_gather(window, place + p, from, in->channels, sum->inputs, padding,
                               (uint8_t *)to);
                     windows[p] = to;
                 }
@@ -184,16 +187,16 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
             for (int32_t p = group; p < SS_PLACES; p++) {
                 windows[p] = windows[0]; /* places beyond the last are computed, too */
             }
-            if (SS_PACKED(sum)) {
-                ss_pack(windows, taken, sum->chunk, 13, sum->operands);
-                ss_multiply(sum->operands, (const uint32_t *)(const void *)sum->unpacked, taken,
-                            sum->chunk, count, group_sums);
+            if (SS_PACKED_CHANNELS(sum)) {
+                ss_pack(windows, packed_length, sum->chunk, 13, sum->operands);
+                ss_multiply(sum->operands, (const uint32_t *)(const void *)sum->unpacked,
+                            packed_length, sum->chunk, count, group_sums);
             } else {
                 ss_products(windows, group, sum->unpacked, count, row, group_sums);
             }
-            if (done + SS_PLACES == SS_ROUND || place + group == places) {
-                ss_mend(sum, done + group, first, count, sums);
-                ss_hand_over(sum->sink, place - done, done + group, first, count, sums);
+            if (pending + SS_PLACES == SS_EMIT_PLACES || place + group == places) {
+                ss_negate_and_offset(sum, pending + group, first, count, sums);
+                ss_emit_sums(sum->sink, place - pending, pending + group, first, count, sums);
             }
         }
     }
@@ -209,8 +212,8 @@ static inline void ss_pack_columns(const ss_dot_sum *sum, int32_t channel, int32
     for (int32_t x = channel; x < line; x += channels) {
         const int8_t *data = (const int8_t *)sum->in->data + x;
         for (int32_t r = 0, y = -above; r < rows; r++, y += line, to++) {
-            const uint32_t a = y >= 0 && y < size ? ss_four(data + y) : 0U;
-            const uint32_t b = y >= -two && y < size - two ? ss_four(data + y + two) : 0U;
+            const uint32_t a = y >= 0 && y < size ? ss_load_word(data + y) : 0U;
+            const uint32_t b = y >= -two && y < size - two ? ss_load_word(data + y + two) : 0U;
             to[0] = ss_byte(a, 0) + (ss_byte(b, 0) << 13);
             to[step] = ss_byte(a, 1) + (ss_byte(b, 1) << 13);
             to[2 * step] = ss_byte(a, 2) + (ss_byte(b, 2) << 13);
@@ -251,7 +254,7 @@ SS_SPECIALISED void ss_sum_columns(const ss_dot_sum *sum, int32_t low, int32_t h
                 const int32_t s[4] = {(int32_t)(even & 0x1fffU), (int32_t)(odd & 0x1fffU),
                                       (int32_t)(even >> 13 & 0x1fffU), (int32_t)(odd >> 13)};
                 for (int j = 3; j >= 0; j--) { /* rows beyond the last are stored over */
-                    const int32_t at = ss_least(y + j * line, last);
+                    const int32_t at = ss_min(y + j * line, last);
                     to[at] = (int8_t)ss_affine(s[j], m, b, shift, low, high);
 #ifdef SOFTSTAIR_TRACE
                     ss_put(sink->sums, at / channels + x, c, s[j] - 0x1000);
@@ -271,19 +274,15 @@ static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
     const int8_t *data = (const int8_t *)in->data;
     int8_t *spare = sum->unpacked + taps * sum->block;
     /* All memory of a network is one array. */
-    const int32_t beyond = (int32_t)(spare - data);
-    int32_t *seen = (int32_t *)(void *)sum->windows;
+    const int32_t padding_offset = (int32_t)(spare - data);
+    int32_t *tap_offsets = (int32_t *)(void *)sum->windows;
     int32_t sums[SS_BLOCK];
-    if (SS_PACKED(sum)) {
-        if (sum->sink->low == 0 && sum->sink->high == 15) { /* the compiler has an instruction */
-            ss_sum_columns(sum, 0, 15);
-        } else {
-            ss_sum_columns(sum, sum->sink->low, sum->sink->high);
-        }
+    if (SS_PACKED_CHANNELS(sum)) {
+        SS_WITH_LIMITS(ss_sum_columns, sum->sink, sum);
         return;
     }
     for (int32_t first = 0; first < in->channels; first += sum->block) {
-        const int32_t count = ss_least(sum->block, in->channels - first);
+        const int32_t count = ss_min(sum->block, in->channels - first);
         for (int32_t c = 0; c < count; c++) {
             ss_unpack_row(sum, first + c, taps, spare);
             for (int32_t tap = 0; tap < taps; tap++) {
@@ -292,10 +291,10 @@ static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
         }
         ss_fill((uint8_t *)spare, (uint8_t)-in->bias, sum->block);
         for (int32_t place = 0; place < places; place++) {
-            ss_see(window, place, in->channels, first, beyond, seen);
-            ss_each(data, seen, taps, sum->unpacked, sum->block, count, sums);
-            ss_mend(sum, 1, first, count, sums);
-            ss_hand_over(sum->sink, place, 1, first, count, sums);
+            ss_tap_offsets(window, place, in->channels, first, padding_offset, tap_offsets);
+            ss_dot_depthwise(data, tap_offsets, taps, sum->unpacked, sum->block, count, sums);
+            ss_negate_and_offset(sum, 1, first, count, sums);
+            ss_emit_sums(sum->sink, place, 1, first, count, sums);
         }
     }
 }

@@ -61,28 +61,28 @@ static inline int16x2_t ss_odd(uint32_t bytes) {
 static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count) {
     int32_t sum = 0;
     for (int32_t i = 0; i < count; i += 4) {
-        const uint32_t x = ss_four(a + i), w = ss_four(b + i);
+        const uint32_t x = ss_load_word(a + i), w = ss_load_word(b + i);
         sum = __smlad(ss_even(x), ss_even(w), sum);
         sum = __smlad(ss_odd(x), ss_odd(w), sum);
     }
     return sum;
 }
 
-#define SS_HAS_EACH
-static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps,
-                           const int8_t *weights, int32_t stride, int32_t channels,
-                           int32_t *sums) {
+#define SS_HAS_DOT_DEPTHWISE
+static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offsets, int32_t taps,
+                                    const int8_t *weights, int32_t stride, int32_t channels,
+                                    int32_t *sums) {
     uint32_t odd = (uint32_t)(uintptr_t)data | (uint32_t)(uintptr_t)weights | (uint32_t)stride;
     for (int32_t tap = 0; tap < taps; tap++) {
-        odd |= (uint32_t)seen[tap];
+        odd |= (uint32_t)tap_offsets[tap];
     }
     /* Loads words if every place is aligned to one. */
-    const int32_t whole = (odd & 3U) != 0U ? 0 : channels & ~3;
-    for (int32_t c = 0; c < whole; c += 4) {
+    const int32_t aligned = (odd & 3U) != 0U ? 0 : channels & ~3;
+    for (int32_t c = 0; c < aligned; c += 4) {
         int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
         for (int32_t tap = 0; tap < taps; tap++) {
-            const uint32_t x = ss_four(data + seen[tap] + c);
-            const uint32_t w = ss_four(weights + tap * stride + c);
+            const uint32_t x = ss_load_word(data + tap_offsets[tap] + c);
+            const uint32_t w = ss_load_word(weights + tap * stride + c);
             s0 = __smlabb(ss_even(x), ss_even(w), s0);
             s1 = __smlabb(ss_odd(x), ss_odd(w), s1);
             s2 = __smlatt(ss_even(x), ss_even(w), s2);
@@ -90,7 +90,8 @@ static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps
         }
         sums[c] = s0, sums[c + 1] = s1, sums[c + 2] = s2, sums[c + 3] = s3;
     }
-    ss_each_plain(data + whole, seen, taps, weights + whole, stride, channels - whole, sums + whole);
+    ss_dot_depthwise_plain(data + aligned, tap_offsets, taps, weights + aligned, stride,
+                           channels - aligned, sums + aligned);
 }
 
 #endif

@@ -22,7 +22,7 @@ static inline void ss_copy(uint8_t *to, const uint8_t *from, int32_t count) {
         vst1q_u8(to + i, vld1q_u8(from + i));
     }
     if (count >= 8 && i < count) { /* the last eight bytes, and those before them */
-        vst1_u8(to + ss_least(i, count - 8), vld1_u8(from + ss_least(i, count - 8)));
+        vst1_u8(to + ss_min(i, count - 8), vld1_u8(from + ss_min(i, count - 8)));
         i = count - 8;
         vst1_u8(to + i, vld1_u8(from + i));
         return;
@@ -101,7 +101,7 @@ static inline void ss_count_eight(const uint32_t *positive, const uint32_t *nega
 #define SS_HAS_DOT
 #define SS_TILE_PLACES 4
 #define SS_TILE_CHANNELS 4
-#define SS_ROUND 32
+#define SS_EMIT_PLACES 32
 
 static inline int32x4_t ss_add_products(int32x4_t sums, int8x16_t a, int8x16_t b) {
 #ifdef __ARM_FEATURE_DOTPROD
@@ -146,15 +146,15 @@ static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weigh
     }
 }
 
-#define SS_HAS_EACH
-static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps,
-                           const int8_t *weights, int32_t stride, int32_t channels,
-                           int32_t *sums) {
+#define SS_HAS_DOT_DEPTHWISE
+static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offsets, int32_t taps,
+                                    const int8_t *weights, int32_t stride, int32_t channels,
+                                    int32_t *sums) {
     int32_t c = 0;
     for (; c + 8 <= channels; c += 8) {
         int32x4_t low = vdupq_n_s32(0), high = low;
         for (int32_t tap = 0; tap < taps; tap++) {
-            const int8x8_t x = vld1_s8(data + seen[tap] + c);
+            const int8x8_t x = vld1_s8(data + tap_offsets[tap] + c);
             const int16x8_t product = vmull_s8(x, vld1_s8(weights + tap * stride + c));
             low = vaddw_s16(low, vget_low_s16(product));
             high = vaddw_high_s16(high, product);
@@ -164,11 +164,12 @@ static inline void ss_each(const int8_t *data, const int32_t *seen, int32_t taps
     }
     if (c < channels) {
         /* The rest begins c channels later. */
-        ss_each_plain(data + c, seen, taps, weights + c, stride, channels - c, sums + c);
+        ss_dot_depthwise_plain(data + c, tap_offsets, taps, weights + c, stride, channels - c,
+                               sums + c);
     }
 }
 
-static inline ss_lanes ss_spread(uint32_t positive, uint32_t negative) {
+static inline ss_lanes ss_expand_bits(uint32_t positive, uint32_t negative) {
     static const uint8_t bits[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     const uint8x16_t bit = vld1q_u8(bits);
     const uint8x16_t p =
@@ -178,7 +179,7 @@ static inline ss_lanes ss_spread(uint32_t positive, uint32_t negative) {
     return vreinterpretq_s8_u8(vsubq_u8(vtstq_u8(n, bit), vtstq_u8(p, bit)));
 }
 
-static inline ss_lanes ss_weights_at(const uint8_t *from, int32_t at, int32_t bits) {
+static inline ss_lanes ss_expand_weights(const uint8_t *from, int32_t at, int32_t bits) {
     const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(from));
     if (bits == 2) {
         return vshrq_n_s8(vshlq_s8(bytes, vdupq_n_s8((int8_t)(6 - at))), 6);
@@ -280,7 +281,7 @@ static inline void ss_four_tiles(const int8_t *features, int32_t inputs, const i
 
 /* Otherwise four products of any bytes could overflow. */
 #if defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_MATMUL_INT8)
-#define SS_SIXTEENS(channels) ((channels) / 16 * 16)
+#define SS_INTERLEAVED(channels) ((channels) / 16 * 16)
 static inline void ss_dot_sixteen(const int8_t *const *windows, const int8_t *weights, int32_t row,
                                   int32_t *sums) {
     ss_four_rows(windows[0], windows[1], windows[2], windows[3], row, weights, sums, SS_BLOCK);
@@ -319,7 +320,7 @@ static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, in
 static inline void ss_affine_bytes(const int32_t *sums, const int32_t *multipliers,
                                    const int32_t *offsets, const int8_t *shifts, int32_t low,
                                    int32_t high, int32_t count, int8_t *to) {
-    const int16x8_t least = vdupq_n_s16((int16_t)low), most = vdupq_n_s16((int16_t)high);
+    const int16x8_t lowest = vdupq_n_s16((int16_t)low), highest = vdupq_n_s16((int16_t)high);
     int32_t i = 0;
     for (; i + 8 <= count; i += 8) {
         const int32x4_t a = vmlaq_s32(vld1q_s32(offsets + i), vld1q_s32(sums + i),
@@ -329,7 +330,7 @@ static inline void ss_affine_bytes(const int32_t *sums, const int32_t *multiplie
         const int16x8_t left = vmovl_s8(vneg_s8(vld1_s8(shifts + i)));
         const int16x4_t half = vqmovn_s32(vshlq_s32(a, vmovl_s16(vget_low_s16(left))));
         const int16x8_t levels = vqmovn_high_s32(half, vshlq_s32(b, vmovl_high_s16(left)));
-        vst1_s8(to + i, vmovn_s16(vminq_s16(vmaxq_s16(levels, least), most)));
+        vst1_s8(to + i, vmovn_s16(vminq_s16(vmaxq_s16(levels, lowest), highest)));
     }
     ss_affine_bytes_plain(sums + i, multipliers + i, offsets + i, shifts + i, low, high, count - i,
                           to + i);

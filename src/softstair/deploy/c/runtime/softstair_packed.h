@@ -13,10 +13,12 @@
 #include "softstair_vector.h"
 
 #ifdef SS_HAS_PACKED
-#define SS_PACKED(sum) ((sum)->packed)
+#define SS_PACKED_CHANNELS(sum) ((sum)->packed_channels)
 #else
-#define SS_PACKED(sum) 0
+#define SS_PACKED_CHANNELS(sum) 0
 #endif
+
+#define SS_FIELD_BIAS 0x8004002001000U /* 2^12 in each of the four fields of 13 bits */
 
 /* Byte `i` of a word, with its sign. */
 static inline uint32_t ss_byte(uint32_t word, int i) {
@@ -28,7 +30,7 @@ static inline uint32_t ss_byte(uint32_t word, int i) {
 static inline void ss_multiply_four(const uint32_t *x, const uint32_t *w, int32_t count,
                                     uint64_t *fields) {
     for (int i = 0; i < 4; i++) {
-        fields[i] = 0x8004002001000U;
+        fields[i] = SS_FIELD_BIAS;
         for (int32_t k = 0; k < count; k++) {
             fields[i] += (uint64_t)((int64_t)(int32_t)x[2 * k + i / 2] * (int32_t)w[2 * k + i % 2]);
         }
@@ -39,7 +41,7 @@ static inline void ss_multiply_four(const uint32_t *x, const uint32_t *w, int32_
 static inline void ss_multiply_column(const uint32_t *x, const uint32_t *w, int32_t rows,
                                       uint64_t *fields) {
     for (int32_t y = 0; y < rows; y += 4, fields++) {
-        *fields = 0x8004002001000U;
+        *fields = SS_FIELD_BIAS;
         for (int i = 0; i < 12; i++) {
             *fields += (uint64_t)((int64_t)(int32_t)x[i / 4 * rows + y + i % 4] * (int32_t)w[i]);
         }
@@ -64,8 +66,8 @@ static inline void ss_multiply_two(const uint32_t *x, const uint32_t *w, int32_t
 static inline void ss_pack(const int8_t *const *rows, int32_t count, int32_t chunk, int shift,
                            uint32_t *to) {
     for (int32_t i = 0; i < count; i += 4) {
-        const uint32_t a = ss_four(rows[0] + i), b = ss_four(rows[1] + i);
-        const uint32_t c = ss_four(rows[2] + i), d = ss_four(rows[3] + i);
+        const uint32_t a = ss_load_word(rows[0] + i), b = ss_load_word(rows[1] + i);
+        const uint32_t c = ss_load_word(rows[2] + i), d = ss_load_word(rows[3] + i);
         for (int j = 0; chunk != 0 && j < 4; j++) {
             *to++ = ss_byte(a, j) + (ss_byte(b, j) << shift);
             *to++ = ss_byte(c, j) + (ss_byte(d, j) << shift);
@@ -91,10 +93,10 @@ static inline void ss_multiply(const uint32_t *x, const uint32_t *w, int32_t cou
         }
         for (int32_t k = 0; chunk != 0 && k < count; k += chunk) {
             uint64_t fields[4];
-            ss_multiply_four(x + 2 * k, w + 2 * k, ss_least(chunk, count - k), fields);
+            ss_multiply_four(x + 2 * k, w + 2 * k, ss_min(chunk, count - k), fields);
             for (int i = 0; i < 16; i++) {
                 int32_t *to = sums + (i / 8 * 2 + i % 2) * SS_BLOCK + i / 2 % 4;
-                const uint64_t signs = fields[i / 4] ^ 0x8004002001000U; /* 13 bits with a sign */
+                const uint64_t signs = fields[i / 4] ^ SS_FIELD_BIAS; /* 13 bits with a sign */
                 const int32_t sum = (int32_t)((uint32_t)(signs >> 13 * (i % 4)) << 19) >> 19;
                 *to = k == 0 ? sum : *to + sum;
             }

@@ -5,10 +5,10 @@
 
 #include <stdint.h>
 
-static inline int32_t ss_least(int32_t a, int32_t b) { return a < b ? a : b; }
+static inline int32_t ss_min(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* Loads four bytes of an array of words. */
-static inline uint32_t ss_four(const int8_t *bytes) {
+static inline uint32_t ss_load_word(const int8_t *bytes) {
     return *(const uint32_t *)(const void *)bytes;
 }
 
@@ -74,7 +74,7 @@ static inline int32_t ss_ones_row_plain(const uint32_t *row, int32_t words) {
 }
 
 /* Selects bits of `positive` where the weights are set, and of `negative` elsewhere. */
-static inline uint32_t ss_chosen(uint32_t weights, uint32_t positive, uint32_t negative) {
+static inline uint32_t ss_select(uint32_t weights, uint32_t positive, uint32_t negative) {
     return (weights & (positive ^ negative)) ^ negative;
 }
 
@@ -88,8 +88,8 @@ static inline void ss_count_some(const uint32_t *positive, const uint32_t *negat
             const uint32_t *w = weights + 4 * (plane * channels + c);
             const uint32_t *p = positive, *n = negative;
             for (int32_t i = 0; i < chunks; i++) {
-                count += ss_ones_four(ss_chosen(w[0], p[0], n[0]), ss_chosen(w[1], p[1], n[1]),
-                                      ss_chosen(w[2], p[2], n[2]), ss_chosen(w[3], p[3], n[3]));
+                count += ss_ones_four(ss_select(w[0], p[0], n[0]), ss_select(w[1], p[1], n[1]),
+                                      ss_select(w[2], p[2], n[2]), ss_select(w[3], p[3], n[3]));
                 p += 4, n += 4, w += 4 * planes * channels;
             }
         }
@@ -116,14 +116,14 @@ static inline void ss_dot_tile_plain(const int8_t *const *windows, const int8_t 
     sums[0] = ss_dot_one_plain(windows[0], weights, row);
 }
 
-/* `seen` is the offset of each tap's channels from `data`. */
-static inline void ss_each_plain(const int8_t *data, const int32_t *seen, int32_t taps,
-                                 const int8_t *weights, int32_t stride, int32_t channels,
-                                 int32_t *sums) {
+/* `tap_offsets` is the offset of each tap's channels from `data`. */
+static inline void ss_dot_depthwise_plain(const int8_t *data, const int32_t *tap_offsets,
+                                          int32_t taps, const int8_t *weights, int32_t stride,
+                                          int32_t channels, int32_t *sums) {
     for (int32_t c = 0; c < channels; c++) {
         int32_t sum = 0;
         for (int32_t tap = 0; tap < taps; tap++) {
-            sum += data[seen[tap] + c] * weights[tap * stride + c];
+            sum += data[tap_offsets[tap] + c] * weights[tap * stride + c];
         }
         sums[c] = sum;
     }
@@ -145,8 +145,8 @@ typedef struct {
 SS_LANES(ss_plus, (ss_lanes a, ss_lanes b), a.at[i] + b.at[i])
 SS_LANES(ss_minus, (ss_lanes a, ss_lanes b), a.at[i] - b.at[i])
 SS_LANES(ss_shifted, (ss_lanes a, int by), a.at[i] * (1 << by))
-SS_LANES(ss_spread, (uint32_t p, uint32_t n), (int)((p >> i) & 1U) - (int)((n >> i) & 1U))
-SS_LANES(ss_weights_at, (const uint8_t *from, int32_t at, int32_t bits),
+SS_LANES(ss_expand_bits, (uint32_t p, uint32_t n), (int)((p >> i) & 1U) - (int)((n >> i) & 1U))
+SS_LANES(ss_expand_weights, (const uint8_t *from, int32_t at, int32_t bits),
          bits == 1 ? 1 - 2 * ((from[i] >> at) & 1) : (((from[i] >> at) & 3) ^ 2) - 2)
 
 static inline void ss_put_lanes(int8_t *to, ss_lanes a) {
@@ -183,8 +183,8 @@ static inline uint32_t ss_reached_plain(const int32_t *sums, const int32_t *limi
     return bits;
 }
 
-/* The level of a sum by affine steps. The result before the shift fits into 32 bits, but the product
- * alone may not: unsigned numbers wrap. Compilers shift negative numbers arithmetically. */
+/* The level of a sum by affine steps. The result before the shift fits into 32 bits, but the
+ * product alone may not: unsigned numbers wrap. Compilers shift negative numbers arithmetically. */
 static inline int32_t ss_affine(int32_t sum, int32_t multiplier, int32_t offset, int32_t shift,
                                 int32_t low, int32_t high) {
     const uint32_t product = (uint32_t)sum * (uint32_t)multiplier;

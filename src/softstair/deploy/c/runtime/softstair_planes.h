@@ -30,8 +30,8 @@ typedef struct {
 } ss_planes_sum;
 
 /* Negative features are all that are not positive, outside the padding. */
-static inline void ss_opposite(const ss_planes_sum *sum, int32_t place, const uint32_t *positive,
-                               uint32_t *negative) {
+static inline void ss_negative_plane(const ss_planes_sum *sum, int32_t place,
+                                     const uint32_t *positive, uint32_t *negative) {
     const int32_t words = ss_words(sum->in), spare = 32 * words - sum->in->channels;
     int32_t y = ss_top(&sum->window, place);
     for (int32_t v = 0; v < sum->window.kernel_y; v++, y += sum->window.dilation_y) {
@@ -48,7 +48,7 @@ static inline void ss_opposite(const ss_planes_sum *sum, int32_t place, const ui
 }
 
 /* Copies the window at `place`, the positive plane first; returns how many are not 0. */
-static inline int32_t ss_look(const ss_planes_sum *sum, int32_t place, uint32_t *to) {
+static inline int32_t ss_copy_window(const ss_planes_sum *sum, int32_t place, uint32_t *to) {
     const ss_features *in = sum->in;
     const int32_t bytes = 4 * ss_words(in), row = ss_taps(&sum->window) * ss_words(in);
     uint32_t *negative = to + row;
@@ -57,7 +57,7 @@ static inline int32_t ss_look(const ss_planes_sum *sum, int32_t place, uint32_t 
         const uint8_t *from = (const uint8_t *)ss_plane(in, 1);
         ss_gather(&sum->window, place, from, bytes, bytes, 0, (uint8_t *)negative);
     } else if (in->kind == SS_SIGN) {
-        ss_opposite(sum, place, to, negative);
+        ss_negative_plane(sum, place, to, negative);
     } else {
         ss_fill((uint8_t *)negative, 0, 4 * row);
     }
@@ -77,7 +77,7 @@ static inline void ss_count(const uint32_t *window, int32_t row, const uint32_t 
     for (int32_t i = row / 4 * 4; i < row; i++) {
         for (int32_t plane = 0; plane < planes; plane++) {
             for (int32_t c = 0; c < channels; c++) {
-                sums[c] += ss_ones(ss_chosen(*weights++, window[i], negative[i]));
+                sums[c] += ss_ones(ss_select(*weights++, window[i], negative[i]));
             }
         }
     }
@@ -88,15 +88,15 @@ static inline void ss_sum_planes(const ss_planes_sum *sum) {
     const int32_t row = ss_taps(&sum->window) * ss_words(sum->in);
     int32_t sums[SS_PLACES * SS_BLOCK], nonzero[SS_PLACES] = {0};
     for (int32_t first = 0; first < sum->outputs; first += SS_BLOCK) {
-        const int32_t count = ss_least(SS_BLOCK, sum->outputs - first);
+        const int32_t count = ss_min(SS_BLOCK, sum->outputs - first);
         for (int32_t place = 0; place < places; place += SS_PLACES) {
-            const int32_t group = ss_least(SS_PLACES, places - place);
+            const int32_t group = ss_min(SS_PLACES, places - place);
             /* If these are all windows, they are copied once. */
             for (int32_t p = 0; p < group && (first == 0 || places > SS_PLACES); p++) {
-                nonzero[p] = ss_look(sum, place + p, sum->windows + 2 * row * p);
+                nonzero[p] = ss_copy_window(sum, place + p, sum->windows + 2 * row * p);
             }
             for (int32_t c = 0; c < count; c += SS_EIGHT) {
-                const int32_t channels = ss_least(SS_EIGHT, count - c);
+                const int32_t channels = ss_min(SS_EIGHT, count - c);
                 const uint32_t *weights = sum->weights + (first + c) * sum->planes * row;
                 for (int32_t p = 0; p < group; p++) {
                     int32_t *to = sums + p * SS_BLOCK + c;
@@ -106,7 +106,7 @@ static inline void ss_sum_planes(const ss_planes_sum *sum) {
                     }
                 }
             }
-            ss_hand_over(sum->sink, place, group, first, count, sums);
+            ss_emit_sums(sum->sink, place, group, first, count, sums);
         }
     }
 }

@@ -35,9 +35,9 @@ static inline void ss_max_pool_planes(const ss_window *window, const ss_features
             for (int32_t v = 0; v < window->kernel_y; v++, y++) {
                 int32_t x = ss_left(window, place);
                 for (int32_t u = 0; u < window->kernel_x; u++, x++) {
-                    const int32_t seen = ss_inside(window, y, x) ? words : 0;
-                    const uint32_t *from = ss_plane(in, plane) + (y * window->width + x) * seen;
-                    for (int32_t i = 0; i < seen; i++) {
+                    const int32_t count = ss_inside(window, y, x) ? words : 0;
+                    const uint32_t *from = ss_plane(in, plane) + (y * window->width + x) * count;
+                    for (int32_t i = 0; i < count; i++) {
                         to[i] = plane == 0 ? to[i] | from[i] : to[i] & from[i];
                     }
                 }
@@ -55,8 +55,8 @@ static inline void ss_max_pool(const ss_window *window, const ss_features *in,
             for (int32_t y = top; y < top + window->kernel_y; y++) {
                 for (int32_t x = left; x < left + window->kernel_x; x++) {
                     const int inside = ss_inside(window, y, x);
-                    const int32_t seen = inside ? y * window->width + x : 0;
-                    const int32_t value = inside ? ss_at(in, seen, channel) : INT32_MIN;
+                    const int32_t at = inside ? y * window->width + x : 0;
+                    const int32_t value = inside ? ss_at(in, at, channel) : INT32_MIN;
                     largest = value > largest ? value : largest;
                 }
             }

@@ -12,18 +12,18 @@
 typedef struct ss_sink ss_sink;
 
 /* Receives the sums of `places` places from `place` on, SS_BLOCK apart, `count` channels each. */
-typedef void ss_keep(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
-                     int32_t count, const int32_t *sums);
+typedef void ss_store_function(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
+                               int32_t count, const int32_t *sums);
 
 struct ss_sink {
-    ss_keep *keep;
+    ss_store_function *store;
     const ss_features *out;
     const ss_features *sums; /* where a traced build stores the sums */
     const void *thresholds;  /* by channel, or for planes by step */
     int32_t width;           /* bytes per threshold */
     int32_t steps;           /* thresholds per channel */
     const int32_t *levels;   /* steps + 1, as stored */
-    const ss_features *beside; /* shortcut whose value selects the row of thresholds: */
+    const ss_features *shortcut; /* its value selects the row of thresholds: */
     int32_t first, values;     /* one row for each of `values` values from `first` on */
     const int32_t *multipliers, *offsets; /* of affine steps, by channel */
     const int8_t *shifts;
@@ -88,8 +88,8 @@ static inline void ss_steps_of(const ss_sink *sink, int32_t at, int32_t count, c
 }
 
 /* Stores sums. */
-static inline void ss_keep_sums(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
-                                int32_t count, const int32_t *sums) {
+static inline void ss_store_sums(const ss_sink *sink, int32_t place, int32_t places,
+                                 int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
         for (int32_t c = 0; c < count; c++) {
             ss_put(sink->out, place + p, channel + c, sums[p * SS_BLOCK + c]);
@@ -98,27 +98,27 @@ static inline void ss_keep_sums(const ss_sink *sink, int32_t place, int32_t plac
 }
 
 /* Stores levels as bit planes: two or three of -1, 0 and 1. */
-static inline void ss_keep_planes(const ss_sink *sink, int32_t place, int32_t places,
-                                  int32_t channel, int32_t count, const int32_t *sums) {
+static inline void ss_store_planes(const ss_sink *sink, int32_t place, int32_t places,
+                                   int32_t channel, int32_t count, const int32_t *sums) {
     const ss_features *out = sink->out;
     const int32_t words = ss_words(out);
-    for (int32_t c = 0, some; c < count; c += some) {
+    for (int32_t c = 0, width; c < count; c += width) {
         const int32_t shift = (channel + c) % 32;
         int32_t limits[2][32];
-        some = ss_least(32 - shift, count - c);
+        width = ss_min(32 - shift, count - c);
         for (int32_t step = 0; step < sink->steps; step++) {
-            for (int32_t i = 0; i < some; i++) {
+            for (int32_t i = 0; i < width; i++) {
                 limits[step][i] = ss_threshold(sink, step * out->channels + channel + c + i);
             }
         }
-        const uint32_t all = ~(uint32_t)0 >> (32 - some);
+        const uint32_t all = ~(uint32_t)0 >> (32 - width);
         for (int32_t p = 0; p < places; p++) {
             const int32_t *from = sums + p * SS_BLOCK + c;
             const int32_t word = (place + p) * words + (channel + c) / 32;
-            const uint32_t low = ss_reached(from, limits[0], some);
+            const uint32_t low = ss_reached(from, limits[0], width);
             uint32_t positive = low;
             if (out->kind == SS_TERNARY) {
-                positive = sink->steps == 2 ? ss_reached(from, limits[1], some) : 0U;
+                positive = sink->steps == 2 ? ss_reached(from, limits[1], width) : 0U;
                 ss_plane(out, 1)[word] |= (~low & all) << shift;
             }
             out->data[word] |= positive << shift;
@@ -127,8 +127,8 @@ static inline void ss_keep_planes(const ss_sink *sink, int32_t place, int32_t pl
 }
 
 /* Stores levels as bytes or words. */
-static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t places,
-                                  int32_t channel, int32_t count, const int32_t *sums) {
+static inline void ss_store_levels(const ss_sink *sink, int32_t place, int32_t places,
+                                   int32_t channel, int32_t count, const int32_t *sums) {
     int32_t reached[SS_BLOCK];
     for (int32_t p = 0; p < places; p++) {
         const int32_t first = (place + p) * sink->out->channels + channel;
@@ -147,9 +147,15 @@ static inline void ss_keep_levels(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
+/* Calls a function whose last arguments are the lowest and the highest level of a sink; compilers
+ * have an instruction for those of 4 bits. */
+#define SS_WITH_LIMITS(function, sink, ...)                                \
+    ((sink)->low == 0 && (sink)->high == 15 ? function(__VA_ARGS__, 0, 15) \
+                                            : function(__VA_ARGS__, (sink)->low, (sink)->high))
+
 /* Stores the levels of four places as bytes, by affine steps. */
-SS_SPECIALISED void ss_keep_four(const ss_sink *sink, int32_t place, int32_t channel, int32_t count,
-                                 int32_t low, int32_t high, const int32_t *sums) {
+SS_SPECIALISED void ss_store_four(const ss_sink *sink, int32_t place, int32_t channel,
+                                  int32_t count, const int32_t *sums, int32_t low, int32_t high) {
     const int32_t step = sink->out->channels, *multipliers = sink->multipliers + channel;
     const int32_t *offsets = sink->offsets + channel;
     const int8_t *shifts = sink->shifts + channel;
@@ -165,18 +171,14 @@ SS_SPECIALISED void ss_keep_four(const ss_sink *sink, int32_t place, int32_t cha
 }
 
 /* Stores levels as bytes or words, by affine steps. */
-static inline void ss_keep_affine(const ss_sink *sink, int32_t place, int32_t places,
-                                  int32_t channel, int32_t count, const int32_t *sums) {
+static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t places,
+                                   int32_t channel, int32_t count, const int32_t *sums) {
     const int32_t *m = sink->multipliers + channel, *b = sink->offsets + channel;
     const int8_t *shifts = sink->shifts + channel;
     int32_t p = 0;
 #ifdef SS_HAS_PACKED
     for (; sink->out->kind == SS_BYTES && p + 4 <= places; p += 4, sums += 4 * SS_BLOCK) {
-        if (sink->low == 0 && sink->high == 15) { /* the compiler has an instruction for it */
-            ss_keep_four(sink, place + p, channel, count, 0, 15, sums);
-        } else {
-            ss_keep_four(sink, place + p, channel, count, sink->low, sink->high, sums);
-        }
+        SS_WITH_LIMITS(ss_store_four, sink, sink, place + p, channel, count, sums);
     }
 #endif
     for (; p < places; p++, sums += SS_BLOCK) {
@@ -193,9 +195,9 @@ static inline void ss_keep_affine(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
-/* Stores levels by wide steps. A level is tried, which may be one too high. */
-static inline void ss_keep_wide(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
-                                int32_t count, const int32_t *sums) {
+/* Stores levels by wide steps. The candidate may be one too high. */
+static inline void ss_store_wide(const ss_sink *sink, int32_t place, int32_t places,
+                                 int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
         for (int32_t c = channel; c < channel + count; c++) {
             const int32_t sum = sums[p * SS_BLOCK + c - channel];
@@ -204,14 +206,14 @@ static inline void ss_keep_wide(const ss_sink *sink, int32_t place, int32_t plac
                  sink->starts && i < sink->starts[c + 1]; i++) {
                 x += sink->exceptions[i] == sum ? sink->corrections[i] : 0;
             }
-            if (sink->beside) {
-                const int32_t value = ss_at(sink->beside, place + p, c) - sink->first;
+            if (sink->shortcut) {
+                const int32_t value = ss_at(sink->shortcut, place + p, c) - sink->first;
                 x += value * sink->row + (sink->rows ? sink->rows[value] : 0);
             }
-            const int64_t tried = x >> sink->shift;
-            int32_t level = tried < sink->low    ? sink->low
-                            : tried > sink->high ? sink->high
-                                                 : (int32_t)tried;
+            const int64_t candidate = x >> sink->shift;
+            int32_t level = candidate < sink->low    ? sink->low
+                            : candidate > sink->high ? sink->high
+                                                     : (int32_t)candidate;
             if (sink->columns && level > sink->low) {
                 const int64_t begin = level * ((int64_t)1 << sink->shift);
                 level -= x < begin + sink->columns[level - sink->low - 1];
@@ -222,11 +224,11 @@ static inline void ss_keep_wide(const ss_sink *sink, int32_t place, int32_t plac
 }
 
 /* Stores levels; a shortcut selects the row of thresholds. */
-static inline void ss_keep_beside(const ss_sink *sink, int32_t place, int32_t places,
-                                  int32_t channel, int32_t count, const int32_t *sums) {
+static inline void ss_store_with_shortcut(const ss_sink *sink, int32_t place, int32_t places,
+                                          int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
         for (int32_t c = 0; c < count; c++) {
-            const int32_t value = ss_at(sink->beside, place + p, channel + c) - sink->first;
+            const int32_t value = ss_at(sink->shortcut, place + p, channel + c) - sink->first;
             const int32_t row = ((channel + c) * sink->values + value) * sink->steps;
             int32_t reached;
             ss_steps_of(sink, row, 1, sums + p * SS_BLOCK + c, &reached);
@@ -235,8 +237,8 @@ static inline void ss_keep_beside(const ss_sink *sink, int32_t place, int32_t pl
     }
 }
 
-static inline void ss_hand_over(const ss_sink *sink, int32_t place, int32_t places,
-                                int32_t channel, int32_t count, const int32_t *sums) {
+static inline void ss_emit_sums(const ss_sink *sink, int32_t place, int32_t places, int32_t channel,
+                                int32_t count, const int32_t *sums) {
 #ifdef SOFTSTAIR_TRACE
     for (int32_t p = 0; sink->sums && p < places; p++) {
         for (int32_t c = 0; c < count; c++) {
@@ -244,7 +246,7 @@ static inline void ss_hand_over(const ss_sink *sink, int32_t place, int32_t plac
         }
     }
 #endif
-    sink->keep(sink, place, places, channel, count, sums);
+    sink->store(sink, place, places, channel, count, sums);
 }
 
 /* Applies thresholds to sums or features that were stored. */
@@ -252,11 +254,11 @@ static inline void ss_steps(const ss_features *in, const ss_sink *sink) {
     int32_t sums[SS_BLOCK];
     for (int32_t place = 0; place < in->places; place++) {
         for (int32_t c = 0; c < in->channels; c += SS_BLOCK) {
-            const int32_t count = ss_least(SS_BLOCK, in->channels - c);
+            const int32_t count = ss_min(SS_BLOCK, in->channels - c);
             for (int32_t i = 0; i < count; i++) {
                 sums[i] = ss_at(in, place, c + i);
             }
-            sink->keep(sink, place, 1, c, count, sums);
+            sink->store(sink, place, 1, c, count, sums);
         }
     }
 }

@@ -1,6 +1,6 @@
-/* Large layers on two POSIX threads, with -DSOFTSTAIR_THREADS=2 and -pthread. The second computes the
- * lower rows of the result as a layer of their own, with scratch memory of its own, thread_memory in
- * network.c. */
+/* Large layers on two POSIX threads, with -DSOFTSTAIR_THREADS=2 and -pthread. The second computes
+ * the lower rows of the result as a layer of their own, with scratch memory of its own,
+ * thread_memory in network.c. */
 #ifndef SOFTSTAIR_THREADS_H
 #define SOFTSTAIR_THREADS_H
 
@@ -22,7 +22,7 @@
 /* The sink of the lower rows, and the features that it refers to. */
 typedef struct {
     ss_sink sink;
-    ss_features out, sums, beside;
+    ss_features out, sums, shortcut;
 } ss_lower_sink;
 
 /* The features from a place on, a multiple of 4, so that the pointer stays aligned. */
@@ -43,7 +43,7 @@ static inline const ss_sink *ss_sink_from(const ss_sink *sink, int32_t place,
     lower->sink = *sink;
     lower->sink.out = ss_features_from(sink->out, place, &lower->out);
     lower->sink.sums = ss_features_from(sink->sums, place, &lower->sums);
-    lower->sink.beside = ss_features_from(sink->beside, place, &lower->beside);
+    lower->sink.shortcut = ss_features_from(sink->shortcut, place, &lower->shortcut);
     return &lower->sink;
 }
 

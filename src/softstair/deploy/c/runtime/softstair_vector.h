@@ -7,10 +7,10 @@
  *   ss_dot_tile       products of SS_TILE_PLACES windows and SS_TILE_CHANNELS rows of weights
  *   ss_dot_one        the same for one window and one row
  *   ss_dot_sixteen    products of SS_PLACES windows and 16 channels, whose weights are interleaved
- *   ss_each           products of each channel with its own weights (depthwise)
+ *   ss_dot_depthwise  products of each channel with its own weights
  *   ss_lanes          16 bytes, with ss_plus, ss_minus, ss_shifted and ss_put_lanes
- *   ss_spread         16 features from bits: those that are positive, those that are negative
- *   ss_weights_at     16 weights from bits
+ *   ss_expand_bits    16 features from bits: those that are positive, those that are negative
+ *   ss_expand_weights 16 weights from bits
  *   ss_four_tiles     products of four tiles and 16 channels at a point (softstair_winograd.h)
  *   ss_reached        one bit per sum: whether it reaches its threshold
  *   ss_affine_bytes   levels of sums by affine steps
@@ -50,8 +50,8 @@
 #ifndef SS_HAS_COUNT_EIGHT
 #define ss_count_eight ss_count_eight_plain
 #endif
-#ifndef SS_ROUND /* places whose sums are handed over together */
-#define SS_ROUND SS_PLACES
+#ifndef SS_EMIT_PLACES /* places whose sums are stored together */
+#define SS_EMIT_PLACES SS_PLACES
 #endif
 #ifndef SS_HAS_DOT
 #define SS_TILE_PLACES 1
@@ -59,12 +59,12 @@
 #define ss_dot_one ss_dot_one_plain
 #define ss_dot_tile ss_dot_tile_plain
 #endif
-#ifndef SS_SIXTEENS /* how many of the channels ss_dot_sixteen multiplies */
-#define SS_SIXTEENS(channels) 0
+#ifndef SS_INTERLEAVED /* how many of the channels ss_dot_sixteen multiplies */
+#define SS_INTERLEAVED(channels) 0
 #define ss_dot_sixteen ss_dot_tile
 #endif
-#ifndef SS_HAS_EACH
-#define ss_each ss_each_plain
+#ifndef SS_HAS_DOT_DEPTHWISE
+#define ss_dot_depthwise ss_dot_depthwise_plain
 #endif
 #ifndef SS_HAS_FOUR_TILES
 #define ss_four_tiles ss_four_tiles_plain

@@ -47,7 +47,7 @@ static inline void ss_sum_wide(const ss_wide_sum *sum) {
                     at += sum->inputs;
                 }
             }
-            ss_hand_over(sum->sink, place, 1, output, 1, &total);
+            ss_emit_sums(sum->sink, place, 1, output, 1, &total);
         }
     }
 }

@@ -29,6 +29,7 @@
 #include "softstair_window.h"
 
 #define SS_POINTS 36 /* products of a tile */
+#define SS_INVERSE_OF_9 0x38e38e39U /* modulo 2^32 */
 #define SS_GAP 64    /* bytes between the points, so that they do not share sets of the cache */
 
 typedef struct {
@@ -55,7 +56,7 @@ static inline ss_lanes ss_features_at(const ss_winograd_sum *sum, int32_t y, int
                                       int32_t channel) {
     const ss_features *in = sum->in;
     if (!ss_inside(&sum->window, y, x)) {
-        return ss_spread(0, 0);
+        return ss_expand_bits(0, 0);
     }
     const int32_t word = (y * sum->window.width + x) * ss_words(in) + channel / 32;
     const uint32_t positive = in->data[word] >> (channel % 32);
@@ -63,9 +64,9 @@ static inline ss_lanes ss_features_at(const ss_winograd_sum *sum, int32_t y, int
     if (in->kind == SS_TERNARY) {
         negative = ss_plane(in, 1)[word] >> (channel % 32);
     } else if (in->kind == SS_SIGN) {
-        negative = ~positive & (((uint32_t)1 << ss_least(16, in->channels - channel)) - 1U);
+        negative = ~positive & (((uint32_t)1 << ss_min(16, in->channels - channel)) - 1U);
     }
-    return ss_spread(positive, negative);
+    return ss_expand_bits(positive, negative);
 }
 
 /* B^T d for 16 columns. */
@@ -141,7 +142,7 @@ static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bi
         int8_t *at = to + 16 * four;
         for (int32_t x = 0; x < 3; x++) {
             for (int32_t y = 0; y < 3; y++) {
-                g[y] = ss_weights_at(from + 16 * (3 * y + x), (four * bits) & 7, bits);
+                g[y] = ss_expand_weights(from + 16 * (3 * y + x), (four * bits) & 7, bits);
             }
             ss_transform_weights(g, v);
             for (int32_t i = 0; i < 6; i++) {
@@ -171,7 +172,7 @@ static inline void ss_tile_sums(const int32_t *products, int32_t step, int32_t c
             const int by = shift[y] + shift[x];
             for (int32_t i = 0; i < 16; i++) {
                 const uint32_t nine = (uint32_t)(sums[16 * x + i] >> by);
-                to[y * row + x * SS_BLOCK + i] = (int32_t)(nine * 0x38e38e39U);
+                to[y * row + x * SS_BLOCK + i] = (int32_t)(nine * SS_INVERSE_OF_9);
             }
         }
     }
@@ -180,11 +181,11 @@ static inline void ss_tile_sums(const int32_t *products, int32_t step, int32_t c
 static inline void ss_sum_winograd(const ss_winograd_sum *sum) {
     const ss_window *window = &sum->window;
     const int32_t inputs = ss_inputs(sum), across = (window->columns + 3) / 4;
-    const int32_t most = (sum->strip * across + 3) / 4 * 4;
-    const int32_t step = most * inputs + SS_GAP, filter = 16 * inputs + SS_GAP;
-    const int32_t product = 16 * most + SS_GAP / 4;
+    const int32_t max_tiles = (sum->strip * across + 3) / 4 * 4;
+    const int32_t step = max_tiles * inputs + SS_GAP, filter = 16 * inputs + SS_GAP;
+    const int32_t product = 16 * max_tiles + SS_GAP / 4;
     for (int32_t top = 0; top < window->rows; top += 4 * sum->strip) {
-        const int32_t down = ss_least(sum->strip, (window->rows - top + 3) / 4);
+        const int32_t down = ss_min(sum->strip, (window->rows - top + 3) / 4);
         for (int32_t tile = 0; tile < down * across; tile++) {
             const int32_t y = top + tile / across * 4 - window->padding_y;
             const int32_t x = tile % across * 4 - window->padding_x;
@@ -193,7 +194,7 @@ static inline void ss_sum_winograd(const ss_winograd_sum *sum) {
             }
         }
         for (int32_t first = 0; first < sum->outputs; first += 16) {
-            const int32_t count = ss_least(16, sum->outputs - first);
+            const int32_t count = ss_min(16, sum->outputs - first);
             const uint8_t *weights = sum->weights + first / 8 * 9 * inputs * sum->bits;
             if (sum->bits == 2) { /* a constant is faster */
                 ss_filters(weights, inputs, 2, sum->filters, filter);
@@ -211,11 +212,11 @@ static inline void ss_sum_winograd(const ss_winograd_sum *sum) {
                 const int32_t place = (top + 4 * y) * window->columns;
                 for (int32_t x = 0; x < across; x++) {
                     ss_tile_sums(sum->products + 16 * (y * across + x), product,
-                                 ss_least(4, window->columns - 4 * x),
-                                 window->columns * SS_BLOCK, sum->sums + 4 * x * SS_BLOCK);
+                                 ss_min(4, window->columns - 4 * x), window->columns * SS_BLOCK,
+                                 sum->sums + 4 * x * SS_BLOCK);
                 }
-                const int32_t rows = ss_least(4, window->rows - top - 4 * y);
-                ss_hand_over(sum->sink, place, rows * window->columns, first, count, sum->sums);
+                const int32_t rows = ss_min(4, window->rows - top - 4 * y);
+                ss_emit_sums(sum->sink, place, rows * window->columns, first, count, sum->sums);
             }
         }
     }
