@@ -35,15 +35,17 @@ def ternary_vgg(seed: int = 0) -> RandomBuilder:
 
 
 def int4_dscnn(seed: int = 0) -> RandomBuilder:
-    """Depthwise and pointwise convolutions in INT4, by affine steps and by thresholds."""
+    """INT4: depthwise, pointwise and dense layers, by affine steps and by thresholds."""
     net = RandomBuilder(seed, (1, 13, 9), zero=128, batch=2)
-    net.sum("first", 36, "int4", padding=(1, 1), stride=(2, 1))
+    net.sum("first", 48, "int4", padding=(1, 1), stride=(2, 1))
     net.steps("first.stair", tuple(range(16)), even=True)
     for block in ("a", "b"):
-        net.sum(f"{block}.each", 36, "int4", padding=(1, 1), groups=36)
+        net.sum(f"{block}.each", 48, "int4", padding=(1, 1), groups=48)
         net.steps(f"{block}.each.stair", tuple(range(16)), even=block == "a")
-        net.sum(f"{block}.point", 36, "int4", kernel=1)
+        net.sum(f"{block}.point", 48, "int4", kernel=1)
         net.steps(f"{block}.point.stair", tuple(range(16)), even=block == "a")
+    net.sum("tiles", 48, "int4", padding=(1, 1))
+    net.steps("tiles.stair", tuple(range(16)), even=True)
     net.sum_pool("average")
     net.flatten("flat")
     net.scores("last", 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,9 @@ AT = np.array(
     [[6, -4, -4, 1, 1, 0], [0, -2, 2, 1, -1, 0], [0, -1, -1, 1, 1, 0], [0, -1, 1, 2, -2, 6]]
 )
 FACTORS = (24, 12, 6, 6)
+SMALL_BT = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+SMALL_G = np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]])
+SMALL_AT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 
 
 @pytest.fixture
@@ -33,18 +37,31 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winograd, "is_faster", lambda *_: True)
 
 
-def test_algorithm_is_exact_and_its_bounds_hold() -> None:
+@pytest.mark.parametrize(
+    ("scheme", "bt", "g_matrix", "at", "factors"),
+    [
+        (winograd.LARGE, BT, G, AT, FACTORS),
+        (winograd.SMALL, SMALL_BT, SMALL_G, SMALL_AT, (2, 2)),
+    ],
+    ids=["4x4", "2x2"],
+)
+def test_algorithm_is_exact_and_its_bounds_hold(
+    scheme: winograd.Scheme,
+    bt: np.ndarray,
+    g_matrix: np.ndarray,
+    at: np.ndarray,
+    factors: tuple[int, ...],
+) -> None:
     random = np.random.default_rng(0)
-    d, g = random.integers(-1, 2, (50, 6, 6)), random.integers(-1, 2, (50, 3, 3))
-    tiles = AT @ ((G @ g @ G.T) * (BT @ d @ BT.T)) @ AT.T
+    d = random.integers(-1, 2, (50, scheme.tile + 2, scheme.tile + 2))
+    g = random.integers(-1, 2, (50, 3, 3))
+    tiles = at @ ((g_matrix @ g @ g_matrix.T) * (bt @ d @ bt.T)) @ at.T
     windows = np.lib.stride_tricks.sliding_window_view(d, (3, 3), (1, 2))
     sums = (windows * g[:, None, None]).sum((-1, -2))
-    assert (tiles == np.outer(FACTORS, FACTORS) * sums).all()
-    assert tuple(abs(BT).sum(1)) == winograd.FEATURES
-    assert tuple(abs(G).sum(1)) == winograd.FILTERS
-    assert max(winograd.FEATURES) ** 2 <= 127
-    assert max(winograd.FILTERS) ** 2 <= 127
-    assert (abs(AT) == winograd.OUTPUTS).all()
+    assert (tiles == np.outer(factors, factors) * sums).all()
+    assert tuple(abs(bt).sum(1)) == scheme.features
+    assert tuple(abs(g_matrix).sum(1)) == scheme.filters
+    assert (abs(at) == scheme.outputs).all()
 
 
 def edges(seed: int = 0) -> RandomBuilder:
@@ -85,12 +102,58 @@ def edges(seed: int = 0) -> RandomBuilder:
     return net
 
 
-TILED = ("ternary", "signs", "narrow", "wide", "small", "one", "stored")
+def byte_edges(seed: int = 0) -> RandomBuilder:
+    """Bytes with weights of 4, 2 and 1 bits; the largest of them, and of all sums, occur."""
+    net = RandomBuilder(seed, (2, 9, 7), zero=121, batch=3)
+    net.sum("first", 32, "int4", padding=(1, 1))
+    start = net.steps("first.stair", tuple(range(16)), even=True)
+    net.sum("int4", 48, "int4", padding=(1, 1))
+    net.steps("int4.stair", tuple(range(-8, 8)))
+    net.sum("ternary", 16, "ternary", padding=(2, 0))
+    net.steps("ternary.stair", tuple(range(16)), even=True)
+    net.sum("signs", 21, "sign", padding=(0, 1))
+    net.steps("signs.stair", tuple(range(16)))
+    net.sum("ragged", 16, "int4", padding=(1, 1))  # 21 channels are not read 16 at a time
+    net.steps("ragged.stair", tuple(range(32)))
+    net.sum("wide", 16, "int4", padding=(1, 1))  # 4 times 31 is a byte
+    net.steps("wide.stair", tuple(range(33)))
+    net.sum("too wide", 5, "int4", padding=(1, 1))
+    net.steps("too wide.stair", (0, 1, 2))
+    net.flatten("flat")
+    other = net.sum("linear", 9, "int4")
+    net.last = start
+    net.sum("full", 32, "int4", kernel=1)
+    full = net.nodes["full"]
+    assert isinstance(full, nodes.Sum)
+    net.add(nodes.Sum(**{**vars(full), "weight": torch.zeros_like(full.weight)}))
+    stair = nodes.Steps(
+        "full.stair", ("full",), 0, 15, torch.zeros(32, 15).long(), tuple(range(16))
+    )
+    net.add(stair)
+    net.sum("large", 16, "int4", padding=(1, 1))
+    large = net.nodes["large"]
+    assert isinstance(large, nodes.Sum)
+    large.weight[0] = -8
+    net.add(large)
+    assert int(net.results["large"].min()) == -8 * 15 * 9 * 32
+    net.sum_pool("sums")
+    net.flatten("flat sums")
+    net.sum("last sums", 9, "ternary")
+    net.add_features("added", net.last, other)
+    net.scores("last", 4)
+    return net
 
 
-@pytest.mark.nightly(keep=2)
+TILED = {
+    edges: ("ternary", "signs", "narrow", "wide", "small", "one", "stored"),
+    byte_edges: ("int4", "ternary", "signs", "wide", "large"),
+}
+
+
+@pytest.mark.nightly(keep=4)
 @needs_compiler
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("network_of", TILED)
 @pytest.mark.parametrize(
     ("kind", "scratch"),
     [
@@ -102,12 +165,14 @@ TILED = ("ternary", "signs", "narrow", "wide", "small", "one", "stored")
         ("threads", 80_000),
     ],
 )
-def test_every_node_is_equal_at_every_edge(kind: str, scratch: int, tmp_path: Path) -> None:
-    net = edges()
+def test_every_node_is_equal_at_every_edge(
+    network_of: Callable[[], RandomBuilder], kind: str, scratch: int, tmp_path: Path
+) -> None:
+    net = network_of()
     network = net.network()
     plan = write(network, tmp_path, scratch=scratch)
     tiled = {row.names[0]: row for row in plan.rows if row.in_tiles}
-    assert tuple(tiled) == TILED
+    assert tuple(tiled) == TILED[network_of]
     assert max(row.scratch for row in tiled.values()) <= scratch
     results = features(build(tmp_path, trace=True, flags=BUILDS[kind]), network, net.bytes)
     assert differing(net.results, results) == {}

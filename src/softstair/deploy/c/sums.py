@@ -1,8 +1,8 @@
 """Convolutions and linear layers in C, each in one of five ways.
 
-Features in bit planes are counted, or become tiles of Winograd's algorithm. Bytes are multiplied
-(depthwise convolutions have a function of their own), and words are multiplied otherwise. A linear
-layer after a Flatten is a convolution whose window covers its input.
+Features in bit planes are counted, and bytes are multiplied (depthwise convolutions have a function
+of their own), or both become tiles of Winograd's algorithm. Otherwise words are multiplied. A
+linear layer after a Flatten is a convolution whose window covers its input.
 """
 
 import math
@@ -75,9 +75,9 @@ def weighted_sum(
     # (outputs, taps, channels of a group): the order in which windows are read.
     rows = weight.transpose(0, 2, 3, 1).reshape(len(weight), math.prod(kernel_size), -1)
     name = f"layer_{number}"
+    bits = winograd.weight_bits(rows)
+    tiling = winograd.tiling(node, x, output, span, bits, scratch) if bits <= 4 else None
     if x.planes:
-        bits = 1 if (rows != 0).all() else 2
-        tiling = winograd.tiling(node, x, output, bits, scratch)
         kernel = _planes(name, rows, x, output) if tiling is None else _tiles(name, rows, tiling)
     else:
         packed = pack_fields(rows.reshape(len(rows), -1)) if x.kind == "SS_BYTES" else None
@@ -88,6 +88,8 @@ def weighted_sum(
             raise _too_large(node)
         if packed is None:
             kernel = _words(name, node, rows)
+        elif tiling is not None and bits <= packed.bits:
+            kernel = _tiles(name, rows, tiling)
         else:
             kernel = _bytes(name, node, rows, x, output, packed, span, stored, scratch)
     window = window_fields(x, output, kernel_size, node.stride, node.padding, node.dilation)
@@ -137,6 +139,7 @@ def _tiles(name: str, rows: Integers, tiling: winograd.Tiling) -> _Kernel:
     sums = products + tiling.products // 4
     fields = {
         "outputs": len(rows),
+        "tile": tiling.tile,
         "bits": bits,
         "strip": tiling.strip,
         "weights": f"{name}_weights",

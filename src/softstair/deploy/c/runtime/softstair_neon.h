@@ -12,6 +12,8 @@ typedef int8x16_t ss_lanes;
 #define ss_minus vsubq_s8
 #define ss_shifted vshlq_n_s8
 #define ss_put_lanes vst1q_s8
+#define ss_load_lanes vld1q_s8
+#define SS_SPECIALISED __attribute__((always_inline)) static inline
 
 #include "softstair_plain.h"
 
@@ -181,6 +183,9 @@ static inline ss_lanes ss_expand_bits(uint32_t positive, uint32_t negative) {
 
 static inline ss_lanes ss_expand_weights(const uint8_t *from, int32_t at, int32_t bits) {
     const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(from));
+    if (bits == 4) {
+        return vshrq_n_s8(vshlq_s8(bytes, vdupq_n_s8((int8_t)(4 - at))), 4);
+    }
     if (bits == 2) {
         return vshrq_n_s8(vshlq_s8(bytes, vdupq_n_s8((int8_t)(6 - at))), 6);
     }

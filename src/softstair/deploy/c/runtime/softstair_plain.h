@@ -147,7 +147,10 @@ SS_LANES(ss_minus, (ss_lanes a, ss_lanes b), a.at[i] - b.at[i])
 SS_LANES(ss_shifted, (ss_lanes a, int by), a.at[i] * (1 << by))
 SS_LANES(ss_expand_bits, (uint32_t p, uint32_t n), (int)((p >> i) & 1U) - (int)((n >> i) & 1U))
 SS_LANES(ss_expand_weights, (const uint8_t *from, int32_t at, int32_t bits),
-         bits == 1 ? 1 - 2 * ((from[i] >> at) & 1) : (((from[i] >> at) & 3) ^ 2) - 2)
+         bits == 1   ? 1 - 2 * ((from[i] >> at) & 1)
+         : bits == 2 ? (((from[i] >> at) & 3) ^ 2) - 2
+                     : (((from[i] >> at) & 15) ^ 8) - 8)
+SS_LANES(ss_load_lanes, (const int8_t *from), from[i])
 
 static inline void ss_put_lanes(int8_t *to, ss_lanes a) {
     for (int i = 0; i < 16; i++) {

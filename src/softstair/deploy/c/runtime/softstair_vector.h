@@ -8,7 +8,7 @@
  *   ss_dot_one        the same for one window and one row
  *   ss_dot_sixteen    products of SS_PLACES windows and 16 channels, whose weights are interleaved
  *   ss_dot_depthwise  products of each channel with its own weights
- *   ss_lanes          16 bytes, with ss_plus, ss_minus, ss_shifted and ss_put_lanes
+ *   ss_lanes          16 bytes, with ss_plus, ss_minus, ss_shifted, ss_load_lanes and ss_put_lanes
  *   ss_expand_bits    16 features from bits: those that are positive, those that are negative
  *   ss_expand_weights 16 weights from bits
  *   ss_four_tiles     products of four tiles and 16 channels at a point (softstair_winograd.h)

@@ -1,4 +1,5 @@
-/* Sums of ternary and binary numbers over 3 x 3 windows of stride 1, by Winograd's F(4x4, 3x3).
+/* Sums over 3 x 3 windows of stride 1, by Winograd's F(4x4, 3x3) for ternary and binary numbers,
+ * and F(2x2, 3x3) for bytes.
  *
  * A tile of 4 x 4 sums reads 6 x 6 features d and takes 36 products instead of 144:
  *
@@ -13,10 +14,17 @@
  *
  * The rows of |B^T| sum to 10 at most and those of |G| to 7: transformed features are at most 100
  * and weights at most 49, which are bytes. The factors of a sum are 9 times a power of two: a shift
- * and a product with the inverse of 9 modulo 2^32 remove them exactly. The exporter has proven that
- * the partial sums fit into 32 bits.
+ * and a product with the inverse of 9 modulo 2^32 remove them exactly. A tile of
+ * 2 x 2 sums takes 16 products instead of 36:
  *
- * Weights have 2 bits and are unpacked for 16 channels at a time, for a strip of rows of tiles.
+ *     B^T    1  0 -1  0            G    2  0  0      A^T    1  1  1  0            2 times the sum
+ *            0  1  1  0                 1  1  1             0  1 -1 -1            2
+ *            0 -1  1  0                 1 -1  1
+ *            0  1  0 -1                 0  0  2
+ *
+ * The exporter has proven that features and weights fit into bytes, and the partial sums into 32
+ * bits. Weights have 1, 2 or 4 bits and are unpacked for 16 channels at a time, for a strip of rows
+ * of tiles.
  */
 #ifndef SOFTSTAIR_WINOGRAD_H
 #define SOFTSTAIR_WINOGRAD_H
@@ -28,13 +36,13 @@
 #include "softstair_vector.h"
 #include "softstair_window.h"
 
-#define SS_POINTS 36 /* products of a tile */
 #define SS_INVERSE_OF_9 0x38e38e39U /* modulo 2^32 */
 #define SS_GAP 64    /* bytes between the points, so that they do not share sets of the cache */
 
 typedef struct {
     ss_window window;
     int32_t outputs;
+    int32_t tile;           /* its rows of sums: 4, or 2 for bytes */
     int32_t bits;           /* per weight */
     int32_t strip;          /* rows of tiles at a time */
     const uint8_t *weights; /* of 16 channels; see ss_filters */
@@ -58,7 +66,11 @@ static inline ss_lanes ss_features_at(const ss_winograd_sum *sum, int32_t y, int
     if (!ss_inside(&sum->window, y, x)) {
         return ss_expand_bits(0, 0);
     }
-    const int32_t word = (y * sum->window.width + x) * ss_words(in) + channel / 32;
+    const int32_t place = y * sum->window.width + x;
+    if (in->kind == SS_BYTES) {
+        return ss_load_lanes((const int8_t *)in->data + place * in->channels + channel);
+    }
+    const int32_t word = place * ss_words(in) + channel / 32;
     const uint32_t positive = in->data[word] >> (channel % 32);
     uint32_t negative = 0;
     if (in->kind == SS_TERNARY) {
@@ -70,7 +82,12 @@ static inline ss_lanes ss_features_at(const ss_winograd_sum *sum, int32_t y, int
 }
 
 /* B^T d for 16 columns. */
-static inline void ss_transform_features(const ss_lanes *d, ss_lanes *u) {
+SS_SPECIALISED void ss_transform_features(const ss_lanes *d, ss_lanes *u, int tile) {
+    if (tile == 2) {
+        u[0] = ss_minus(d[0], d[2]), u[1] = ss_plus(d[1], d[2]);
+        u[2] = ss_minus(d[2], d[1]), u[3] = ss_minus(d[1], d[3]);
+        return;
+    }
     const ss_lanes even = ss_minus(d[4], ss_shifted(d[2], 2));
     const ss_lanes odd = ss_minus(d[3], ss_shifted(d[1], 2));
     const ss_lanes near = ss_minus(d[4], d[2]), apart = ss_minus(d[3], d[1]);
@@ -83,8 +100,14 @@ static inline void ss_transform_features(const ss_lanes *d, ss_lanes *u) {
 }
 
 /* G g for 16 columns. */
-static inline void ss_transform_weights(const ss_lanes *g, ss_lanes *v) {
-    const ss_lanes ends = ss_plus(g[0], g[2]), far = ss_plus(g[0], ss_shifted(g[2], 2));
+SS_SPECIALISED void ss_transform_weights(const ss_lanes *g, ss_lanes *v, int tile) {
+    const ss_lanes ends = ss_plus(g[0], g[2]);
+    if (tile == 2) {
+        v[0] = ss_plus(g[0], g[0]), v[1] = ss_plus(ends, g[1]);
+        v[2] = ss_minus(ends, g[1]), v[3] = ss_plus(g[2], g[2]);
+        return;
+    }
+    const ss_lanes far = ss_plus(g[0], ss_shifted(g[2], 2));
     const ss_lanes twice = ss_plus(g[1], g[1]);
     v[0] = g[0];
     v[1] = ss_plus(ends, g[1]);
@@ -96,10 +119,15 @@ static inline void ss_transform_weights(const ss_lanes *g, ss_lanes *v) {
 
 /* A^T m for 16 columns; rows of m are `from` apart, those of y `step`. The compiler vectorises over
  * the columns, since y is local. */
-static inline void ss_transform_products(const int32_t *restrict m, int32_t from,
-                                         int32_t *restrict y, int step) {
+SS_SPECIALISED void ss_transform_products(const int32_t *restrict m, int32_t from,
+                                          int32_t *restrict y, int step, int tile) {
     for (int i = 0; i < 16; i++) {
         const int32_t m0 = m[i], m1 = m[i + from], m2 = m[i + 2 * from], m3 = m[i + 3 * from];
+        if (tile == 2) {
+            y[i] = m0 + m1 + m2;
+            y[i + step] = m1 - m2 - m3;
+            continue;
+        }
         const int32_t m4 = m[i + 4 * from], m5 = m[i + 5 * from];
         const int32_t a = m1 + m2, b = m2 - m1, c = m3 + m4, d = m3 - m4;
         y[i] = 6 * m0 - 4 * a + c;
@@ -110,32 +138,32 @@ static inline void ss_transform_products(const int32_t *restrict m, int32_t from
 }
 
 /* The tile at (top, left), 16 channels of it; the points of the result are `step` bytes apart. */
-static inline void ss_tile_features(const ss_winograd_sum *sum, int32_t top, int32_t left,
-                                    int32_t channel, int8_t *to, int32_t step) {
+SS_SPECIALISED void ss_tile_features(const ss_winograd_sum *sum, int32_t top, int32_t left,
+                                     int32_t channel, int8_t *to, int32_t step, int tile) {
     ss_lanes half[6][6], d[6], u[6];
-    for (int32_t x = 0; x < 6; x++) {
-        for (int32_t y = 0; y < 6; y++) {
+    for (int32_t x = 0; x < tile + 2; x++) {
+        for (int32_t y = 0; y < tile + 2; y++) {
             d[y] = ss_features_at(sum, top + y, left + x, channel);
         }
-        ss_transform_features(d, u);
-        for (int32_t i = 0; i < 6; i++) {
+        ss_transform_features(d, u, tile);
+        for (int32_t i = 0; i < tile + 2; i++) {
             half[i][x] = u[i];
         }
     }
-    for (int32_t i = 0; i < 6; i++) {
-        ss_transform_features(half[i], u);
-        for (int32_t j = 0; j < 6; j++, to += step) {
+    for (int32_t i = 0; i < tile + 2; i++) {
+        ss_transform_features(half[i], u, tile);
+        for (int32_t j = 0; j < tile + 2; j++, to += step) {
             ss_put_lanes(to, u[j]);
         }
     }
 }
 
-/* The weights of 16 channels; the points of the result are `step` bytes apart. A tap of four inputs
- * (eight, if a weight has one bit) has 16 bytes: byte 4 k + c has the bits of input c and channels
- * k, 4 + k, 8 + k and 12 + k (and of input 4 + c after them). Two bits are the weight modulo 4, one
- * bit is set if it is negative. */
-static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bits, int8_t *to,
-                              int32_t step) {
+/* The weights of 16 channels; the points of the result are `step` bytes apart. Byte
+ * 4 k + c of a tap's 16 bytes has the bits of input c and channel k of four inputs and four
+ * channels, then those of the next four channels, and after 16 channels of the next four inputs. A
+ * bit is set if the weight is negative; two or four bits are the weight modulo 4 or 16. */
+SS_SPECIALISED void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bits, int8_t *to,
+                               int32_t step, int tile) {
     ss_lanes half[6][3], g[3], v[6];
     for (int32_t four = 0; four < inputs; four++) {
         const uint8_t *from = weights + four * bits / 8 * 9 * 16;
@@ -144,14 +172,14 @@ static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bi
             for (int32_t y = 0; y < 3; y++) {
                 g[y] = ss_expand_weights(from + 16 * (3 * y + x), (four * bits) & 7, bits);
             }
-            ss_transform_weights(g, v);
-            for (int32_t i = 0; i < 6; i++) {
+            ss_transform_weights(g, v, tile);
+            for (int32_t i = 0; i < tile + 2; i++) {
                 half[i][x] = v[i];
             }
         }
-        for (int32_t i = 0; i < 6; i++) {
-            ss_transform_weights(half[i], v);
-            for (int32_t j = 0; j < 6; j++, at += step) {
+        for (int32_t i = 0; i < tile + 2; i++) {
+            ss_transform_weights(half[i], v, tile);
+            for (int32_t j = 0; j < tile + 2; j++, at += step) {
                 ss_put_lanes(at, v[j]);
             }
         }
@@ -159,66 +187,78 @@ static inline void ss_filters(const uint8_t *weights, int32_t inputs, int32_t bi
 }
 
 /* The sums of a tile and 16 channels, those of `columns` columns; rows of sums are `row` apart. */
-static inline void ss_tile_sums(const int32_t *products, int32_t step, int32_t columns, int32_t row,
-                                int32_t *to) {
+SS_SPECIALISED void ss_tile_sums(const int32_t *products, int32_t step, int32_t columns,
+                                 int32_t row, int32_t *to, int tile) {
     static const int shift[4] = {3, 2, 1, 1};
+    const int points = tile + 2;
     int32_t half[24 * 16], sums[4 * 16];
-    for (int32_t j = 0; j < 6; j++) {
-        ss_transform_products(products + j * step, 6 * step, half + 16 * j, 96);
+    for (int32_t j = 0; j < points; j++) {
+        ss_transform_products(products + j * step, points * step, half + 16 * j, 16 * points, tile);
     }
-    for (int32_t y = 0; y < 4; y++) {
-        ss_transform_products(half + 96 * y, 16, sums, 16);
+    for (int32_t y = 0; y < tile; y++) {
+        ss_transform_products(half + 16 * points * y, 16, sums, 16, tile);
         for (int32_t x = 0; x < columns; x++) {
-            const int by = shift[y] + shift[x];
+            const int by = tile == 2 ? 2 : shift[y] + shift[x];
             for (int32_t i = 0; i < 16; i++) {
-                const uint32_t nine = (uint32_t)(sums[16 * x + i] >> by);
-                to[y * row + x * SS_BLOCK + i] = (int32_t)(nine * SS_INVERSE_OF_9);
+                const uint32_t shifted = (uint32_t)(sums[16 * x + i] >> by);
+                to[y * row + x * SS_BLOCK + i] =
+                    (int32_t)(tile == 2 ? shifted : shifted * SS_INVERSE_OF_9);
+            }
+        }
+    }
+}
+
+SS_SPECIALISED void ss_sum_tiles(const ss_winograd_sum *sum, int tile) {
+    const ss_window *window = &sum->window;
+    const int32_t inputs = ss_inputs(sum), across = (window->columns + tile - 1) / tile;
+    const int32_t max_tiles = (sum->strip * across + 3) / 4 * 4;
+    const int32_t step = max_tiles * inputs + SS_GAP, filter = 16 * inputs + SS_GAP;
+    const int32_t product = 16 * max_tiles + SS_GAP / 4;
+    for (int32_t top = 0; top < window->rows; top += tile * sum->strip) {
+        const int32_t down = ss_min(sum->strip, (window->rows - top + tile - 1) / tile);
+        for (int32_t i = 0; i < down * across; i++) {
+            const int32_t y = top + i / across * tile - window->padding_y;
+            const int32_t x = i % across * tile - window->padding_x;
+            for (int32_t c = 0; c < inputs; c += 16) {
+                ss_tile_features(sum, y, x, c, sum->features + i * inputs + c, step, tile);
+            }
+        }
+        for (int32_t first = 0; first < sum->outputs; first += 16) {
+            const int32_t count = ss_min(16, sum->outputs - first);
+            const uint8_t *weights = sum->weights + first / 8 * 9 * inputs * sum->bits;
+            if (sum->bits == 4) { /* a constant is faster */
+                ss_filters(weights, inputs, 4, sum->filters, filter, tile);
+            } else if (sum->bits == 2) {
+                ss_filters(weights, inputs, 2, sum->filters, filter, tile);
+            } else {
+                ss_filters(weights, inputs, 1, sum->filters, filter, tile);
+            }
+            for (int32_t point = 0; point < (tile + 2) * (tile + 2); point++) {
+                for (int32_t i = 0; i < down * across; i += 4) {
+                    ss_four_tiles(sum->features + point * step + i * inputs, inputs,
+                                  sum->filters + point * filter,
+                                  sum->products + point * product + 16 * i);
+                }
+            }
+            for (int32_t y = 0; y < down; y++) {
+                const int32_t place = (top + tile * y) * window->columns;
+                for (int32_t x = 0; x < across; x++) {
+                    ss_tile_sums(sum->products + 16 * (y * across + x), product,
+                                 ss_min(tile, window->columns - tile * x),
+                                 window->columns * SS_BLOCK, sum->sums + tile * x * SS_BLOCK, tile);
+                }
+                const int32_t rows = ss_min(tile, window->rows - top - tile * y);
+                ss_emit_sums(sum->sink, place, rows * window->columns, first, count, sum->sums);
             }
         }
     }
 }
 
 static inline void ss_sum_winograd(const ss_winograd_sum *sum) {
-    const ss_window *window = &sum->window;
-    const int32_t inputs = ss_inputs(sum), across = (window->columns + 3) / 4;
-    const int32_t max_tiles = (sum->strip * across + 3) / 4 * 4;
-    const int32_t step = max_tiles * inputs + SS_GAP, filter = 16 * inputs + SS_GAP;
-    const int32_t product = 16 * max_tiles + SS_GAP / 4;
-    for (int32_t top = 0; top < window->rows; top += 4 * sum->strip) {
-        const int32_t down = ss_min(sum->strip, (window->rows - top + 3) / 4);
-        for (int32_t tile = 0; tile < down * across; tile++) {
-            const int32_t y = top + tile / across * 4 - window->padding_y;
-            const int32_t x = tile % across * 4 - window->padding_x;
-            for (int32_t c = 0; c < inputs; c += 16) {
-                ss_tile_features(sum, y, x, c, sum->features + tile * inputs + c, step);
-            }
-        }
-        for (int32_t first = 0; first < sum->outputs; first += 16) {
-            const int32_t count = ss_min(16, sum->outputs - first);
-            const uint8_t *weights = sum->weights + first / 8 * 9 * inputs * sum->bits;
-            if (sum->bits == 2) { /* a constant is faster */
-                ss_filters(weights, inputs, 2, sum->filters, filter);
-            } else {
-                ss_filters(weights, inputs, 1, sum->filters, filter);
-            }
-            for (int32_t point = 0; point < SS_POINTS; point++) {
-                for (int32_t tile = 0; tile < down * across; tile += 4) {
-                    ss_four_tiles(sum->features + point * step + tile * inputs, inputs,
-                                  sum->filters + point * filter,
-                                  sum->products + point * product + 16 * tile);
-                }
-            }
-            for (int32_t y = 0; y < down; y++) {
-                const int32_t place = (top + 4 * y) * window->columns;
-                for (int32_t x = 0; x < across; x++) {
-                    ss_tile_sums(sum->products + 16 * (y * across + x), product,
-                                 ss_min(4, window->columns - 4 * x), window->columns * SS_BLOCK,
-                                 sum->sums + 4 * x * SS_BLOCK);
-                }
-                const int32_t rows = ss_min(4, window->rows - top - 4 * y);
-                ss_emit_sums(sum->sink, place, rows * window->columns, first, count, sum->sums);
-            }
-        }
+    if (sum->tile == 2) {
+        ss_sum_tiles(sum, 2);
+    } else {
+        ss_sum_tiles(sum, 4);
     }
 }
 
