@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check
+from softstair._errors import SoftstairError
 from softstair._stair_module import StairActivation
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
@@ -201,8 +202,11 @@ def _batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        problem = "must have batches of two examples or more, whose statistics are estimated"
-        raise _check.invalid("loader", f"{problem}; or pass `norms=False`") from None
+        raise SoftstairError(
+            "batch normalisation needs batches of two examples or more to estimate its statistics: "
+            "use larger batches, or `norms=False` where you call `calibrate` yourself.",
+            field="loader",
+        ) from None
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
