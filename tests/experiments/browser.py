@@ -45,7 +45,7 @@ def made_up(
     """Trainings of a design: curves that rise, and jump where the learning rate drops."""
     generator = random.Random(0)
     return [
-        _training(configuration.name, configuration.unit(fold).recipe, generator)
+        _training(configuration.name, replace(configuration.recipe, fold=fold), generator)
         for configuration in DESIGNS[design].rescaled(epochs).configurations[:most]
         for fold in range(folds)
     ]

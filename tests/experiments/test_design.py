@@ -16,7 +16,7 @@ import torch
 
 from softstair.data import Dataset
 from softstair.experiments import DESIGNS, Configuration, Design, design
-from softstair.experiments.design import conditions, parse, read_design
+from softstair.experiments.design import parse, read_design
 from softstair.nn import layer_count
 from softstair.train import PRESETS, Recipe
 from softstair.train.network import make_network
@@ -245,15 +245,6 @@ def test_where_is_the_filter_that_it_says() -> None:
 def test_where_refuses_what_no_configuration_has(wanted: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         DESIGNS["paper-cifar10"].where(wanted)
-
-
-def test_conditions_are_fields_with_their_values() -> None:
-    given = ["static-mean=true", "interval=partition", "interval=none,same_end"]
-    wanted = {"static_mean": ["true"], "interval": ["partition", "none", "same_end"]}
-    assert conditions(given, "where") == wanted
-    for word in ("interval", "=x", "interval=", "a b=c", "\n=x", ""):
-        with pytest.raises(ValueError, match="`set` must be given as field=value"):
-            conditions([word], "set")
 
 
 # ---- other designs of the same

@@ -17,20 +17,12 @@ from rich.table import Table
 
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file
-from softstair.cli._args import argument, flag
+from softstair.cli._args import argument, conditions, flag
 from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import Console, print_line, print_table, table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import results
-from softstair.experiments.design import (
-    DESIGNS,
-    Design,
-    Unit,
-    changed,
-    conditions,
-    named,
-    read_design,
-)
+from softstair.experiments.design import DESIGNS, Design, Unit, changed, read_design
 from softstair.experiments.grid import (
     STATES,
     Estimate,
@@ -147,13 +139,11 @@ class Command:
 
     def chosen(self) -> Design:
         """Return the part of the design that the flags choose, with their changes."""
-        is_file = self.design.endswith(".toml") or "/" in self.design
-        design = read_design(Path(self.design)) if is_file else named(self.design)
-        design = design.where(conditions(self.where, "where"))
+        design = read_design(self.design).where(conditions(self.where, "--where"))
         design = design.with_bits(self.bits) if self.bits else design
         if self.epochs is not None:
             design = design.rescaled(self.epochs)
-        settings = conditions(self.set, "set")
+        settings = conditions(self.set, "--set")
         if self.bits and "bits" in settings:
             raise SoftstairError("--bits and --set bits exclude each other.")
         values = {name: _value(",".join(words)) for name, words in settings.items()}

@@ -45,10 +45,6 @@ class Configuration:
     name: str
     recipe: Recipe
 
-    def unit(self, fold: Fold) -> "Unit":
-        """This configuration on a fold."""
-        return Unit(self.name, replace(self.recipe, fold=fold))
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -112,7 +108,7 @@ class Design:
         """Every configuration on every fold; the folds of one configuration lie together."""
         for configuration in self.configurations:
             for fold in self.folds:
-                yield configuration.unit(fold)
+                yield Unit(configuration.name, replace(configuration.recipe, fold=fold))
 
     def where(self, wanted: Mapping[str, Sequence[str]]) -> "Design":
         """The configurations in which each of these fields has one of these values, as text.
@@ -222,37 +218,6 @@ DESIGNS = {
 }
 
 
-def named(name: str) -> Design:
-    """Return the paper's design of that name."""
-    if name in DESIGNS:
-        return DESIGNS[name]
-    raise SoftstairError(
-        f"a design must be one of {', '.join(DESIGNS)}, or an existing TOML file, but {name!r} was "
-        "given.",
-        field="design",
-    )
-
-
-def conditions(words: Sequence[str], name: str) -> dict[str, list[str]]:
-    """Return the values of each field from words such as field=value,value.
-
-    Raises:
-        SoftstairError: If a word has another form; ``name`` is the parameter to name.
-
-    >>> conditions(["interval=partition,same_end", "forward=mode"], "where")
-    {'interval': ['partition', 'same_end'], 'forward': ['mode']}
-    """
-    wanted: dict[str, list[str]] = {}
-    for word in words:
-        field, equals, values = word.partition("=")
-        if not equals or not values or not re.fullmatch(r"[\w-]+", field):
-            raise SoftstairError(
-                f"`{name}` must be given as field=value,value, but {word!r} was given.", field=name
-            )
-        wanted.setdefault(field.replace("-", "_"), []).extend(values.split(","))
-    return wanted
-
-
 def check_field(name: str) -> None:
     """Raise SoftstairError if there is no such field, or if it is the fold, which a design has."""
     if name == "fold":
@@ -273,12 +238,14 @@ def check_field(name: str) -> None:
 
 
 def read_design(path: Path | str) -> Design:
-    """Read a design from a TOML file.
+    """Return the paper's design of that name, or read one from a TOML file.
 
     Raises:
         SoftstairError: If the file cannot be read, or describes no design.
     """
     path = Path(path)
+    if str(path) in DESIGNS:
+        return DESIGNS[str(path)]
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)  # a pipe has no length to ask for
@@ -286,7 +253,12 @@ def read_design(path: Path | str) -> Design:
             raise SoftstairError("the file is too long.")
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
-        return named(str(path))
+        names = ", ".join(DESIGNS)
+        raise SoftstairError(
+            f"a design must be one of {names}, or an existing TOML file, but {str(path)!r} was "
+            "given.",
+            field="design",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]

@@ -28,7 +28,6 @@ from softstair.experiments.studies import (
     Study,
     counted,
     distinguishing,
-    final_of,
     mean_of,
     repetitions_of,
     select,
@@ -86,7 +85,8 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
         every_panel = [*_paper_panels(study), *_other_panels(study)] if study.is_validated else []
         for panel in every_panel:
             # Where studies differ in a setting, a panel with one line says less than that figure.
-            if len(_configurations(panels.trainings_of(study, panel))) > (0 if is_only else 1):
+            shown = panels.trainings_of(study, panel)
+            if shown and (is_only or len(repetitions_of(shown)) > 1):
                 name = f"{study.name}-{panel.name}"
                 drawers[name] = partial(panels.draw_panel, study, panel, full_caption)
         if facets := freedom_facets(study):
@@ -321,15 +321,11 @@ def _stacked(rows: Sequence[int], height: float) -> tuple[Any, Any]:
 
 
 def _draw_points(axes: Any, row: int, trainings: Sequence[Training], colour: str) -> None:
-    means = map(final_of, _configurations(trainings))
+    means = [each.accuracy for each in repetitions_of(trainings)]
     accuracies = [100 * mean.value for mean in means if mean]
     # The generator is seeded, so that a figure has the same bytes every time.
     heights = row + np.random.default_rng(0).uniform(-0.24, 0.24, len(accuracies))
     axes.scatter(accuracies, heights, s=15, color=colour, alpha=0.45, linewidth=0, clip_on=False)
-
-
-def _configurations(trainings: Sequence[Training]) -> list[Sequence[Training]]:
-    return [each.trainings for each in repetitions_of(trainings)] if trainings else []
 
 
 def _draw_mean(axes: Any, row: int, mean: Mean, colour: str) -> None:
