@@ -20,6 +20,8 @@ __all__ = ["Quantum", "Stair", "fit_quantum"]
 Quantum = float | tuple[float, ...]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FIT_RATIOS, FIT_STEPS = torch.linspace(0.01, 2.25, 192).tolist(), 3
+FIT_NUMBERS = 1 << 20
+"""Thresholds that are compared at a time."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class Stair:
         # Computed here and not on demand: compilers would trace it.
         object.__setattr__(self, "integers", _integers(self.levels, self.quantum))
         object.__setattr__(self, "spacing", _spacing(self.levels, self.thresholds))
-        object.__setattr__(self, "_rounded", {d: self._round(d) for d in DTYPES})
+        grids = [_grid(values, self.quantum) for values in (self.levels, self.thresholds)]
+        object.__setattr__(self, "_rounded", {d: self._round(d, *grids) for d in DTYPES})
 
     @classmethod
     def heaviside(cls, quantum: float | Sequence[float] = 1.0, axis: int | None = None) -> "Stair":
@@ -199,14 +202,13 @@ class Stair:
         """Return the stair rounded to a dtype."""
         return self._rounded[dtype]
 
-    def _round(self, dtype: torch.dtype) -> Rounded:
+    def _round(self, dtype: torch.dtype, *grids: tuple[float, float] | None) -> Rounded:
         levels = torch.tensor(self.levels, dtype=torch.float64).to(dtype)
         thresholds = torch.tensor(self.thresholds, dtype=torch.float64).to(dtype)
         return Rounded(
             tuple(levels.double().tolist()),
             tuple(thresholds.double().tolist()),
-            _line(self.levels, self.quantum, levels),
-            _line(self.thresholds, self.quantum, thresholds),
+            *map(_line, grids, (levels, thresholds)),
         )
 
     def __len__(self) -> int:
@@ -214,6 +216,9 @@ class Stair:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Stair":
+        return self  # nothing in it changes
 
     def __repr__(self) -> str:
         def shortened(values: tuple[float, ...]) -> str:
@@ -328,24 +333,31 @@ def _spacing(
     return None
 
 
-def _line(values: tuple[float, ...], quantum: Quantum, rounded: Tensor) -> Line | None:
-    """Return the line through the values if arithmetic along it gives every rounded value."""
+def _grid(values: tuple[float, ...], quantum: Quantum) -> tuple[float, float] | None:
+    """Return the first value in steps, and the step, if all steps are equal."""
     unit = 1.0 if isinstance(quantum, tuple) else quantum
     steps = [_in_units(b, unit) - _in_units(a, unit) for a, b in pairwise(values)]
     step = steps[0] if steps else 1.0
     if any(s != step for s in steps):
         return None
-    first, unit = _in_units(values[0], unit) / step, unit * step
-    number = torch.arange(len(values), dtype=torch.float64) + first
+    return _in_units(values[0], unit) / step, unit * step
+
+
+def _line(grid: tuple[float, float] | None, rounded: Tensor) -> Line | None:
+    """Return the line through the values if arithmetic along it gives every rounded value."""
+    if grid is None:
+        return None
+    first, unit = grid
+    number = torch.arange(len(rounded), dtype=torch.float64) + first
     if not torch.equal((number * unit).to(rounded.dtype), rounded):
         return None
     # Division must find each threshold to within one (kernels); in a coarse dtype it does not.
-    offset = (rounded.double() - rounded[0].double()) / unit - torch.arange(len(values))
+    offset = (rounded.double() - rounded[0].double()) / unit - torch.arange(len(rounded))
     if offset.abs().max() > 0.9:
         return None
     working = torch.promote_types(rounded.dtype, torch.float32)
     # As the kernels do it: n and the first are added in the working dtype, too.
-    product = (torch.arange(len(values), dtype=working) + first) * unit
+    product = (torch.arange(len(rounded), dtype=working) + first) * unit
     return Line(first, unit, torch.equal(product.to(rounded.dtype), rounded))
 
 
@@ -386,12 +398,20 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     sums = torch.nn.functional.pad(rows.cumsum(1), (1, 0))
     levels = rows.new_tensor(unit.levels)
     edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
-    for ratio in (*FIT_RATIOS, min(reach) / max(reach), 1.0, *[None] * FIT_STEPS):
-        candidate = refined if ratio is None else largest * ratio
-        ends = torch.searchsorted(rows, edges * candidate)
-        squares = (ends.diff() * levels.square()).sum(dim=1, keepdim=True)
-        products = (sums.gather(1, ends).diff() * levels).sum(dim=1, keepdim=True)
-        error = candidate * (candidate * squares - 2 * products)
+    ratios = rows.new_tensor((*FIT_RATIOS, min(reach) / max(reach), 1.0))
+    parts = ratios.split(max(1, FIT_NUMBERS // (len(rows) * len(edges))))
+    for part in (*parts, *[None] * FIT_STEPS):
+        candidates = refined if part is None else largest * part
+        ends = torch.searchsorted(rows, (candidates[..., None] * edges).flatten(1))
+        counts, totals = (
+            values.unflatten(1, (-1, len(edges))).diff() for values in (ends, sums.gather(1, ends))
+        )
+        squares, products = (counts * levels.square()).sum(2), (totals * levels).sum(2)
+        errors = candidates * (candidates * squares - 2 * products)
+        least = errors.argmin(dim=1, keepdim=True)
+        error, candidate, squares, products = (
+            values.gather(1, least) for values in (errors, candidates, squares, products)
+        )
         refined = torch.where((error < best) & (products > 0), products / squares, refined)
         quantum = torch.where(error < best, candidate, quantum)
         best = torch.minimum(best, error)
