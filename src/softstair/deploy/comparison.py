@@ -320,6 +320,9 @@ def export(
     if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):
         allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
+    scratch, folder = _checked_scratch(scratch, to), Path(folder)
+    if to == "c":
+        _check_folder(folder)
     net = copy.deepcopy(net).cpu().float().eval()
     integer = integerise(net, shape, zero, scale, torch.uint8 if x is None else x.dtype)
     if names := constant_layers(net):
@@ -328,14 +331,12 @@ def export(
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)
     others: dict[str, Runner] = {}
-    scratch = _checked_scratch(scratch, to)
     with tempfile.TemporaryDirectory() as work:
         if to == "onnx":
             others[to] = onnx_runner(integer, Path(work))
         elif to == "c":
             others[to] = c_runner(integer, Path(work), scratch)
         comparisons = verify(net, integer, x, others)
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
     plan = write(integer, path, to, scratch=scratch if to == "c" else None)
@@ -368,6 +369,11 @@ def write(
         return None
     if not follow:
         refuse_link(path)
+    _check_folder(path)
+    return c.write(network, path, scratch=scratch)
+
+
+def _check_folder(path: Path) -> None:
     is_used = path.is_dir() and any(path.iterdir()) and not (path / "softstair.h").exists()
     if path.is_file() or is_used:
         raise _check.invalid(
@@ -375,7 +381,6 @@ def write(
             f"must be a new or empty folder, or an earlier export to C, but {str(path)!r} holds "
             "something else",
         )
-    return c.write(network, path, scratch=scratch)
 
 
 def _checked_scratch(scratch: int | None, to: str) -> int:

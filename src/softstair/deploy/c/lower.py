@@ -248,11 +248,8 @@ def _affine_sink(
         arrays = _affine_arrays(node, table, least, greatest, low)
     if not arrays:
         return _threshold_sink(number, node, source, output, shortcut, traced)
-    numbers: dict[str, object] = {
-        key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays
-    }
     fields: dict[str, object] = {key: f"{name}_{key}" for key in arrays}
-    fields.update(numbers)
+    fields |= {key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays}
     if shortcut is not None:
         fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
     text = structure(
@@ -297,9 +294,8 @@ def _affine_arrays(
     if wide.columns.any():
         arrays["columns"] = wide.columns.astype(np.int32)
     if len(wide.exceptions):
-        arrays["starts"] = wide.starts.astype(np.int32)
-        arrays["exceptions"] = wide.exceptions.astype(np.int32)
-        arrays["corrections"] = wide.corrections.astype(np.int32)
+        for name in ("starts", "exceptions", "corrections"):
+            arrays[name] = getattr(wide, name).astype(np.int32)
     size = sum(array.nbytes for array in arrays.values())
     return arrays if size < narrowest(table).nbytes else {}
 
