@@ -1,4 +1,4 @@
-"""Fused layers and captured steps on CUDA, against the float64 network on the CPU."""
+"""Fused layers, learned quanta and captured steps on CUDA, against float64 on the CPU."""
 
 import copy
 import itertools
@@ -15,6 +15,7 @@ from softstair.data import Dataset
 from softstair.data.augment import Augmentation, Draws
 from softstair.data.batches import Examples
 from softstair.models import build
+from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
@@ -108,29 +109,46 @@ def test_gradients_in_float8_are_near_those_in_float32() -> None:
     torch.backends.cudnn.allow_tf32 = True
 
 
+def in_training(recipe: Recipe, net: nn.Module) -> tuple[State, Examples]:
+    """The state of a training, and 1,024 pictures whose brightness tells their class."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (1024, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    y = torch.randint(5, (1024,), generator=draw)
+    x += y[:, None, None, None].byte() * 20
+    torch.manual_seed(0)
+    return State(recipe, net, 1024, torch.device("cuda")), Examples(x, y, 128.0, 64.0, "cuda")
+
+
 def state(
     forward: str, precision: str = "bfloat16", taught: bool = False, **settings: object
 ) -> tuple[State, Examples]:
-    """A small network in training on 1,024 pictures, with a teacher that has not learned."""
+    """A small network in training, with a teacher that has not learned."""
     recipe = Recipe(
         data="cifar10", forward=forward, precision=precision, batch=64, epochs=64, drop=None,
         **{"augment": "crop-flip", **settings},
     )  # fmt: skip
     net, _ = pair("ternary", "uniform", forward, side=32)
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (1024, 3, 32, 32), dtype=torch.uint8, generator=draw)
-    y = torch.randint(5, (1024,), generator=draw)
-    x += y[:, None, None, None].byte() * 20
-    examples = Examples(x, y, 128.0, 64.0, "cuda")
-    torch.manual_seed(0)
-    trained = State(recipe, net, 1024, torch.device("cuda"))
+    trained, examples = in_training(recipe, net)
     if taught:
         # The teacher has another zero point, 127.6.
         float_run = FloatRun(Recipe(data="cifar10"), model(side=32).eval(), "")
+        x, y = examples.x.cpu(), examples.y.cpu()
         pictures = Dataset("pictures", x, y, tuple("abcde"), 127.6, 64.0)
         normalised = replace(recipe, integer_input=True)
         trained.teacher = Teacher(float_run, normalised, pictures, trained.device)
     return trained, examples
+
+
+def learned_state(precision: str = "bfloat16", **settings: object) -> tuple[State, Examples]:
+    """A small INT4 network in training, whose quanta are learned."""
+    recipe = Recipe(
+        data="cifar10", weights="int4", weight_quantum=0.125, features="uint4", quanta="learned",
+        precision=precision, batch=64, epochs=64, drop=None, clip_latent=True, **settings,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    weights, features = recipe.stair("weights"), recipe.stair("features")
+    net = ss.quantise(model(side=32), weights, features, skip="15", quanta="learned")
+    return in_training(recipe, net)
 
 
 def test_the_kernel_makes_the_batch_that_torch_makes_on_the_cpu() -> None:
@@ -187,6 +205,17 @@ def go(state: State, step: object, steps: int) -> None:
         step()  # type: ignore[operator]
 
 
+def go_without_waiting(trained: State, step: object, steps: int) -> None:
+    """Steps after some others; a synchronisation of host and device is an error."""
+    go(trained, step, 3)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        go(trained, step, steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def weights(state: State) -> Tensor:
     return torch.cat([p.detach().flatten() for p in state.network.parameters()]).cpu()
 
@@ -238,13 +267,7 @@ def test_rates_move_without_a_capture_or_a_wait() -> None:
         options = {**OPTIONS, **RANDOM, "optimiser": optimiser}
         trained, examples = state("random", taught=True, **options)
         step = CapturedStep(trained, examples)
-        go(trained, step, 3)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            go(trained, step, 10)  # within an epoch: the order of the next one is copied
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        go_without_waiting(trained, step, 10)  # in an epoch: the order of the next one is copied
         go(trained, step, 16 * 2)
         assert step.captures == 1, optimiser
         assert trained.is_finite(), optimiser
@@ -278,15 +301,12 @@ def test_training_learns_and_is_captured_anew_as_layers_are_annealed() -> None:
 
 
 def test_no_host_waits_in_a_step() -> None:
-    trained, examples = state("random", period=4.0)
-    step = CapturedStep(trained, examples)
-    go(trained, step, 3)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        go(trained, step, 4)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    for make, steps in (
+        (lambda: state("random", period=4.0), 4),
+        (lambda: learned_state(period=4.0), 8),
+    ):
+        trained, examples = make()
+        go_without_waiting(trained, CapturedStep(trained, examples), steps)
 
 
 def test_evaluation_is_exact() -> None:
@@ -314,6 +334,64 @@ def test_fused_evaluation_is_that_of_the_network() -> None:
     judged = evaluate(trained.network, examples, forward=trained.execution.eval_forward)
     plain = evaluate(trained.network, examples)
     assert abs(judged[1] - plain[1]) <= 2 / len(examples), (judged, plain)
+
+
+# Learned quanta
+
+
+LEARNED = [ss.Stair.ternary(), ss.Stair.linear(4, signed=True), ss.Stair.linear(8)]
+
+
+def test_learned_quanta_have_the_values_and_gradients_of_the_cpu_in_float64() -> None:
+    kinds = ((StairActivation, None), (StairWeight, None), (StairWeight, 0))
+    cells = itertools.product(LEARNED, ss.noise.names(), ("expectation", "mode", "hard"), kinds)
+    for unit, noise, forward, (kind, axis) in cells:
+        quantum = 0.3 if axis is None else [0.3, 0.07, 2.0, 1.0]
+        draw = torch.Generator().manual_seed(0)
+        u = torch.rand(4, 2000, generator=draw) * (len(unit) + 2) + unit.levels[0] - 1.5
+        x, g = u * torch.tensor(quantum).reshape(-1, 1), torch.randn(4, 2000, generator=draw)
+        found = []
+        for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+            module: StairModule = kind(unit.with_quantum(quantum, axis), noise, forward)
+            ratio = module.learn_quantum()
+            module.to(device)
+            input = x.to(device, dtype).requires_grad_()
+            y = module(input)
+            (y * g.to(device, dtype)).sum().backward()
+            found.append((y, input.grad, ratio.grad))
+        for wanted, value in zip(*found, strict=True):
+            # Where rounding decides about a threshold, an element differs by a quantum.
+            error = distance(value, wanted)
+            assert error < (1e-3 if forward == "expectation" else 2e-2), (unit, noise, forward)
+
+
+def ratios(network: nn.Module) -> torch.Tensor:
+    found = [p for name, p in network.named_parameters() if name.endswith("log_ratio")]
+    return torch.stack([p.detach() for p in found]).cpu()
+
+
+def test_captured_steps_move_the_quanta_as_steps_do() -> None:
+    for precision in ("float32", "bfloat16"):
+        moved = []
+        for kind in (Step, CapturedStep):
+            trained, examples = learned_state(precision, static_std=True)
+            assert trained.execution.fused
+            go(trained, kind(trained, examples), 8)
+            moved.append(ratios(trained.network))
+        assert float(moved[0].abs().min()) > 1e-4, moved
+        torch.testing.assert_close(*moved, rtol=0.1, atol=1e-3)
+
+
+def test_a_network_that_learned_its_quanta_is_exact_in_integers() -> None:
+    trained, examples = learned_state(period=2.0, learning_rate=3e-3, integer_input=True)
+    go(trained, CapturedStep(trained, examples), 16 * 9)
+    net = trained.network.eval()
+    quanta = [module.stair.quantum for _, module in ss.nn.stair_modules(net)]
+    net = net.cpu().eval()
+    assert [module.stair.quantum for _, module in ss.nn.stair_modules(net)] == quanta
+    x = torch.randint(256, (500, 3, 32, 32), dtype=torch.uint8)
+    integer = ss.deploy.integerise(net, (3, 32, 32), 128, 64.0)
+    assert ss.deploy.verify(net, integer, x)["integer network"].mismatches == 0
 
 
 if __name__ == "__main__":
