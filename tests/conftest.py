@@ -3,7 +3,9 @@
 Whether functions are compiled or interpreted is settled when Triton is imported, for everybody. So
 a test file with ``NEEDS_INTERPRETER = True`` has its tests run by another pytest, which sets
 TRITON_INTERPRET; of them only those that say ``without_the_interpreter`` run in this one, and
-``test_under_the_interpreter``, which starts the other and fails as it does.
+``test_under_the_interpreter``, which starts the other and fails as it does. The first of these
+starts one for all files that were collected, and the others are left out; in the nightly lane,
+which is longer, each starts one for the files of its folder.
 """
 
 import gc
@@ -11,12 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED_FILES = pytest.StashKey[list[Path]]()
 HERE = Path(__file__).parent
 
 # What tests share lies here, and pytest looks only beside the file that it runs.
@@ -25,12 +29,14 @@ sys.path.append(str(HERE))
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each process keeps its own share."""
-    elsewhere = []
-    for item in items:
-        if getattr(getattr(item, "module", None), "NEEDS_INTERPRETER", False):
-            stays = item.name.startswith("test_under") or "without_the_interpreter" in item.name
-            if stays is INTERPRETED:
-                elsewhere.append(item)
+    flag = "NEEDS_INTERPRETER"
+    both = [item for item in items if getattr(getattr(item, "module", None), flag, False)]
+    starters = [item for item in both if item.name == "test_under_the_interpreter"]
+    stay = [*starters, *(item for item in both if "without_the_interpreter" in item.name)]
+    elsewhere = [item for item in both if (item in stay) is INTERPRETED]
+    if config.getoption("lane") != "nightly" and not INTERPRETED:
+        elsewhere += starters[1:]
+    config.stash[INTERPRETED_FILES] = list(dict.fromkeys(item.path for item in both))
     if elsewhere:
         items[:] = [item for item in items if item not in elsewhere]
         config.hook.pytest_deselected(items=elsewhere)
@@ -41,17 +47,30 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
 
 
-@pytest.fixture
-def run_interpreted(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Run the other tests of files, of the same lane, with TRITON_INTERPRET=1."""
-    lane = request.config.getoption("lane")
+@pytest.fixture(autouse=True, scope="session")
+def _quick_files_and_digits() -> Iterator[None]:
+    """Do not wait for the disk, and read the digits once: both took a twentieth of the time."""
+    from softstair import data
 
-    def run(*files: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr(data, "_digits", cache(data._digits))
+        yield
+
+
+@pytest.fixture
+def run_interpreted(request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Run the tests that need the interpreter, of the same lane, with TRITON_INTERPRET=1."""
+    lane, files = request.config.getoption("lane"), request.config.stash[INTERPRETED_FILES]
+    if lane == "nightly":
+        files = [file for file in files if file.parent == request.path.parent]
+
+    def run() -> None:
         pytest.importorskip("triton", reason="needs triton")
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         environment.pop("PYTEST_ADDOPTS", None)
         options = ["-q", "-x", "-p", "no:cacheprovider", "--lane", lane]
-        command = [sys.executable, "-m", "pytest", *files, *options]
+        command = [sys.executable, "-m", "pytest", *map(str, files), *options]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=HERE.parent
         )

@@ -55,7 +55,7 @@ def test_every_node_is_equal_in_every_build(name: str, kind: str, tmp_path: Path
     assert differing(builder.results, traced(network, builder.bytes, tmp_path, kind)) == {}
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(len(BUILDS)))
 def test_random_networks_are_equal(seed: int, tmp_path: Path) -> None:
@@ -233,12 +233,12 @@ def test_object_file_needs_no_library_and_packs_weights(tmp_path: Path) -> None:
     if shutil.which("nm") is None or shutil.which("size") is None:
         pytest.skip("nm and size are not installed, so object files cannot be inspected.")
     net = RandomBuilder(0, (1, 4, 4), zero=0, batch=1)
-    net.sum("first", 256, "ternary", padding=(1, 1))
+    net.sum("first", 128, "ternary", padding=(1, 1))
     net.steps("first.stair", (-1, 0, 1))
-    net.sum("large", 256, "ternary", padding=(1, 1))
+    net.sum("large", 128, "ternary", padding=(1, 1))
     net.steps("large.stair", (-1, 0, 1))
     net.flatten("flat")
-    net.sum("linear", 256, "ternary")
+    net.sum("linear", 128, "ternary")
     net.rescaled("scores")
     plan = write(net.network(), tmp_path)
     flags = ("-std=c99", "-O3", "-fno-builtin", "-c", "network.c")
@@ -248,10 +248,10 @@ def test_object_file_needs_no_library_and_packs_weights(tmp_path: Path) -> None:
     sizes = subprocess.check_output(["size", "-A", "network.o"], cwd=tmp_path, text=True)
     constant = sum(int(n) for n in re.findall(r"^\.rodata\S*\s+(\d+)", sizes, re.MULTILINE))
     count = sum(row.weights for row in plan.rows)
-    assert count == 9 * 256 * 257 + 256 * 4096
+    assert count == 9 * 128 * 129 + 128 * 2048
     assert 8 * constant / count < 2.1
     (memory,) = re.findall(r"^\.bss\s+(\d+)", sizes, re.MULTILINE)
-    assert int(memory) <= plan.ram + 256 * 4 + 64  # and the scores of network_class
+    assert int(memory) <= plan.ram + 128 * 4 + 64  # and the scores of network_class
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9), st.integers(0, 4)), max_size=12))

@@ -27,15 +27,15 @@ from softstair.deploy.c import build, write
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = {
+    "packed": packed_features,  # with the products of a Cortex-M4
     "bits": bit_features,
     "bytes": byte_features,
     "shared": shared_features,
     "scores": int8_last_layer,
-    "packed": packed_features,
 }
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=1)
 @needs_cortex
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
@@ -51,7 +51,9 @@ def test_every_node_is_equal(name: str, tmp_path: Path) -> None:
 @needs_cortex
 @needs_compiler
 @pytest.mark.parametrize("name", ["bytes", "scores"])
-def test_scores_have_the_bits_of_this_machine(name: str, tmp_path: Path) -> None:
+def test_scores_have_the_bits_of_this_machine_and_other_files_are_refused(
+    name: str, tmp_path: Path
+) -> None:
     builder = NETWORKS[name](5)
     write(builder.network(), tmp_path)
     *lines, ticks = emulated(tmp_path, builder.bytes)
@@ -61,6 +63,17 @@ def test_scores_have_the_bits_of_this_machine(name: str, tmp_path: Path) -> None
     assert lines == here.stdout.decode().splitlines()
     assert len(lines) == len(builder.bytes)
     assert re.fullmatch(r"ticks [1-9]\d*", ticks)
+    (tmp_path / "long.bin").write_bytes(builder.bytes[:1].numpy().tobytes() + b"abc")
+    size = builder.bytes[0].numel()
+    for file, why in {
+        "long.bin": f"the last example has 3 bytes and should have {size}.",
+        "none.bin": "none.bin cannot be read",
+    }.items():
+        command = ["make", "-s", "emulated", f"EXAMPLES={file}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert why in done.stdout
+        assert "ticks" not in done.stdout
 
 
 @needs_cortex
@@ -79,23 +92,6 @@ def test_object_file_needs_only_the_library_of_the_compiler(
     assert all(name.startswith("__aeabi_") for name in unknown), unknown
     doubles = [name for name in unknown if re.search("_d|2d", name)]
     assert bool(doubles) == (last_layer == "float"), unknown
-
-
-@needs_cortex
-def test_files_that_hold_no_examples_are_refused(tmp_path: Path) -> None:
-    builder = bit_features()
-    write(builder.network(), tmp_path)
-    (tmp_path / "long.bin").write_bytes(builder.bytes[:1].numpy().tobytes() + b"abc")
-    size = builder.bytes[0].numel()
-    for name, why in {
-        "long.bin": f"the last example has 3 bytes and should have {size}.",
-        "none.bin": "none.bin cannot be read",
-    }.items():
-        command = ["make", "-s", "emulated", f"EXAMPLES={name}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode != 0
-        assert why in done.stdout
-        assert "ticks" not in done.stdout
 
 
 @pytest.mark.nightly

@@ -105,7 +105,9 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
     """
     runtime = pytest.importorskip("onnxruntime")
     model = onnx_export.model(network, features=True).SerializeToString()
-    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1  # others would spin beside the other tests
+    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     outputs = onnx_export.feature_outputs(network)
     values = session.run([*outputs.values()], {"bytes": x.numpy()})
     tensors = map(torch.from_numpy, values)

@@ -15,7 +15,7 @@ E5M2, E4M3 = torch.float8_e5m2, torch.float8_e4m3fn
 
 
 def test_under_the_interpreter(run_interpreted):
-    run_interpreted(__file__)
+    run_interpreted()
 
 
 @pytest.mark.nightly(keep=2)

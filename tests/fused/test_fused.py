@@ -23,7 +23,7 @@ TERNARY = ss.Stair.ternary()
 
 
 def test_under_the_interpreter(run_interpreted):
-    run_interpreted(__file__)
+    run_interpreted()
 
 
 def check(net, twin, x, y, gradients: float = 1e-3) -> None:
@@ -48,8 +48,8 @@ CELLS = [
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(("stairs", "noise", "forward"), dict.fromkeys(CELLS))
 def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward)
-    x, y = batch(images=4)
+    net, twin = pair(stairs, noise, forward, side=4)
+    x, y = batch(side=4)
     # Expectations pass every rounding on; the network as it is, in float32, is no nearer.
     check(net, twin, x, y, 5e-3 if forward == "expectation" else 1e-3)
     assert all(p.grad.count_nonzero() > 0 for n, p in net.named_parameters() if "weight" in n)
@@ -61,8 +61,8 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     [("INT4", "uniform", "mode"), ("ternary", "normal", "expectation"), *CELLS[-2:]],
 )
 def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward, quanta="learned")
-    x, y = batch(images=4)
+    net, twin = pair(stairs, noise, forward, side=4, quanta="learned")
+    x, y = batch(side=4)
     for module in (*net.modules(), *twin.modules()):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0
@@ -129,14 +129,14 @@ def test_random_is_drawn_from_the_generator_with_the_right_probabilities(noise, 
 @pytest.mark.parametrize("forward", ["mode", "expectation"])
 def test_the_backward_pass_ends_at_annealed_layers(forward):
     """Values as before, gradients as far as the last annealed layer, and none behind it."""
-    net, twin = pair("ternary", "uniform", forward)
+    net, twin = pair("ternary", "uniform", forward, side=4)
     run = fused(net)
     for part in (net, twin):
         annealer = ss.Annealer(part, ss.Schedule.for_network(part, period=1), steps_per_unit=2)
         for _ in range(5):
             annealer.step()
         assert annealer.annealed == (0, 1)
-    x, y = batch(images=4)
+    x, y = batch(side=4)
     scores, expected = learn(run, x, y), learn(twin, x.double(), y)
     assert distance(scores, expected) < 1e-4
     for name, parameter in net.named_parameters():
@@ -286,8 +286,8 @@ def test_other_layouts_shapes_and_settings_give_the_networks_features():
 
 
 def test_a_normalisation_in_evaluation_is_left_to_itself():
-    net, _ = pair("ternary", "uniform", "mode")
-    run, (x, _) = fused(net), batch()
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    run, (x, _) = fused(net), batch(side=4)
     net[1].eval()
     before, expected = net[1].running_mean.clone(), copy.deepcopy(net)(x).double()
     assert distance(run(x), expected) < 1e-4
@@ -330,11 +330,11 @@ def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     sums, dtypes = layer._evaluated_sums, []
     record = lambda *given: (dtypes.append((result := sums(*given))[0].dtype), result)[1]
     monkeypatch.setattr(layer, "_evaluated_sums", record)
-    net, _ = pair(stairs, "uniform", "random" if stairs == "ternary" else "expectation")
+    net, _ = pair(stairs, "uniform", "random" if stairs == "ternary" else "expectation", side=4)
     with torch.no_grad():
-        net(batch()[0])
+        net(batch(side=4)[0])
         net.eval()
-        x = batch(images=4)[0]
+        x = batch(side=4)[0]
         run = fused(net)
         before = torch.get_rng_state()
         scores, expected = run(x), net(x)
@@ -367,7 +367,7 @@ class Writes(nn.Module):
 def test_features_changed_in_place_are_taken_as_they_are_then(write, training):
     torch.manual_seed(0)
     net = ss.quantise(Writes(write), TERNARY, TERNARY).train(training)
-    twin, (x, _) = copy.deepcopy(net), batch(images=4)
+    twin, (x, _) = copy.deepcopy(net), batch(side=4)
     run = fused(net)
     assert len(run.layers) == 2
     with torch.no_grad():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,7 +96,7 @@ def check(name, family, mean, std, dtype, **options):
 
 
 def test_under_the_interpreter(run_interpreted):
-    run_interpreted(__file__, str(Path(__file__).with_name("test_augment_triton.py")))
+    run_interpreted()
 
 
 @pytest.mark.parametrize(
