@@ -105,7 +105,7 @@ def has_names(bits: Any) -> bool:
     if isinstance(bits, list | tuple):
         kinds = {isinstance(value, str) for value in bits}
         if len(kinds) > 1:
-            raise _check.invalid("bits", "must have names alone or stairs alone, but has both")
+            raise _check.invalid("weights", "must have names alone or stairs alone, but has both")
         return True in kinds
     values = bits.values() if isinstance(bits, Mapping) else (bits,)
     return any(isinstance(value, str) for value in values)
