@@ -99,6 +99,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take most of the time of `softstair report`."""
+    monkeypatch.setattr("softstair.experiments.figures.drawings", lambda trainings: {})
+
+
+@pytest.fixture
 def plain_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An empty current directory, an environment without colours, one thread."""
     import torch

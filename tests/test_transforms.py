@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from scipy import stats
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 import oracle
@@ -80,6 +79,11 @@ def operator(name, forward, stair=STAIR, mean=MEAN, std=STD):
 
 def aot_eager(f):
     return torch.compile(f, backend="aot_eager", fullgraph=True)
+
+
+def compile_counter():
+    """A backend that counts graphs; importing it takes seconds, also where Triton is tested."""
+    return importlib.import_module("torch._dynamo.testing").CompileCounterWithBackend("aot_eager")
 
 
 def check_slope(slope, name, stair=STAIR, mean=MEAN, std=STD, x=X):
@@ -189,7 +193,7 @@ def test_vmap_over_the_noise(forward, compiled):
 @pytest.mark.parametrize("derivative", [False, True])
 def test_moving_noise_does_not_recompile(forward, derivative):
     """mean and std as 0-d tensors: one graph for every value, zero included."""
-    counter, counts = CompileCounterWithBackend("aot_eager"), set()
+    counter, counts = compile_counter(), set()
     stair = ss.Stair(STAIR.levels, STAIR.thresholds)
 
     def f(x, mean, std):
@@ -224,7 +228,7 @@ def test_numbers_may_move_under_compilation(forward):
 def test_compiled_training_step_follows_moving_noise(forward):
     """.backward() through one compiled graph while mean and std move in place, down to zero."""
     mean, std = (torch.tensor(number, dtype=X.dtype) for number in (MEAN, STD))
-    counter, counts = CompileCounterWithBackend("aot_eager"), set()
+    counter, counts = compile_counter(), set()
     f = operator("logistic", forward, mean=mean, std=std)
     f = torch.compile(f, backend=counter, fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):

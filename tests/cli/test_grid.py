@@ -235,6 +235,7 @@ def test_outcome(done: Path, run: Run) -> None:
     assert len(load(done / "table.csv")) == 4
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_report_names_the_same_best_with_the_same_interval(done: Path, run: Run) -> None:
     out = run("grid", "mine.toml", "--device", "cpu")[1]
     best, mean = re.search(r"\nbest: (.*), validation (.*)\n", out).groups()

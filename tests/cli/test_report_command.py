@@ -85,6 +85,7 @@ def test_several_grids_on_one_page(run: Run, tmp_path: Path, table: Path) -> Non
     assert data_of(page) == data
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_units_in_training_are_shown(run: Run, table: Path) -> None:
     done, begun = made_up(folds=2, most=1, epochs=10)
     begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)

@@ -261,8 +261,9 @@ def test_runs_on_all_examples_are_ranked_by_the_test_set(tmp_path: Path) -> None
         if unit.fold == 0
     ]
     write(without, tmp_path / "table.csv")
+    drawings = figures.drawings(without)
     for trainings in (without, load(tmp_path / "table.csv")):
-        text = report.page(trainings, Path(), figures=figures.drawings(trainings))
+        text = report.page(trainings, Path(), figures=drawings)
         data = data_of(text)
         assert list(data["metrics"]) == ["train_accuracy", "train_loss"]
         assert "Best: 91.00 (90.00 to 92.00) % on SVHN by learning_rate=0.01." in text
