@@ -76,17 +76,17 @@ def new_run(given: argparse.Namespace, seed: int, fold: int, epochs: int, rate: 
     """Return a run of the float network."""
     dataset = load(given.data, given.data_dir)
     model, augment = NETWORKS[given.data]
+    every = dataset.test_x is not None
     if given.data == "digits":
         dataset = replace(dataset, x=dataset.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
     recipe = Recipe(
         data=given.data, model=model, augment=augment, weights="float", features="float",
         integer_input=True, precision="float32", batch=given.batch, epochs=epochs, seed=seed,
-        fold=fold, folds=FOLDS,
+        fold="all" if every else fold, folds=FOLDS,
     )  # fmt: skip
     if given.limit is not None:
         dataset = dataset.sample(given.limit)
-    every = dataset.test_x is not None
-    run = Run(recipe, dataset, torch.device(given.device), None, every, rate, WEIGHT_DECAY)
+    run = Run(recipe, dataset, torch.device(given.device), None, rate, WEIGHT_DECAY)
     run.test = run.test if every else run.valid
     return run
 

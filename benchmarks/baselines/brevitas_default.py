@@ -1,53 +1,51 @@
-"""Brevitas' layers with their default quantisers at 2 bits.
+"""Brevitas' layers with its default quantisers, and with those of its network CNV (``ternary``).
 
-Weights: signed integers of a narrow range, so -1, 0 and 1, times the largest |w| of the layer.
-Features: unsigned integers from 0 to 3, times a scale that is learned, after 300 steps in which it
-follows a percentile of the features. These steps are counted in Python, so they are not captured.
+Default: weights are signed integers of a narrow range, with 2 bits -1, 0, 1, times the largest |w|
+of a layer. Features are unsigned, times a scale that is learned, after 300 steps in which it is a
+percentile of the features. Python counts these steps, so only later ones are captured.
+CNV: -1, 0, 1 times 0.1 for weights, which are clipped to ±0.1, and -1, 0, 1 for features. It is
+trained at 0.02 quanta. As in softstair, 0.7 of a layer's mean |w| begins on the threshold.
 """
 
 from torch import nn
 
 from harness import Run
 
-LEVELS = {
-    "weights": "2 bits, narrow range: -1, 0, 1 times a scale",
-    "features": "2 bits: 0, 1, 2, 3 times a scale",
-    "weight_bits": 1.58,
-    "feature_bits": 2,
-}
-RATE, WEIGHT_DECAY = 1e-3, 1e-4
+RATES, WEIGHT_DECAY = {"ternary": 2e-3, "ternary/uint2": 1e-3, "int4": 1e-3}, 1e-4
+CNV_SCALE = 0.1
 
 
-def convert(run: Run) -> None:
+def convert(run: Run, bits: str) -> None:
     """Replace layers of the network by those of Brevitas, with the same weights."""
     try:
         import brevitas.nn as brevitas_nn
+        from brevitas import quant
     except ImportError as error:
         raise ValueError(
             f"brevitas cannot be imported ({error}): pip install brevitas, or unpack its wheel and "
             "those of unfoldNd and dependencies 2.0.1 into a folder of PYTHONPATH"
         ) from None
+    width = 4 if bits == "int4" else 2
+    settings, feature = {"weight_bit_width": width}, brevitas_nn.QuantReLU
+    if is_cnv := bits == "ternary":
+        settings = {"weight_quant": quant.SignedTernaryWeightPerTensorConst}
+        feature = lambda **_: brevitas_nn.QuantIdentity(quant.SignedTernaryActPerTensorConst)
     for name, layer in run.quantised_layers():
-        if isinstance(layer, nn.Linear):
-            sizes = (layer.in_features, layer.out_features)
-            new = brevitas_nn.QuantLinear(*sizes, bias=False, weight_bit_width=2)
-        else:
-            sizes = (layer.in_channels, layer.out_channels, layer.kernel_size)
-            settings = {"stride": layer.stride, "padding": layer.padding, "bias": False}
-            new = brevitas_nn.QuantConv2d(*sizes, **settings, weight_bit_width=2)
+        names = ("in_features", "out_features")
+        if isinstance(layer, nn.Conv2d):
+            names = ("in_channels", "out_channels", "kernel_size", "stride", "padding")
+        kind = getattr(brevitas_nn, f"Quant{type(layer).__name__}")
+        new = kind(**{key: getattr(layer, key) for key in names}, bias=False, **settings)
         new.weight = layer.weight
+        if is_cnv:
+            new.weight.data *= CNV_SCALE / 2 / (0.7 * new.weight.abs().mean().item())
         run.network.set_submodule(name, new)
     for name, module in list(run.network.named_modules()):
         if isinstance(module, nn.ReLU):
-            run.network.set_submodule(name, brevitas_nn.QuantReLU(bit_width=2))
-
-
-def train(run: Run) -> None:
-    convert(run)
+            run.network.set_submodule(name, feature(bit_width=width))
     run.network.to(run.device)
-    optimiser = run.adamw()
-    for share, indices in run.batches():
-        run.set_cosine_rate(optimiser, share)
-        optimiser.zero_grad()
-        run.loss(indices).backward()
-        optimiser.step()
+
+
+def train(run: Run, bits: str) -> None:
+    convert(run, bits)
+    run.fit(run.adamw(), warm_up=300, compiles=False)

@@ -6,6 +6,7 @@ and evaluation in float32 after the last epoch.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from softstair.train.metrics import evaluate
 from softstair.train.network import make_network, trained_network
 
 WARM_UP_STEPS = 3
-"""Steps that run operation by operation before one is captured; they train as all others do."""
+"""Steps before the network is compiled, and again before a step is captured; they train too."""
 
 Step = Callable[[Tensor], None]
 
@@ -37,6 +38,9 @@ class Run:
         rate: The initial learning rate.
         weight_decay: The decoupled weight decay of weights.
         first_layer: Whether the first layer's weights are quantised ("same") or not ("float").
+        forward: What computes the scores in training instead of the network.
+        is_eager: Whether steps on CUDA are neither compiled nor captured.
+        seconds: The time that training took.
     """
 
     def __init__(
@@ -45,17 +49,18 @@ class Run:
         dataset: Dataset,
         device: torch.device,
         start: Path | None = None,
-        every_example: bool = False,
         rate: float = 1e-3,
         weight_decay: float = 0.0,
         first_layer: str = "same",
     ) -> None:
         self.recipe, self.device, self.rate, self.weight_decay = recipe, device, rate, weight_decay
         self.first_layer, self.is_cuda = first_layer, device.type == "cuda"
+        self.dataset, self.start, self.seconds = dataset, start, 0.0  # all examples
+        self.forward: Callable[[Tensor], Tensor] | None = None
+        self.is_eager = False
+        dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
         numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
         parts = split(dataset, recipe.fold, recipe.folds)
-        if every_example:
-            parts = (torch.arange(len(dataset)), torch.arange(0))
         self.training, self.valid = (Examples(dataset.x[i], dataset.y[i], *numbers) for i in parts)
         self.test = None
         if dataset.test_x is not None and dataset.test_y is not None:
@@ -132,15 +137,39 @@ class Run:
         with torch.autocast(
             self.device.type, torch.bfloat16, precision == "bfloat16", cache_enabled=False
         ):
-            scores = self.network(x).float()
+            scores = (self.forward or self.network)(x).float()
         loss = F.cross_entropy(scores, y)
         if share is not None:
             loss = (1 - share) * loss + share * F.cross_entropy(scores, y.flip(0))
         return loss
 
-    def captured(self, step: Step) -> Step:
-        """Return the step as it runs fastest: on CUDA as a graph, from the fourth call on."""
-        return _CapturedStep(step, self.recipe.batch, self.device) if self.is_cuda else step
+    def fit(
+        self,
+        optimiser: torch.optim.Optimizer,
+        warm_up: int = WARM_UP_STEPS,
+        compiles: bool = True,
+    ) -> None:
+        """Train; the rate is half a cosine. On CUDA, steps are compiled and captured.
+
+        The network is compiled after ``warm_up`` steps, unless ``compiles`` is False.
+        """
+
+        def step(indices: Tensor) -> None:
+            optimiser.zero_grad()
+            self.loss(indices).backward()
+            optimiser.step()
+
+        begin, is_fast = time.perf_counter(), self.is_cuda and not self.is_eager
+        if is_fast:
+            step = _CapturedStep(step, warm_up + WARM_UP_STEPS, self.recipe.batch, self.device)
+        for number, (share, indices) in enumerate(self.batches()):
+            if number == warm_up and compiles and is_fast:
+                self.forward = torch.compile(self.network, fullgraph=True)
+            self.set_cosine_rate(optimiser, share)
+            step(indices)
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - begin
 
     def accuracies(self) -> dict[str, float | None]:
         """Return the accuracies of the network as it is; None where there are no examples."""
@@ -152,14 +181,14 @@ class Run:
 
 
 class _CapturedStep:
-    def __init__(self, step: Step, batch: int, device: torch.device) -> None:
-        self._step, self._calls = step, 0
+    def __init__(self, step: Step, warm_up: int, batch: int, device: torch.device) -> None:
+        self._step, self._warm_up, self._calls = step, warm_up, 0
         self._indices = torch.zeros(batch, dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, indices: Tensor) -> None:
         self._indices.copy_(indices)
-        if self._calls < WARM_UP_STEPS:
+        if self._calls < self._warm_up:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

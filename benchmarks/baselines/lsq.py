@@ -1,7 +1,8 @@
 """LSQ: learned step sizes (Esser et al., Learned Step Size Quantization, 2020, arXiv:1902.08153).
 
-    v -> s · round(clip(v / s, -n, p)),    n = 2, p = 1 for weights; n = 0, p = 3 for features
+    v -> s · round(clip(v / s, -n, p))
 
+With b bits n = 2^(b-1), p = n - 1 for weights, and n = 0, p = 2^b - 1 for features.
 The step s is learned: its gradient is that of a straight-through round times 1/√(N p), N the number
 of weights, or of features of an example. It begins at 2 mean |v| / √p, for features of a batch.
 """
@@ -12,13 +13,7 @@ from torch import Tensor, nn, zeros
 
 from harness import Run, rounded
 
-LEVELS = {
-    "weights": "2 bits: -2, -1, 0, 1 times a step",
-    "features": "2 bits: 0, 1, 2, 3 times a step",
-    "weight_bits": 2,
-    "feature_bits": 2,
-}
-RATE, WEIGHT_DECAY = 1e-3, 1e-4
+RATES, WEIGHT_DECAY = {"int2": 1e-3, "int4": 1e-3}, 1e-4
 
 
 class LearnedStep(nn.Module):
@@ -45,16 +40,9 @@ class LearnedStep(nn.Module):
         return (rounded(quotient) * step).to(v.dtype)
 
 
-def train(run: Run) -> None:
-    run.quantised(lambda weight: LearnedStep(-2, 1, weight), lambda: LearnedStep(0, 3))
-    optimiser = run.adamw()
-
-    def step(indices: Tensor) -> None:
-        optimiser.zero_grad()
-        run.loss(indices).backward()
-        optimiser.step()
-
-    step = run.captured(step)
-    for share, indices in run.batches():
-        run.set_cosine_rate(optimiser, share)
-        step(indices)
+def train(run: Run, bits: str) -> None:
+    half = 2 ** int(bits[-1]) // 2
+    run.quantised(
+        lambda weight: LearnedStep(-half, half - 1, weight), lambda: LearnedStep(0, 2 * half - 1)
+    )
+    run.fit(run.adamw())

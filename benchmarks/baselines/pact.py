@@ -1,6 +1,6 @@
-"""PACT: learned clipping of features (Choi et al., 2018, arXiv:1805.06085), with 2 bits.
+"""PACT: learned clipping of features (Choi et al., 2018, arXiv:1805.06085).
 
-    y = clip(x, 0, a),    features (a / 3) round(3 y / a)
+    y = clip(x, 0, a),    features (a / n) round(n y / a),    n = 2^bits - 1
 
 The gradient of a is 1 where x >= a and 0 elsewhere, that of x is 1 between 0 and a. A decay keeps a
 small; here it is decoupled, as that of the weights. The weights are those of DoReFa, as in the
@@ -11,42 +11,28 @@ normalisation would then be 0, so it begins with 3.
 import torch
 from torch import Tensor, nn
 
-from dorefa import STEPS, Weights
+from dorefa import Weights
 from harness import Run
 
-LEVELS = {
-    "weights": "2 bits: -1, -1/3, 1/3, 1",
-    "features": "2 bits: 0, 1/3, 2/3, 1 times a learned bound",
-    "weight_bits": 2,
-    "feature_bits": 2,
-}
-RATE, WEIGHT_DECAY = 1e-3, 1e-4
+RATES, WEIGHT_DECAY = {"int2": 1e-3, "int4": 1e-3}, 1e-4
 FIRST_BOUND, BOUND_DECAY = 3.0, 1e-2
 
 
 class Clipped(nn.Module):
-    """2 bits of x between 0 and a learned bound."""
+    """x between 0 and a learned bound."""
 
-    def __init__(self, bound: float = FIRST_BOUND) -> None:
+    def __init__(self, bits: int, bound: float = FIRST_BOUND) -> None:
         super().__init__()
+        self.steps = 2**bits - 1
         self.bound = nn.Parameter(torch.tensor(bound))
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.where(x < self.bound, x.float().relu(), self.bound)
-        quantised = torch.round(STEPS * y / self.bound) * self.bound / STEPS
+        quantised = torch.round(self.steps * y / self.bound) * self.bound / self.steps
         return (y + (quantised - y).detach()).to(x.dtype)
 
 
-def train(run: Run) -> None:
-    run.quantised(lambda weight: Weights(), Clipped)
-    optimiser = run.adamw({"bound": BOUND_DECAY})
-
-    def step(indices: Tensor) -> None:
-        optimiser.zero_grad()
-        run.loss(indices).backward()
-        optimiser.step()
-
-    step = run.captured(step)
-    for share, indices in run.batches():
-        run.set_cosine_rate(optimiser, share)
-        step(indices)
+def train(run: Run, bits: str) -> None:
+    width = int(bits[-1])
+    run.quantised(lambda weight: Weights(width), lambda: Clipped(width))
+    run.fit(run.adamw({"bound": BOUND_DECAY}))

@@ -1,17 +1,25 @@
-"""Trains VGG8 on CIFAR-10 by other methods: TWN, LSQ, PACT, DoReFa and Brevitas' defaults.
+"""Trains VGG8 on CIFAR-10 by softstair and by other methods, from one float network.
 
-    python benchmarks/baselines/run.py twn lsq pact dorefa brevitas --start runs/float --seeds 0 1 2
+    softstair train --preset paper-cifar10 --weights float --features float --integer-input \\
+        --optimiser adamw --learning-rate 0.002 --weight-decay 0.1 --norm-decay 0 \\
+        --rate-shape cosine --cutout 12 --epochs 100 --out runs/start
+    python benchmarks/baselines/run.py softstair softstair-learned twn lsq pact dorefa brevitas \\
+        --start runs/start --seeds 0 1 2 --cutout 10 --device cuda --out baselines.csv
 
-Each run prints one line of JSON: the levels of weights and features, the accuracies after the last
-epoch, and the seconds of training. ``--start`` is the run directory of a float network:
-
-    softstair train --preset paper-cifar10 --weights float --features float --out runs/float
+Each training adds a row to the table: method, bits, settings, accuracies after the last epoch,
+seconds of training and commit. Trainings that are in the table are skipped, so the command may be
+repeated. Several may run at a time, with other methods, bits or seeds, and write one table.
+Without ``--bits`` a method trains with all bits that it has.
 """
 
 import argparse
+import csv
+import fcntl
 import importlib
+import itertools
 import json
-import time
+import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +27,23 @@ from typing import Any
 import torch
 
 from harness import Run
-from softstair.data import Dataset, load
+from softstair.data import load
 from softstair.models import default_for
 from softstair.train import Recipe
 from softstair.train.execution import choose_device, choose_threads, training_settings
 from softstair.train.records import recipe_of
 
 METHODS = {
+    "softstair": "ours",
+    "softstair-learned": "ours_learned",
     "twn": "twn",
-    "twn-features": "twn_features",
     "lsq": "lsq",
     "pact": "pact",
     "dorefa": "dorefa",
     "brevitas": "brevitas_default",
 }
+BITS = ("ternary/float", "ternary/uint2", "ternary", "int2", "int4")
+RESULTS = ("valid_accuracy", "test_accuracy", "seconds", "commit")  # all else is settings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("methods", nargs="+", choices=METHODS, metavar="METHOD")
+    parser.add_argument("--bits", nargs="+", choices=BITS, default=BITS)
     parser.add_argument("--start", type=Path, help="run directory of a float network")
     parser.add_argument("--first-layer", choices=("same", "float"), default="same")
     parser.add_argument("--rate", type=float, help="learning rate (default: the method's)")
@@ -56,16 +68,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mixup", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto", help="auto: bfloat16 on a GPU that has it")
+    parser.add_argument("--eager", action="store_true", help="do not compile and capture steps")
+    parser.add_argument("--out", type=Path, default=Path("baselines.csv"))
+    parser.add_argument("--commit", help="default: that of the checkout")
     given = parser.parse_args(arguments)
     try:
-        dataset = load(given.data, given.data_dir)
-        device = choose_device(given.device)
-        for method in given.methods:
-            for seed in given.seeds:
-                line = measure(method, recipe_for(given, seed), dataset, device, given)
-                print(json.dumps(line), flush=True)
+        train_all(given)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+
+
+def train_all(given: argparse.Namespace) -> None:
+    """Train what the table does not have yet, all methods with one seed before the next."""
+    dataset, device = load(given.data, given.data_dir), choose_device(given.device)
+    modules: dict[str, Any] = {
+        name: importlib.import_module(METHODS[name]) for name in given.methods
+    }
+    names = [(name, bits) for bits in given.bits for name in modules if bits in modules[name].RATES]
+    if given.commit is None:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        given.commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    for seed, (name, bits) in itertools.product(given.seeds, names):
+        recipe, module = recipe_for(given, seed), modules[name]
+        rate = module.RATES[bits] if given.rate is None else given.rate
+        decay = module.WEIGHT_DECAY if given.weight_decay is None else given.weight_decay
+        settings = {
+            "method": name,
+            "bits": bits,
+            "seed": seed,
+            "epochs": recipe.epochs,
+            "batch": recipe.batch,
+            "data": recipe.data,
+            "network": default_for(recipe.data),
+            "fold": recipe.fold,
+            "limit": recipe.limit,
+            "first_layer": given.first_layer,
+            "start": given.start,
+            "rate": rate,
+            "weight_decay": decay,
+            **{key: getattr(recipe, key) for key in ("augment", "cutout", "mixup")},
+            "precision": recipe.precision_on(device),
+        }
+        settings = {key: "" if value is None else str(value) for key, value in settings.items()}
+        if is_in_table(given.out, settings):
+            continue
+        with training_settings(recipe, device):
+            run = Run(recipe, dataset, device, given.start, rate, decay, given.first_layer)
+            run.is_eager = given.eager
+            torch.set_num_threads(choose_threads(run.network, recipe.batch))
+            module.train(run, bits)
+            values = (*run.accuracies().values(), round(run.seconds, 1), given.commit)
+        row = {**settings, **dict(zip(RESULTS, values, strict=True))}
+        append(given.out, row)
+        print(json.dumps(row), flush=True)
+
+
+def is_in_table(path: Path, settings: dict[str, str]) -> bool:
+    """Return whether the table has a training with these settings."""
+    if not path.exists():
+        return False
+    with path.open(newline="") as file:
+        return any(settings.items() <= row.items() for row in csv.DictReader(file))
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to the table, which other processes may write too."""
+    with path.open("a", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if file.seek(0, os.SEEK_END) == 0:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def recipe_for(given: argparse.Namespace, seed: int) -> Recipe:
@@ -78,51 +151,11 @@ def recipe_for(given: argparse.Namespace, seed: int) -> Recipe:
         weights="float",
         features="float",
         seed=seed,
-        fold=0 if given.fold == "all" else int(given.fold),
+        fold="all" if given.fold == "all" else int(given.fold),
         integer_input=start.integer_input,
         centre_input=start.centre_input,
         **{name: getattr(given, name) for name in names},
     )
-
-
-def measure(
-    method: str, recipe: Recipe, dataset: Dataset, device: torch.device, given: argparse.Namespace
-) -> dict[str, Any]:
-    """Train once, and return the line of JSON."""
-    module: Any = importlib.import_module(METHODS[method])
-    rate = module.RATE if given.rate is None else given.rate
-    decay = module.WEIGHT_DECAY if given.weight_decay is None else given.weight_decay
-    if recipe.limit is not None:
-        dataset = dataset.sample(recipe.limit)
-    with training_settings(recipe, device):
-        every = given.fold == "all"
-        settings = (rate, decay, given.first_layer)
-        run = Run(recipe, dataset, device, given.start, every, *settings)
-        torch.set_num_threads(choose_threads(run.network, recipe.batch))
-        begin = time.perf_counter()
-        module.train(run)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-        accuracies = run.accuracies()
-    return {
-        "method": method,
-        **module.LEVELS,
-        "first_layer": given.first_layer,
-        "last_layer": "float",
-        "data": recipe.data,
-        "network": default_for(recipe.data),
-        "fold": given.fold,
-        "seed": recipe.seed,
-        "epochs": recipe.epochs,
-        "start": None if given.start is None else str(given.start),
-        "rate": rate,
-        "weight_decay": decay,
-        "augmentation": {name: getattr(recipe, name) for name in ("augment", "cutout", "mixup")},
-        "precision": recipe.precision_on(device),
-        **accuracies,
-        "seconds": round(seconds, 1),
-    }
 
 
 if __name__ == "__main__":

@@ -3,20 +3,16 @@
     d = 0.7 mean |w|,    a = mean of |w| where |w| > d,    weights a · {-1, 0, 1}
 
 d and a are those of a layer, computed anew in each forward pass. The gradient of the ternary
-weights goes to the float ones as it is. The method leaves the features in float.
+weights goes to the float ones as it is. The method leaves the features in float; ``ternary/uint2``
+has those of DoReFa.
 """
 
 from torch import Tensor, nn
 
+from dorefa import Features
 from harness import Run
 
-LEVELS = {
-    "weights": "ternary: -a, 0, a",
-    "features": "float",
-    "weight_bits": 1.58,
-    "feature_bits": 32,
-}
-RATE, WEIGHT_DECAY = 1e-3, 1e-4
+RATES, WEIGHT_DECAY = {"ternary/float": 1e-3, "ternary/uint2": 1e-3}, 1e-4
 
 
 def ternary(w: Tensor) -> Tensor:
@@ -33,16 +29,7 @@ class Ternary(nn.Module):
         return w + (ternary(w) - w).detach()
 
 
-def train(run: Run, features: type[nn.Module] = nn.ReLU) -> None:
+def train(run: Run, bits: str) -> None:
+    features = nn.ReLU if bits == "ternary/float" else lambda: Features(2)
     run.quantised(lambda weight: Ternary(), features)
-    optimiser = run.adamw()
-
-    def step(indices: Tensor) -> None:
-        optimiser.zero_grad()
-        run.loss(indices).backward()
-        optimiser.step()
-
-    step = run.captured(step)
-    for share, indices in run.batches():
-        run.set_cosine_rate(optimiser, share)
-        step(indices)
+    run.fit(run.adamw())

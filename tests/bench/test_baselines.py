@@ -1,5 +1,6 @@
 """The baselines in `benchmarks/baselines/`: formulas computed by hand, and short runs."""
 
+import csv
 import importlib
 import importlib.util
 import json
@@ -15,7 +16,13 @@ import torch
 from softstair.train import Recipe, train
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "baselines"
-METHODS = ("twn", "twn-features", "lsq", "pact", "dorefa")
+METHODS = ("softstair", "softstair-learned", "twn", "lsq", "pact", "dorefa")
+TRAININGS = {
+    "ternary/float": {"softstair", "twn"},
+    "ternary/uint2": {"softstair", "softstair-learned", "twn"},
+    "ternary": {"softstair", "softstair-learned"},
+    **dict.fromkeys(("int2", "int4"), {*METHODS} - {"twn"}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +31,13 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[dict[str, Any]]]:
     """Calls the script in this process; it returns the lines of JSON."""
 
     def call(*words: object) -> list[dict[str, Any]]:
+        monkeypatch.chdir(tmp_path)
         importlib.import_module("run").main([*map(str, words), "--device", "cpu"])
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -79,46 +89,53 @@ def test_lsq_features_by_hand() -> None:
 def test_dorefa_by_hand() -> None:
     """tanh w relative to the largest is 1, −1, 0.2157 and −0.8220: shares 1, 0, 0.608 and 0.089."""
     module = importlib.import_module("dorefa")
-    y, dw = gradients(module.Weights(), [0.5, -0.5, 0.1, -0.4])
+    y, dw = gradients(module.Weights(2), [0.5, -0.5, 0.1, -0.4])
     assert y == pytest.approx([1, -1, 1 / 3, -1])
     largest = math.tanh(0.5)
     assert dw[2] == pytest.approx(3 * (1 - math.tanh(0.1) ** 2) / largest)
-    y, dx = gradients(module.Features(), [-1.0, 0.2, 0.6, 2.0])
+    y, dx = gradients(module.Features(2), [-1.0, 0.2, 0.6, 2.0])
     assert y == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert dx == pytest.approx([0, 2, 3, 0])
 
 
 def test_pact_by_hand() -> None:
     """With the bound 2 the levels are 0, 2/3, 4/3 and 2; 3 and 2 are not below the bound."""
-    clipped = importlib.import_module("pact").Clipped(2.0)
+    clipped = importlib.import_module("pact").Clipped(2, 2.0)
     y, dx = gradients(clipped, [-1.0, 0.5, 1.9, 3.0, 2.0])
     assert y == pytest.approx([0, 2 / 3, 2, 2, 2])
     assert dx == [0, 2, 3, 0, 0]
     assert float(clipped.bound.grad) == 4 + 5
 
 
-def test_runs_on_digits_from_a_float_network(tmp_path: Path, run: Any) -> None:
+def test_trains_each_method_with_its_bits_from_a_float_network(tmp_path: Path, run: Any) -> None:
     recipe = Recipe(weights="float", features="float", limit=200, epochs=4, integer_input=True)
     train(recipe, tmp_path / "float", device="cpu")
     start = ("--start", tmp_path / "float", "--data", "digits", "--augment", "none")
     size = ("--limit", 200, "--epochs", 1, "--batch", 20, "--cutout", 2, "--mixup", 0.2)
-    lines = run(*METHODS, *start, *size, "--first-layer", "float")
-    assert [line["method"] for line in lines] == [*METHODS]
+    lines = run(*METHODS, "--bits", "ternary/float", "int2", *start, *size, "--commit", "abc")
+    for bits in ("ternary/float", "int2"):
+        assert {line["method"] for line in lines if line["bits"] == bits} == TRAININGS[bits]
     for line in lines:
         assert line["valid_accuracy"] > 0.5, line
         assert line["test_accuracy"] is None
-        assert line["weight_bits"] <= 2
         assert line["seconds"] > 0
+    table = list(csv.DictReader((tmp_path / "baselines.csv").read_text().splitlines()))
+    assert [float(row["valid_accuracy"]) for row in table] == [x["valid_accuracy"] for x in lines]
+    assert {row["commit"] for row in table} == {"abc"}
+    # What the table has is not trained again.
+    again = run("twn", "lsq", "--bits", "ternary/float", "int2", *start, *size, "--seeds", 0, 1)
+    assert [(line["method"], line["seed"]) for line in again] == [("twn", "1"), ("lsq", "1")]
+    assert len(run("lsq", "--bits", "int2", *start, *size, "--first-layer", "float")) == 1
 
 
-def test_a_seed_determines_the_run_and_all_folds_may_train(run: Any) -> None:
-    common = ("twn", "--data", "digits", "--augment", "crop", "--limit", 100, "--batch", 20)
-    lines = run(*common, "--epochs", 1, "--seeds", 0, 0, 1)
+def test_a_seed_determines_the_run_and_all_folds_may_train(tmp_path: Path, run: Any) -> None:
+    size = ("--limit", 100, "--batch", 20, "--epochs", 1, "--bits", "ternary/float")
+    common = ("twn", "--data", "digits", "--augment", "crop", *size)
+    lines = [run(*common, "--out", name)[0] for name in ("first.csv", "second.csv")]
     for line in lines:
         line.pop("seconds")
     assert lines[0] == lines[1]
-    assert lines[2]["seed"] == 1
-    assert run(*common, "--epochs", 1, "--fold", "all")[0]["valid_accuracy"] is None
+    assert run(*common, "--fold", "all")[0]["valid_accuracy"] is None
 
 
 WRONG = {"holds no run": "--start nowhere", "augment": "--augment shift", "fold": "--fold 9"}
@@ -135,7 +152,7 @@ def test_brevitas_runs_or_says_how_to_get_it(run: Any, capsys: pytest.CaptureFix
     size = ("--limit", 200, "--batch", 20, "--epochs", 3)
     call = lambda: run("brevitas", "--data", "digits", "--augment", "none", *size)
     if importlib.util.find_spec("brevitas") is not None:
-        assert call()[0]["valid_accuracy"] > 0.5
+        assert all(line["valid_accuracy"] > 0.5 for line in call())
         return
     with pytest.raises(SystemExit, match="2"):
         call()
@@ -153,5 +170,7 @@ def test_vgg8_on_images_in_the_layout_of_cifar10(tmp_path: Path, run: Any) -> No
         (folder / f"{name}.bin").write_bytes(records.tobytes())
     size = ("--epochs", 1, "--batch", 16, "--limit", 40)
     lines = run(*METHODS, "--data-dir", tmp_path, *size)
-    assert [line["network"] for line in lines] == ["vgg8"] * len(METHODS)
+    for bits, methods in TRAININGS.items():
+        assert {line["method"] for line in lines if line["bits"] == bits} == methods
+    assert {line["network"] for line in lines} == {"vgg8"}
     assert all(0 <= line["test_accuracy"] <= 1 for line in lines)
