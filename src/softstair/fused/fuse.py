@@ -119,7 +119,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
         return None
     for call, layer in sources.items():  # by a reader, as all that it takes
         users = [user.args for user in call.users]
-        layer.is_read_once = layer.reader is not None and users == [(context, call)]
+        layer.read_once = layer.reader is not None and users == [(context, call)]
     code.recompile()
     return FusedNetwork(code, layers, evaluates)
 

@@ -1,12 +1,15 @@
-"""Which stairs make integers in fused layers, and those that they made."""
+"""Which stairs make integers in fused layers, those that they made, and their sums."""
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from softstair.kernels.triton.convolution import convolve_int8
 from softstair.nn import StairModule
 
-__all__ = ["Integers", "learns", "makes_int8", "quantum_of", "strategy_of"]
+__all__ = ["Integers", "learns", "makes_int8", "quantum_of", "strategy_of", "sum_int8"]
 
 
 class Integers(NamedTuple):
@@ -40,3 +43,19 @@ def quantum_of(stair: StairModule) -> float:
     quantum = stair.stair.quantum
     assert isinstance(quantum, float)  # checked before fusing
     return quantum
+
+
+def sum_int8(
+    stairs: tuple[StairModule, StairModule],
+    features: Tensor,
+    weights: Tensor,
+    padding: int,
+    running_mean: Tensor,
+) -> tuple[Tensor, Tensor, float]:
+    """Return exact sums in the narrowest dtype that holds them all, their moments and unit."""
+    widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
+    largest = math.prod(widest) * math.prod(weights.shape[1:])
+    dtype = torch.int16 if largest < 2**15 else torch.int32
+    unit = math.prod(map(quantum_of, stairs))
+    sums, partial = convolve_int8(features, weights, padding, dtype, running_mean, unit)
+    return sums, partial, unit

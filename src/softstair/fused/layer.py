@@ -21,7 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from softstair.fused import products
-from softstair.fused.integers import Integers, learns, makes_int8, quantum_of, strategy_of
+from softstair.fused.integers import (
+    Integers,
+    learns,
+    makes_int8,
+    quantum_of,
+    strategy_of,
+    sum_int8,
+)
 from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
@@ -48,8 +55,9 @@ class FusedLayer(nn.Module):
 
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
     makes integers if this layer, its ``reader``, can use them. With ``float8`` the products of the
-    backward pass are in FP8 where integers were multiplied; features that nothing but the reader
-    ``reads`` are then made as integers alone.
+    backward pass are in FP8 where integers were multiplied; features that are ``read_once``, by the
+    reader, are then made as integers alone. A layer that ``keeps_gradient`` has the gradient of its
+    quantised weights, or parts of it, with their stair in ``raw_gradient``, for an optimiser.
     """
 
     source: "FusedLayer | None"
@@ -70,7 +78,8 @@ class FusedLayer(nn.Module):
         self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
         self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
         self.__dict__.update(source=source, reader=None)  # not as submodules
-        self.is_read_once = False
+        self.read_once = self.keeps_gradient = False
+        self.raw_gradient: tuple[Tensor, PreparedStair] | None = None
         if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
         if source is not None and self._takes_integers:
@@ -175,6 +184,16 @@ class FusedLayer(nn.Module):
             return None
         return context.integers.pop(self.source, None)
 
+    def int8_sums(
+        self, features: Integers, weights: Integers, running_mean: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return the sums of integers of the source and of weights, their moments and unit."""
+        assert isinstance(self.sums, nn.Conv2d)
+        assert self.source is not None
+        assert self.weight_stair is not None
+        stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
+        return sum_int8(stairs, features.int8, weights.int8, padding, running_mean)
+
 
 class _Result(NamedTuple):
     """The result of a forward pass, and what the backward pass needs.
@@ -211,8 +230,7 @@ def _train(
     assert running_mean is not None  # checked before fusing
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
-            int8 = integers.int8, weight_integers.int8
-            sums, partial, unit = _int8_sums(layer, *int8, running_mean)
+            sums, partial, unit = layer.int8_sums(integers, weight_integers, running_mean)
         elif layer.is_first:
             sums, partial, squares = convolution.convolve_first(x, values, running_mean)
         else:
@@ -249,7 +267,7 @@ def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Ten
     _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
     assert weight_integers is not None
     zeros = torch.zeros(len(weight), device=weight.device)
-    sums, _, unit = _int8_sums(layer, integers.int8, weight_integers.int8, zeros)
+    sums, _, unit = layer.int8_sums(integers, weight_integers, zeros)
     return sums, unit
 
 
@@ -274,7 +292,7 @@ def _features(
         strategy_of(stair),
         context.seeds[layer.number, 1:],
         x.dtype,
-        stored=float8 is None or not layer.is_read_once,
+        stored=float8 is None or not layer.read_once,
         pool=pool,
         quantum=quantum_of(stair) if keeps else None,
         shortcut=shortcut,
@@ -306,22 +324,6 @@ def _weights(
         *given, stored=stored, quantum=quantum, transposed=float8
     )
     return values, None if integers is None else Integers(integers, transposed)
-
-
-def _int8_sums(
-    layer: FusedLayer, integers: Tensor, weight: Tensor, running_mean: Tensor
-) -> tuple[Tensor, Tensor, float]:
-    """Return exact sums in the narrowest dtype that holds them all, their moments and unit."""
-    assert isinstance(layer.sums, nn.Conv2d)
-    assert layer.source is not None
-    assert layer.weight_stair is not None
-    stairs = (layer.weight_stair, layer.source.stair)
-    widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
-    largest = math.prod(widest) * math.prod(weight.shape[1:])
-    dtype = torch.int16 if largest < 2**15 else torch.int32
-    unit, padding = math.prod(map(quantum_of, stairs)), int(layer.sums.padding[0])
-    sums, partial = convolution.convolve_int8(integers, weight, padding, dtype, running_mean, unit)
-    return sums, partial, unit
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -385,17 +387,14 @@ class _Layer(torch.autograd.Function):
         if not ctx.needs_weight:
             dw = None
         # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.
-        d_quanta = [_product(dw, values, quanta[0]), _product(dy, y, quanta[1])]
+        product = products.quantum_gradient
+        d_quanta = [product(dw, values, quanta[0]), product(dy, y, quanta[1])]
         if dw is not None and ctx.weight_stair is not None:
-            dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
+            if ctx.layer.keeps_gradient and quanta[0] is None:
+                ctx.layer.raw_gradient, dw = (dw, ctx.weight_stair), None
+            else:
+                dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
         if dx is not None:
             dx = dx.to(ctx.dtype)
         d_beta, d_gamma = coefficients[:2]
         return dx, dw, d_gamma, d_beta, d_shortcut, *d_quanta, None, None
-
-
-def _product(gradient: Tensor | None, values: Tensor, quantum: Tensor | None) -> Tensor | None:
-    """Return the gradient of the quantum of which values are multiples."""
-    if gradient is None or quantum is None:
-        return None
-    return (gradient * values).sum(dtype=torch.float32) / quantum

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from softstair.kernels.triton.batchnorm_backward import SumGradient
 from softstair.kernels.triton.gradients import feature_gradient, weight_gradient
 
-__all__ = ["float8_gradients", "gradients", "sums_of"]
+__all__ = ["float8_gradients", "gradients", "quantum_gradient", "sums_of"]
 
 
 def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
@@ -55,3 +55,12 @@ def float8_gradients(
             gradient.transposed, features, gradient.factor, (down, across), padding, quanta[0]
         )
     return dx, dw
+
+
+def quantum_gradient(
+    gradient: Tensor | None, values: Tensor, quantum: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of the quantum of which values are multiples."""
+    if gradient is None or quantum is None:
+        return None
+    return (gradient * values).sum(dtype=torch.float32) / quantum

@@ -1,7 +1,7 @@
 """The state of a training: network, optimiser, annealer, random numbers and position."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -72,6 +72,7 @@ class State:
             recipe, self.network, self.annealer, device, self.steps, own, team.size
         )
         self.forward = team.forward(self.network, self.execution.forward)
+        self._fused_layers = self._layers_that_keep_gradients()
         self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
@@ -164,9 +165,29 @@ class State:
         """Change the parameters by their gradients, as the optimiser and the recipe say."""
         if self.recipe.clip_gradient is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_gradient)
-        self.fill_gradients()  # of parameters that the backward pass did not reach
+        bounds, updated = self.latent_bounds, set[Tensor]()
+        if self._fused_layers:
+            from softstair.fused.update import update_weights
+
+            weights = {name: self.network.get_submodule(name).weight for name in bounds}
+            known: Any = {weights[name]: bound for name, bound in bounds.items()}
+            updated = update_weights(self._fused_layers, self.optimiser, known)
+            bounds = {name: bounds[name] for name in bounds if weights[name] not in updated}
+        self.fill_gradients(updated)
         self.optimiser.step()
-        clip_latent(self.network, self.latent_bounds)
+        clip_latent(self.network, bounds)
+
+    def _layers_that_keep_gradients(self) -> list[Any]:
+        """Return the fused layers whose latent weights are updated in one pass."""
+        alone = self.team.size == 1 and self.recipe.clip_gradient is None
+        if not (self.execution.fused and alone):
+            return []
+        from softstair.fused.update import supports_update  # which needs Triton
+
+        layers: list[Any] = getattr(self.execution.forward, "layers", [])
+        for layer in layers:
+            layer.keeps_gradient = supports_update(self.optimiser)
+        return layers
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.
@@ -184,12 +205,13 @@ class State:
             return ()
         return self.annealer.annealed
 
-    def fill_gradients(self) -> None:
-        """Set gradients of zero behind truncated layers, so that momentum continues there."""
+    def fill_gradients(self, updated: Set[Tensor] = frozenset()) -> None:
+        """Set gradients of zero behind truncated layers, so that momentum continues there; not of
+        weights that were updated."""
         if self.annealer is None or not self.execution.fused:
             return
         for parameter in self.annealer.tied:
-            if parameter.grad is None:
+            if parameter.grad is None and parameter not in updated:
                 if parameter not in self._zeros:
                     self._zeros[parameter] = torch.zeros_like(parameter)
                 parameter.grad = self._zeros[parameter]

@@ -1,0 +1,112 @@
+"""The optimiser's step for latent weights in one pass, against torch's; interpreted."""
+
+import copy
+
+import pytest
+import torch
+from twins import batch, distance, pair
+
+from softstair import kernels
+from softstair.data.batches import Examples
+from softstair.fused import fused, update
+from softstair.fused.update import supports_update, update_weights
+from softstair.train.optimiser import Rates
+from softstair.train.recipe import Recipe
+from softstair.train.state import State
+from softstair.train.step import Step
+
+NEEDS_INTERPRETER = True
+
+
+def test_under_the_interpreter(run_interpreted):
+    run_interpreted(__file__)
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    ("kind", "decay", "float8"),
+    [
+        (torch.optim.AdamW, 0.1, False),
+        (torch.optim.Adam, 0.0, False),
+        (torch.optim.AdamW, 0.0, True),
+    ],
+)
+def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
+    """Two steps with a rate that changes, decay and bounds; one layer has no gradient at first."""
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    twin, bound = copy.deepcopy(net), 0.05
+    runs = [fused(each, float8) for each in (net, twin)]
+    optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
+    weights = [layer.sums.weight for layer in runs[0].layers]
+    for layer in runs[0].layers:
+        layer.keeps_gradient = True
+    for rate in (1e-2, 3e-3):
+        x, y = batch(side=4, images=16)
+        for run, optimiser in zip(runs, optimisers, strict=True):
+            optimiser.zero_grad()
+            optimiser.param_groups[0]["lr"] = torch.tensor(rate)
+            torch.nn.functional.cross_entropy(run(x), y).backward()
+        assert all(weight.grad is None for weight in weights)
+        updated = update_weights(runs[0].layers, optimisers[0], {weights[1]: (-bound, bound)})
+        assert updated == set(weights)
+        optimisers[0].step()
+        optimisers[1].step()
+        with torch.no_grad():
+            runs[1].layers[1].sums.weight.clamp_(-bound, bound)
+        assert all(layer.raw_gradient is None for layer in runs[0].layers)
+    for (name, weight), other in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert distance(weight, other) < 1e-6, name
+        for key, value in optimisers[1].state[other].items():
+            assert distance(optimisers[0].state[weight][key], value) < 1e-5, (name, key)
+    assert float(weights[1].detach().abs().max()) == pytest.approx(bound)
+
+
+def test_a_weight_that_is_no_number_stays_so():
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
+    layer = run.layers[-1]
+    layer.keeps_gradient = True
+    x, y = batch(side=4, images=4)
+    torch.nn.functional.cross_entropy(run(x), y).backward()
+    layer.raw_gradient[0][0, 0] = torch.nan
+    update_weights(run.layers, optimiser, {layer.sums.weight: (-1.0, 1.0)})
+    assert int(layer.sums.weight.isnan().sum()) == 1
+
+
+def test_other_optimisers_take_their_own_step():
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    assert supports_update(torch.optim.AdamW(parameters, weight_decay=0.1))
+    assert not supports_update(torch.optim.Adam(parameters, weight_decay=0.1))
+    assert not supports_update(torch.optim.AdamW(parameters, amsgrad=True))
+    assert not supports_update(torch.optim.SGD(parameters, lr=0.1))
+
+
+@pytest.mark.nightly
+def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
+    """Clipped latent weights, static noise, then a layer without noise, which momentum moves on."""
+    weights = []
+    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(update, "supports_update", lambda optimiser: False)
+        recipe = Recipe(
+            data="cifar10", model="vgg8", batch=4, epochs=3, optimiser="adamw", learning_rate=1e-2,
+            latent_rate=0.3, clip_latent=True, period=1.0, precision="float32", compile="never",
+        )  # fmt: skip
+        net, _ = pair("ternary", "uniform", "mode", side=4)
+        state = State(recipe, net, 4, torch.device("cpu"))
+        assert all(layer.keeps_gradient == kept for layer in state.execution.forward.layers)
+        state.rates = Rates(state.optimiser, state.device)  # as tensors, as on a GPU
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8, generator=draw)
+        step = Step(state, Examples(x, torch.arange(4), 128.0, 64.0, "cpu"))
+        for _ in range(3):
+            state.begin_epoch()
+            step()
+            state.end_epoch({})
+        assert state.truncated_layers
+        weights.append([parameter.detach() for parameter in net.parameters()])
+        moments = state.optimiser.state_dict()["state"]
+        assert {int(each["step"]) for each in moments.values()} == {3}
+    for weight, other in zip(*weights, strict=True):
+        assert distance(weight, other) < 1e-5
