@@ -19,7 +19,7 @@ NEEDS_INTERPRETER = True
 
 
 def test_under_the_interpreter(run_interpreted):
-    run_interpreted(__file__)
+    run_interpreted()
 
 
 @pytest.mark.nightly(keep=1)
@@ -95,7 +95,7 @@ def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
         )  # fmt: skip
         net, _ = pair("ternary", "uniform", "mode", side=4)
         state = State(recipe, net, 4, torch.device("cpu"))
-        assert all(layer.keeps_gradient == kept for layer in state.execution.forward.layers)
+        assert all(layer.keeps_gradient == kept for layer in state._fused_layers)
         state.rates = Rates(state.optimiser, state.device)  # as tensors, as on a GPU
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8, generator=draw)

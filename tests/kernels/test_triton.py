@@ -546,12 +546,36 @@ def test_fused_kernels_compile_without_the_interpreter(
     )
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
-    constants |= dict(SHORTCUT=taps == 0)
+    constants |= dict(SHORTCUT=taps == 0, STORE=True, TRANSPOSE=taps == 3, SUMS=2 + taps // 3)
     constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee")
-    types = {"rows": "i32", "count": "i32", "per_quantum": "fp32", "seed_ptr": "*i64"}
-    types |= {"integers_ptr": "*i8", "argmax_ptr": "*i8"}
+    types = {"rows": "i32", "count": "i32", "images": "i32", "per_quantum": "fp32"}
+    types |= {"seed_ptr": "*i64", "integers_ptr": "*i8", "argmax_ptr": "*i8"}
+    types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if taps else {})
     for kernel in (norm._forward, backward._reduce_dz, backward._backward):
         compile_kernel(kernel, constants, types, "*fp32")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("features", ["fp8e5", "fp8e4nv"])
+def test_backward_products_and_adam_compile_without_the_interpreter(
+    features, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    products, adam = (
+        importlib.import_module(f"softstair.kernels.triton.{n}") for n in ("gradients", "adam")
+    )
+    constants = dict(HEIGHT=16, WIDTH=16, OUTPUTS=256, INPUTS=256, DOWN=3, ACROSS=3, PADDING=1)
+    constants |= dict(BOX_IMAGES=1, BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=256, DEPTH=128)
+    constants |= dict(PARTS=11, BLOCK_OUT=128, BLOCK_IN=128, TAPS=3, COUNT=2, FAMILY="uniform")
+    constants |= dict(BETA_1=0.9, BETA_2=0.999, LOG_1=-0.15, LOG_2=-0.0014)
+    types = dict.fromkeys(("unit", "decay", "low", "high", "eps"), "fp32")
+    types |= {"images": "i32", "size": "i32", "weights": "tensordesc<fp8e5[256,128]>"}
+    dx = types | {"gradients": "tensordesc<fp8e5[1,8,16,128]>"}
+    dw = types | {"gradients": "tensordesc<fp8e5[128,1,1,128]>"}
+    dw |= {"features": f"tensordesc<{features}[128,1,1,128]>"}
+    compile_kernel(products._feature_gradient, constants, dx, "*fp32")
+    compile_kernel(products._weight_gradient, constants, dw, "*fp32")
+    compile_kernel(adam._adam, constants, types, "*fp32")
 
 
 def compile_kernel(kernel, constants, types, default):
