@@ -104,10 +104,7 @@ class ExecutionOptions(Options):
     """How a training step is computed."""
 
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = option(
-        "auto",
-        "Precision of training steps (auto: bfloat16 on a GPU that has it); float8 is bfloat16 "
-        "with FP8 in the backward products.",
-        "in_tables",
+        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto",
@@ -251,12 +248,14 @@ class Recipe(
     def training_differences(self, other: "Recipe") -> list[str]:
         """Return the names of the fields in which another recipe gives another trained network.
 
-        Fields without `changes_result` may differ, and ``precision`` if one of the two is
-        ``auto``, which the device decides.
+        Fields without `changes_result` may differ, and ``precision`` and ``quanta`` if ``auto`` is
+        what the other recipe says; of the precision, the device decides.
         """
         changing = set(fields_with("changes_result"))
         if "auto" in (self.precision, other.precision):
             changing.remove("precision")
+        if self.calibrates == other.calibrates and "learned" not in (self.quanta, other.quanta):
+            changing.remove("quanta")
         return [name for name in self.differences(other) if name in changing]
 
     def to_json(self) -> dict[str, Any]:
