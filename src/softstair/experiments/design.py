@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair import noise as noises
-from softstair._check import shortened, suggestion
+from softstair._check import invalid, shortened, suggestion, wrong
 from softstair._errors import SoftstairError
 from softstair.experiments.results import Fold
 from softstair.schedule import INTERVALS, POWERS
@@ -60,7 +60,7 @@ class Unit:
 
     def path(self, folder: Path) -> Path:
         """Its run directory, in the grid's."""
-        return folder / self.configuration / f"fold-{self.recipe.fold}"
+        return folder / self.name
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,8 @@ class Design:
         valid = all(type(fold) is int and 0 <= fold < most for fold in self.folds)
         valid = (valid and len(self.folds) > 0) or self.folds == ("all",)
         if not valid or len(set(self.folds)) != len(self.folds):
-            raise SoftstairError(
-                f"folds must be different integers from 0 to {most - 1}, or 'all', but "
-                f"{shortened(list(self.folds))} was given.",
-                field="folds",
-            )
+            allowed = f"different integers from 0 to {most - 1}, or 'all'"
+            raise wrong("folds", list(self.folds), allowed)
 
     def __len__(self) -> int:
         """The number of units."""
@@ -153,11 +150,8 @@ class Design:
         'uniform-expectation-std-same_start-homogeneous,bits=ternary'
         """
         if taken := [name for name in self.varied() if name in ("bits", *REPLACED)]:
-            raise SoftstairError(
-                f"bits need the same {taken[0]} in all of {self.name}: choose configurations with "
-                "`where`.",
-                field="bits",
-            )
+            problem = f"need the same {taken[0]} in all of {self.name}"
+            raise invalid("bits", f"{problem}: choose configurations with `where`")
         entries = []
         for entry, name in itertools.product(self.configurations, names):
             recipe = changed(entry.recipe, {"bits": name})
@@ -253,12 +247,9 @@ def read_design(path: Path | str) -> Design:
             raise SoftstairError("the file is too long.")
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
-        names = ", ".join(DESIGNS)
-        raise SoftstairError(
-            f"a design must be one of {names}, or an existing TOML file, but {str(path)!r} was "
-            "given.",
-            field="design",
-        ) from None
+        allowed = f"one of {', '.join(DESIGNS)}, or an existing TOML file"
+        message = f"a design must be {allowed}, but {str(path)!r} was given."
+        raise SoftstairError(message, field="design") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         reason = " ".join(str(reason).split()).rstrip(".")[:300]
@@ -279,8 +270,7 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
         if key not in KEYS:
             raise SoftstairError(f"a key must be one of {', '.join(KEYS)}, but {key!r} was given.")
         if not isinstance(value, KEYS[key]):
-            kind = KEYS[key].__name__
-            raise SoftstairError(f"{key} must be a {kind}, but {shortened(value)} was given.")
+            raise wrong(key, value, f"a {KEYS[key].__name__}")
     name = table.get("name", name)
     rows, without = table.get("rows", [{}]), table.get("without", [])
     if not all(isinstance(row, Mapping) for row in rows):
