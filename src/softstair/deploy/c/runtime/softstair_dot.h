@@ -18,6 +18,7 @@
 typedef struct {
     ss_window window;
     int32_t groups, inputs, outputs; /* inputs and outputs of each group */
+    int32_t first_output;            /* 0, or where a second thread begins */
     int32_t bits, base, step;
     int32_t block;          /* channels unpacked at a time */
     int32_t direct;         /* each window is contiguous in memory */
@@ -159,7 +160,8 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
     const int32_t max_channels = SS_PACKED_CHANNELS(sum) ? SS_PACKED_CHANNELS(sum) : sum->block;
     const int8_t *windows[SS_PLACES];
     int32_t sums[SS_EMIT_PLACES * SS_BLOCK];
-    for (int32_t first = 0, count; first < sum->groups * sum->outputs; first += count) {
+    for (int32_t first = sum->first_output, count; first < sum->groups * sum->outputs;
+         first += count) {
         const int32_t number = first / sum->outputs;
         count = ss_min(max_channels, (number + 1) * sum->outputs - first);
         if (SS_PACKED_CHANNELS(sum)) {

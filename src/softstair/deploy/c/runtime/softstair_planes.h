@@ -22,6 +22,7 @@
 typedef struct {
     ss_window window;
     int32_t outputs;
+    int32_t first_output; /* 0, or where a second thread begins */
     int32_t planes; /* bits per weight */
     const uint32_t *weights;
     const ss_features *in;
@@ -87,12 +88,13 @@ static inline void ss_sum_planes(const ss_planes_sum *sum) {
     const int32_t places = ss_places(&sum->window);
     const int32_t row = ss_taps(&sum->window) * ss_words(sum->in);
     int32_t sums[SS_PLACES * SS_BLOCK], nonzero[SS_PLACES] = {0};
-    for (int32_t first = 0; first < sum->outputs; first += SS_BLOCK) {
+    for (int32_t first = sum->first_output; first < sum->outputs; first += SS_BLOCK) {
         const int32_t count = ss_min(SS_BLOCK, sum->outputs - first);
         for (int32_t place = 0; place < places; place += SS_PLACES) {
             const int32_t group = ss_min(SS_PLACES, places - place);
             /* If these are all windows, they are copied once. */
-            for (int32_t p = 0; p < group && (first == 0 || places > SS_PLACES); p++) {
+            const int is_copied = first > sum->first_output && places <= SS_PLACES;
+            for (int32_t p = 0; p < group && !is_copied; p++) {
                 nonzero[p] = ss_copy_window(sum, place + p, sum->windows + 2 * row * p);
             }
             for (int32_t c = 0; c < count; c += SS_EIGHT) {

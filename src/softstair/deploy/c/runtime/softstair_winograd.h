@@ -42,6 +42,7 @@
 typedef struct {
     ss_window window;
     int32_t outputs;
+    int32_t first_output;   /* 0, or where a second thread begins */
     int32_t tile;           /* its rows of sums: 4, or 2 for bytes */
     int32_t bits;           /* per weight */
     int32_t strip;          /* rows of tiles at a time */
@@ -223,7 +224,7 @@ SS_SPECIALISED void ss_sum_tiles(const ss_winograd_sum *sum, int tile) {
                 ss_tile_features(sum, y, x, c, sum->features + i * inputs + c, step, tile);
             }
         }
-        for (int32_t first = 0; first < sum->outputs; first += 16) {
+        for (int32_t first = sum->first_output; first < sum->outputs; first += 16) {
             const int32_t count = ss_min(16, sum->outputs - first);
             const uint8_t *weights = sum->weights + first / 8 * 9 * inputs * sum->bits;
             if (sum->bits == 4) { /* a constant is faster */
