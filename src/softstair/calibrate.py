@@ -1,6 +1,6 @@
 """Quanta from a few batches: of features by what the network computes, of weights by themselves."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._errors import SoftstairError
-from softstair._stair_module import StairActivation
+from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
 from softstair.nn import StairLayer, stair_modules
@@ -29,7 +29,6 @@ FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Multiples of the quantum of the least squared error whose sums are compared."""
 
 
-@torch.no_grad()
 def calibrate(
     net: nn.Module,
     loader: Iterable[Any],
@@ -83,13 +82,30 @@ def calibrate(
     if weights not in (None, "channel", "layer"):
         raise _check.wrong("weights", weights, "channel, layer or None")
     _check.boolean("norms", norms)
-    groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in tied_stairs(net)]
+    calibrate_stairs(net, islice(loader, batches), None, method, weights, norms, progress)
+    return {name: module.stair.quantum for name, module in stair_modules(net)}
+
+
+@torch.no_grad()
+def calibrate_stairs(
+    net: nn.Module,
+    loader: Iterable[Any],
+    chosen: Collection[StairModule] | None,
+    method: Method = "mse",
+    weights: Literal["channel", "layer"] | None = "channel",
+    norms: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Calibrate some stairs of a network with all batches, as :func:`calibrate` does all stairs."""
+    is_chosen = lambda stair: chosen is None or stair in chosen
+    groups = [[s for s in tied if is_chosen(s)] for tied in tied_stairs(net)]
+    groups = [[s for s in tied if isinstance(s.stair.quantum, float)] for tied in groups]
     device = next((tensor.device for tensor in net.state_dict().values()), torch.device("cpu"))
-    inputs = [batch_arguments(net, batch, device) for batch in islice(loader, batches)]
+    inputs = [batch_arguments(net, batch, device) for batch in loader]
     if not inputs:
         raise _check.invalid("loader", "must have at least one batch, but it has none")
     layers = [module for module in net.modules() if isinstance(module, StairLayer)]
-    fitted = [layer for layer in layers if weights is not None]
+    fitted = [layer for layer in layers if weights is not None and is_chosen(layer.weight_stair)]
     stairs = [layer.weight_stair for layer in fitted]
     before = [(own, own.fit, own.stair.quantum) for own in stairs]
     for layer in fitted:
@@ -117,7 +133,6 @@ def calibrate(
     set_input_units(net)
     if moving:
         average_statistics(net, moving, inputs)
-    return {name: module.stair.quantum for name, module in stair_modules(net)}
 
 
 def _quantum(values: Tensor, stair: Stair, method: Method) -> float | None:

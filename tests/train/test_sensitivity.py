@@ -16,6 +16,7 @@ from softstair.convert.bits import parse_layers, stair_named
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
+from softstair.nn import stair_modules
 from softstair.stair import fit_quantum
 from softstair.train import Recipe, layer_sensitivity, train, trained_network
 from softstair.train.metrics import evaluate
@@ -51,24 +52,32 @@ def validation(recipe: Recipe = FLOAT) -> Examples:
     return Examples(digits.x[chosen], digits.y[chosen], *digits.numbers(False, True))
 
 
+def training_batches(path: Path) -> tuple[torch.Tensor, ...]:
+    """Return the batches with which a network is calibrated."""
+    source = trained_run(path, "data", dict.fromkeys(("model", "data", "zero", "scale")))
+    return _Trial(source, limit=None).inputs.chunk(8)
+
+
 def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) -> None:
-    measured = layer_sensitivity(float_run, ["int8/float", "int2/float"])
+    measured = layer_sensitivity(float_run, ["int8", "int2/float"])
     net = trained_network(float_run, load("digits"))
     assert measured[0] == ("*", "float", FLOAT_BYTES, *evaluate(net, validation()))
     assert [(cost.name, cost.bits) for cost in measured[1:]] == [
-        (name, bits) for name in NAMES for bits in ("int8/float", "int2/float")
+        (name, bits) for name in NAMES for bits in ("int8", "int2/float")
     ]
+    batches = training_batches(float_run)
     for cost in measured[1:]:
         alone = ss.quantise(net, {cost.name: cost.bits, "*": "float"})
+        ss.calibrate(alone.eval(), batches)
         assert (cost.loss, cost.accuracy) == evaluate(alone, validation())
     saved = [measured[0].bytes - cost.bytes for cost in measured[1:3]]
     assert saved == [64 * WIDTH * 3, 64 * WIDTH * 15 // 4]
-    assert abs(measured[1].loss - measured[0].loss) < abs(measured[2].loss - measured[0].loss)
+    assert measured[1].loss < measured[2].loss
 
 
 def test_a_quantised_network_keeps_the_layers_that_have_no_more_levels(int4_run: Path) -> None:
     trained, *costs = layer_sensitivity(int4_run, ["int4", "int8", "int2/float"])
-    net = trained_network(int4_run, load("digits"))
+    net, batches = trained_network(int4_run, load("digits")), training_batches(int4_run)
     assert (trained.loss, trained.accuracy) == evaluate(net, validation())
     for name, same, wide, narrow in zip(NAMES, costs[::3], costs[1::3], costs[2::3], strict=True):
         assert same[2:] == wide[2:] == trained[2:]
@@ -77,13 +86,25 @@ def test_a_quantised_network_keeps_the_layers_that_have_no_more_levels(int4_run:
         with torch.no_grad():
             layer.weight.copy_(layer.weight_stair.stair(layer.weight))
         layer.weight_stair.stair = fit_quantum(layer.weight, stair_named("int2"), True)
+        ss.refresh_statistics(narrowed.eval(), batches)
         assert (narrow.loss, narrow.accuracy) == evaluate(narrowed, validation())
 
 
-@pytest.mark.nightly
-def test_features_of_a_quantised_network_get_fewer_levels(int4_run: Path) -> None:
-    trained, *costs = layer_sensitivity(int4_run, ["float/uint2"])
-    assert all(cost.loss != trained.loss and cost.bytes == trained.bytes for cost in costs)
+def test_features_of_a_quantised_network_are_calibrated_alone(int4_run: Path) -> None:
+    source = trained_run(int4_run, "data", dict.fromkeys(("model", "data", "zero", "scale")))
+    trial = _Trial(source, limit=None)
+    net = trial._narrowed("features.4=float/uint2,*=float")
+    alike = trained_network(int4_run, load("digits"))
+    chosen = net.get_submodule("features.6")
+    with torch.no_grad():
+        for layer in (alike.get_submodule(name) for name in NAMES):
+            layer.weight.copy_(layer.weight_stair.stair(layer.weight))
+    before = {name: stair.stair for name, stair in stair_modules(alike)}
+    quantum = ss.calibrate(alike, trial.inputs.chunk(8), weights=None)["features.6"]
+    assert chosen.stair.levels[1:] == tuple(k * chosen.stair.quantum for k in (1, 2, 3))
+    assert chosen.stair.quantum > quantum  # four levels for the values of sixteen
+    for name, stair in stair_modules(net):
+        assert stair is chosen or stair.stair == before[name]
 
 
 def test_a_run_without_validation_is_measured_on_training_examples(float_run: Path) -> None:
@@ -101,7 +122,8 @@ def test_the_proposal_is_measured_as_a_whole(kind: str, request: pytest.FixtureR
     assert proposal.bytes <= SIZE < trained.bytes
     if kind == "float":
         net = trained_network(path, load("digits"))
-        mixed = ss.quantise(net, parse_layers(proposal.bits), skip="classifier")
+        mixed = ss.quantise(net, parse_layers(proposal.bits), skip="classifier").eval()
+        ss.calibrate(mixed, training_batches(path))
         assert sum(row.bytes for row in ss.report(mixed).rows) == proposal.bytes
         assert (proposal.loss, proposal.accuracy) == evaluate(mixed, validation())
 

@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softstair import _check
+from softstair.calibrate import calibrate_stairs
 from softstair.convert import quantise
 from softstair.convert.bits import parse, parse_layers, stair_named
 from softstair.convert.shortcuts import signed
-from softstair.convert.sites import set_input_units
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import last_layer
 from softstair.nn import StairActivation, StairLayer, StairModule, stair_modules
-from softstair.stair import fit_quantum
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.trained import Trained, trained_run
 
 WIDTHS = ("int8", "int4", "int3", "int2", "ternary")
-EXAMPLES, VALUES = 512, 50_000
-"""Training examples, and values of a layer, to which features of fewer levels are fitted."""
+EXAMPLES, BATCHES = 512, 8
+"""Training examples, and batches of them, with which a network of fewer bits is calibrated."""
 
 
 class Cost(NamedTuple):
@@ -109,14 +108,6 @@ class _Trial:
         self.recipe, self.network = recipe, source.network.to(device)
         net = self._quantised("int8") if recipe.is_float else copy.deepcopy(self.network)
         self.names = [name for name, m in net.named_modules() if isinstance(m, StairLayer)]
-        self.features: dict[int, Tensor] = {}
-        for _, stair in stair_modules(net):
-            stair.register_forward_hook(self._keep)
-        with torch.no_grad():
-            net.eval()(self.inputs)
-
-    def _keep(self, stair: Any, _: Any, y: Tensor) -> None:
-        self.features[stair.layer] = y.flatten()[:: 1 + y.numel() // VALUES]
 
     def measure(self, name: str, bits: str) -> Cost:
         net, text = self.network, bits if name == "*" else f"{name}={bits},*=float"
@@ -137,27 +128,27 @@ class _Trial:
         skip = (*recipe.skip, *([last_layer(self.network, example)] if is_float else []))
         sums: Any = None if recipe.sums == "none" else recipe.sums
         layers = parse_layers(bits)
-        return quantise(self.network, layers, skip=skip, sums=sums, example_inputs=example)
+        net = quantise(self.network, layers, skip=skip, sums=sums, example_inputs=example)
+        calibrate_stairs(net.eval(), self.inputs.chunk(BATCHES), None)
+        return net
 
     @torch.no_grad()
     def _narrowed(self, bits: str) -> nn.Module:
-        """Return a quantised network with fewer levels in some layers, fitted to its values."""
-        net, layers = copy.deepcopy(self.network), parse_layers(bits)
+        """Return a quantised network with fewer levels in some layers, which are calibrated."""
+        net, layers = copy.deepcopy(self.network).eval(), parse_layers(bits)
+        chosen: set[StairModule] = set()
         for name in self.names:
             layer: Any = net.get_submodule(name)
             weights, features = parse(layers.get(name, layers["*"]))
             layer.weight.copy_(layer.weight_stair.stair(layer.weight))
-            _narrow(layer.weight_stair, weights, layer.weight, layer.output_axis is not None)
             for _, stair in stair_modules(net):
-                if isinstance(stair, StairActivation) and stair.layer == layer.weight_stair.layer:
-                    _narrow(stair, features, self.features[stair.layer])
-        set_input_units(net)
+                wanted = features if isinstance(stair, StairActivation) else weights
+                new = stair.stair if wanted == "float" else stair_named(wanted)
+                new = new if stair.stair.levels[0] >= 0 else signed(new)
+                if stair.layer == layer.weight_stair.layer and len(new) < len(stair.stair):
+                    stair.log_ratio = None  # a learned quantum would replace the new one
+                    stair.stair = new
+                    chosen.add(stair)
+        if chosen:
+            calibrate_stairs(net, self.inputs.chunk(BATCHES), chosen)
         return net
-
-
-def _narrow(module: StairModule, name: str, values: Tensor, by_channel: bool = False) -> None:
-    new = module.stair if name == "float" else stair_named(name)
-    new = new if module.stair.levels[0] >= 0 else signed(new)
-    if len(new) < len(module.stair):
-        module.log_ratio = None  # a learned quantum would replace the new one
-        module.stair = fit_quantum(values, new, by_channel)
