@@ -248,8 +248,7 @@ class Recipe(
     def training_differences(self, other: "Recipe") -> list[str]:
         """Return the names of the fields in which another recipe gives another trained network.
 
-        Fields without `changes_result` may differ, and ``precision`` and ``quanta`` if ``auto`` is
-        what the other recipe says; of the precision, the device decides.
+        Fields without `changes_result` may differ; precision and quanta may be auto in one of them.
         """
         changing = set(fields_with("changes_result"))
         if "auto" in (self.precision, other.precision):

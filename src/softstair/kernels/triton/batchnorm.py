@@ -34,9 +34,9 @@ __all__ = [
     "tile_constants",
 ]
 
-ROWS, CHANNELS = 16, 128
-"""Size of a tile, or of each of the four that a program handles together."""
-TILES, FEW_CHANNELS = 128, 8
+ELEMENTS, CHANNELS = 2048, 128
+"""Of a tile, or of each of the four that a program handles together; and most channels of it."""
+TILES, FEW_CHANNELS = 512, 4
 """Partial sums that are added at a time: so many tiles of so few channels."""
 PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of a large GPU."""
@@ -243,9 +243,9 @@ def moments(sums: Tensor, running_mean: Tensor) -> Tensor:
     """Return Σ(c − m) and Σ(c − m)² per channel and tile, (tiles, 2, channels)."""
     channels = sums.shape[1]
     rows, block = sums.numel() // channels, channel_block(channels)
-    grid = reduction_grid(rows, channels)
+    grid, tile = reduction_grid(rows, block, channels), ELEMENTS // block
     partial = torch.empty((grid[0], 2, channels), dtype=torch.float32, device=sums.device)
-    _moments[grid](sums, running_mean, partial, rows, channels, ROWS, block, enable_fp_fusion=True)
+    _moments[grid](sums, running_mean, partial, rows, channels, tile, block, enable_fp_fusion=True)
     return partial
 
 
@@ -299,7 +299,7 @@ def forward(
     constants = tile_constants(sums)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
-    tile = ROWS if parts == 4 else 2 * ROWS
+    tile = ELEMENTS // constants["BLOCK"] * (1 if parts == 4 else 2)
     shape = (*sums.shape[:2], height // 2, width // 2) if pool else sums.shape
     own: dict[str, Any] = {"device": sums.device, "memory_format": memory_format(sums)}
     y = torch.empty(shape if stored else [1] * sums.dim(), dtype=dtype, **own).expand(shape)
@@ -347,10 +347,10 @@ def channel_block(channels: int) -> int:
     return min(CHANNELS, triton.next_power_of_2(channels))
 
 
-def reduction_grid(rows: int, channels: int) -> tuple[int, int]:
+def reduction_grid(rows: int, block: int, channels: int) -> tuple[int, int]:
     """Return the grid of a kernel that sums over rows: (tiles, blocks of channels)."""
-    blocks = triton.cdiv(channels, channel_block(channels))
-    return max(1, min(triton.cdiv(rows, ROWS), PROGRAMS // blocks)), blocks
+    blocks = triton.cdiv(channels, block)
+    return max(1, min(triton.cdiv(rows, ELEMENTS // block), PROGRAMS // blocks)), blocks
 
 
 def memory_format(tensor: Tensor) -> torch.memory_format:

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.batchnorm import (
+    ELEMENTS,
     FEW_CHANNELS,
     IMAGES,
-    ROWS,
     TILES,
     add_partials,
     images_last,
@@ -245,13 +245,14 @@ def reduce_dz(
 ) -> Tensor:
     """Return the :func:`coefficients` of the backward pass, with the sizes of s·dz if asked for."""
     count = sums.numel() // sums.shape[1]
-    rows = count if argmax is None else count // 4
-    grid, number = reduction_grid(rows, sums.shape[1]), 3 if sizes else 2
+    rows, number = count if argmax is None else count // 4, 3 if sizes else 2
+    constants = tile_constants(sums)
+    grid = reduction_grid(rows, constants["BLOCK"], sums.shape[1])
     partial = torch.empty((grid[0], number, sums.shape[1]), device=sums.device)
     _reduce_dz[grid](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
-        stair.table, stair.row, dy, partial, partial, rows, count, **tile_constants(sums),
-        **stair.constants, **NO_TAPS, ROWS=ROWS, POOL=argmax is not None,
+        stair.table, stair.row, dy, partial, partial, rows, count, **constants,
+        **stair.constants, **NO_TAPS, ROWS=ELEMENTS // constants["BLOCK"], POOL=argmax is not None,
         SHORTCUT=shortcut is not None, SUMS=number, num_warps=2, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients(partial, stats, count, unit)
@@ -335,7 +336,8 @@ def backward(
     is at most √n times the size.
     """
     constants = tile_constants(sums)
-    rows, tile = dy.numel() // dy.shape[1], 2 * ROWS if argmax is None else ROWS
+    rows = dy.numel() // dy.shape[1]
+    tile = ELEMENTS // constants["BLOCK"] * (2 if argmax is None else 1)
     count, float8 = triton.cdiv(rows, tile), len(coefficients) == 6
     transposed = factor = None
     if float8:
