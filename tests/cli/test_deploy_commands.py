@@ -110,6 +110,43 @@ def test_mismatch_is_exit_code_1_and_named(
     assert "the first in features.6, example 7 at (100,): " in " ".join(out.split())
 
 
+def test_sample_is_compared_before_the_rest(
+    digits: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softstair.cli.verify.SAMPLE", 10)
+    dataset = load("digits").sample(300)
+    x = dataset.x[split(dataset, 3, 5)[1]]
+    features = IntegerNetwork.features
+    seen: list[torch.Tensor] = []
+    wrong_at = -1
+
+    def spoiled(self: IntegerNetwork, given: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.append(given)
+        layers = features(self, given)
+        if wrong_at >= 0:
+            layers[self.stairs[1]][(given == x[wrong_at]).flatten(1).all(1), 100] += 1
+        return layers
+
+    monkeypatch.setattr(IntegerNetwork, "features", spoiled)
+    code, out, err = run("verify", digits, "--backends", "none")
+    sample = "0 mismatches in a sample of 10 examples; comparing the other 50.\n"
+    assert (code, err) == (0, f"softstair verify: {sample}")
+    assert f"integer network: 0 mismatches of {60 * (3 * 256 + 1):,} numbers" in out
+    assert torch.equal(seen[0], x[::6])
+    assert sorted(torch.cat(seen).flatten(1).tolist()) == sorted(x.flatten(1).tolist())
+    wrong_at = 54  # in the sample
+    code, out, err = run("verify", digits, "--backends", "none", "--last-layer", "int8")
+    assert (code, err, len(seen)) == (1, "", 3)
+    assert "mismatches on a sample of 10 of 60 examples" in " ".join(out.split())
+    assert "the first in features.6, example 54 at (100,): " in " ".join(out.split())
+    assert " of 10 classes differ" in out
+    wrong_at = 55
+    code, out, err = run("verify", digits, "--backends", "none")
+    assert (code, len(seen)) == (1, 5)
+    assert "mismatches on 60 examples" in " ".join(out.split())
+    assert "the first in features.6, example 55 at (100,): " in " ".join(out.split())
+
+
 def test_packed_network_keeps_its_fold(digits: Path, tmp_path: Path, run: Run) -> None:
     file = pack(digits, load("digits"), tmp_path / "digits.safetensors")
     code, out, _ = run("verify", file, "--backends", "none")
@@ -149,6 +186,17 @@ def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: 
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
+
+
+def test_export_to_c_refuses_what_does_not_fit(copy: Path, run: Run) -> None:
+    flags = ["--to", "c", "--fit-flash", 40_000, "--fit-ram", 500]
+    error = run.rejected("export", copy, *flags)
+    for words in ("--fit-flash allows 40,000 bytes", "'features.9' (", "--last-layer int8",
+                  "--fit-ram allows 500 bytes"):  # fmt: skip
+        assert words in error, words
+    assert "--fit-ram is for C" in run.rejected("export", copy, *flags[4:])
+    assert "--fit-ram is a flag of export" in run.rejected("zoo", "list", *flags[4:])
+    assert not (copy / "c").exists()
 
 
 def test_export_replaces_a_link_at_its_default_path(copy: Path, tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,8 @@ from compiled import needs_compiler
 from torch import nn
 
 import softstair as ss
+from softstair.deploy.c.program import memory_plan
+from softstair.deploy.comparison import write
 
 
 def network(stair: ss.Stair, width: int = 8, features: ss.Stair | None = None) -> nn.Module:
@@ -53,6 +55,29 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [thesis]
     with pytest.raises(ValueError, match="to must be one of onnx, qonnx, c"):
         ss.deploy.export(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path, to="C")  # type: ignore[arg-type]
+
+
+def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
+    given = (network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
+    integer = ss.deploy.integerise(*given)
+    plan, least = memory_plan(integer), memory_plan(integer, scratch=0)
+    assert least.ram < plan.ram
+    refused = tmp_path / "refused"
+    flash, ram = plan.flash - 1, plan.ram - 1
+    with pytest.raises(ValueError, match=r"'4' \([\d,]+\).* 18 kB .*last_layer=int8") as error:
+        ss.deploy.export(*given, refused, fit_flash=flash)
+    assert f"fit_flash allows {flash:,} bytes, but the constants take {plan.flash:,}" in str(error)
+    with pytest.raises(ValueError, match=f"takes less, `scratch=0` {least.ram:,} bytes.$"):
+        ss.deploy.export(*given, refused, fit_ram=ram)
+    with pytest.raises(ValueError, match=r"fit_flash allows 0 .* `fit_ram` allows 0 .* channels"):
+        ss.deploy.export(*given, refused, fit_flash=0, fit_ram=0, scratch=0)
+    with pytest.raises(ValueError, match=r"fit_ram is for C, but the format is 'qonnx'"):
+        ss.deploy.export(*given, refused, to="qonnx", fit_ram=ram)
+    with pytest.raises(ValueError, match="fit_flash must be an integer of at least 0"):
+        ss.deploy.export(*given, refused, fit_flash=-1)
+    assert not refused.exists()
+    fits = {"fit_flash": plan.flash, "fit_ram": plan.ram}
+    assert write(integer, tmp_path / "fits", "c", **fits) == plan
 
 
 @pytest.mark.nightly

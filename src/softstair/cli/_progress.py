@@ -120,22 +120,22 @@ class Progress:
             self._finished += 1
             if label and self._bars.disable:
                 number = f"{self._finished}/{self._total} " if self._total else ""
-                self._print(f"{number}{label} is done{self._accuracies.pop(label, '')}")
+                self.note(f"{number}{label} is done{self._accuracies.pop(label, '')}")
         elif kind == "failed":
             self._bars.remove_task(self._tasks.pop(label))
-            self._print(f"{label}: {flags_in(event['why'])}")
+            self.note(f"{label}: {flags_in(event['why'])}")
 
     def _begin(self, label: str, event: Event) -> None:
         self._bars.remove_task(self._tasks.pop(label))  # its time left was that of loading
         self._add(label, self._epoch(label, event), total=event["total"], completed=event["done"])
         if self._resuming and not event["done"] and "part" not in event:
-            self._print(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
+            self.note(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
             self._warn(advice, f"{flags_in(advice)}.")
         exports = event.get("exports")
         if exports and self._verb == "train" and exports not in self._warned:
             self._warned.add(exports)
-            self._print(f"{flags_in(exports).rstrip('.')}.")
+            self.note(f"{flags_in(exports).rstrip('.')}.")
 
     def _advance(self, label: str, event: Event) -> None:
         more: dict[str, Any] = {}
@@ -196,7 +196,8 @@ class Progress:
         """Print a warning once for each subject."""
         if subject not in self._warned:
             self._warned.add(subject)
-            self._print(f"warning: {sentence}")
+            self.note(f"warning: {sentence}")
 
-    def _print(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
+        """Print a sentence on stderr, above the bars."""
         print(f"softstair {self._verb}: {sentence}", file=sys.stderr)

@@ -48,6 +48,12 @@ class ExportFlags:
         "Bytes of memory that a layer of C may use to be faster (default: 1048576; 16384 for "
         "microcontrollers).",
     )
+    fit_flash: int | None = flag(
+        None, "Refuse to write C whose constants take more bytes; its code comes on top."
+    )
+    fit_ram: int | None = flag(
+        None, "Refuse to write C that needs more bytes of memory; its stack comes on top."
+    )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
     def export(self, trained: Path, **own: Any) -> int:
@@ -56,11 +62,9 @@ class ExportFlags:
         inside = trained.is_dir()
         default = trained / name if inside else Path(f"{trained.stem}-{name}")
         out = self.out or default
+        limits = (self.scratch, self.fit_flash, self.fit_ram)
+        plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
         _show_costs(source.integer)
-        named = self.out is not None
-        plan = write(
-            source.integer, out, self.to, source.classes, follow=named, scratch=self.scratch
-        )
         if plan is not None:
             print_line(str(plan))
         elif self.to == "onnx":

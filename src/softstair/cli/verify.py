@@ -3,7 +3,11 @@
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from softstair._check import integer
 from softstair._errors import MissingExtraError, SoftstairError, first_line
@@ -16,6 +20,7 @@ from softstair.deploy.comparison import CLASS, Runner, trained_runner
 from softstair.train.trained import LastLayer, deployed
 
 BACKENDS = ("onnx", "c")
+SAMPLE = 100  # examples that are compared before the others
 TRAINED = "trained"
 
 
@@ -24,6 +29,7 @@ class Command(OwnFlags):
     """Run a trained network, its integer network, its ONNX file and its C program on real examples,
     and count the numbers that differ: every feature of every layer, and the class.
 
+    A sample of 100 examples is compared first. If a number of it differs, the others are left out.
     The examples are the test set, or the validation fold of the run if there is no test set. A
     backend that cannot run here, because ONNX Runtime or a compiler is missing, is an error: leave
     it out with --backends. With --last-layer int8 the reference is the trained network with its
@@ -62,21 +68,44 @@ class Command(OwnFlags):
             }
             if source.network is not source.trained:
                 others[TRAINED] = trained_runner(source.trained, source.integer)
-            on_progress = lambda done: progress.count("comparing", done, len(x))
-            compared = verify(source.network, source.integer, x, others, on_progress=on_progress)
+            compare = partial(verify, source.network, source.integer, x, others)
+            compared, done = dict[str, Comparison](), 0
+            for title, examples in _parts(len(x)).items():
+                show = partial(progress.count, title, total=len(examples))
+                show(0)
+                compared = compare(on_progress=show, examples=examples, earlier=compared)
+                done += len(examples)
+                if done == len(x) or _mismatches(compared):
+                    break
+                comparing = f"comparing the other {len(x) - done:,}"
+                progress.note(f"0 mismatches in a sample of {done} examples; {comparing}.")
         changed = compared.pop(TRAINED, None)
         caption = None if self.last_layer == "float" else f"the last layer in {self.last_layer}"
-        _show(compared, f"mismatches on {len(x):,} examples, {name}", caption)
+        part = f"a sample of {done} of " if done < len(x) else ""
+        _show(compared, f"mismatches on {part}{len(x):,} examples, {name}", caption)
         if changed is not None:
             print_line(
-                f"{changed.wrong[CLASS]:,} of {len(x):,} classes differ from the trained "
-                "network's, whose last layer is float"
+                f"{changed.wrong[CLASS]:,} of {changed.compared[CLASS]:,} classes differ from the "
+                "trained network's, whose last layer is float"
             )
-        return int(any(comparison.mismatches for comparison in compared.values()))
+        return int(_mismatches(compared) > 0)
 
     def _backends(self) -> list[str]:
         names = [name.strip() for name in self.backends.split(",")]
         return [] if names == ["none"] else names
+
+
+def _parts(count: int) -> dict[str, Tensor]:
+    """Return the numbers of the examples: a sample, spread over all, and the rest, with titles."""
+    if count <= SAMPLE:
+        return {"comparing": torch.arange(count)}
+    sample = torch.arange(SAMPLE) * count // SAMPLE
+    rest = torch.ones(count).index_fill(0, sample, 0).nonzero().flatten()
+    return {"comparing a sample": sample, "comparing the rest": rest}
+
+
+def _mismatches(compared: Mapping[str, Comparison]) -> int:
+    return sum(part.mismatches for name, part in compared.items() if name != TRAINED)
 
 
 def _runner(backend: str, network: IntegerNetwork, folder: Path) -> Runner:

@@ -53,8 +53,8 @@ class Comparison:
         """How many numbers differ in all."""
         return sum(self.wrong.values())
 
-    def add(self, layer: str, expected: Tensor, actual: Tensor, start: int) -> None:
-        """Compare the results of a layer for the examples from number ``start`` on."""
+    def add(self, layer: str, expected: Tensor, actual: Tensor, examples: Tensor) -> None:
+        """Compare the results of a layer for the examples with these numbers."""
         if expected.shape != actual.shape:
             raise SoftstairError(
                 f"{layer} must give shape {tuple(expected.shape)}, but it gave "
@@ -67,7 +67,7 @@ class Comparison:
         if count and self.first is None:
             place = tuple(differ.nonzero()[0].tolist())
             values = (expected[place].item(), actual[place].item())
-            self.first = (layer, start + place[0], place[1:], *values)
+            self.first = (layer, int(examples[place[0]]), place[1:], *values)
 
     def __str__(self) -> str:
         total = sum(self.compared.values())
@@ -88,6 +88,8 @@ def verify(
     others: Mapping[str, Runner] | None = None,
     chunk: int = 100,
     on_progress: Callable[[int], None] = lambda _: None,
+    examples: Tensor | None = None,
+    earlier: Mapping[str, Comparison] | None = None,
 ) -> dict[str, Comparison]:
     """Run the trained network, its integer network and others on the same bytes, and compare them.
 
@@ -98,6 +100,8 @@ def verify(
         others: More ways to run it, such as :func:`onnx_runner` and :func:`c_runner`, by name.
         chunk: How many examples to run at a time.
         on_progress: Called with the number of examples that have been compared.
+        examples: Numbers of the examples to compare, (n,) int64; by default all.
+        earlier: What an earlier call returned for other examples of ``x``; it is included.
 
     Returns:
         A comparison for ``"integer network"`` and for each of ``others``.
@@ -118,17 +122,17 @@ def verify(
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
     runners: dict[str, Runner] = {"integer network": _integer_runner(integer), **(others or {})}
-    comparisons = {name: Comparison() for name in runners}
+    comparisons = {name: copy.deepcopy((earlier or {}).get(name, Comparison())) for name in runners}
     reference = trained_runner(net, integer)
     done = 0
-    for part in x.split(chunk):
-        expected = reference(part)
+    for numbers in (torch.arange(len(x)) if examples is None else examples).split(chunk):
+        expected = reference(part := x[numbers])
         for name, run in runners.items():
             actual = run(part)
             for layer, values in expected.items():
                 if layer not in actual:
                     raise SoftstairError(f"{name} must give the result of {layer!r}.")
-                comparisons[name].add(layer, values, actual[layer], done)
+                comparisons[name].add(layer, values, actual[layer], numbers)
         done += len(part)
         on_progress(done)
     return comparisons
@@ -272,6 +276,8 @@ def export(
     to: Literal["onnx", "qonnx", "c"] = "c",
     x: Tensor | None = None,
     scratch: int | None = None,
+    fit_flash: int | None = None,
+    fit_ram: int | None = None,
 ) -> Exported:
     """Write a trained network as ONNX, QONNX or C, and compare it with the network.
 
@@ -302,14 +308,16 @@ def export(
             With int8 or int16 the exported network takes integers of that type.
         scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB; 16384 for
             microcontrollers.
+        fit_flash: Bytes that the constants of C may take; the code comes on top.
+        fit_ram: Bytes that the memory plan of C may take; the stack comes on top.
 
     Returns:
         The files, the comparisons and, for C, the memory plan.
 
     Raises:
         ExportError: If the network has no exact integer form; the message names the layer.
-        SoftstairError: If the network is float, the folder holds something else, or there is no C
-            compiler.
+        SoftstairError: If the network is float or does not fit, the folder holds something else,
+            or there is no C compiler. Nothing is written then.
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
     _check.choice("to", to, FORMATS)
@@ -320,7 +328,7 @@ def export(
     if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):
         allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
-    scratch, folder = _checked_scratch(scratch, to), Path(folder)
+    scratch, folder = _checked_scratch(to, scratch, fit_flash, fit_ram), Path(folder)
     if to == "c":
         _check_folder(folder)
     net = copy.deepcopy(net).cpu().float().eval()
@@ -331,6 +339,7 @@ def export(
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)
     others: dict[str, Runner] = {}
+    c.check_fit(integer, scratch, fit_flash, fit_ram)
     with tempfile.TemporaryDirectory() as work:
         if to == "onnx":
             others[to] = onnx_runner(integer, Path(work))
@@ -341,12 +350,11 @@ def export(
     path = folder if to == "c" else folder / f"network.{to}"
     plan = write(integer, path, to, scratch=scratch if to == "c" else None)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
-    exported = Exported(path, tuple(files), comparisons, plan)
     notes = [f"{name}: {part}" for name, part in comparisons.items() if part.mismatches]
     for note in (*notes, plan.warning if plan else None):
         if note:
             warnings.warn(note, stacklevel=2)
-    return exported
+    return Exported(path, tuple(files), comparisons, plan)
 
 
 def write(
@@ -356,13 +364,16 @@ def write(
     classes: Sequence[str] | None = None,
     follow: bool = True,
     scratch: int | None = None,
+    fit_flash: int | None = None,
+    fit_ram: int | None = None,
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
-    ``follow`` follows a link at ``path``: only for one that the user has named. ``scratch`` is that
-    of :func:`export`.
+    ``follow`` follows a link at ``path``: only for one that the user has named. ``scratch``,
+    ``fit_flash`` and ``fit_ram`` are those of :func:`export`.
     """
-    scratch = _checked_scratch(scratch, to)
+    scratch = _checked_scratch(to, scratch, fit_flash, fit_ram)
+    c.check_fit(network, scratch, fit_flash, fit_ram)
     if to != "c":
         with output_file(path, "out", follow=follow) as partial:
             (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes)
@@ -376,14 +387,14 @@ def write(
 def _check_folder(path: Path) -> None:
     is_used = path.is_dir() and any(path.iterdir()) and not (path / "softstair.h").exists()
     if path.is_file() or is_used:
-        raise _check.invalid(
-            "out",
-            f"must be a new or empty folder, or an earlier export to C, but {str(path)!r} holds "
-            "something else",
-        )
+        allowed = "must be a new or empty folder, or an earlier export to C"
+        raise _check.invalid("out", f"{allowed}, but {str(path)!r} holds something else")
 
 
-def _checked_scratch(scratch: int | None, to: str) -> int:
-    if scratch is not None and to != "c":
-        raise _check.invalid("scratch", f"is for C, but the format is {to!r}: leave it out")
-    return c.SCRATCH if scratch is None else _check.integer("scratch", scratch, 0)
+def _checked_scratch(to: str, *given: int | None) -> int:
+    for name, value in zip(("scratch", "fit_flash", "fit_ram"), given, strict=True):
+        if value is not None and to != "c":
+            raise _check.invalid(name, f"is for C, but the format is {to!r}: leave it out")
+        if value is not None:
+            _check.integer(name, value, 0)
+    return c.SCRATCH if given[0] is None else given[0]

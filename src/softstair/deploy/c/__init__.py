@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softstair import _check, _files
 from softstair._errors import SoftstairError
-from softstair.deploy.c.program import MemoryPlan, PlanRow, sources
+from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, sources
 from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import IntegerNetwork
 
@@ -26,6 +26,7 @@ __all__ = [
     "MemoryPlan",
     "PlanRow",
     "build",
+    "check_fit",
     "classes",
     "features",
     "from_trace",

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from softstair import _check
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import C_TYPES, Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
@@ -12,6 +13,7 @@ from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 ALIGNMENT = 16
+CODE = "about 8 to 18 kB on a Cortex-M4"  # measured, with startup code
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,46 @@ def sources(
     return files, program.plan()
 
 
-def memory_plan(network: IntegerNetwork) -> MemoryPlan:
+def memory_plan(network: IntegerNetwork, scratch: int = SCRATCH) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
-    return _Program(network, "network", SCRATCH).plan()
+    return _Program(network, "network", scratch).plan()
+
+
+def check_fit(
+    network: IntegerNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None
+) -> None:
+    """Raise SoftstairError if constants or memory take more bytes than allowed."""
+    if fit_flash is None and fit_ram is None:
+        return
+    plan, problems = memory_plan(network, scratch), {}
+    if fit_flash is not None and plan.flash > fit_flash:
+        advice = "Use fewer bits for the weights"
+        if isinstance(network.last, nodes.Scores):
+            advice += ", or INT8 for the last layer (`last_layer=int8`, or quantise_last_layer)"
+        problems["fit_flash"] = (
+            f"allows {fit_flash:,} bytes, but the constants take {plan.flash:,}, most of them in "
+            f"{_largest(plan, lambda row: sum(row.flash))}; code adds {CODE}. {advice}"
+        )
+    if fit_ram is not None and plan.ram > fit_ram:
+        least = memory_plan(network, 0).ram
+        advice = "Use fewer channels, smaller inputs, or fewer bits for the features"
+        if least < plan.ram:
+            smaller = f"A smaller `scratch` takes less, `scratch=0` {least:,} bytes"
+            advice = smaller if least <= fit_ram else f"{smaller}. {advice}"
+        problems["fit_ram"] = (
+            f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, without the stack; "
+            "results and scratch memory are largest in "
+            f"{_largest(plan, lambda row: row.memory[1] + row.scratch)}. {advice}"
+        )
+    if problems:
+        (name, problem), *others = problems.items()
+        raise _check.invalid(name, ". ".join([problem, *(f"`{n}` {text}" for n, text in others)]))
+
+
+def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
+    """Return the names and sizes of the three largest operations."""
+    rows = sorted(plan.rows, key=size, reverse=True)[:3]
+    return ", ".join(f"{row.names[-1]!r} ({size(row):,})" for row in rows if size(row))
 
 
 class _Program:
