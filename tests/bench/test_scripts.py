@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from softstair import models
 from softstair.data import load
 from softstair.experiments.design import configuration, read_design
 from softstair.experiments.results import Epoch, Training, write
@@ -201,3 +203,24 @@ def test_fresh_statistics_of_the_first_layer_repair_the_first_layer_alone(
     assert bad == {"running", without.format(0), alone.format(1), alone.format(2)}
     wanted = {"network": "mine", "test_accuracy": "", "data_version": "scikit-learn digits"}
     assert all(row == wanted for row in rows.values())
+
+
+def test_float_twin_for_other_runtimes_equals_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="needs onnx")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = runpy.run_path(str(ROOT / "benchmarks" / "deployed.py"))
+    model = models.dscnn()
+    twin = script["float_twin"](model, (1, 49, 10))
+    x = torch.randn(4, 1, 49, 10)
+    torch.testing.assert_close(twin(x), model.eval()(x), rtol=1e-3, atol=1e-4)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in twin.modules())
+
+
+def test_deployed_goals_compare_with_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="needs onnx")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = runpy.run_path(str(ROOT / "benchmarks" / "deployed.py"))
+    times = {"ours, C": 2.0, script["ONNX"]: 8.0, "ONNX Runtime 1, INT8": 4.0, "ncnn 1, INT8": 3.0}
+    figures = {name: {"cpu_ms": time} for name, time in times.items()}
+    ratios = [ratio for _, _, ratio in script["goals"]("VGG8", figures)]
+    assert ratios == [1.5, None, 0.5]  # the float network of ONNX Runtime was not measured
