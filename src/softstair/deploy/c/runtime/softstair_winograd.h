@@ -198,7 +198,7 @@ SS_SPECIALISED void ss_tile_sums(const int32_t *products, int32_t step, int32_t 
     }
     for (int32_t y = 0; y < tile; y++) {
         ss_transform_products(half + 16 * points * y, 16, sums, 16, tile);
-        for (int32_t x = 0; x < columns; x++) {
+        for (int32_t x = 0; x < tile && x < columns; x++) {
             const int by = tile == 2 ? 2 : shift[y] + shift[x];
             for (int32_t i = 0; i < 16; i++) {
                 const uint32_t shifted = (uint32_t)(sums[16 * x + i] >> by);
