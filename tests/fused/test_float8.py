@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from twins import batch, distance, learn, pair
 
 from softstair.fused import fused
@@ -84,11 +85,73 @@ def test_layers_keep_their_values_and_round_their_gradients(stairs, forward, mon
             assert torch.equal(net.get_parameter(name).grad, twin.get_parameter(name).grad)
 
 
+class Branches(nn.Module):
+    """The features of the first convolution go to two others, of which the first cannot be in FP8,
+    and to a sum; those of the third go to one that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [(3, 16), (16, 24), (16, 32), (24, 16), (32, 16)]
+        self.convs = nn.ModuleList(nn.Conv2d(*c, 3, padding=1, bias=False) for c in layers)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _, outputs in layers)
+        self.activations = nn.ModuleList(nn.ReLU() for _ in layers)
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x):
+        convs, norms, relus = self.convs, self.norms, self.activations
+        first = relus[0](norms[0](convs[0](x)))
+        second = relus[1](norms[1](convs[1](first)))
+        third = relus[2](norms[2](convs[2](first)))
+        second = relus[3](norms[3](convs[3](second)) + first)
+        third = relus[4](norms[4](convs[4](third)))
+        return self.fc((second + third).mean((2, 3)))
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize("change", ["none", "annealed", "no gradients", "norm in eval", "learned"])
+def test_networks_with_branches_keep_their_values(change):
+    """What is not stored is not read: in no branch, and whatever part does not take FP8."""
+    learned = "learned" if change == "learned" else "fixed"
+    net, _ = pair("ternary", "uniform", "mode", make=Branches, quanta=learned)
+    if change == "annealed":
+        net.activations[4].std.zero_()
+        net.convs[4].weight_stair.std.zero_()
+    if change == "norm in eval":
+        net.norms[4].eval()
+    twin, (x, y) = copy.deepcopy(net), batch(side=2, images=16)
+    runs = fused(net, float8=True), fused(twin)
+    assert [layer.read_once for layer in runs[0].layers] == [False, False, True, False, False]
+    for layer in runs[0].layers:  # what must not be read is no number
+        layer.register_forward_hook(_spoil)
+    with torch.set_grad_enabled(change != "no gradients"):
+        scores = [run(x) for run in runs]
+    assert torch.equal(*scores)
+    if change != "no gradients":
+        for score in scores:
+            F.cross_entropy(score, y).backward()
+        assert torch.equal(net.fc.weight.grad, twin.fc.weight.grad)
+        weights = [layer.sums.weight.grad for layer in runs[0].layers]
+        assert all(weight is None or bool(weight.isfinite().all()) for weight in weights)
+
+
+def _spoil(layer, inputs, y):
+    if y.stride()[0] == 0:
+        y.detach().as_strided((1,), (1,)).numpy().fill(float("nan"))  # unseen by autograd
+
+
+def test_features_may_be_changed_in_place():
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    net[2] = nn.Sequential(net[2], nn.Hardtanh(-0.5, 0.5, inplace=True))
+    x, y = batch(side=4, images=4)
+    assert torch.isfinite(learn(fused(net), x, y)).all()
+
+
 @pytest.mark.nightly
 def test_batches_and_stairs_that_do_not_fit_are_multiplied_in_bfloat16():
     assert gradients.float8_for(tuple(range(-8, 8))) == E5M2
     assert gradients.float8_for(tuple(range(16))) == E4M3
-    assert gradients.float8_for(tuple(range(-128, 128))) is None
+    assert gradients.float8_for((-16, 0, 16)) == E4M3
+    assert gradients.float8_for((0, 17)) is None
     net, _ = pair("ternary", "uniform", "mode", side=4)
     twin, (x, y) = copy.deepcopy(net), batch(side=4, images=6)
     assert torch.equal(learn(fused(net, float8=True), x, y), learn(fused(twin), x, y))

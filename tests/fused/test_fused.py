@@ -316,7 +316,7 @@ def test_the_network_for_speech():
     torch.manual_seed(0)
     net = ss.quantise(build("dscnn", 12, (1, 49, 10)), *STAIRS["INT4"])
     twin = copy.deepcopy(net).double()
-    makes_integers = [layer.makes_integers for layer in fused(net).layers]
+    makes_integers = [layer.reader is not None for layer in fused(net).layers]
     assert makes_integers == [False, True] * 4 + [False]
     check(net, twin, torch.randn(2, 1, 49, 10), torch.randint(12, (2,)), 1e-4)
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from twins import batch, distance, pair
 
 from softstair import kernels
@@ -32,7 +33,7 @@ def test_under_the_interpreter(run_interpreted):
     ],
 )
 def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
-    """Two steps with a rate that changes, decay and bounds; one layer has no gradient at first."""
+    """Two steps with a rate that changes, decay and bounds."""
     net, _ = pair("ternary", "uniform", "mode", side=4)
     twin, bound = copy.deepcopy(net), 0.05
     runs = [fused(each, float8) for each in (net, twin)]
@@ -77,8 +78,20 @@ def test_other_optimisers_take_their_own_step():
     parameters = [torch.nn.Parameter(torch.zeros(2))]
     assert supports_update(torch.optim.AdamW(parameters, weight_decay=0.1))
     assert not supports_update(torch.optim.Adam(parameters, weight_decay=0.1))
-    assert not supports_update(torch.optim.AdamW(parameters, amsgrad=True))
+    assert supports_update(torch.optim.Adam(parameters, 0.1, decoupled_weight_decay=True))
+    for settings in ({"amsgrad": True}, {"maximize": True}, {"betas": (0.0, 0.999)}):
+        assert not supports_update(torch.optim.AdamW(parameters, **settings))
     assert not supports_update(torch.optim.SGD(parameters, lr=0.1))
+
+
+def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    net[0].weight = nn.Parameter(net[0].weight.detach())
+    net.add_module("other", nn.Conv2d(3, 16, 3))
+    net.other.weight = net[0].weight
+    state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
+    assert [layer.number for layer in state._fused_layers] == [1, 2, 3]
 
 
 @pytest.mark.nightly

@@ -5,8 +5,10 @@ Elsewhere there is nothing to fuse, and a network runs as it is.
 
 from typing import TYPE_CHECKING, Optional
 
+import torch
 from torch import nn
 
+from softstair import _check
 from softstair.kernels import triton
 
 if TYPE_CHECKING:
@@ -22,12 +24,15 @@ def fused(net: nn.Module, float8: bool = False) -> Optional["FusedNetwork"]:
     the network does in ``train()`` and, if ``evaluates`` is set, in ``eval()``. Hooks that are
     added to the network later are not called.
 
-    With ``float8``, the gradient of sums of integers is rounded to FP8 (E5M2) before it is
-    multiplied by features and weights, where the device can multiply FP8.
+    With ``float8``, the gradient of integer sums is rounded to FP8 (E5M2) before it is multiplied
+    by features and weights; a GPU needs compute capability 9.0.
     """
     device = next((parameter.device for parameter in net.parameters()), None)
     if device is None or triton.unavailable(device) is not None:
         return None
+    if float8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        problem = f"must be False on {device}: FP8 needs a GPU of compute capability 9.0"
+        raise _check.invalid("float8", problem)
     from softstair.fused import fuse
 
     return fuse.fused(net, float8)

@@ -36,6 +36,10 @@ class FusedNetwork:
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
         self.code, self.layers, self.evaluates = code, layers, evaluates
 
+    def multiplies_float8(self, images: int) -> bool:
+        """Whether a product of the backward pass is in FP8, with batches of so many images."""
+        return any(layer.float8_format(images) is not None for layer in self.layers)
+
     def __call__(self, x: Tensor) -> Tensor:
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
             shape = (len(self.layers), 2)
@@ -117,7 +121,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
             sources[call] = layer
     if not layers:
         return None
-    for call, layer in sources.items():  # by a reader, as all that it takes
+    for call, layer in sources.items():  # read by one fused layer, without a shortcut
         users = [user.args for user in call.users]
         layer.read_once = layer.reader is not None and users == [(context, call)]
     code.recompile()

@@ -10,7 +10,8 @@ A learned quantum ε of the features is ε·S(z/ε), with the stair S in quanta:
 
 In evaluation the statistics are the running ones. What is normalised is rounded in another order
 than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
-NaN does not pass a stair here: it comes from parameters alone, which the training checks.
+NaN does not pass a stair here: it comes from parameters alone, which the training checks. FP8 has
+no infinite gradients of sums: those of γ and β, which are not rounded, show them.
 """
 
 import math
@@ -45,7 +46,7 @@ class Context:
     seeds: Tensor
     """(layers, 2): seeds for the draws of weights and of features."""
     needs_gradients: bool = True
-    """Whether a backward pass follows."""
+    """Whether gradients are recorded."""
     integers: dict["FusedLayer", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
 
@@ -82,12 +83,11 @@ class FusedLayer(nn.Module):
         self.raw_gradient: tuple[Tensor, PreparedStair] | None = None
         if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
-        if source is not None and self._takes_integers:
+        if source is not None and source.reader is None and self._takes_integers:
             source.__dict__["reader"] = self
 
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        modules = (self.sums, self.norm, self.stair)
-        training = [module.training for module in modules]
+        training = [module.training for module in (self.sums, self.norm, self.stair)]
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
         if shapes_fit and shortcut is not None:
             shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self._sides(x))
@@ -122,10 +122,8 @@ class FusedLayer(nn.Module):
     def _can_evaluate(self, x: Tensor) -> bool:
         """Whether x suits the kernels of evaluation: a convolution's input in float32, without
         gradient. A linear layer has too few features to gain from them."""
-        half = torch.is_autocast_enabled(x.device.type)
-        return (
-            x.dim() == 4 and x.dtype == torch.float32 and not half and not torch.is_grad_enabled()
-        )
+        plain = x.dim() == 4 and x.dtype == torch.float32 and not torch.is_grad_enabled()
+        return plain and not torch.is_autocast_enabled(x.device.type)
 
     def pools_here(self, x: Tensor) -> bool:
         """Whether pooling windows tile the image that x becomes, so that the kernels pool it."""
@@ -296,7 +294,7 @@ def _features(
         pool=pool,
         quantum=quantum_of(stair) if keeps else None,
         shortcut=shortcut,
-        transposed=float8,
+        last_dtype=float8,
     )
     if integers is not None:
         context.integers[layer] = Integers(integers, transposed)
@@ -321,7 +319,7 @@ def _weights(
     float8 = gradients.float8_for(stair.stair.integers) if with_float8 else None
     given, stored = (weight, None, prepared, strategy_of(stair), seed, dtype), float8 is None
     values, integers, _, transposed = batchnorm.forward(
-        *given, stored=stored, quantum=quantum, transposed=float8
+        *given, stored=stored, quantum=quantum, last_dtype=float8
     )
     return values, None if integers is None else Integers(integers, transposed)
 
@@ -351,7 +349,7 @@ class _Layer(torch.autograd.Function):
         stair = layer.weight_stair
         ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
-        ctx.float8 = result.x.dtype.itemsize == 1
+        ctx.float8 = result.x.dtype in gradients.FORMATS
         # As prepared for this pass: the noise may change before the backward pass.
         ctx.stair = context.stairs[layer.stair]
         ctx.weight_stair = None if stair is None else context.stairs[stair]
@@ -380,9 +378,9 @@ class _Layer(torch.autograd.Function):
             if gradient.factor is None:
                 dx, dw = products.gradients(ctx.layer.sums, gradient.dc, x, values, needed)
             else:
-                quanta_of = (quantum_of(ctx.layer.source.stair), quantum_of(ctx.layer.weight_stair))
+                units = (quantum_of(ctx.layer.source.stair), quantum_of(ctx.layer.weight_stair))
                 dx, dw = products.float8_gradients(
-                    ctx.layer.sums, gradient, x, values, needed, quanta_of, dy.dtype
+                    ctx.layer.sums, gradient, x, values, needed, units, dy.dtype
                 )
         if not ctx.needs_weight:
             dw = None
@@ -391,6 +389,7 @@ class _Layer(torch.autograd.Function):
         d_quanta = [product(dw, values, quanta[0]), product(dy, y, quanta[1])]
         if dw is not None and ctx.weight_stair is not None:
             if ctx.layer.keeps_gradient and quanta[0] is None:
+                assert ctx.layer.raw_gradient is None  # one backward pass for each step
                 ctx.layer.raw_gradient, dw = (dw, ctx.weight_stair), None
             else:
                 dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)

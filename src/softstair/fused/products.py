@@ -39,20 +39,20 @@ def float8_gradients(
     features: Tensor,
     weights: Tensor,
     needed: tuple[bool, bool],
-    quanta: tuple[float, float],
+    units: tuple[float, float],
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the features, in a dtype, and of the weights, in parts to be added,
-    in float32; features and weights are in ``quanta``."""
+    in float32; features and weights count in these ``units``."""
     dx = dw = None
     padding, (down, across) = int(layer.padding[0]), layer.kernel_size
     assert gradient.transposed is not None
     assert gradient.factor is not None
     if needed[0]:
-        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, quanta[1])
+        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, units[1])
     if needed[1]:
         dw = weight_gradient(
-            gradient.transposed, features, gradient.factor, (down, across), padding, quanta[0]
+            gradient.transposed, features, gradient.factor, (down, across), padding, units[0]
         )
     return dx, dw
 

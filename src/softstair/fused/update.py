@@ -15,11 +15,10 @@ __all__ = ["supports_update", "update_weights"]
 
 def supports_update(optimiser: torch.optim.Optimizer) -> bool:
     """Whether :func:`update_weights` does what the optimiser does."""
-    if not isinstance(optimiser, torch.optim.Adam):
-        return False
-    decoupled = isinstance(optimiser, torch.optim.AdamW)
-    return all(
-        (decoupled or not group["weight_decay"]) and not (group["amsgrad"] or group["maximize"])
+    return isinstance(optimiser, torch.optim.Adam) and all(
+        (group["decoupled_weight_decay"] or not group["weight_decay"])
+        and not (group["amsgrad"] or group["maximize"])
+        and min(group["betas"]) > 0
         for group in optimiser.param_groups
     )
 
@@ -32,7 +31,8 @@ def update_weights(
 ) -> set[Tensor]:
     """Take the optimiser's step for weights of layers with a ``raw_gradient``, and clip them.
 
-    The moments are those of the optimiser, which sees no gradient of these weights. Returns them.
+    The moments are those of the optimiser, which sees no gradient of these weights; its learning
+    rates must be tensors on the device. Return the weights that were updated.
     """
     waiting = [layer for layer in layers if layer.raw_gradient is not None]
     groups = {w: group for group in optimiser.param_groups for w in group["params"]}
@@ -57,6 +57,7 @@ def update_weights(
             group["betas"],
             group["eps"],
         )
+        torch.autograd.graph.increment_version(weight)
     return {layer.sums.weight for layer in waiting}
 
 

@@ -93,7 +93,11 @@ def choose_execution(
 
         remark = fuse.not_fused(network)
         if (fused_network := fused(network, precision == "float8")) is not None:
-            return Execution(fused_network, precision, True, False, captured, remark)
+            if precision != "float8" or fused_network.multiplies_float8(recipe.batch):
+                return Execution(fused_network, precision, True, False, captured, remark)
+            remark = f"{remark + '; ' if remark else ''}no product can be in FP8"
+            return Execution(fused_network, "bfloat16", True, False, captured, remark)
+    precision = "bfloat16" if precision == "float8" else precision
     if _compiles(recipe, annealer, device, steps):
         return Execution(Compiled(network), precision, False, True, captured, remark)
     return Execution(network, precision, False, False, captured, remark)

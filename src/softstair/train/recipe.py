@@ -133,8 +133,8 @@ class ExecutionOptions(Options):
         if needed and not (cuda and torch.cuda.get_device_capability(device) >= needed):
             raise _check.invalid(
                 "precision",
-                f"must be auto, float32 or bfloat16 on {device}, which has no "
-                f"{self.precision.upper()}, but {self.precision!r} was given",
+                f"must be auto, float32 or bfloat16 on {device}, since {self.precision} needs a "
+                f"GPU of compute capability {needed[0]}.{needed[1]}",
             )
         return self.precision
 
@@ -251,7 +251,7 @@ class Recipe(
         Fields without `changes_result` may differ; precision and quanta may be auto in one of them.
         """
         changing = set(fields_with("changes_result"))
-        if "auto" in (self.precision, other.precision):
+        if "auto" in (given := {self.precision, other.precision}) and "float8" not in given:
             changing.remove("precision")
         if self.calibrates == other.calibrates and "learned" not in (self.quanta, other.quanta):
             changing.remove("quanta")

@@ -1,6 +1,7 @@
 """The state of a training: network, optimiser, annealer, random numbers and position."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -72,7 +73,7 @@ class State:
             recipe, self.network, self.annealer, device, self.steps, own, team.size
         )
         self.forward = team.forward(self.network, self.execution.forward)
-        self._fused_layers = self._layers_that_keep_gradients()
+        self._fused_layers = self._layers_updated_in_one_pass()
         self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
@@ -167,9 +168,9 @@ class State:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_gradient)
         bounds, updated = self.latent_bounds, set[Tensor]()
         if self._fused_layers:
-            from softstair.fused.update import update_weights
+            from softstair.fused.update import update_weights  # which needs Triton
 
-            weights = {name: self.network.get_submodule(name).weight for name in bounds}
+            weights = {name: self.network.get_parameter(f"{name}.weight") for name in bounds}
             known: Any = {weights[name]: bound for name, bound in bounds.items()}
             updated = update_weights(self._fused_layers, self.optimiser, known)
             bounds = {name: bounds[name] for name in bounds if weights[name] not in updated}
@@ -177,16 +178,26 @@ class State:
         self.optimiser.step()
         clip_latent(self.network, bounds)
 
-    def _layers_that_keep_gradients(self) -> list[Any]:
-        """Return the fused layers whose latent weights are updated in one pass."""
-        alone = self.team.size == 1 and self.recipe.clip_gradient is None
-        if not (self.execution.fused and alone):
-            return []
-        from softstair.fused.update import supports_update  # which needs Triton
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last step."""
+        self.optimiser.zero_grad()
+        for layer in self._fused_layers:
+            layer.raw_gradient = None
 
-        layers: list[Any] = getattr(self.execution.forward, "layers", [])
+    def _layers_updated_in_one_pass(self) -> list[Any]:
+        """Return the fused layers whose latent weights are updated in one pass, if nothing else
+        reads their gradients."""
+        layers: list[Any] = []
+        alone = self.team.size == 1 and self.recipe.clip_gradient is None
+        if self.execution.fused and alone:
+            from softstair.fused.update import supports_update
+
+            names = Counter(weight for _, weight in self._parameters())
+            if supports_update(self.optimiser):
+                fused_layers: list[Any] = getattr(self.execution.forward, "layers", [])
+                layers = [layer for layer in fused_layers if names[layer.sums.weight] == 1]
         for layer in layers:
-            layer.keeps_gradient = supports_update(self.optimiser)
+            layer.keeps_gradient = True
         return layers
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -240,11 +251,10 @@ class State:
 
     def _values(self) -> list[tuple[str, Tensor]]:
         """Return parameters and buffers under all their names; layers may share tensors."""
-        network = self.network
-        return [
-            *network.named_parameters(remove_duplicate=False),
-            *network.named_buffers(remove_duplicate=False),
-        ]
+        return [*self._parameters(), *self.network.named_buffers(remove_duplicate=False)]
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters(remove_duplicate=False))
 
     def random_state(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"

@@ -53,7 +53,7 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
             loss = state.own_loss(scores, y)
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
-    state.optimiser.zero_grad()
+    state.clear_gradients()
     with state.team.connected():  # DistributedDataParallel averages the gradients here
         loss.backward()
     with torch.no_grad():
@@ -147,7 +147,7 @@ class CapturedStep(Step):
     def _capture(self) -> None:
         # Free the old graph first, with its gradients: two graphs would double the peak memory.
         self._graph = None
-        self.state.optimiser.zero_grad()
+        self.state.clear_gradients()
         with preserve(self.state, self._next_step):
             # torch requires a side stream for steps before a capture.
             stream = torch.cuda.Stream()
@@ -157,7 +157,7 @@ class CapturedStep(Step):
                     self._train_on_next_batch()
             torch.cuda.current_stream().wait_stream(stream)
         # Without gradients, the captured backward pass allocates them in the graph's own memory.
-        self.state.optimiser.zero_grad()
+        self.state.clear_gradients()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):

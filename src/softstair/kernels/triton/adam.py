@@ -4,7 +4,8 @@
     w ← clip((1 − rate·decay)·w − rate·(m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε))
 
 The gradient of the quantised weights comes in parts, which are added in order. The slope of their
-stair, the step of torch's Adam or AdamW and the clipping of latent weights follow in registers.
+stair, the step of torch's AdamW (or Adam, without decay) and the clipping of latent weights follow
+in registers.
 """
 
 import math

@@ -290,42 +290,43 @@ def forward(
     pool: bool = False,
     quantum: float | None = None,
     shortcut: Tensor | None = None,
-    transposed: torch.dtype | None = None,
+    last_dtype: torch.dtype | None = None,
 ) -> LayerOutput:
     """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
     ``shortcut``, pooled 2×2 with ``pool``, and in quanta too if the ``quantum`` is given: as int8,
-    and in the dtype ``transposed`` with images last. Values that are not ``stored`` are undefined.
-    """
+    and in the dtype ``last_dtype`` with images last. With ``stored=False`` y only has a shape and a
+    dtype, and must not be read."""
     constants = tile_constants(sums)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
     tile = ELEMENTS // constants["BLOCK"] * (1 if parts == 4 else 2)
     shape = (*sums.shape[:2], height // 2, width // 2) if pool else sums.shape
     own: dict[str, Any] = {"device": sums.device, "memory_format": memory_format(sums)}
-    y = torch.empty(shape if stored else [1] * sums.dim(), dtype=dtype, **own).expand(shape)
+    y = torch.empty(shape if stored else [1] * sums.dim(), dtype=dtype, **own)
+    y = y if stored else y.expand(shape)
     integers = y if quantum is None else torch.empty(shape, dtype=torch.int8, **own)
     argmax = torch.empty(shape, dtype=torch.int8, **own) if pool else y
     rows, tiles = y.numel() // y.shape[1], 1 if pool else parts
-    count, turned = triton.cdiv(rows, tiles * tile), y
-    if transposed is not None:
+    count, transposed = triton.cdiv(rows, tiles * tile), y
+    if last_dtype is not None:
         tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
         count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
-        turned = images_last(y, transposed)
+        transposed = images_last(y, last_dtype)
     _forward[(count, triton.cdiv(sums.shape[1], constants["BLOCK"]))](
-        sums, sums if shortcut is None else shortcut, y, integers, turned, argmax,
+        sums, sums if shortcut is None else shortcut, y, integers, transposed, argmax,
         sums if stats is None else stats, stair.table, stair.row, seed,
         rows, len(y), 1.0 if quantum is None else 1 / quantum,
         **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
         NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
-        STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=transposed is not None,
-        num_warps=4 if strategy == "random" or transposed is not None else 2,
+        STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=last_dtype is not None,
+        num_warps=4 if strategy == "random" or last_dtype is not None else 2,
         enable_fp_fusion=True,
     )  # fmt: skip
     return LayerOutput(
         y,
         None if quantum is None else integers,
         argmax if pool else None,
-        None if transposed is None else turned,
+        None if last_dtype is None else transposed,
     )
 
 

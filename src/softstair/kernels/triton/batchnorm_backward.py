@@ -172,7 +172,7 @@ def _power_of_two(sizes_ptr, CHANNELS: tl.constexpr):
 @triton.jit
 def _backward(
     dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, coefficients_ptr, dc_ptr,
-    transposed_ptr, power_ptr, dz_ptr, rows, images,
+    transposed_ptr, factor_ptr, dz_ptr, rows, images,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
     SHORTCUT: tl.constexpr, TRANSPOSE: tl.constexpr,
@@ -189,7 +189,7 @@ def _backward(
     power = 1.0
     if TRANSPOSE:
         power = _power_of_two(coefficients_ptr + 5 * CHANNELS, CHANNELS)
-        tl.store(power_ptr, 1 / power)
+        tl.store(factor_ptr, 1 / power)
     mask = row_mask[:, None]
     if CHANNELS % BLOCK != 0:
         mask = mask & channel_mask[None, :]
@@ -358,8 +358,8 @@ def backward(
 
 
 def stair_backward(dy: Tensor, x: Tensor, stair: PreparedStair) -> Tensor:
-    """Return dy·slope(x), for weights; both tensors have one memory layout, or dy is the sum of
-    several tensors of that layout."""
+    """Return dy·slope(x), for weights; dy has the memory layout of x, or consists of several
+    summands of that layout, stacked."""
     dx, size = torch.empty_like(x), x.numel()
     _stair_backward[(triton.cdiv(size, FLAT_BLOCK),)](
         dy, x, stair.table, stair.row, dx, size, dy.numel() // size, BLOCK=FLAT_BLOCK,
