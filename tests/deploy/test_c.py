@@ -98,6 +98,27 @@ def test_sixteen_channels_at_a_time_are_equal_at_every_edge(kind: str, tmp_path:
     assert differing(net.results, traced(net.network(), net.bytes, tmp_path, kind)) == {}
 
 
+@needs_compiler
+@pytest.mark.parametrize("kind", ["native", "plain"])
+def test_depthwise_sums_have_16_bits_only_where_they_are_proven_to_fit(
+    kind: str, tmp_path: Path
+) -> None:
+    # 35 places: a round of 32, and three; 69 channels: twice 32, and 5.
+    net = RandomBuilder(1, (3, 7, 5), zero=121, batch=3)
+    net.sum("first", 69, "int8", padding=(1, 1))
+    net.steps("first.stair", tuple(range(200)), even=True)
+    for weights, levels in (("int4", 200), ("int8", 128)):
+        net.sum(weights, 69, weights, padding=(1, 1), groups=69)
+        net.steps(f"{weights}.stair", tuple(range(levels)), even=True)
+    net.sum("sums", 69, "int8", padding=(1, 1), groups=69)
+    assert float(net.results["sums"].abs().max()) >= 2**15
+    net.flatten("flat")
+    net.scores("last", 4)
+    assert differing(net.results, traced(net.network(), net.bytes, tmp_path, kind)) == {}
+    fields = re.findall(r"\.narrow = (\d)", (tmp_path / "network.c").read_text())
+    assert fields == ["0", "1", "0", "0"]
+
+
 OPTIONS = {
     "GNU C": ("-O2",),  # without -std=c99, GCC contracts a product and a sum by default
     "native": ("-O3", NATIVE),

@@ -196,6 +196,7 @@ def _bytes(
     if x.bias:
         constants["offsets"] = ((x.bias * rows.sum((1, 2))).astype(np.int32), "thresholds")
     place = f"(int8_t *){name.upper()}_SCRATCH"
+    weight, feature = int(np.abs(rows).max(initial=0)), max(*map(abs, span), abs(x.bias))
     fields = {
         "groups": int(node.groups),
         "inputs": rows.shape[2],
@@ -207,6 +208,7 @@ def _bytes(
         "direct": int(windows == 0),
         "packed_channels": packing.channels,
         "chunk": packing.chunk,
+        "narrow": int(depthwise and length * weight * feature < 2**15),
         **{key: f"{name}_{key}" for key in constants},
         "unpacked": place,
         "windows": f"{place} + {unpacked}" if windows else None,

@@ -24,6 +24,7 @@ typedef struct {
     int32_t direct;         /* each window is contiguous in memory */
     int32_t packed_channels; /* at a time, or 0 without packed products */
     int32_t chunk;           /* inputs of a sum of packed products, or 0 for two in one */
+    int32_t narrow;          /* sums of a depthwise layer fit into 16 bits */
     const uint8_t *weights; /* one row per channel, aligned to bytes */
     const uint8_t *negated; /* one bit per channel, or null */
     const int32_t *offsets; /* one per channel, or null */
@@ -278,7 +279,7 @@ static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
     /* All memory of a network is one array. */
     const int32_t padding_offset = (int32_t)(spare - data);
     int32_t *tap_offsets = (int32_t *)(void *)sum->windows;
-    int32_t sums[SS_BLOCK];
+    int32_t sums[SS_EMIT_PLACES * SS_BLOCK];
     if (SS_PACKED_CHANNELS(sum)) {
         SS_WITH_LIMITS(ss_sum_columns, sum->sink, sum);
         return;
@@ -292,11 +293,15 @@ static inline void ss_sum_depthwise(const ss_dot_sum *sum) {
             }
         }
         ss_fill((uint8_t *)spare, (uint8_t)-in->bias, sum->block);
-        for (int32_t place = 0; place < places; place++) {
-            ss_tap_offsets(window, place, in->channels, first, padding_offset, tap_offsets);
-            ss_dot_depthwise(data, tap_offsets, taps, sum->unpacked, sum->block, count, sums);
-            ss_negate_and_offset(sum, 1, first, count, sums);
-            ss_emit_sums(sum->sink, place, 1, first, count, sums);
+        for (int32_t place = 0, together; place < places; place += together) {
+            together = ss_min(SS_EMIT_PLACES, places - place);
+            for (int32_t p = 0; p < together; p++) {
+                ss_tap_offsets(window, place + p, in->channels, first, padding_offset, tap_offsets);
+                ss_dot_depthwise(data, tap_offsets, taps, sum->unpacked, sum->block, count,
+                                 sum->narrow, sums + p * SS_BLOCK);
+            }
+            ss_negate_and_offset(sum, together, first, count, sums);
+            ss_emit_sums(sum->sink, place, together, first, count, sums);
         }
     }
 }

@@ -71,7 +71,7 @@ static inline int32_t ss_dot_one(const int8_t *a, const int8_t *b, int32_t count
 #define SS_HAS_DOT_DEPTHWISE
 static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offsets, int32_t taps,
                                     const int8_t *weights, int32_t stride, int32_t channels,
-                                    int32_t *sums) {
+                                    int32_t narrow, int32_t *sums) {
     uint32_t odd = (uint32_t)(uintptr_t)data | (uint32_t)(uintptr_t)weights | (uint32_t)stride;
     for (int32_t tap = 0; tap < taps; tap++) {
         odd |= (uint32_t)tap_offsets[tap];
@@ -91,7 +91,7 @@ static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offse
         sums[c] = s0, sums[c + 1] = s1, sums[c + 2] = s2, sums[c + 3] = s3;
     }
     ss_dot_depthwise_plain(data + aligned, tap_offsets, taps, weights + aligned, stride,
-                           channels - aligned, sums + aligned);
+                           channels - aligned, narrow, sums + aligned);
 }
 
 #endif

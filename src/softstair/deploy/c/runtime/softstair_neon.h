@@ -151,8 +151,24 @@ static inline void ss_dot_tile(const int8_t *const *windows, const int8_t *weigh
 #define SS_HAS_DOT_DEPTHWISE
 static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offsets, int32_t taps,
                                     const int8_t *weights, int32_t stride, int32_t channels,
-                                    int32_t *sums) {
+                                    int32_t narrow, int32_t *sums) {
     int32_t c = 0;
+    for (; narrow && c + 32 <= channels; c += 32) {
+        int16x8_t s[4] = {vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0)};
+        for (int32_t tap = 0; tap < taps; tap++) {
+            const int8_t *x = data + tap_offsets[tap] + c, *w = weights + tap * stride + c;
+            const int8x16_t x0 = vld1q_s8(x), x1 = vld1q_s8(x + 16);
+            const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
+            s[0] = vmlal_s8(s[0], vget_low_s8(x0), vget_low_s8(w0));
+            s[1] = vmlal_high_s8(s[1], x0, w0);
+            s[2] = vmlal_s8(s[2], vget_low_s8(x1), vget_low_s8(w1));
+            s[3] = vmlal_high_s8(s[3], x1, w1);
+        }
+        for (int i = 0; i < 4; i++) {
+            vst1q_s32(sums + c + 8 * i, vmovl_s16(vget_low_s16(s[i])));
+            vst1q_s32(sums + c + 8 * i + 4, vmovl_high_s16(s[i]));
+        }
+    }
     for (; c + 8 <= channels; c += 8) {
         int32x4_t low = vdupq_n_s32(0), high = low;
         for (int32_t tap = 0; tap < taps; tap++) {
@@ -167,7 +183,7 @@ static inline void ss_dot_depthwise(const int8_t *data, const int32_t *tap_offse
     if (c < channels) {
         /* The rest begins c channels later. */
         ss_dot_depthwise_plain(data + c, tap_offsets, taps, weights + c, stride, channels - c,
-                               sums + c);
+                               narrow, sums + c);
     }
 }
 
@@ -324,21 +340,26 @@ static inline uint32_t ss_reached(const int32_t *sums, const int32_t *limits, in
 #define SS_HAS_AFFINE
 static inline void ss_affine_bytes(const int32_t *sums, const int32_t *multipliers,
                                    const int32_t *offsets, const int8_t *shifts, int32_t low,
-                                   int32_t high, int32_t count, int8_t *to) {
+                                   int32_t high, int32_t count, int32_t places, int32_t step,
+                                   int8_t *to) {
     const int16x8_t lowest = vdupq_n_s16((int16_t)low), highest = vdupq_n_s16((int16_t)high);
     int32_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        const int32x4_t a = vmlaq_s32(vld1q_s32(offsets + i), vld1q_s32(sums + i),
-                                      vld1q_s32(multipliers + i));
-        const int32x4_t b = vmlaq_s32(vld1q_s32(offsets + i + 4), vld1q_s32(sums + i + 4),
-                                      vld1q_s32(multipliers + i + 4));
+        const int32x4_t m0 = vld1q_s32(multipliers + i), m1 = vld1q_s32(multipliers + i + 4);
+        const int32x4_t b0 = vld1q_s32(offsets + i), b1 = vld1q_s32(offsets + i + 4);
         const int16x8_t left = vmovl_s8(vneg_s8(vld1_s8(shifts + i)));
-        const int16x4_t half = vqmovn_s32(vshlq_s32(a, vmovl_s16(vget_low_s16(left))));
-        const int16x8_t levels = vqmovn_high_s32(half, vshlq_s32(b, vmovl_high_s16(left)));
-        vst1_s8(to + i, vmovn_s16(vminq_s16(vmaxq_s16(levels, lowest), highest)));
+        const int32x4_t left0 = vmovl_s16(vget_low_s16(left)), left1 = vmovl_high_s16(left);
+        const int32_t *from = sums + i;
+        int8_t *levels = to + i;
+        for (int32_t p = 0; p < places; p++, from += SS_BLOCK, levels += step) {
+            const int32x4_t a = vshlq_s32(vmlaq_s32(b0, vld1q_s32(from), m0), left0);
+            const int32x4_t b = vshlq_s32(vmlaq_s32(b1, vld1q_s32(from + 4), m1), left1);
+            const int16x8_t both = vqmovn_high_s32(vqmovn_s32(a), b);
+            vst1_s8(levels, vmovn_s16(vminq_s16(vmaxq_s16(both, lowest), highest)));
+        }
     }
     ss_affine_bytes_plain(sums + i, multipliers + i, offsets + i, shifts + i, low, high, count - i,
-                          to + i);
+                          places, step, to + i);
 }
 
 #endif

@@ -116,10 +116,12 @@ static inline void ss_dot_tile_plain(const int8_t *const *windows, const int8_t 
     sums[0] = ss_dot_one_plain(windows[0], weights, row);
 }
 
-/* `tap_offsets` is the offset of each tap's channels from `data`. */
+/* `tap_offsets` is the offset of each tap's channels from `data`. Sums that are `narrow` fit into
+ * 16 bits, at each tap. */
 static inline void ss_dot_depthwise_plain(const int8_t *data, const int32_t *tap_offsets,
                                           int32_t taps, const int8_t *weights, int32_t stride,
-                                          int32_t channels, int32_t *sums) {
+                                          int32_t channels, int32_t narrow, int32_t *sums) {
+    (void)narrow;
     for (int32_t c = 0; c < channels; c++) {
         int32_t sum = 0;
         for (int32_t tap = 0; tap < taps; tap++) {
@@ -195,13 +197,17 @@ static inline int32_t ss_affine(int32_t sum, int32_t multiplier, int32_t offset,
     return level < low ? low : level > high ? high : level;
 }
 
+/* Of some places, whose sums are SS_BLOCK and whose levels are `step` elements apart. */
 static inline void ss_affine_bytes_plain(const int32_t *restrict sums,
                                          const int32_t *restrict multipliers,
                                          const int32_t *restrict offsets,
                                          const int8_t *restrict shifts, int32_t low,
-                                         int32_t high, int32_t count, int8_t *restrict to) {
-    for (int32_t i = 0; i < count; i++) {
-        to[i] = (int8_t)ss_affine(sums[i], multipliers[i], offsets[i], shifts[i], low, high);
+                                         int32_t high, int32_t count, int32_t places, int32_t step,
+                                         int8_t *restrict to) {
+    for (int32_t p = 0; p < places; p++, sums += SS_BLOCK, to += step) {
+        for (int32_t i = 0; i < count; i++) {
+            to[i] = (int8_t)ss_affine(sums[i], multipliers[i], offsets[i], shifts[i], low, high);
+        }
     }
 }
 

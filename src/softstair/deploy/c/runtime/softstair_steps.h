@@ -181,16 +181,16 @@ static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t p
         SS_WITH_LIMITS(ss_store_four, sink, sink, place + p, channel, count, sums);
     }
 #endif
-    for (; p < places; p++, sums += SS_BLOCK) {
-        const int32_t first = (place + p) * sink->out->channels + channel;
-        if (sink->out->kind == SS_BYTES) {
-            int8_t *to = (int8_t *)sink->out->data + first;
-            ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, to);
-        } else {
-            int32_t *to = (int32_t *)sink->out->data + first;
-            for (int32_t c = 0; c < count; c++) {
-                to[c] = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
-            }
+    const int32_t step = sink->out->channels, first = (place + p) * step + channel;
+    if (sink->out->kind == SS_BYTES) {
+        int8_t *to = (int8_t *)sink->out->data + first;
+        ss_affine_bytes(sums, m, b, shifts, sink->low, sink->high, count, places - p, step, to);
+        return;
+    }
+    int32_t *to = (int32_t *)sink->out->data + first;
+    for (; p < places; p++, sums += SS_BLOCK, to += step) {
+        for (int32_t c = 0; c < count; c++) {
+            to[c] = ss_affine(sums[c], m[c], b[c], shifts[c], sink->low, sink->high);
         }
     }
 }
