@@ -39,7 +39,7 @@ from softstair.deploy.onnx import model as onnx_model
 from softstair.models import dscnn, last_layer, vgg8
 from softstair.train.trained import deployed
 
-FLAGS = ("-std=c99", "-O3", "-march=native", "-fno-tree-loop-distribute-patterns")
+FLAGS = ("-std=c99", "-O3", "-march=native", "-fno-builtin")
 SCRIPT = Path(__file__).with_name("runtimes.py")
 PACKAGES = {"LiteRT": "ai-edge-litert"}
 CALLS = {"VGG8": 1, "DSCNN": 5}  # timed calls a turn
