@@ -133,8 +133,8 @@ class ExecutionOptions(Options):
         if needed and not (cuda and torch.cuda.get_device_capability(device) >= needed):
             raise _check.invalid(
                 "precision",
-                f"must be auto, float32 or bfloat16 on {device}, since {self.precision} needs a "
-                f"GPU of compute capability {needed[0]}.{needed[1]}",
+                f"must be auto, float32 or bfloat16 on {device}, which has no compute capability "
+                f"of {needed[0]}.{needed[1]}, but {self.precision!r} was given",
             )
         return self.precision
 
