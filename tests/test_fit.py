@@ -10,7 +10,7 @@ import torch
 
 import softstair as ss
 from softstair.convert.bits import stair_named
-from softstair.stair import fit_quantum
+from softstair.fit import fit_quantum
 
 STAIRS = {
     "sign": ss.Stair.sign(),

@@ -11,10 +11,11 @@ from torch import Tensor, fx, nn
 from softstair import _check, kernels
 from softstair import noise as noises
 from softstair._errors import SoftstairError
+from softstair.fit import fit_quantum
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, regularise
-from softstair.stair import Stair, fit_quantum
+from softstair.stair import Stair
 
 __all__ = [
     "EXTRA_STATE",

@@ -13,9 +13,10 @@ from softstair._errors import SoftstairError
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
+from softstair.fit import fit_quantum
 from softstair.nn import StairLayer, stair_modules
 from softstair.norms import Arguments, average_statistics, batch_arguments, running_norms
-from softstair.stair import Quantum, Stair, fit_quantum
+from softstair.stair import Quantum, Stair
 
 __all__ = ["Method", "calibrate"]
 

@@ -18,7 +18,7 @@ from softstair import Stair
 from softstair.data import load
 from softstair.data.folds import split
 from softstair.deploy import IntegerNetwork, last_layer
-from softstair.stair import fit_quantum
+from softstair.fit import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import about, pack

@@ -11,7 +11,7 @@ import softstair as ss
 from softstair._errors import SoftstairError
 from softstair.convert.bits import StairName, feature_stair, name_of, parse, parse_layers
 from softstair.convert.bits import stair_named as named
-from softstair.stair import fit_quantum
+from softstair.fit import fit_quantum
 
 
 def names(net: nn.Module) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.experiments.design import changed
-from softstair.stair import fit_quantum
+from softstair.fit import fit_quantum
 from softstair.train import Recipe, train, trained_network
 from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network

@@ -16,8 +16,8 @@ from softstair.convert.bits import parse_layers, stair_named
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
+from softstair.fit import fit_quantum
 from softstair.nn import stair_modules
-from softstair.stair import fit_quantum
 from softstair.train import Recipe, layer_sensitivity, train, trained_network
 from softstair.train.metrics import evaluate
 from softstair.train.sensitivity import Cost, _proposal, _Trial

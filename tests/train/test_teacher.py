@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from softstair._errors import SoftstairError
 from softstair.data import Dataset, load
 from softstair.experiments import results
+from softstair.fit import fit_quantum
 from softstair.models import build, digits
-from softstair.stair import fit_quantum
 from softstair.train import Interrupted, Recipe, RunError, teacher, train, trained_network
 from softstair.train.network import stair_network
 from softstair.train.teacher import (

@@ -42,10 +42,11 @@ from softstair.convert.sites import (
     set_input_units,
     set_ranks,
 )
+from softstair.fit import fit_quantum
 from softstair.nn import StairActivation, StairLayer, StairWeight
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward
-from softstair.stair import Stair, fit_quantum
+from softstair.stair import Stair
 from softstair.ste import Estimator
 
 __all__ = ["quantise"]

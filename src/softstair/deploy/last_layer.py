@@ -12,8 +12,9 @@ from softstair.convert.conversion import ATTRIBUTE, stair_row
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
 from softstair.deploy.nodes import ExportError
+from softstair.fit import fit_quantum
 from softstair.nn import StairLinear, StairWeight, layer_count
-from softstair.stair import Stair, fit_quantum
+from softstair.stair import Stair
 
 INT8 = Stair(tuple(range(-127, 128)), tuple(number - 0.5 for number in range(-126, 128)))
 HALF_UNIT = 2**23

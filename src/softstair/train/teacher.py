@@ -27,9 +27,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from softstair.convert.conversion import conversion_of
 from softstair.convert.graph import trace
 from softstair.data import Dataset
+from softstair.fit import fit_quantum
 from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
-from softstair.stair import Stair, fit_quantum
+from softstair.stair import Stair
 from softstair.train.execution import HALF
 from softstair.train.network import make_network, trained_network
 from softstair.train.optimiser import clip_latent, latent_bounds
