@@ -142,7 +142,7 @@ def _spoil(layer, inputs, y):
 def test_features_may_be_changed_in_place():
     net, _ = pair("ternary", "uniform", "mode", side=4)
     net[2] = nn.Sequential(net[2], nn.Hardtanh(-0.5, 0.5, inplace=True))
-    x, y = batch(side=4, images=4)
+    x, y = batch(side=4, images=2)
     assert torch.isfinite(learn(fused(net), x, y)).all()
 
 

@@ -1,6 +1,7 @@
 """The optimiser's step for latent weights in one pass, against torch's; interpreted."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -23,6 +24,16 @@ def test_under_the_interpreter(run_interpreted):
     run_interpreted()
 
 
+def small() -> nn.Module:
+    """A first convolution and a linear layer; each launch of a kernel costs the interpreter."""
+    names = ("conv", "norm", "relu", "flat", "linear", "norm_2", "relu_2", "fc")
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5),
+    ]  # fmt: skip
+    return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
+
+
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("kind", "decay", "float8"),
@@ -34,7 +45,7 @@ def test_under_the_interpreter(run_interpreted):
 )
 def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     """Two steps with a rate that changes, decay and bounds."""
-    net, _ = pair("ternary", "uniform", "mode", side=4)
+    net, _ = pair("ternary", "uniform", "mode", side=4, make=None if float8 else small)
     twin, bound = copy.deepcopy(net), 0.05
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
@@ -42,7 +53,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     for layer in runs[0].layers:
         layer.keeps_gradient = True
     for rate in (1e-2, 3e-3):
-        x, y = batch(side=4, images=16)
+        x, y = batch(side=4, images=16 if float8 else 2)
         for run, optimiser in zip(runs, optimisers, strict=True):
             optimiser.zero_grad()
             optimiser.param_groups[0]["lr"] = torch.tensor(rate)
@@ -63,11 +74,11 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
 
 
 def test_a_weight_that_is_no_number_stays_so():
-    net, _ = pair("ternary", "uniform", "mode", side=4)
+    net, _ = pair("ternary", "uniform", "mode", make=small)
     run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
     layer = run.layers[-1]
     layer.keeps_gradient = True
-    x, y = batch(side=4, images=4)
+    x, y = batch(side=4, images=2)
     torch.nn.functional.cross_entropy(run(x), y).backward()
     layer.raw_gradient[0][0, 0] = torch.nan
     update_weights(run.layers, optimiser, {layer.sums.weight: (-1.0, 1.0)})
