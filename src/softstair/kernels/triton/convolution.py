@@ -27,6 +27,7 @@ __all__ = [
     "convolve_int8",
     "first_constants",
     "load_taps",
+    "pixel_box",
     "supports_first",
     "supports_int8",
 ]
@@ -167,9 +168,7 @@ def convolve_int8(
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
     new_height, new_width = height + 2 * padding - down + 1, width + 2 * padding - across + 1
-    box_width = min(16, triton.next_power_of_2(new_width))
-    box_height = min(PIXELS // box_width, triton.next_power_of_2(new_height))
-    box_images = PIXELS // (box_width * box_height)
+    box_images, box_height, box_width = pixel_box(new_height, new_width)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
     tiles = (
         triton.cdiv(images, box_images)
@@ -193,6 +192,13 @@ def convolve_int8(
         num_warps=4, num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip
     return sums, partial
+
+
+def pixel_box(height: int, width: int) -> tuple[int, int, int]:
+    """Return images, height and width of a tile of PIXELS pixels, for images of this size."""
+    box_width = min(16, triton.next_power_of_2(width))
+    box_height = min(PIXELS // box_width, triton.next_power_of_2(height))
+    return PIXELS // (box_width * box_height), box_height, box_width
 
 
 def supports_first(

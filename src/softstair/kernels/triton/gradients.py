@@ -23,12 +23,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from softstair.kernels.triton.convolution import pixel_box
+
 __all__ = ["FORMATS", "feature_gradient", "float8_for", "supports_float8", "weight_gradient"]
 
 FORMATS = FLOAT8, PRECISE = torch.float8_e5m2, torch.float8_e4m3fn
 """Formats of FP8 with two and with three digits after the first."""
-PIXELS, BLOCK, DEPTH = 128, 128, 128
-"""Of a tile: pixels, channels, and products that are added at a time."""
+BLOCK, DEPTH = 128, 128
+"""Of a tile: channels, and products that are added at a time."""
 PROGRAMS = 132
 """As many as multiprocessors of a large GPU."""
 
@@ -143,9 +145,7 @@ def feature_gradient(
     images, outputs, height, width = dc.shape
     inputs, down, across, _ = weights.shape
     new_height, new_width = height + down - 1 - 2 * padding, width + across - 1 - 2 * padding
-    box_width = min(16, triton.next_power_of_2(new_width))
-    box_height = min(PIXELS // box_width, triton.next_power_of_2(new_height))
-    box_images = PIXELS // (box_width * box_height)
+    box_images, box_height, box_width = pixel_box(new_height, new_width)
     depth = _power(outputs, 32, DEPTH)
     block = _power(inputs, 16, 2 * BLOCK)
     sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
