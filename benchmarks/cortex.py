@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sentence import tell
 from softstair.deploy.c import build, write
 from softstair.train.trained import LastLayer, deployed
@@ -30,23 +32,24 @@ def measure(run: Path, count: int, data_dir: Path, last_layer: LastLayer) -> dic
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = write(network.integer, folder, scratch=2**14)
-        (folder / "examples.bin").write_bytes(x.contiguous().numpy().tobytes())
+        board, figures = emulate(folder, x)
         host = _output([str(build(folder)), "--bits", "examples.bin"], folder)
-        _output(["make", "-s", "cortex"], folder)
-        board, _, ticks = _output(["make", "-s", "emulated"], folder).partition("ticks")
-        sizes = _output(["arm-none-eabi-size", "cortex-m4/network.elf"], folder)
-        text, data, bss = map(int, sizes.splitlines()[1].split()[:3])
     if board.strip() != host.strip():
         raise SystemExit(f"{run}: the Cortex-M4 says\n{board}and this machine\n{host}")
-    return {
-        "network": run.name,
-        "last layer": last_layer,
-        "examples with the host's bits": len(x),
-        "flash, bytes": text + data,
-        "of it constants": plan.flash,
-        "RAM, bytes": data + bss,
-        "instructions": int(ticks) * TICK,
-    }
+    names = {"network": run.name, "last layer": last_layer}
+    more = {"examples with the host's bits": len(x), "of it constants": plan.flash}
+    return {**names, **more, **figures}
+
+
+def emulate(folder: Path, x: Tensor, *variables: str) -> tuple[str, dict[str, int]]:
+    """Return what a program prints and its figures, given variables of the Makefile."""
+    (folder / "examples.bin").write_bytes(x.contiguous().numpy().tobytes())
+    output = _output(["make", "-s", "emulated", *variables], folder)
+    printed, _, ticks = output.partition("ticks")
+    sizes = _output(["arm-none-eabi-size", "cortex-m4/network.elf"], folder)
+    text, data, bss = map(int, sizes.splitlines()[1].split()[:3])
+    figures = {"flash, bytes": text + data, "RAM, bytes": data + bss}
+    return printed, {**figures, "instructions": int(ticks) * TICK}
 
 
 def _output(command: list[str], folder: Path) -> str:

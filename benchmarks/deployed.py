@@ -1,13 +1,16 @@
 """VGG8 in ternary and DSCNN in INT4, in C and ONNX, beside other runtimes in float and INT8.
 
     python benchmarks/deployed.py [--repeats 60] [--networks VGG8 DSCNN] [--json figures.json]
+                                  [--cmsis-nn PATH]
 
 The other runtimes run the float twin and their own INT8 of it; `runtimes.py` says what to install.
 One that cannot be imported is left out, and the output says so. VGG8 and the twins have random
 weights, DSCNN is `speech-dscnn-int4` of the zoo. One input at a time, one thread; each runs in a
 process of its own, and all take turns on one core. Shows medians of the CPU time and the elapsed
 time, the size of the file, and the memory that the runtime and the network add to a Python process.
-Exits with 1 if a goal is missed. Needs Linux, a C compiler, onnx and onnxruntime.
+--cmsis-nn also counts the instructions of DSCNN on an emulated Cortex-M4, ours and as INT8 in
+CMSIS-NN; PATH is a clone of it (see `cmsis_nn.py` and `cortex.py`). Exits with 1 if a goal is
+missed. Needs Linux, a C compiler, onnx and onnxruntime.
 """
 
 import argparse
@@ -30,7 +33,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+import cmsis_nn
 import softstair as ss
+from cortex import emulate
 from runtimes import RUNTIMES
 from sentence import tell
 from softstair.deploy import IntegerNetwork, integerise
@@ -155,6 +160,33 @@ def others(model: nn.Module, shape: tuple[int, ...], folder: Path) -> tuple[Any,
     return contestants, left_out
 
 
+def on_cortex(path: Path, model: Any) -> dict[str, Any]:
+    """Return the figures of DSCNN on a Cortex-M4: ours, and the float network in CMSIS-NN."""
+    figures = dict[str, Any]()
+    variables = cmsis_nn.variables(path.resolve())
+    x = torch.randn(8, 1, 49, 10)
+    text, (step, zero) = cmsis_nn.program(model, x)
+    levels = (x / step + zero).round().clamp(-128, 127)
+    with tempfile.TemporaryDirectory() as name:
+        for last in ("float", "int8"):
+            write(deployed("speech-dscnn-int4", last_layer=last).integer, Path(name), scratch=2**14)
+            row = f"ours, INT4, last layer {last.replace('int', 'INT')}"
+            figures[row] = emulate(Path(name), (levels + 128).to(torch.uint8))[1]
+        (Path(name) / "network.c").write_text(text, encoding="ascii")
+        printed, counts = emulate(Path(name), (levels + 128).to(torch.uint8), *variables)
+    words = [int(word, 16) for line in printed.splitlines() for word in line.split()[1:]]
+    scores = torch.from_numpy(np.array(words, dtype=np.uint32).view(np.float32).copy())
+    similarity = float(torch.corrcoef(torch.stack([scores, model(x).detach().flatten()]))[0, 1])
+    if not similarity >= 0.97:
+        raise ValueError(f"CMSIS-NN: other scores (correlation {similarity}).")
+    return {**figures, f"CMSIS-NN {_commit(path)}, INT8": counts}
+
+
+def _commit(path: Path) -> str:
+    revision = ["git", "-C", path, "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(revision, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def goals(network: str, figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     """Return (what, at least, measured): how many times as fast ours is."""
     lines = []
@@ -169,7 +201,8 @@ def goals(network: str, figures: dict[str, Any]) -> list[tuple[str, float, float
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--networks", nargs="+", choices=GOALS, default=[*GOALS])
+    parser.add_argument("--networks", nargs="*", choices=GOALS, default=[*GOALS])
+    parser.add_argument("--cmsis-nn", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -200,15 +233,26 @@ def main() -> int:
         print(f"C: {plan.flash:,} bytes of constants, {plan.ram:,} of memory\n")
         networks[name] = {"figures": figures, "left_out": left_out, **sizes}
         lines += goals(name, figures)
+    cortex = {}
+    if arguments.cmsis_nn:
+        cortex = on_cortex(arguments.cmsis_nn, float_twin(dscnn(), (1, 49, 10)))
+        for row, value in cortex.items():
+            print(f"{row:32} {'  '.join(f'{name}: {number:,}' for name, number in value.items())}")
+        mine, *_, theirs = (value["instructions"] for value in cortex.values())
+        what = "DSCNN, Cortex-M4, instructions of"
+        lines += [
+            (f"{what} CMSIS-NN by ours", 1, theirs / mine),
+            (f"{what} the goal, 3 million, by ours", 1, 3e6 / mine),
+        ]
     for what, least, ratio in lines:
         shown = "not measured" if ratio is None else f"{ratio:.2f}"
         print(f"{what:62} at least {least}  {shown:>12}")
     if arguments.json:
-        revision = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(revision, capture_output=True, text=True, check=False).stdout
         machine = {"processor": platform.machine(), "system": platform.system()}
-        result = {"machine": machine, "commit": commit.strip(), "repeats": arguments.repeats}
-        result |= {"networks": networks, "ratios": {what: ratio for what, _, ratio in lines}}
+        commit = _commit(SCRIPT.parent)
+        result = {"machine": machine, "commit": commit, "repeats": arguments.repeats}
+        result |= {"networks": networks, "cortex": cortex}
+        result["ratios"] = {what: ratio for what, _, ratio in lines}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(any(ratio is None or ratio < least for _, least, ratio in lines))
 

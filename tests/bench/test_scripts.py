@@ -224,3 +224,24 @@ def test_deployed_goals_compare_with_the_fastest_peer(monkeypatch: pytest.Monkey
     figures = {name: {"cpu_ms": time} for name, time in times.items()}
     ratios = [ratio for _, _, ratio in script["goals"]("VGG8", figures)]
     assert ratios == [1.5, None, 0.5]  # the float network of ONNX Runtime was not measured
+
+
+def test_cmsis_nn_program_has_every_weight_as_int8(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "cmsis_nn.py"))
+    first = torch.nn.Conv2d(2, 3, (2, 1), padding=(1, 0))
+    model = torch.nn.Sequential(
+        first,
+        torch.nn.ReLU(),
+        torch.nn.AvgPool2d((5, 3)),
+        torch.nn.Flatten(),
+        torch.nn.Linear(3, 2),
+    )
+    text, (step, zero) = script["program"](model, torch.linspace(-1, 3, 48).reshape(2, 2, 4, 3))
+    assert (step, zero) == (4 / 255, -64)
+    line = next(line for line in text.splitlines() if "layer0_weights" in line)
+    levels = [int(word) for word in line.partition("{")[2].rstrip("};").split(",")]
+    weight = torch.tensor(levels).reshape(3, 2, 1, 2).permute(0, 3, 1, 2)  # the channels last
+    largest = first.weight.detach().abs().amax((1, 2, 3), keepdim=True)
+    assert torch.equal(weight, (first.weight.detach() / largest * 127).round().long())
+    with pytest.raises(ValueError, match="must be a folder of CMSIS-NN"):
+        script["variables"](tmp_path)
