@@ -47,6 +47,8 @@ def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
     assert run("report", table, "--title", "Mine & <yours>")[0] == 0
     assert (mine.read_text(), page.is_symlink()) == ("mine", False)
     assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
+    assert run("report", table, "--figures", "drawn")[0] == 0
+    assert (tmp_path / "drawn" / "schedules.svg").read_text(encoding="utf-8").startswith("<?xml")
     # A name as long as the system allows.
     assert run("report", table, "-o", "x" * 250 + ".html")[0] == 0
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from softstair._files import output_file
+from softstair._files import output_file, write
 from softstair.cli._args import argument, flag
 
 
@@ -26,7 +26,7 @@ class Command:
 
     def run(self) -> int:
         from softstair.experiments import figures, report
-        from softstair.experiments.claims import CLAIMS, judged
+        from softstair.experiments.claims import judged
 
         follow = self.out != Command.out
         with output_file(self.out, "out", (".html", ".htm"), follow) as page:
@@ -34,15 +34,13 @@ class Command:
             if self.figures is not None:
                 self.figures.mkdir(parents=True, exist_ok=True)
             data = {training.recipe.data for training in trainings}
-            about_data = {claim.name for claim in CLAIMS if claim.data in data}
-            findings = [finding for finding in judged(trainings) if finding.name in about_data]
-            report.write(trainings, page, findings, figures.drawings(trainings), self.title)
+            findings = [finding for finding in judged(trainings) if finding.data in data]
+            drawings = figures.drawings(trainings)
+            report.write(trainings, page, findings, drawings, self.title)
             size = page.stat().st_size
             if self.figures is not None:
-                figures.draw(trainings, self.figures)
-        if self.figures is not None:
-            for sentence in figures.missing(trainings):
-                print(sentence)
+                for name, drawing in drawings.items():
+                    write(self.figures / f"{name}.svg", drawing)
         for path in skipped:
             print(f"{str(path)!r} is not a table of trainings; skipped.")
         units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"

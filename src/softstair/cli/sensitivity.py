@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from softstair._files import replacing, write
+from softstair._files import write
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
@@ -64,5 +64,4 @@ class Command(OwnFlags):
         axes.set_xticks(range(len(widths)), widths)
         axes.set_yticks(range(len(names)), names)
         panels.title(figure, "points of accuracy lost by one layer at fewer bits")
-        with replacing(self.trained / "sensitivity.svg") as path:
-            path.write_bytes(figures.rendered(figure, "svg"))
+        write(self.trained / "sensitivity.svg", figures.rendered(figure))

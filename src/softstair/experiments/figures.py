@@ -1,7 +1,6 @@
 """Figures: the paper's panels, its schedules, final accuracies, and what explains their variance.
 
 A figure is named after its study and what it shows, such as ``cifar10-static-random``.
-:func:`missing` says which of the paper's panels cannot be drawn.
 """
 
 import io
@@ -10,17 +9,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from softstair._check import choice
 from softstair._errors import import_extra
-from softstair._files import replacing
 from softstair.experiments import panels
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.panels import PANELS, Panel
+from softstair.experiments.panels import PANELS
 from softstair.experiments.results import Training
 from softstair.experiments.studies import (
     SHARED,
@@ -36,12 +32,8 @@ from softstair.experiments.studies import (
 from softstair.experiments.variance import BLOCKS, FOLDS, Block, Share, Variance, explained, tabled
 from softstair.models import DEFAULTS
 
-__all__ = ["FORMATS", "PANELS", "draw", "drawings", "figures", "missing"]
+__all__ = ["drawings", "figures", "rendered"]
 
-FORMATS = ("svg", "png", "pdf")
-PNG_DPI = 160
-SMALL = ("svhn", "speech")
-"""Data sets of which the paper shows dynamic noise for uniform noise only."""
 LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}
 """Number of quantised layers of each network."""
 FACETS = (
@@ -82,8 +74,7 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
         scales = {other.scale for other in every if other.data == study.data}
         full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
         # They show validation accuracy.
-        every_panel = [*_paper_panels(study), *_other_panels(study)] if study.is_validated else []
-        for panel in every_panel:
+        for panel in PANELS if study.is_validated else ():
             # Where studies differ in a setting, a panel with one line says less than that figure.
             shown = panels.trainings_of(study, panel)
             if shown and (is_only or len(repetitions_of(shown)) > 1):
@@ -94,7 +85,7 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
             name = f"{study.name}-final-accuracy"
             order = varied if len(facets) == 1 else drawers
             order[name] = partial(draw_accuracies, heading, facets, caption)
-        shares = [explained(block, study.trainings)[0] for block in BLOCKS.values()]
+        shares = [explained(block, study.trainings) for block in BLOCKS.values()]
         if variances := [variance for variance in shares if variance]:
             heading = f"{study.title}: what explains the variance of accuracy"
             drawers[f"{study.name}-variance"] = partial(draw_variances, heading, variances, caption)
@@ -104,66 +95,24 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
     return varied | drawers
 
 
-def missing(trainings: Iterable[Training]) -> list[str]:
-    """Return sentences that say what the paper shows of its data sets and these studies cannot."""
-    shown = ("cifar10", *SMALL)
-    every = [study for study in studies(trainings) if study.data in shown and study.is_validated]
-    sentences = []
-    for study in every:
-        fields = _distinguishing([other for other in every if other.title == study.title])
-        name = ", ".join(filter(None, [study.title, _caption(study, fields)]))
-        absent = [
-            panel.name for panel in _paper_panels(study) if not panels.trainings_of(study, panel)
-        ]
-        if absent:
-            sentences.append(f"{name}: there is no training for {', '.join(absent)}.")
-        blocks = [b for b in BLOCKS if study.data not in SMALL or b != "dynamic-expectation"]
-        outcomes = [explained(BLOCKS[block], study.trainings) for block in blocks]
-        sentences += [f"{name}, variance of {why}" for share, why in outcomes if share is None]
-    return sentences
-
-
-def draw(
-    trainings: Iterable[Training], folder: Path | str, formats: Sequence[str] = ("svg",)
-) -> list[Path]:
-    """Write every figure into a folder, which is created if need be, and return their paths."""
-    for ending in formats:
-        choice("formats", ending, FORMATS)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, make in figures(trainings).items():
-        figure = make()
-        for ending in formats:
-            path = folder / f"{name}.{ending}"
-            with replacing(path) as partial_path:
-                partial_path.write_bytes(rendered(figure, ending))
-            written.append(path)
-    return written
-
-
 def drawings(trainings: Iterable[Training]) -> dict[str, str]:
     """Return every figure as the text of an SVG."""
-    return {name: rendered(make(), "svg").decode() for name, make in figures(trainings).items()}
+    return {name: rendered(make()) for name, make in figures(trainings).items()}
 
 
-def rendered(figure: Any, ending: str) -> bytes:
-    """Return a figure as a file, with the same bytes every time: no date and no random number."""
-    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
-    file = io.BytesIO()
+def rendered(figure: Any) -> str:
+    """Return a figure as an SVG, the same text every time: no date and no random number."""
+    file = io.StringIO()
     with (
         import_extra("matplotlib").rc_context({"svg.hashsalt": "softstair"}),
         warnings.catch_warnings(),
     ):
         # A figure of very few points may have no room to lay out: it is drawn all the same.
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
-        figure.savefig(file, format=ending, dpi=PNG_DPI, metadata=date)
-    drawn = file.getvalue()
-    if ending != "svg":
-        return drawn
+        figure.savefig(file, format="svg", metadata={"Date": None})
     # Paths in hundredths of a point take half the space, and look the same.
-    shorter = lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
-    return re.sub(rb' d="[^"]*"', shorter, drawn)
+    shorter = lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0])
+    return re.sub(r' d="[^"]*"', shorter, file.getvalue())
 
 
 def _distinguishing(rivals: Sequence[Study]) -> list[str]:
@@ -176,20 +125,6 @@ def _distinguishing(rivals: Sequence[Study]) -> list[str]:
 def _caption(study: Study, fields: Sequence[str]) -> str:
     settings = study.trainings[0].settings
     return ", ".join(f"{panels.words(name)} {settings[name]}" for name in fields)
-
-
-def _paper_panels(study: Study) -> list[Panel]:
-    """Return the panels that the paper has of a data set; all of them for CIFAR-10 and others."""
-    everything = study.data not in SMALL
-    return [panel for panel in PANELS if everything or panel.noise in (None, "uniform")]
-
-
-def _other_panels(study: Study) -> list[Panel]:
-    """Return panels of the same kind that the paper does not have of this data set."""
-    shown = _paper_panels(study)
-    forwards, noises = panels.COLOURS["forward"], panels.COLOURS["noise"]
-    dynamic = [Panel(forward, noise) for forward in forwards for noise in noises]
-    return [panel for panel in (*map(Panel, forwards), *dynamic) if panel not in shown]
 
 
 def _layers(study: Study) -> int:
@@ -278,7 +213,7 @@ def _freedom_facet(block: Block, field: str, study: Study) -> Facet:
     done = [unit for unit in select(study.trainings, block.fixed) if unit.is_done]
     every = {value: select(done, {field: value}) for value in panels.COLOURS[field]}
     values = {value: trainings for value, trainings in every.items() if trainings}
-    table, _ = tabled(block, study.trainings)
+    table = tabled(block, study.trainings)
     if table is None:
         missing = "combinations are missing, so there are no means"
         return Facet(field, f"{block.about}; {missing}", values, {})

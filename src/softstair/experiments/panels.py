@@ -4,6 +4,7 @@ look of all figures: colours, axes, titles and labels."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -60,14 +61,21 @@ class Panel:
         return f"{f'dynamic {self.noise}' if self.noise else 'static'} noise, {self.forward}"
 
 
-PANELS: tuple[Panel, ...] = (
-    Panel("random"),
-    Panel("mode"),
-    *(Panel("expectation", noise) for noise in COLOURS["noise"]),
-    Panel("random", "uniform"),
-    Panel("mode", "uniform"),
+PANELS: tuple[Panel, ...] = tuple(
+    dict.fromkeys(
+        [
+            Panel("random"),
+            Panel("mode"),
+            *(Panel("expectation", noise) for noise in COLOURS["noise"]),
+            Panel("random", "uniform"),
+            Panel("mode", "uniform"),
+            # Those that the paper does not have.
+            *map(Panel, COLOURS["forward"]),
+            *(Panel(*pair) for pair in product(COLOURS["forward"], COLOURS["noise"])),
+        ]
+    )
 )
-"""The paper's panels of CIFAR-10, in its order."""
+"""All panels, the paper's panels of CIFAR-10 first, in its order."""
 
 
 def trainings_of(study: Study, panel: Panel) -> list[Training]:

@@ -5,7 +5,8 @@ sums of squares of main effects, two-way interactions and folds are orthogonal, 
 order, and with those of the rest they add up to the total:
 
     η²(term) = SS/SS_total        ω²(term) = (SS − df·MS_rest)/(SS_total + MS_rest), at least 0
-    F(term) = (SS/df)/MS_rest     where the rest holds three-way interactions too
+
+The rest holds three-way interactions too.
 
 ω² estimates the share of the variance that a term has in truth; η² lies above it by what chance
 adds. Its 95 % interval inverts the distributions of the sums of squares, given normal errors:
@@ -17,9 +18,9 @@ where this does in 90 to 97 %; and it has an answer where there is one fold.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import inf, prod
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from softstair import noise as noises
 from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
 from softstair.experiments.results import Fold, Training
-from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, counted, select
+from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
 from softstair.schedule import INTERVALS, POWERS
 
 Numbers = NDArray[np.float64]
@@ -69,8 +70,6 @@ class Share:
     freedom: int
     eta: float
     omega: float | None = None
-    f: float | None = None
-    p: float | None = None
     low: float | None = None
     high: float | None = None
 
@@ -129,51 +128,37 @@ BLOCKS: dict[str, Block] = {
 """Blocks of the paper's figures."""
 
 
-def tabled(block: Block, trainings: Iterable[Training]) -> tuple[Table | None, str]:
-    """Return the table of a block, and a sentence about it; or None, and the reason.
+def tabled(block: Block, trainings: Iterable[Training]) -> Table | None:
+    """Return the table of a block, or None if combinations of its levels are missing.
 
     Levels are those of which a unit is done; each combination of them must be there, on a fold and
     seed that it shares with all others. Factors of one level explain nothing, and are left out.
     """
     done = [training for training in select(trainings, block.fixed) if training.is_done]
-    there = {name: _levels(block, name, done) for name in block.factors}
+    there: dict[str, tuple[str, ...]] = {}
+    for name, levels in block.factors.items():
+        known = {training.settings[name] for training in done}
+        there[name] = tuple(level for level in levels if level in known)
     cells: dict[tuple[str, ...], dict[tuple[Fold, int], float]]
     cells = {key: {} for key in product(*there.values())}
     for training in done:
         if (key := tuple(training.settings[name] for name in there)) in cells:
             cells[key][training.repetition] = training.accuracy
-    absent = [key for key, runs in cells.items() if not runs]
     varied = {name: levels for name, levels in there.items() if len(levels) > 1}
-    what = f"{' × '.join(block.factors)} ({block.about})"
-    if not all(there.values()) or not varied:
-        return None, f"{what}: no two configurations of it are done."
-    if any(name not in varied for name in block.must):
-        return None, f"{what}: of {' and '.join(block.must)}, one alone is done."
-    if absent:
-        of = f"{len(absent)} of {len(cells)} combinations are not done"
-        return None, f"{what}: {of}, such as {', '.join(absent[0])}."
-    shared = sorted(set.intersection(*map(set, cells.values())))
-    if not shared:
-        return None, f"{what}: no fold is done in each of the {len(cells)} combinations."
+    shared = sorted(set.intersection(*map(set, cells.values()))) if cells else []
+    if not shared or not varied or any(name not in varied for name in block.must):
+        return None
     shape = [len(levels) for levels in varied.values()]
     values = np.array([[cell[run] for run in shared] for cell in cells.values()], np.float64)
-    fewer = [
-        f"; {name} {' and '.join(levels)} alone"
-        for name, levels in there.items()
-        if len(levels) < len(block.factors[name])
-    ]
-    sentence = f"{what}: {len(cells)} combinations on {counted(shared)}{''.join(fewer)}."
-    return Table(varied, tuple(shared), values.reshape(*shape, len(shared))), sentence
+    return Table(varied, tuple(shared), values.reshape(*shape, len(shared)))
 
 
-def explained(block: Block, trainings: Iterable[Training]) -> tuple[Variance | None, str]:
-    """Return the shares of a block, and a sentence as :func:`tabled` does."""
-    table, sentence = tabled(block, trainings)
-    if table is None:
-        return None, sentence
-    if np.ptp(table.values) == 0:
-        return None, f"{sentence[:-1]}, which all have the same accuracy."
-    return Variance(block, table, tuple(shares(table.values, list(table.factors)))), sentence
+def explained(block: Block, trainings: Iterable[Training]) -> Variance | None:
+    """Return the shares of a block, or None if it has no table or all accuracies are the same."""
+    table = tabled(block, trainings)
+    if table is None or np.ptp(table.values) == 0:
+        return None
+    return Variance(block, table, tuple(shares(table.values, list(table.factors))))
 
 
 def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
@@ -188,36 +173,16 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
     rest, left = total - sum(squares.values()), values.size - 1 - sum(freedoms.values())
     rest = rest if rest > NEGLIGIBLE * total else 0.0
     names = [*factors, FOLDS]
-    error = rest / left if left else None
+    error = rest / left if left else 0.0
     spans = _intervals(squares, freedoms, rest, left, values)
     results = []
     for term, square in squares.items():
-        freedom = freedoms[term]
-        name = tuple(names[axis] for axis in term)
-        if error is None:
-            results.append(Share(name, freedom, square / total))
-            continue
-        # Without a rest, a term is certain unless it is rounding.
-        sure = inf if square > NEGLIGIBLE * total else 0.0
-        f = square / freedom / error if error else sure
-        results.append(
-            Share(
-                term=name,
-                freedom=freedom,
-                eta=square / total,
-                omega=max(0.0, (square - freedom * error) / (total + error)),
-                f=f,
-                p=float(import_extra("scipy.special").fdtrc(freedom, left, f)),
-                low=spans[term][0],
-                high=spans[term][1],
-            )
-        )
+        share = Share(tuple(names[axis] for axis in term), freedoms[term], square / total)
+        if left:
+            omega = max(0.0, (square - share.freedom * error) / (total + error))
+            share = replace(share, omega=omega, low=spans[term][0], high=spans[term][1])
+        results.append(share)
     return [*results, Share((REST,), left, rest / total)]
-
-
-def _levels(block: Block, name: str, done: Sequence[Training]) -> tuple[str, ...]:
-    levels = {training.settings[name] for training in done}
-    return tuple(level for level in block.factors[name] if level in levels)
 
 
 def _squares(values: Numbers) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], int]]:

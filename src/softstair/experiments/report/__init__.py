@@ -19,7 +19,6 @@ from string import Template
 from typing import Any
 
 from softstair import __version__
-from softstair._files import replacing
 from softstair.experiments.claims import Finding
 from softstair.experiments.report.lines import (
     clean,
@@ -52,12 +51,10 @@ VERDICT_NOTE = (
 
 
 def write(trainings: Sequence[Training], file: Path | str, *args: Any, **options: Any) -> None:
-    """Write the page atomically, with the arguments of :func:`page`."""
+    """Write the page, with the arguments of :func:`page`."""
     file = Path(file)
-    text = page(trainings, file.parent, *args, **options)
-    with replacing(file) as partial:
-        # As bytes: the policy has the digest of the script, line endings included.
-        partial.write_bytes(text.encode())
+    # As bytes: the policy has the digest of the script, line endings included.
+    file.write_bytes(page(trainings, file.parent, *args, **options).encode())
 
 
 def page(
