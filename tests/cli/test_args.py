@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from softstair import _errors
-from softstair.cli import bench, check, grid, train, verify
+from softstair.cli import bench, check, train, verify
 from softstair.cli._args import argument, conditions, flag, parse
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
@@ -73,11 +73,6 @@ def test_words_become_typed_values() -> None:
 def test_errors_name_the_flag(words: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parsed(words)
-
-
-def test_required_words() -> None:
-    with pytest.raises(ValueError, match="DESIGN is missing"):
-        parse(grid.Command, [], "softstair grid")
 
 
 def test_help_has_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

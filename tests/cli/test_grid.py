@@ -75,13 +75,11 @@ def test_dry_run_without_the_data_has_no_estimate(run: Run) -> None:
 
 def test_dry_run_estimates_and_writes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softstair.experiments.grid.MOST_STEPS", 5)
-    without = 'seed = [0, 1, 2]\n[[without]]\nforward = "random"\nseed = [0, 2]\n'
-    Path("mine.toml").write_text(DESIGN + without)
-    words = ["mine.toml", "--dry-run", "--device", "cpu", "--where", "forward=mode", "seed=0"]
+    Path("mine.toml").write_text(DESIGN)
+    words = ["mine.toml", "--dry-run", "--device", "cpu", "--where", "forward=mode"]
     code, out, err = run("grid", *words)
     assert (code, err) == (0, "")
     assert "1 configuration × 2 folds = 2 units of 2 epochs" in out
-    assert "[[without]] leaves out 2 of the combinations of mine\n" in out
     assert re.search(r"a step of \S+ takes [\d.]+ ms on cpu", out)
     assert re.search(r"and [\d.]+ \w+ for all, one after another", out)
     assert [path.name for path in Path.cwd().iterdir()] == ["mine.toml"]
@@ -233,16 +231,6 @@ def test_outcome(done: Path, run: Run) -> None:
     assert after.pop("table.csv")
     assert after == before
     assert len(load(done / "table.csv")) == 4
-
-
-@pytest.mark.usefixtures("no_drawings")
-def test_report_names_the_same_best_with_the_same_interval(done: Path, run: Run) -> None:
-    out = run("grid", "mine.toml", "--device", "cpu")[1]
-    best, mean = re.search(r"\nbest: (.*), validation (.*)\n", out).groups()
-    assert run("report", done)[0] == 0
-    assert (
-        f"Best: {mean.replace('%', '')} % on Digits by {best}." in Path("report.html").read_text()
-    )
 
 
 BARS = """

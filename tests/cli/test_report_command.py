@@ -3,7 +3,6 @@
 import json
 import re
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,35 +66,6 @@ def test_page_of_run_directories(run: Run, tmp_path: Path) -> None:
     assert json.loads(recorded) == json.loads((path / "config.json").read_text())
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
     assert [path.name for path in page.parent.iterdir()] == ["mine.html"]
-
-
-@pytest.mark.nightly
-def test_several_grids_on_one_page(run: Run, tmp_path: Path, table: Path) -> None:
-    other = tmp_path / "speech.csv"
-    results.write(made_up("paper-speech", folds=2, most=2, epochs=12), other)
-    page = tmp_path / "both.html"
-    assert run("report", table, other, "--out", page)[0] == 0
-    data = data_of(page)
-    assert [line["epochs"] for line in data["lines"]] == [10, 10, 12, 12]
-    assert data["fields"][0]["values"] == ["svhn", "speech"]
-    assert "SVHN and Speech Commands" in page.read_text(encoding="utf-8")
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    (folder / "a.csv").write_bytes(table.read_bytes())
-    (folder / "b.csv").write_bytes(other.read_bytes())
-    assert run("report", folder, "--out", page)[0] == 0
-    assert data_of(page) == data
-
-
-@pytest.mark.usefixtures("no_drawings")
-def test_units_in_training_are_shown(run: Run, table: Path) -> None:
-    done, begun = made_up(folds=2, most=1, epochs=10)
-    begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
-    results.write([done, begun], table)
-    assert run("report", table)[0] == 0
-    text = Path("report.html").read_text(encoding="utf-8")
-    assert "1 of 2 done" in text
-    assert "3 of 10" in text
 
 
 def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> None:

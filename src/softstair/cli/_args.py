@@ -47,11 +47,7 @@ def argument(metavar: str, help: str, default: Any = MISSING) -> Any:
 
 
 def spelling(name: str) -> str:
-    """Return the flag of a field.
-
-    >>> spelling("learning_rate"), spelling("drop")
-    ('--learning-rate', '--lr-drop-epoch')
-    """
+    """Return the flag of a field."""
     dashed = name.replace("_", "-")
     return f"--{RENAMED.get(dashed, dashed)}"
 
@@ -104,11 +100,7 @@ def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
 
 
 def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """Return the values of each field from words such as field=value,value.
-
-    >>> conditions(["interval=partition,same_end", "forward=mode"], "--where")
-    {'interval': ['partition', 'same_end'], 'forward': ['mode']}
-    """
+    """Return the values of each field from words such as field=value,value."""
     wanted: dict[str, list[str]] = {}
     for word in words:
         name, _, values = word.partition("=")

@@ -255,11 +255,7 @@ def _value(text: str) -> Any:
 
 
 def _numbers(text: str, count: int) -> tuple[Fold, ...]:
-    """Return the folds that a text names.
-
-    >>> _numbers("4,0-2", count=5), _numbers("all", count=5)
-    ((4, 0, 1, 2), ('all',))
-    """
+    """Return the folds that a text such as 4,0-2 or all names."""
     if text == "all":
         return ("all",)
     folds: list[int] = []
@@ -285,8 +281,6 @@ def _show_design(design: Design) -> None:
         print_table(design.name, ("degree of freedom", "values"), (), rows, unlimited=True)
     if len(recipes) <= MAX_LISTED:
         print_line("\n".join(configuration.name for configuration in design.configurations))
-    if design.left_out:
-        print_line(f"[[without]] leaves out {design.left_out} of the combinations of {design.name}")
     epochs = ", ".join(str(epochs) for epochs in sorted({recipe.epochs for recipe in recipes}))
     print_line(
         f"{_plural(len(recipes), 'configuration')} × {_plural(len(design.folds), 'fold')} = "

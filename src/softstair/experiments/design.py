@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,6 @@ class Design:
     folds: tuple[Fold, ...]
     names_folds: bool = True
     """Whether the folds were listed; else they are all folds of the recipes."""
-    left_out: int = 0
-    """How many combinations ``without`` excludes."""
 
     def __post_init__(self) -> None:
         names = [configuration.name for configuration in self.configurations]
@@ -285,8 +283,8 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
             )
     base = changed(preset(table.get("preset", "digits")), table.get("recipe", {}))
     folds = tuple(table.get("folds", range(base.folds)))
-    configurations, left_out = _configurations(base, rows, table.get("vary", {}), without)
-    return Design(name, tuple(configurations), folds, "folds" in table, left_out)
+    configurations = _configurations(base, rows, table.get("vary", {}), without)
+    return Design(name, tuple(configurations), folds, "folds" in table)
 
 
 def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
@@ -325,8 +323,8 @@ def _configurations(
     rows: Sequence[Mapping[str, Any]],
     vary: Mapping[str, Any],
     without: Sequence[Mapping[str, Any]],
-) -> tuple[list[Configuration], int]:
-    """Return each row with every combination, except those in ``without``, and their number."""
+) -> Iterable[Configuration]:
+    """Return each row with every combination, except those in ``without``."""
     fields = [{field: row[field] for field in row if field != "name"} for row in rows]
     _check_varied(fields, vary)
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
@@ -341,18 +339,16 @@ def _configurations(
             raise SoftstairError(f"{field} must vary over different values, but one is repeated.")
     unwanted = [_alternatives(entry, [recipe for _, recipe in recipes]) for entry in without]
     kept: dict[tuple[str, ...], Configuration] = {}
-    left_out: set[str] = set()
     for name, recipe in recipes:
-        if any(
+        is_unwanted = any(
             all(getattr(recipe, field) in values for field, values in entry.items())
             for entry in unwanted
-        ):
-            left_out.add(name)
-        else:
+        )
+        if not is_unwanted:
             # Where nothing moves, interval and power do not matter: the first stands for all.
             row_of_table = (name, *recipe.to_row().values())
             kept.setdefault(row_of_table, Configuration(name, recipe))
-    return list(kept.values()), len(left_out - {entry.name for entry in kept.values()})
+    return kept.values()
 
 
 def _name(row: str | None, recipe: Recipe, fields: Collection[str]) -> str:

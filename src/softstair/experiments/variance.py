@@ -162,12 +162,7 @@ def explained(block: Block, trainings: Iterable[Training]) -> Variance | None:
 
 
 def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
-    """Return the analysis of variance of (levels of each factor …, folds).
-
-    >>> table = np.array([[[0.0, 0.1], [0.2, 0.3]], [[0.4, 0.5], [0.6, 0.7]]])
-    >>> [(term.name, round(term.eta, 3)) for term in shares(table, ["forward", "power"])]
-    [('forward', 0.762), ('power', 0.19), ('forward × power', 0.0), ('folds', 0.048), ('rest', 0.0)]
-    """
+    """Return the analysis of variance of (levels of each factor …, folds)."""
     squares, freedoms = _squares(values)
     total = float(((values - values.mean()) ** 2).sum())
     rest, left = total - sum(squares.values()), values.size - 1 - sum(freedoms.values())

@@ -97,11 +97,7 @@ class Cell:
 
 
 def above(gap: Mean) -> Word:
-    """Whether a difference is positive; in part, if that may be chance.
-
-    >>> above(Mean(0.02, 0.01, 0, 0, folds=5)), above(Mean(0.02, 0.03, 0, 0, folds=5))
-    ('holds', 'holds in part')
-    """
+    """Whether a difference is positive; in part, if that may be chance."""
     if gap.value <= 0:
         return "does not hold"
     large = gap.folds >= FEWEST or gap.value >= ALONE
@@ -109,11 +105,7 @@ def above(gap: Mean) -> Word:
 
 
 def within(gap: Mean, least: float, most: float) -> Word:
-    """Whether a difference lies from ``least`` to ``most``; in part, if that may be chance.
-
-    >>> within(Mean(0.01, 0.005, 0, 0, folds=5), -0.01, 0.01)
-    'holds in part'
-    """
+    """Whether a difference lies from ``least`` to ``most``; in part, if that may be chance."""
     low, high = gap.bounds
     if low > most or high < least:
         return "does not hold"

@@ -160,11 +160,7 @@ def data_of(lines: Sequence[Repetitions], folder: Path) -> dict[str, Any]:
 
 
 def escaped(data: Any) -> str:
-    """Return JSON that can neither end the script element that it is in nor open another.
-
-    >>> escaped("</script>")
-    '"\\\\u003c/script\\\\u003e"'
-    """
+    """Return JSON that can neither end the script element that it is in nor open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
