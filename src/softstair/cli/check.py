@@ -221,12 +221,11 @@ def _synchronisation(report: Examination, console: Console) -> None:
     verdict = {"strictly": "yes, strictly", "weakly": "yes, but only weakly", "broken": "no"}
     console.print("[bold]Synchronisation[/]: is every layer always as annealed as those after it?")
     console.print(f" [bold {colour}]{verdict[order.order]}[/]: {order.reason}.")
-    for pair in sorted(order.breaks, key=lambda pair: pair.start):
-        if pair != order.first:
-            console.print(
-                f" Layer {pair.later} is ahead of layer {pair.earlier} "
-                f"from t = {pair.start:g} to t = {pair.end:g}."
-            )
+    for pair in order.breaks[1:]:
+        console.print(
+            f" Layer {pair.later} is ahead of layer {pair.earlier} "
+            f"from t = {pair.start:g} to t = {pair.end:g}."
+        )
     console.print()
 
 

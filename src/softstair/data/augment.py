@@ -153,12 +153,7 @@ def cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
 
 
 def flip(x: Tensor, generator: Source = None) -> Tensor:
-    """Flip each image left to right with probability ½; arguments as for :func:`crop`.
-
-    >>> x = torch.tensor([1, 2], dtype=torch.uint8).expand(4, 1, 1, 2)
-    >>> flip(x, generator=Generator().manual_seed(0)).flatten(1).tolist()
-    [[1, 2], [2, 1], [2, 1], [1, 2]]
-    """
+    """Flip each image left to right with probability ½; arguments as for :func:`crop`."""
     (flipped,) = _integers(x, 2, generator, "flip")
     both = torch.cat([x, x.flip(3)])
     return both.index_select(0, flipped * len(x) + torch.arange(len(x), device=x.device))
@@ -168,10 +163,6 @@ def shift(x: Tensor, frames: int = FRAMES, generator: Source = None) -> Tensor:
     """Shift each recording (C, time, coefficients) in time, repeating its first or last frame.
 
     The shift is at most ``frames`` in either direction.
-
-    >>> x = torch.arange(4, dtype=torch.uint8).reshape(1, 1, 4, 1)
-    >>> shift(x, frames=2, generator=Generator().manual_seed(1)).flatten().tolist()
-    [0, 0, 0, 1]
     """
     (shifts,) = _integers(x, 2 * frames + 1, generator, "shift")
     times = torch.arange(x.shape[2], device=x.device) + shifts[:, None] - frames
@@ -183,11 +174,6 @@ def cutout(x: Tensor, side: int, generator: Source = None) -> Tensor:
     """Set a square of each image of x (N, C, H, W) to 0; arguments as for :func:`crop`.
 
     The centre is a uniform pixel, so part of the square may be outside the image.
-
-    >>> cutout(torch.ones(1, 1, 3, 4), 2, Generator().manual_seed(0)).squeeze()
-    tensor([[1., 1., 1., 1.],
-            [1., 1., 0., 0.],
-            [1., 1., 0., 0.]])
     """
     height, width = x.shape[2:]
     (centre_row,) = _integers(x, height, generator, "cutout_2")
@@ -231,13 +217,7 @@ def mask(x: Tensor, axis: int, longest: int, generator: Source = None) -> Tensor
 
 
 def mixup(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor, Tensor]:
-    """Return (1 − s)·x + s·x.flip(0) and s, which is uniform from 0 to ``largest``.
-
-    >>> x = torch.tensor([0.0, 1.0, 2.0])
-    >>> mixed, share = mixup(x, 0.5, Generator().manual_seed(0))
-    >>> bool((mixed == torch.stack([2 * share, torch.tensor(1.0), 2 - 2 * share])).all())
-    True
-    """
+    """Return (1 − s)·x + s·x.flip(0) and s, which is uniform from 0 to ``largest``."""
     (share,) = largest * _common(x, generator, "share")
     return torch.lerp(x, x.flip(0), share), share
 

@@ -70,7 +70,7 @@ class Synchronisation:
         order: ``"strictly"``: every layer is sometimes ahead of the next and never behind it;
             ``"weakly"``: none is behind, but some neighbours are always equal; or ``"broken"``.
         reason: Why, in one line.
-        breaks: The first break of each pair of neighbours that has one.
+        breaks: The first break of each pair of neighbours that has one, the earliest first.
         resolution: Step of the grid of times, or 0 if the answer is exact.
     """
 
@@ -87,7 +87,7 @@ class Synchronisation:
     @property
     def first(self) -> Break | None:
         """The earliest break; of simultaneous ones, that of the lowest layers."""
-        return min(self.breaks, key=lambda pair: (pair.start, pair.earlier), default=None)
+        return self.breaks[0] if self.breaks else None
 
 
 def synchronisation(
@@ -177,10 +177,10 @@ def _judge(
     if layers == 1:
         return Synchronisation("weakly", "there is one layer, and nothing to be in order with")
     if breaks:
-        first = min(breaks, key=lambda pair: (pair.start, pair.earlier))
+        first, *_ = ordered = sorted(breaks, key=lambda pair: (pair.start, pair.earlier))
         span = f"from t = {first.start:g} to t = {first.end:g}"
         reason = f"layer {first.later} is ahead of layer {first.earlier}, which feeds it, {span}"
-        return Synchronisation("broken", reason, tuple(breaks), resolution)
+        return Synchronisation("broken", reason, tuple(ordered), resolution)
     if equal:
         pair = f"layers {equal[0]} and {equal[0] + 1}"
         pairs = pair if len(equal) == 1 else f"{len(equal)} pairs of neighbours"
