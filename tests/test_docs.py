@@ -393,6 +393,38 @@ def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
     assert re.search(row, text_of(ROOT / "README.md"))
 
 
+METHODS = {
+    "softstair": "softstair",
+    "softstair-learned": "softstair, learned quanta",
+    "twn": "TWN",
+    "lsq": "LSQ",
+    "pact": "PACT",
+    "dorefa": "DoReFa",
+}
+
+
+def test_other_methods_have_the_accuracies_of_the_table() -> None:
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in results_table("baselines.csv"):
+        groups.setdefault((run["bits"], run["method"]), []).append(run)
+    for (bits, method), runs in groups.items():
+        bits = {"int2": "int2/uint2", "int4": "int4/uint4"}.get(bits, bits)
+        valid, test = (percents(runs, f"{kind}_accuracy") for kind in ("valid", "test"))
+        figures = (statistics.mean(valid), min(valid), max(valid), statistics.mean(test))
+        cells = " | ".join([str(len(runs)), *(f"{figure:.2f}" for figure in figures)])
+        name = METHODS.get(method, "Brevitas, [^|]+")
+        assert re.search(rf"^\| {bits} \| {name} \| {re.escape(cells)} \|$", ACCURACY, re.M)
+    assert ACCURACY.count("uint4 |") == len([bits for bits, _ in groups if bits == "int4"])
+
+
+@pytest.mark.parametrize("forward", ["mode", "random", "expectation"])
+def test_late_annealing_has_the_accuracies_of_the_table(forward: str) -> None:
+    name = "best-cifar10, late partition" + ("" if forward == "mode" else f", {forward}")
+    (run,) = (run for run in results_table("accuracy.csv") if run["run"] == name)
+    (test,) = percents([run], "test_accuracy")
+    assert f"\n| {forward} | {run['epochs']} | {test:.2f} |\n" in ACCURACY
+
+
 def test_networks_of_the_zoo_have_the_accuracy_and_size_that_the_page_says() -> None:
     page = text_of(DOCS / "deploy.md")
     for card in map(zoo.card, zoo.names()):

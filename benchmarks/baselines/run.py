@@ -1,7 +1,7 @@
 """Trains VGG8 on CIFAR-10 by softstair and by other methods, from one float network.
 
     softstair train --preset paper-cifar10 --weights float --features float --integer-input \\
-        --optimiser adamw --learning-rate 0.002 --weight-decay 0.1 --norm-decay 0 \\
+        --centre-input --optimiser adamw --learning-rate 0.002 --weight-decay 0.1 --norm-decay 0 \\
         --rate-shape cosine --cutout 12 --epochs 100 --out runs/start
     python benchmarks/baselines/run.py softstair softstair-learned twn lsq pact dorefa brevitas \\
         --start runs/start --seeds 0 1 2 --cutout 10 --device cuda --out baselines.csv
