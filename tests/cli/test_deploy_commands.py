@@ -196,6 +196,9 @@ def test_export_to_c_refuses_what_does_not_fit(copy: Path, run: Run) -> None:
         assert words in error, words
     assert "--fit-ram is for C" in run.rejected("export", copy, *flags[4:])
     assert "--fit-ram is a flag of export" in run.rejected("zoo", "list", *flags[4:])
+    error = run.rejected("export", copy, "--to", "c", "--threads", 2, "--fit-ram", 200_000)
+    assert "'second thread' (262,656)" in error
+    assert "With --threads 1 it takes 720." in error
     assert not (copy / "c").exists()
 
 

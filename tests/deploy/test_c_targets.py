@@ -9,10 +9,16 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from compiled import NATIVE, byte_features, differing, shared_features
+import torch
+from compiled import NATIVE, SANITIZED, byte_features, differing, shared_features
 from random_networks import RandomBuilder
+from torch import Tensor
 
-from softstair.deploy.c import LANGUAGE, features, write
+import softstair as ss
+from softstair import zoo
+from softstair.deploy import IntegerNetwork
+from softstair.deploy.c import LANGUAGE, THREADS, features, write
+from softstair.train.trained import deployed
 
 WARNINGS = LANGUAGE[1:]
 
@@ -76,6 +82,18 @@ NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
 
 def check(net: RandomBuilder, folder: Path, *command: str, run_with: tuple[str, ...] = ()) -> None:
     """Compile a network without a warning and compare every node of it."""
+    check_results(net.network(), net.bytes, net.results, folder, *command, run_with=run_with)
+
+
+def check_results(
+    network: IntegerNetwork,
+    x: Tensor,
+    results: dict[str, Tensor],
+    folder: Path,
+    *command: str,
+    run_with: tuple[str, ...] = (),
+) -> None:
+    """Compile a network without a warning and compare every node with its result."""
     program = folder / "network"
     command = (*command, *WARNINGS, "-Werror", "-DSOFTSTAIR_TRACE", "-o", str(program), "main.c")
     done = subprocess.run(
@@ -87,7 +105,36 @@ def check(net: RandomBuilder, folder: Path, *command: str, run_with: tuple[str, 
         emulator.write_text(f'#!/bin/sh\nexec {" ".join(run_with)} {program} "$@"\n')
         emulator.chmod(0o755)
         program = emulator
-    assert differing(net.results, features(program, net.network(), net.bytes)) == {}, command
+    assert differing(results, features(program, network, x)) == {}, command
+
+
+def int8_resnet8() -> IntegerNetwork:
+    torch.manual_seed(0)
+    model = ss.models.resnet8()
+    model(torch.randn(64, 3, 32, 32) * 2)
+    features = ss.Stair.linear(8, signed=False, quantum=1 / 32)
+    int8 = ss.Stair.linear(8, signed=True)
+    last = ss.models.last_layer(model)
+    net = ss.quantise(model, int8, features, skip=last, init="keep", fit="channel").eval()
+    return ss.deploy.integerise(net, (3, 32, 32), 121, 64.0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("name", [*zoo.names(), "resnet8"])
+def test_networks_in_use_have_no_warning_and_equal_nodes_with_every_option(
+    name: str, compiler: str, tmp_path: Path
+) -> None:
+    require(compiler)
+    network = int8_resnet8() if name == "resnet8" else deployed(zoo.path_of(name)).integer
+    plan = write(network, tmp_path)
+    assert name != "resnet8" or plan.flash <= 120_000
+    x = torch.randint(256, (2, *network.sizes[network.input.name]), dtype=torch.uint8)
+    expected = (network, x, network.features(x), tmp_path, compiler, NATIVE)
+    for level, standard in product(("-O2", "-O3", "-Ofast"), ((), ("-std=c99",))):
+        check_results(*expected, level, *standard)
+    check_results(*expected, *SANITIZED, "-O1")
+    check_results(*expected, *SANITIZED, "-O1", *THREADS[2])
 
 
 @pytest.mark.nightly
@@ -96,8 +143,7 @@ def check(net: RandomBuilder, folder: Path, *command: str, run_with: tuple[str, 
 def test_no_warning_and_equal_nodes_with_every_option(
     name: str, compiler: str, tmp_path: Path
 ) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed, so nothing is compiled with it.")
+    require(compiler)
     net = NETWORKS[name]()
     write(net.network(), tmp_path)
     for level, standard in product(("-O2", "-O3", "-Ofast"), ((), ("-std=c99",))):
@@ -121,7 +167,7 @@ EMULATORS = {ARM: "qemu-aarch64", X86: "qemu-x86_64"}
 def require(*tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed, so this processor is not emulated.")
+        pytest.skip(f"{', '.join(missing)} not installed, so nothing is compiled or run with it.")
 
 
 @pytest.mark.nightly

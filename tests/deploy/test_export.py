@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from compiled import needs_compiler
 from torch import nn
 
 import softstair as ss
-from softstair.deploy.c.program import memory_plan
+from softstair.deploy.c import THREADS
+from softstair.deploy.c.program import STACK, memory_plan
 from softstair.deploy.comparison import write
 
 
@@ -78,6 +81,38 @@ def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     assert not refused.exists()
     fits = {"fit_flash": plan.flash, "fit_ram": plan.ram}
     assert write(integer, tmp_path / "fits", "c", **fits) == plan
+
+
+@needs_compiler
+def test_memory_of_a_second_thread_is_counted(tmp_path: Path) -> None:
+    given = (network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
+    integer = ss.deploy.integerise(*given)
+    alone = memory_plan(integer)
+    exported = ss.deploy.export(*given, tmp_path / "fits", threads=2)
+    plan = exported.plan
+    assert plan == memory_plan(integer, threads=2)
+    *rows, second = plan.rows
+    assert (tuple(rows), second.names) == (alone.rows, ("second thread",))
+    assert second.memory[1] == STACK
+    assert second.scratch == max(row.scratch for row in rows) > 0
+    assert plan.ram == alone.ram + STACK + second.scratch
+    for text in (str(plan), (tmp_path / "fits/network.h").read_text().replace("262144", "262,144")):
+        assert re.search(rf"second thread .* 262,144 +{second.scratch}  stack and scratch", text)
+    command = ["make", "-s", "CFLAGS=-DSS_MIN_PRODUCTS=0", "-C", tmp_path / "fits"]
+    assert subprocess.run(command, check=False).returncode == 0
+    size = '#include <stdio.h>\n#include "network.c"\nint main(void) {printf("%zu", '
+    size += "sizeof memory + sizeof thread_memory + sizeof totals + SS_THREAD_STACK);}"
+    (tmp_path / "fits/size.c").write_text(size)
+    command = ["cc", *THREADS[2], "-o", "size", "size.c"]
+    subprocess.run(command, cwd=tmp_path / "fits", check=True)
+    assert int(subprocess.check_output([tmp_path / "fits/size"])) == plan.ram
+    with pytest.raises(ValueError, match=rf"'second thread' .* `threads=1` it takes {alone.ram:,}"):
+        ss.deploy.export(*given, tmp_path / "refused", fit_ram=plan.ram - 1, threads=2)
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(ValueError, match="threads must be an integer from 1 to 2, but 3"):
+        ss.deploy.export(*given, tmp_path / "three", threads=3)
+    with pytest.raises(ValueError, match="threads is for C, but the format is 'onnx'"):
+        write(integer, tmp_path / "network.onnx", "onnx", threads=2)
 
 
 @pytest.mark.nightly

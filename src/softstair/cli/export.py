@@ -54,6 +54,9 @@ class ExportFlags:
     fit_ram: int | None = flag(
         None, "Refuse to write C that needs more bytes of memory; its stack comes on top."
     )
+    threads: int = flag(
+        1, "Threads of C: 1, or 2 for layers of 16 million products or more (POSIX threads)."
+    )
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
     def export(self, trained: Path, **own: Any) -> int:
@@ -62,7 +65,7 @@ class ExportFlags:
         inside = trained.is_dir()
         default = trained / name if inside else Path(f"{trained.stem}-{name}")
         out = self.out or default
-        limits = (self.scratch, self.fit_flash, self.fit_ram)
+        limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads)
         plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
         _show_costs(source.integer)
         if plan is not None:

@@ -39,7 +39,8 @@ class Command(ExportFlags):
             raise SoftstairError(f"list takes no NAME, but {self.name!r} was given.")
         if self.action != "list" and self.name is None:
             raise SoftstairError(f"{self.action} needs a NAME: {', '.join(zoo.names())}.")
-        for flag_name in ("to", "out", "last_layer", "scratch", "fit_flash", "fit_ram"):
+        names = ("to", "out", "last_layer", "scratch", "fit_flash", "fit_ram", "threads")
+        for flag_name in names:
             if self.action != "export" and getattr(self, flag_name) != getattr(Command, flag_name):
                 raise SoftstairError(f"`{flag_name}` is a flag of export, not of {self.action}.")
 

@@ -221,16 +221,19 @@ def onnx_runner(network: IntegerNetwork, folder: Path) -> Runner:
     return run
 
 
-def c_runner(network: IntegerNetwork, folder: Path, scratch: int = c.SCRATCH) -> Runner:
+def c_runner(
+    network: IntegerNetwork, folder: Path, scratch: int = c.SCRATCH, threads: int = 1
+) -> Runner:
     """Write a network as C, compile it, and return a runner of the program.
 
-    A layer uses up to ``scratch`` bytes of memory to be faster.
+    ``scratch`` and ``threads`` are those of :func:`export`.
 
     Raises:
         SoftstairError: If there is no compiler.
     """
-    c.write(network, folder, scratch=scratch)
-    program, traced = c.build(folder), c.build(folder, trace=True)
+    c.write(network, folder, scratch=scratch, threads=threads)
+    flags = ("-O2", *c.THREADS[threads])
+    program, traced = (c.build(folder, trace=trace, flags=flags) for trace in (False, True))
 
     def run(x: Tensor) -> dict[str, Tensor]:
         features = c.features(traced, network, x)
@@ -278,6 +281,7 @@ def export(
     scratch: int | None = None,
     fit_flash: int | None = None,
     fit_ram: int | None = None,
+    threads: int = 1,
 ) -> Exported:
     """Write a trained network as ONNX, QONNX or C, and compare it with the network.
 
@@ -310,6 +314,8 @@ def export(
             microcontrollers.
         fit_flash: Bytes that the constants of C may take; the code comes on top.
         fit_ram: Bytes that the memory plan of C may take; the stack comes on top.
+        threads: Threads of C. 2 computes layers of 16 million products or more on two POSIX
+            threads; the memory plan has the stack and the scratch memory of the second.
 
     Returns:
         The files, the comparisons and, for C, the memory plan.
@@ -328,7 +334,8 @@ def export(
     if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):
         allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
-    scratch, folder = _checked_scratch(to, scratch, fit_flash, fit_ram), Path(folder)
+    fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
+    scratch, folder = c.checked_options(to, scratch, threads, **fits), Path(folder)
     if to == "c":
         _check_folder(folder)
     net = copy.deepcopy(net).cpu().float().eval()
@@ -339,16 +346,16 @@ def export(
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (EXAMPLES, *shape), generator=draw, dtype=torch.uint8)
     others: dict[str, Runner] = {}
-    c.check_fit(integer, scratch, fit_flash, fit_ram)
+    c.check_fit(integer, scratch, **fits, threads=threads)
     with tempfile.TemporaryDirectory() as work:
         if to == "onnx":
             others[to] = onnx_runner(integer, Path(work))
         elif to == "c":
-            others[to] = c_runner(integer, Path(work), scratch)
+            others[to] = c_runner(integer, Path(work), scratch, threads)
         comparisons = verify(net, integer, x, others)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
-    plan = write(integer, path, to, scratch=scratch if to == "c" else None)
+    plan = write(integer, path, to, scratch=scratch if to == "c" else None, threads=threads)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
     notes = [f"{name}: {part}" for name, part in comparisons.items() if part.mismatches]
     for note in (*notes, plan.warning if plan else None):
@@ -366,14 +373,16 @@ def write(
     scratch: int | None = None,
     fit_flash: int | None = None,
     fit_ram: int | None = None,
+    threads: int = 1,
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
-    ``follow`` follows a link at ``path``: only for one that the user has named. ``scratch``,
-    ``fit_flash`` and ``fit_ram`` are those of :func:`export`.
+    ``follow`` follows a link at ``path``: only for one that the user has named. The
+    options of C are those of :func:`export`.
     """
-    scratch = _checked_scratch(to, scratch, fit_flash, fit_ram)
-    c.check_fit(network, scratch, fit_flash, fit_ram)
+    fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
+    scratch = c.checked_options(to, scratch, threads, **fits)
+    c.check_fit(network, scratch, **fits, threads=threads)
     if to != "c":
         with output_file(path, "out", follow=follow) as partial:
             (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes)
@@ -381,7 +390,7 @@ def write(
     if not follow:
         refuse_link(path)
     _check_folder(path)
-    return c.write(network, path, scratch=scratch)
+    return c.write(network, path, scratch=scratch, threads=threads)
 
 
 def _check_folder(path: Path) -> None:
@@ -389,12 +398,3 @@ def _check_folder(path: Path) -> None:
     if path.is_file() or is_used:
         allowed = "must be a new or empty folder, or an earlier export to C"
         raise _check.invalid("out", f"{allowed}, but {str(path)!r} holds something else")
-
-
-def _checked_scratch(to: str, *given: int | None) -> int:
-    for name, value in zip(("scratch", "fit_flash", "fit_ram"), given, strict=True):
-        if value is not None and to != "c":
-            raise _check.invalid(name, f"is for C, but the format is {to!r}: leave it out")
-        if value is not None:
-            _check.integer(name, value, 0)
-    return c.SCRATCH if given[0] is None else given[0]

@@ -15,18 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from softstair import _check, _files
+from softstair import _files
 from softstair._errors import SoftstairError
-from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, sources
+from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, checked_options, sources
 from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import IntegerNetwork
 
 __all__ = [
     "SCRATCH",
+    "THREADS",
     "MemoryPlan",
     "PlanRow",
     "build",
     "check_fit",
+    "checked_options",
     "classes",
     "features",
     "from_trace",
@@ -40,25 +42,33 @@ RESERVED = frozenset(
     "emulated input scores".split()
 )
 MAX_NAME = 40
+THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}
+"""Flags of the compiler, by the number of threads."""
 LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
 def write(
-    network: IntegerNetwork, folder: Path, name: str = "network", scratch: int = SCRATCH
+    network: IntegerNetwork,
+    folder: Path,
+    name: str = "network",
+    scratch: int = SCRATCH,
+    threads: int = 1,
 ) -> MemoryPlan:
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
     ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
     and raises LinkError if a folder is. A layer uses up to ``scratch`` bytes of memory to be
-    faster; with 0, each uses as few as it can.
+    faster; with 0, each uses as few as it can. With two ``threads``, the Makefile computes large
+    layers on two, and the plan has the memory of the second.
     """
     _check_name(name)
-    texts, plan = sources(network, name, _check.integer("scratch", scratch, 0))
+    texts, plan = sources(network, name, checked_options("c", scratch, threads), threads)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         _files.write(folder / file, text)
-    _copy(files("softstair.deploy.c") / "runtime", folder, name)
+    words = {"@name@": name, "@NAME@": name.upper(), "@threads@": " ".join(THREADS[threads])}
+    _copy(files("softstair.deploy.c") / "runtime", folder, words)
     return plan
 
 
@@ -72,14 +82,15 @@ def _check_name(name: str) -> None:
         )
 
 
-def _copy(source: Traversable, folder: Path, name: str) -> None:
+def _copy(source: Traversable, folder: Path, words: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     for entry in source.iterdir():
         if entry.is_dir():
-            _copy(entry, _files.refuse_link(folder / entry.name), name)
+            _copy(entry, _files.refuse_link(folder / entry.name), words)
         else:
             text = entry.read_text(encoding="ascii")
-            text = text.replace("@name@", name).replace("@NAME@", name.upper())
+            for word, replacement in words.items():
+                text = text.replace(word, replacement)
             _files.write(folder / entry.name, text)
 
 

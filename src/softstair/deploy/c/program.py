@@ -14,6 +14,8 @@ from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 ALIGNMENT = 16
 CODE = "about 8 to 18 kB on a Cortex-M4"  # measured, with startup code
+STACK = 2**18
+"""Bytes of stack of the second thread, SS_THREAD_STACK in softstair_threads.h."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class MemoryPlan:
     """The memory that a generated program needs; ``str(plan)`` is a table."""
 
     name: str  # of the files and functions
-    ram: int  # bytes of static memory, without the stack
-    rows: tuple[PlanRow, ...]  # one per operation
+    ram: int  # bytes of memory, without the stack of the caller
+    rows: tuple[PlanRow, ...]  # one per operation, and one for a second thread
     nodes: tuple[str, ...]  # by their number in the program
 
     @property
@@ -106,10 +108,10 @@ def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
 
 
 def sources(
-    network: IntegerNetwork, name: str, scratch: int = SCRATCH
+    network: IntegerNetwork, name: str, scratch: int = SCRATCH, threads: int = 1
 ) -> tuple[dict[str, str], MemoryPlan]:
     """Return the text of the generated files, by their names, and the memory plan."""
-    program = _Program(network, name, scratch)
+    program = _Program(network, name, scratch, threads)
     if program.size >= 2**31:
         raise ExportError("the features of the network need more than 2 GiB of memory.")
     files = {
@@ -120,18 +122,34 @@ def sources(
     return files, program.plan()
 
 
-def memory_plan(network: IntegerNetwork, scratch: int = SCRATCH) -> MemoryPlan:
+def memory_plan(network: IntegerNetwork, scratch: int = SCRATCH, threads: int = 1) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
-    return _Program(network, "network", scratch).plan()
+    return _Program(network, "network", scratch, threads).plan()
+
+
+def checked_options(to: str, scratch: int | None, threads: int, **fits: int | None) -> int:
+    """Return the scratch memory of a layer; raise SoftstairError for options that C cannot have."""
+    given = {"scratch": scratch, **fits, "threads": None if threads == 1 else threads}
+    for name, value in given.items():
+        if value is not None and to != "c":
+            raise _check.invalid(name, f"is for C, but the format is {to!r}: leave it out")
+        if value is not None:
+            _check.integer(name, value, 0)
+    _check.integer("threads", threads, 1, 2)
+    return SCRATCH if scratch is None else scratch
 
 
 def check_fit(
-    network: IntegerNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None
+    network: IntegerNetwork,
+    scratch: int,
+    fit_flash: int | None,
+    fit_ram: int | None,
+    threads: int = 1,
 ) -> None:
     """Raise SoftstairError if constants or memory take more bytes than allowed."""
     if fit_flash is None and fit_ram is None:
         return
-    plan, problems = memory_plan(network, scratch), {}
+    plan, problems = memory_plan(network, scratch, threads), {}
     if fit_flash is not None and plan.flash > fit_flash:
         advice = "Use fewer bits for the weights"
         if isinstance(network.last, nodes.Scores):
@@ -141,11 +159,13 @@ def check_fit(
             f"{_largest(plan, lambda row: sum(row.flash))}; code adds {CODE}. {advice}"
         )
     if fit_ram is not None and plan.ram > fit_ram:
-        least = memory_plan(network, 0).ram
+        least = memory_plan(network, 0, threads).ram
         advice = "Use fewer channels, smaller inputs, or fewer bits for the features"
         if least < plan.ram:
             smaller = f"A smaller `scratch` takes less, `scratch=0` {least:,} bytes"
             advice = smaller if least <= fit_ram else f"{smaller}. {advice}"
+        if threads > 1:
+            advice = f"With `threads=1` it takes {memory_plan(network, scratch).ram:,}. {advice}"
         problems["fit_ram"] = (
             f"allows {fit_ram:,} bytes, but the memory plan takes {plan.ram:,}, without the stack; "
             "results and scratch memory are largest in "
@@ -163,8 +183,9 @@ def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
 
 
 class _Program:
-    def __init__(self, network: IntegerNetwork, name: str, scratch: int) -> None:
-        self.network, self.name, self.layout = network, name, layout(network)
+    def __init__(self, network: IntegerNetwork, name: str, scratch: int, threads: int) -> None:
+        self.network, self.name, self.threads = network, name, threads
+        self.layout = layout(network)
         self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
         self.classes = int(network.sizes[network.last.name][0])
@@ -201,6 +222,10 @@ class _Program:
             end = (operation.scratch, operation.in_tiles)
             rows.append(PlanRow(names, *how, (offset or 0, size), *end))
         ram = self.size + 8 * self.classes * self.has_totals
+        if self.threads > 1:
+            scratch, sizes = self._thread_words() * 4, (0, (0, 0), (0, STACK))
+            rows.append(PlanRow(("second thread",), "stack and scratch", *sizes, scratch))
+            ram += STACK + scratch
         names = tuple(node.name for node in self.network.nodes)
         return MemoryPlan(self.name, ram, tuple(rows), names)
 
@@ -219,8 +244,8 @@ class _Program:
         )
         return f"""/* An integer network, written by softstair.
  *
- * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of static memory and about
- * 2 KiB of stack:
+ * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of memory and about 2 KiB of
+ * stack:
  *
 {table}
  *
@@ -288,7 +313,7 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
             "/* The memory plan, in words of 32 bits: what is never used at once shares them. */",
             f"static uint32_t memory[{max(self.size // 4, 1)}];",
         ]
-        if words := max(operation.scratch for operation in self.operations) // 4:
+        if words := self._thread_words():
             array = f"static uint32_t thread_memory[{words}]; /* scratch of a second thread */"
             lines.append(f"#ifdef SOFTSTAIR_THREADS\n{array}\n#endif")
         for buffer in self.buffers:
@@ -297,6 +322,10 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
         if self.has_totals:
             lines.append(f"static volatile double totals[{self.upper}_CLASSES];")
         return "\n".join(lines)
+
+    def _thread_words(self) -> int:
+        """Return how many words of scratch memory a second thread needs."""
+        return max(operation.scratch for operation in self.operations) // 4
 
     def _title(self, operation: Operation) -> str:
         computed = (self.network.nodes[number] for number in operation.nodes)

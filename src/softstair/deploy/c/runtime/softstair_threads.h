@@ -17,6 +17,7 @@
 #ifndef SS_MIN_PRODUCTS /* of a layer on two threads; to start one takes as long as many products */
 #define SS_MIN_PRODUCTS 16000000
 #endif
+#define SS_THREAD_STACK 262144 /* bytes of the memory plan; systems ask for 16 to 128 KiB at least */
 
 /* ss_move_<kind> moves pointers from one scratch memory to another. */
 static inline void ss_move_dot(ss_dot_sum *sum, int8_t *to) {
@@ -38,6 +39,17 @@ static inline void ss_move_winograd(ss_winograd_sum *sum, int8_t *to) {
     sum->features = to;
 }
 
+static inline int ss_start_thread(pthread_t *thread, void *(*function)(void *), void *sum) {
+    pthread_attr_t options;
+    if (pthread_attr_init(&options)) {
+        return 1;
+    }
+    const int failed = pthread_attr_setstacksize(&options, SS_THREAD_STACK) ||
+                       pthread_create(thread, &options, function, sum);
+    pthread_attr_destroy(&options);
+    return failed;
+}
+
 #define SS_ON_TWO_THREADS(kind, groups)                                                           \
     static inline void *ss_start_##kind(void *sum) {                                              \
         ss_sum_##kind((const ss_##kind##_sum *)sum);                                              \
@@ -56,7 +68,7 @@ static inline void ss_move_winograd(ss_winograd_sum *sum, int8_t *to) {
         }                                                                                         \
         lower.outputs = upper.first_output = half;                                                \
         ss_move_##kind(&upper, (int8_t *)memory);                                                 \
-        const int failed = pthread_create(&thread, 0, ss_start_##kind, &upper);                   \
+        const int failed = ss_start_thread(&thread, ss_start_##kind, &upper);                     \
         ss_sum_##kind(&lower);                                                                    \
         if (failed) {                                                                             \
             ss_sum_##kind(&upper);                                                                \
