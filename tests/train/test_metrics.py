@@ -10,6 +10,7 @@ import pytest
 import torch
 from short import metrics_of, recipe
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import softstair as ss
 from softstair.data import load
@@ -19,7 +20,9 @@ from softstair.data.folds import split
 from softstair.nn import StairLayer, stair_modules
 from softstair.train import train, trained_network
 from softstair.train.metrics import Health, evaluate, refresh_statistics, stair_health
+from softstair.train.network import make_network
 from softstair.train.parallel import Interrupted
+from softstair.train.state import State
 
 WIDTHS = {"uniform": 3**0.5, "triangular": 6**0.5}
 
@@ -285,3 +288,29 @@ def test_a_run_that_was_stopped_goes_on_to_the_same(tmp_path: Path) -> None:
         train(fresh, tmp_path / "parts", watchers=[Stop()])
     train(fresh, tmp_path / "parts", resume=True)
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, each of which launches a kernel on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, *given: Any) -> Any:
+        self.count += 1
+        return function(*given[1], **(given[2] if len(given) > 2 else {}))
+
+
+def test_diagnostics_of_an_epoch_take_few_operations() -> None:
+    """On a GPU, an epoch of a small network takes as long as a few thousand launches."""
+    chosen = recipe(weights="int4", features="uint4", model="digits")
+    data = load("digits").sample(100)
+    state = State(chosen, make_network(chosen, data), 100, torch.device("cpu"))
+    with Operations() as counted:
+        assert state.is_finite()
+    assert counted.count < 60
+    inputs = torch.zeros(8, 1, 8, 8)
+    with torch.no_grad(), Operations() as forward:
+        state.network.eval()(inputs)
+    with Operations() as counted:
+        stair_health(state.network, inputs)
+    assert counted.count - forward.count < 70 * len(list(stair_modules(state.network)))

@@ -186,13 +186,14 @@ def _measure(module: StairModule, x: Tensor, limits: Bounds | None) -> Tensor:
     """Return (std, share without gradient, share at the limits, share of each level …) of ``x``."""
     index = module.stair.index(x).flatten()
     levels = len(module.stair)
-    if levels <= FEW_LEVELS:
-        counts = torch.stack([(index == level).sum() for level in range(levels)])
+    x = x.float()
+    if x.is_cuda and levels <= FEW_LEVELS:
+        counts = (index == torch.arange(levels, device=x.device)[:, None]).sum(1)
     else:
         counts = torch.bincount(index, minlength=levels)
     mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
     soft = kernels.SoftStair(module.stair, module.noise, mean, std)
-    dead = (kernels.slope(x.float(), soft) == 0).sum()
+    dead = (kernels.backward(torch.ones_like(x), x, soft) == 0).sum()
     edge = torch.zeros_like(dead)
     if limits is not None:
         edge = ((x <= limits[0]) | (x >= limits[1])).sum()

@@ -1,5 +1,6 @@
 """The state of a training: network, optimiser, annealer, random numbers and position."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
@@ -65,7 +66,9 @@ class State:
                 if parameter.dim() == 4:  # the layout of the tensor cores
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         # A model's own buffers may be infinite by design, as attention masks are.
-        self._finite = [name for name, value in self._values() if bool(value.isfinite().all())]
+        values = [(name, x) for name, x in self._values() if x.is_floating_point() and x.numel()]
+        finite = _largest([value for _, value in values]).isfinite().tolist()
+        self._finite = [name for (name, _), was in zip(values, finite, strict=True) if was]
         self.annealer = self._make_annealer(recipe)
         self._follow_quanta()
         own = own or not {"model", "noise", "loss"}.isdisjoint(recipe.own_code)
@@ -247,7 +250,7 @@ class State:
     def is_finite(self) -> bool:
         """Return whether all parameters and statistics are finite that were so at first."""
         values = dict(self._values())
-        return bool(torch.stack([values[name].isfinite().all() for name in self._finite]).all())
+        return bool(_largest([values[name] for name in self._finite]).isfinite().all())
 
     def _values(self) -> list[tuple[str, Tensor]]:
         """Return parameters and buffers under all their names; layers may share tensors."""
@@ -269,3 +272,9 @@ class State:
         torch.set_rng_state(states["cpu"])
         if self.device.type == "cuda" and states["cuda"] is not None:
             torch.cuda.set_rng_state(states["cuda"], self.device)
+
+
+@torch.no_grad()
+def _largest(tensors: list[Tensor]) -> Tensor:
+    """Return the largest absolute value of each tensor, or NaN if it has one, in few kernels."""
+    return torch.cat([x.reshape(1) for x in torch._foreach_norm(tensors, math.inf)])
