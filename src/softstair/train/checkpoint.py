@@ -13,7 +13,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,21 @@ class CheckpointError(SoftstairError):
 
 def save(folder: Path, state: Mapping[str, Any]) -> Path:
     """Write the newest checkpoint, remove all but the one before, and return its JSON file."""
-    refuse_link(folder).mkdir(exist_ok=True)
+    return prepare(folder, state)()
+
+
+def prepare(folder: Path, state: Mapping[str, Any], **plain: Any) -> Callable[[], Path]:
+    """Return a function that saves a copy of the state as it is now, from any thread.
+
+    ``plain`` are further entries, of plain values that nobody changes; they are not copied. The
+    function does not use the device, where a graph may be captured meanwhile.
+    """
     tensors: dict[str, Tensor] = {}
-    plain = _encode(state, "", tensors)
+    return partial(_write, folder, {**_encode(state, "", tensors), **plain}, tensors)
+
+
+def _write(folder: Path, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    refuse_link(folder).mkdir(exist_ok=True)
     data = import_extra("safetensors.torch").save(tensors)
     body = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), "state": plain}
     text = json.dumps({**body, "digest": _digest(body)}, allow_nan=False)

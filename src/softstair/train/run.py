@@ -17,7 +17,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Run:
         self._config: dict[str, Any] = {}
         self._saved: tuple[int, int] | None = None
         self._saved_at, self._cost = time.monotonic(), 0.0
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[float] | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -53,8 +56,10 @@ class Run:
             with team.all_or_none():
                 if team.is_rank_zero:
                     stack.enter_context(_locked(path))
+            run = cls(path, team)
+            stack.callback(run._writer.shutdown)  # the lock is held until all is written
             try:
-                yield cls(path, team)
+                yield run
             except OSError as error:
                 if error.errno not in DISK_ERRORS:
                     raise
@@ -152,33 +157,56 @@ class Run:
 
         Of a team, rank 0 decides when it is due, and a signal to any process stops all of them.
         """
+        if self._writing is not None and self._writing.done():
+            self._finish_writing()
         elapsed = time.monotonic() - self._saved_at
         due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
         number, due = self.team.agree(stop.number, due)
-        if number is not None or due:
-            self.save(state)
         if number is not None:
+            self.save(state)
             raise Interrupted(number)
+        if due:
+            self._begin_writing(state)
 
     def save(self, state: State) -> None:
-        """Save a checkpoint, unless the newest is of this step."""
+        """Save a checkpoint, unless the newest is of this step, and wait until it is written."""
+        self._begin_writing(state)
+        self._finish_writing()
+
+    def _begin_writing(self, state: State) -> None:
+        """Copy the state, and let a thread write it; at most one checkpoint is being written."""
+        self._finish_writing()
         if self._saved == (state.epoch, state.step):
             return
         start = time.monotonic()
         check_finite(state)
         saved = checkpoint.state_dict(state)
         if self.team.is_rank_zero:
-            origin = {name: self._config.get(name) for name in ("recipe", "data")}
-            checkpoint.save(self.path / "checkpoint", {**saved, "origin": origin})
-        self._saved = (state.epoch, state.step)
-        self._saved_at = time.monotonic()
+            saved["origin"] = {name: self._config.get(name) for name in ("recipe", "data")}
+            history = list(saved.pop("history"))
+            write = checkpoint.prepare(self.path / "checkpoint", saved, history=history)
+            self._writing = self._writer.submit(_seconds, write)
+        self._saved, self._saved_at = (state.epoch, state.step), time.monotonic()
         self._cost = self._saved_at - start
+
+    def _finish_writing(self) -> None:
+        """Wait for the thread; raise what it raised."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._cost += writing.result()
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json: the run is complete."""
         if self.team.is_rank_zero:
             text = json.dumps(summary, indent=2, allow_nan=False)
             write(self.path / "summary.json", text + "\n")
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return how long a call took."""
+    start = time.monotonic()
+    call()
+    return time.monotonic() - start
 
 
 @contextlib.contextmanager
