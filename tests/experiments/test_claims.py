@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made import Level, changed, made
 
-from softstair.experiments.claims import CLAIMS, judged
+from softstair.experiments.claims import CLAIMS, Finding, judged
 from softstair.experiments.results import Training, load, write
 from softstair.experiments.studies import DYNAMIC, STATIC, mean_of, studies
 from softstair.experiments.verdicts import Group, above, before_the_drop, compare, within
@@ -46,6 +46,11 @@ def before(settings: Mapping[str, str], fold: int) -> float:
 def study(level: Level = paper, epochs: int = 500, **others: object) -> list[Training]:
     """CIFAR-10's units of the paper's figures."""
     return made("paper-cifar10", level, epochs, where=ENOUGH, before=before, **others)  # type: ignore[arg-type]
+
+
+def measured(name: str, trainings: list[Training]) -> Finding:
+    """The verdicts of the studies among trainings on one claim."""
+    return CLAIM[name].of(studies(trainings))
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +152,7 @@ def test_each_claim_can_fail(name: str) -> None:
     design, level, expected = BROKEN[name]
     epochs = {"paper-cifar10": 500}.get(design, 20)
     full = name.endswith("level") or name == "random-gains"
-    found = CLAIM[name].measured(
-        made(design, level, epochs if full else 20, where=ENOUGH, before=before)
-    )
+    found = measured(name, made(design, level, epochs if full else 20, where=ENOUGH, before=before))
     assert found.verdict == expected, found.measured
 
 
@@ -161,7 +164,7 @@ def test_without_trainings_nothing_is_tested() -> None:
     assert found["same-end"].measured == "No training of CIFAR-10 is there."
     assert found["svhn-same-end"].verdict == "holds"
     still = [one for one in other if one.settings["interval"] == "none"]
-    lacking = CLAIM["svhn-intervals"].measured(still)
+    lacking = measured("svhn-intervals", still)
     assert lacking.verdict == "not tested"
     assert lacking.measured == "SVHN, 10 epochs: it takes same end, and partition or same start."
     undone = [replace(one, seconds=None) for one in other]
@@ -200,7 +203,7 @@ def test_long_and_short_trainings_are_judged_apart() -> None:
         if one.settings["interval"] in ("partition", "same_end")
         and wanted.items() <= one.settings.items()
     ]
-    found = CLAIM["same-end"].measured([*study(epochs=50), *long])
+    found = measured("same-end", [*study(epochs=50), *long])
     assert [(one.study.epochs, one.verdict, one.trainings) for one in found.tested] == [
         (500, "holds in part", 10),
         (50, "holds", 120),
@@ -223,11 +226,11 @@ def test_running_statistics_decide_and_fresh_ones_stand_beside() -> None:
     running = [one for one in study(shifted(-0.02)) if one.settings["interval"] == "none"]
     both = [*fresh(paper), *running]
     assert [one.scale for one in studies(both)] == ["500 epochs", "500 epochs, fresh statistics"]
-    level = CLAIM["static-random-level"].measured(both)
+    level = measured("static-random-level", both)
     assert level.verdict == "does not hold"
     assert [one.verdict for one in level.tested] == ["does not hold", "holds"]
     assert level.measured.endswith("below the paper's 82 %: 0.1 ± 0.2 points. (holds)")
-    order = CLAIM["same-end"].measured(both)
+    order = measured("same-end", both)
     assert order.verdict == "not tested"
     assert [(one.study.statistics, one.verdict) for one in order.tested] == [("fresh", "holds")]
 
@@ -240,19 +243,19 @@ def test_networks_that_have_not_learned_decide_nothing() -> None:
         assert short[name].verdict == "not tested", short[name].measured
     assert short["static-noise"].measured.endswith("; without random.")
     assert short["static-noise"].verdict == "holds in part"
-    long = CLAIM["static-random-level"].measured(study(slow, 500))
+    long = measured("static-random-level", study(slow, 500))
     assert long.verdict == "does not hold"
 
 
 def test_a_verdict_has_the_test_accuracy_of_its_sides() -> None:
     """Where there is a test set."""
     units = [replace(one, test_accuracy=one.valid_accuracy - 0.01) for one in study(epochs=20)]
-    (found,) = CLAIM["static-mode-above-random"].measured(units).tested
+    (found,) = measured("static-mode-above-random", units).tested
     for cell in found.cells.values():
         assert cell.test is not None
         assert cell.test.value == pytest.approx(cell.mean.value - 0.01)
         assert (cell.configurations, len(cell.trainings)) == (4, 20)
-    (without,) = CLAIM["static-mode-above-random"].measured(study(epochs=20)).tested
+    (without,) = measured("static-mode-above-random", study(epochs=20)).tested
     assert [cell.test for cell in without.cells.values()] == [None, None]
 
 
@@ -296,7 +299,7 @@ def test_synchronisation_compares_spreads() -> None:
         for one in study(paper, 20)
         if one.settings["noise"] == "uniform" or one.settings["interval"] == "none"
     ]
-    found = CLAIM["synchronisation"].measured(units)
+    found = measured("synchronisation", units)
     assert found.verdict == "holds"
     assert "decay intervals differ by, expectation: 21.0 ± 0.0 points" in found.measured
     assert "static noise types differ by, random: 0.4 ± 0.0 points" in found.measured

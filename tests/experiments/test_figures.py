@@ -279,7 +279,7 @@ def test_bars_are_the_shares_of_the_variance(svhn: list[Training]) -> None:
     axes = figure.axes[1]
     variance = explained(BLOCKS["dynamic"], svhn)
     assert variance is not None
-    share = variance["interval"]
+    (share,) = (each for each in variance.shares if each.name == "interval")
     bars = [bar.get_width() for bar in axes.patches]
     assert bars == sorted(bars, reverse=True)
     assert axes.get_yticklabels()[0].get_text() == "decay interval"

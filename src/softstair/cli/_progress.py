@@ -77,7 +77,6 @@ class Progress:
             redirect_stdout=sys.stdout.isatty(),
         )
         self._tasks: dict[str, TaskID] = {}
-        self._done_bars: list[TaskID] = []
         self._titles: dict[str, str] = {}
         self._accuracies: dict[str, str] = {}
         self._warned: set[str] = set()
@@ -102,7 +101,6 @@ class Progress:
         """Show an event of the run with that label, which is empty if there is only one run."""
         kind = event["kind"]
         if kind == "start":
-            self._print_done_bars()
             self._started += 1
             number = f"{self._started}/{self._total} " if self._total else ""
             self._titles[label] = f"{number}{label}"
@@ -116,9 +114,9 @@ class Progress:
         elif kind in ("step", "epoch"):
             self._advance(label, event)
         elif kind == "done":
-            self._done_bars.append(self._tasks.pop(label))
             self._finished += 1
-            if label and self._bars.disable:
+            if label:
+                self._bars.remove_task(self._tasks.pop(label))
                 number = f"{self._finished}/{self._total} " if self._total else ""
                 self.note(f"{number}{label} is done{self._accuracies.pop(label, '')}")
         elif kind == "failed":
@@ -182,15 +180,6 @@ class Progress:
 
     def _update(self, label: str, **settings: Any) -> None:
         self._bars.update(self._tasks[label], **settings)
-
-    def _print_done_bars(self) -> None:
-        """Print the bars of runs that are done above the others, which then have more room."""
-        for done in self._done_bars:
-            if not self._bars.disable:
-                tasks = [task for task in self._bars.tasks if task.id == done]
-                self._console.print(self._bars.make_tasks_table(tasks))
-            self._bars.remove_task(done)
-        self._done_bars.clear()
 
     def _warn(self, subject: str, sentence: str) -> None:
         """Print a warning once for each subject."""

@@ -21,19 +21,9 @@ from softstair.cli._args import argument, conditions, flag
 from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import Console, print_line, print_table, table
 from softstair.cli.train import MAX_FOLDS, check_workers
-from softstair.experiments import results
+from softstair.experiments import grid, results
 from softstair.experiments.design import DESIGNS, Design, Unit, changed, read_design
-from softstair.experiments.grid import (
-    STATES,
-    Estimate,
-    UnitStatus,
-    by_configuration,
-    data_versions,
-    status_json,
-    statuses,
-    summarise,
-)
-from softstair.experiments.grid import run as run_units
+from softstair.experiments.grid import STATES, Estimate, UnitStatus
 from softstair.experiments.results import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair.experiments.studies import FEWEST, best_of, duration, repetitions_of
 from softstair.train.parallel import torchrun_ranks
@@ -180,11 +170,9 @@ class Command:
         if self.json:
             print(json.dumps(design.to_json(), indent=1))
             return 0
-        from softstair.experiments.grid import estimate
-
-        units = statuses(design, folder)  # an error if a unit was begun with another recipe
+        units = grid.statuses(design, folder)  # an error if a unit was begun with another recipe
         _show_design(design)
-        counts = summarise(units)
+        counts = grid.summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
         if words:
             waiting = counts["waiting"] or "none"
@@ -193,7 +181,7 @@ class Command:
             return 0
         first = design.configurations[0].recipe
         try:
-            measured = estimate(first, str(self.data_dir), self.device, self.threads)
+            measured = grid.estimate(first, str(self.data_dir), self.device, self.threads)
         except ValueError as error:
             print_line(f"no estimate of the time: {error}")
         else:
@@ -242,7 +230,7 @@ class Command:
             from softstair.experiments import ray_engine
 
             return ray_engine.run(units, folder, on_event, address=self.address, **settings)
-        return run_units(units, folder, on_event, **settings)
+        return grid.run(units, folder, on_event, **settings)
 
 
 def _value(text: str) -> Any:
@@ -335,9 +323,9 @@ def _show_outcome(trainings: Sequence[Training]) -> None:
 
 def _show_status(design: Design, folder: Path, as_json: bool) -> int:
     """Print a row for every configuration; on a terminal, until all units are done."""
-    units = statuses(design, folder)
+    units = grid.statuses(design, folder)
     if as_json:
-        print(json.dumps(status_json(design, folder, units), indent=1))
+        print(json.dumps(grid.status_json(design, folder, units), indent=1))
         return 0
     console = Console(unlimited=True)
     is_done = lambda: all(unit.is_done for unit in units)
@@ -350,26 +338,26 @@ def _show_status(design: Design, folder: Path, as_json: bool) -> int:
     ):
         while not is_done():
             sleep(PAUSE)
-            units = statuses(design, folder)
+            units = grid.statuses(design, folder)
             live.update(_status_table(design, folder, units), refresh=True)
     return 0
 
 
 def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
-    versions = data_versions(units)
+    versions = grid.data_versions(units)
     note = f"several data versions, no mean over them: {'; '.join(versions)}"
     return table(
         f"{design.name} in {folder}",
         ("configuration",),
         (*STATES, "epochs", "validation"),
-        ((name, *_status_cells(group)) for name, group in by_configuration(units).items()),
+        ((name, *_status_cells(group)) for name, group in grid.by_configuration(units).items()),
         total=("all", *_status_cells(units)),
         caption=note if len(versions) > 1 else None,
     )
 
 
 def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
-    sums = summarise(units)
+    sums = grid.summarise(units)
     accuracy = sums["valid_accuracy"]
     return [
         *(str(sums[state] or "") for state in STATES),

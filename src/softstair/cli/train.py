@@ -16,22 +16,13 @@ from softstair.cli._args import flag, spelling, words_of
 from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import bars, print_line, print_table
 from softstair.experiments.studies import FEWEST, mean_of
-from softstair.train import parallel
+from softstair.train import parallel, records
 from softstair.train.loop import train
 from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
 from softstair.train.recipe import PRESETS, PresetName, Recipe, preset
-from softstair.train.records import (
-    MAX_THREADS,
-    check_same_recipe,
-    extended,
-    metrics_of,
-    recipe_of,
-    refuse_other_data,
-    summary_of,
-)
 
 MAX_FOLDS = 10_000
 """Folds that one command trains."""
@@ -101,7 +92,7 @@ class Command:
         elif (recipe := _begun(given)) is not None:
             _check_trusted(recipe, given)
             if given.get("extend"):
-                recipe = extended(recipe, given.get("epochs", recipe.epochs))
+                recipe = records.extended(recipe, given.get("epochs", recipe.epochs))
             return replace(base, recipe=recipe, resume=True)
         recipe = base.recipe.for_changes(given)
         return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.epochs)))
@@ -171,7 +162,7 @@ class Command:
             left = team.broadcast(lambda: list(self._unfinished(out)))
             if left and self.every_fold:
                 paths = (path for _, path in self._runs(out))
-                refuse_other_data(paths, {self.recipe.data}, self.data_dir)
+                records.refuse_other_data(paths, {self.recipe.data}, self.data_dir)
             count = lambda threads: worker_count(
                 self.jobs, self.device, len(left), threads or self.threads
             )
@@ -195,9 +186,9 @@ class Command:
     def _unfinished(self, out: Path) -> Iterator[tuple[Recipe, Path]]:
         """Yield the runs that are not finished; finished ones must have this recipe."""
         for recipe, path in self._runs(out):
-            begun = recipe_of(path) if self.resume else None
-            if begun is not None and summary_of(path) is not None:
-                check_same_recipe(recipe, begun, path, self.extend)
+            begun = records.recipe_of(path) if self.resume else None
+            if begun is not None and records.summary_of(path) is not None:
+                records.check_same_recipe(recipe, begun, path, self.extend)
                 if begun == recipe:
                     continue
             yield recipe, path
@@ -222,7 +213,7 @@ class Command:
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""
-        if not any(recipe_of(path) for _, path in self._runs(out)):
+        if not any(records.recipe_of(path) for _, path in self._runs(out)):
             return ""
         how = f"--extend --epochs {self.recipe.epochs}" if self.extend else "--resume"
         words = [*launch_command(), "softstair", "train", *how.split(), "--out", str(out)]
@@ -250,7 +241,7 @@ def check_workers(jobs: Literal["auto"] | int, threads: int | None) -> None:
     if jobs != "auto":
         integer("jobs", jobs, 1, 1024)
     if threads is not None:
-        integer("threads", threads, 1, MAX_THREADS)
+        integer("threads", threads, 1, records.MAX_THREADS)
 
 
 def next_free(folder: Path, name: str) -> Path:
@@ -270,8 +261,8 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
     if not (given.get("resume") or given.get("extend")) or out is None:
         return None
     if not given.get("every_fold"):
-        return recipe_of(out)
-    recipes = (recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
+        return records.recipe_of(out)
+    recipes = (records.recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
     recipe = next(filter(None, recipes), None)
     return recipe and replace(recipe, fold=0)
 
@@ -283,7 +274,7 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
     """
     every = given.get("every_fold")
     names = [f"fold-{fold}" for fold in range(recipe.folds)] if every else [""]
-    is_done = all(summary_of(given["out"] / name) is not None for name in names)
+    is_done = all(records.summary_of(given["out"] / name) is not None for name in names)
     if is_done and not given.get("extend"):
         return
     for name, function in recipe.own_code.items():
@@ -296,7 +287,7 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
 
 def _show(runs: list[Path], picture: Path) -> None:
     """Print the accuracy of every fold, the course of the last, and where everything is."""
-    summaries = [summary for run in runs if (summary := summary_of(run)) is not None]
+    summaries = [summary for run in runs if (summary := records.summary_of(run)) is not None]
     accuracies = {
         "valid_accuracy": "validation",
         "best_valid_accuracy": "best epoch's",
@@ -315,7 +306,7 @@ def _show(runs: list[Path], picture: Path) -> None:
     )
     names = ("fold", *accuracies.values(), "examples/s", "seconds")
     print_table("accuracy of the network without noise", (), names, rows)
-    metrics = [metrics_of(run) for run in runs]
+    metrics = [records.metrics_of(run) for run in runs]
     result = _result(summaries)
     print_line("\n".join([*_courses(metrics[-1]), result]))
     _draw(metrics, result, picture)

@@ -65,9 +65,6 @@ class Claim:
     variability: bool = False
     all_cells: bool = True
 
-    def measured(self, trainings: Iterable[Training]) -> "Finding":
-        return self.of(studies(trainings))
-
     def of(self, parts: Iterable[Study]) -> "Finding":
         mine = [decisive(each) for each in parts if each.data == self.data and each.is_validated]
         verdicts = tuple(judge(self, study) for study in mine if study.trainings)

@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from softstair._check import choice
 from softstair._errors import SoftstairError, import_extra
 from softstair.experiments.design import DESIGNS, FREEDOMS
-from softstair.experiments.results import DATA_VERSION, METRICS, NAMES, Fold, Training
+from softstair.experiments.results import DATA_VERSION, NAMES, Fold, Training
 from softstair.noise import names as noise_names
 from softstair.train.recipe import fields_with
 from softstair.train.records import RunError
@@ -236,7 +235,6 @@ def final_of(trainings: Iterable[Training]) -> Mean | None:
 
 def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> Curve:
     """Return the curve of a configuration's repetitions, as far as every one of them has come."""
-    choice("metric", metric, METRICS[1:])
     length = min(len(training.curve) for training in trainings)
     values = [[getattr(epoch, metric) for epoch in t.curve[:length]] for t in trainings]
     repetitions = tuple(training.repetition for training in trainings)

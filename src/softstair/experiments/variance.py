@@ -93,9 +93,6 @@ class Variance:
     table: Table
     shares: tuple[Share, ...]
 
-    def __getitem__(self, name: str) -> Share:
-        return next(share for share in self.shares if share.name == name)
-
     @property
     def std(self) -> float:
         return float(self.table.values.std())
