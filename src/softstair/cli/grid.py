@@ -97,11 +97,8 @@ class Command:
         if self.address is not None and self.engine != "ray":
             raise SoftstairError(f"--address {self.address!r} needs --engine ray.")
         check_workers(self.jobs, self.threads)
-        if self.table is not None and self.table.suffix not in (".csv", ".parquet"):
-            raise SoftstairError(
-                f"table must end in .csv or .parquet, but {str(self.table)!r} was given.",
-                field="table",
-            )
+        if self.table is not None:
+            results.check_table(self.table)
 
     def run(self) -> int:
         if (processes := torchrun_ranks()[1]) > 1:

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import io
 import os
-import secrets
 import warnings
 import wave
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 from softstair import _check
+from softstair._files import replacing
 from softstair.data.dataset import (
     Array,
     DataError,
@@ -364,17 +364,13 @@ def _cached_features(
         return read_arrays(path, expected, "remove it")
     x = features(audio, sum(counts.values()), progress)
     arrays = dict(zip(counts, np.split(x, np.cumsum(list(counts.values()))[:-1]), strict=True))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.savez(file, **{name: arrays[name] for name in expected})  # type: ignore[arg-type]
-        os.replace(temporary, path)
     except OSError as error:
         warnings.warn(
             f"{str(path)!r} cannot be written ({error.strerror}), so features of recordings are "
             "computed each time: use a `data_dir` that can be written.",
             stacklevel=2,
         )
-    finally:
-        temporary.unlink(missing_ok=True)
     return arrays

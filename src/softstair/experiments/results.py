@@ -222,15 +222,20 @@ def rows(trainings: Iterable[Training], typed: bool = False) -> Iterator[dict[st
             yield {**settings, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
 
 
-def write(trainings: Sequence[Training], path: Path) -> None:
-    """Write the table of trainings as CSV or Parquet, by the name of the file."""
+def check_table(path: Path) -> None:
+    """Raise SoftstairError if the name of a file is not that of a table."""
     if path.suffix not in _READERS:
         raise SoftstairError(
-            f"a table must end in .csv or .parquet, but {str(path)!r} was given.", field="table"
+            f"table must end in .csv or .parquet, but {str(path)!r} was given.", field="table"
         )
+
+
+def write(trainings: Sequence[Training], path: Path) -> None:
+    """Write the table of trainings as CSV or Parquet, by the name of the file."""
+    check_table(path)
     table = list(rows(trainings, typed=path.suffix == ".parquet"))
     if not table:
-        raise SoftstairError("a table must have at least one training, but none was given.")
+        raise SoftstairError("table must have at least one training, but none was given.")
     if path.suffix == ".parquet":
         return _write_parquet(table, path)
     text = io.StringIO()
