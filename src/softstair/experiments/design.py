@@ -143,9 +143,6 @@ class Design:
 
         Raises:
             SoftstairError: If a name is wrong, or if stairs vary, which bits replace.
-
-        >>> DESIGNS["paper-svhn"].with_bits(["int4", "ternary"]).configurations[1].name
-        'uniform-expectation-std-same_start-homogeneous,bits=ternary'
         """
         if taken := [name for name in self.varied() if name in ("bits", *REPLACED)]:
             problem = f"need the same {taken[0]} in all of {self.name}"
@@ -166,9 +163,6 @@ class Design:
         """Plain data, ready for :func:`json.dumps`."""
         recipes = [{"name": entry.name, **entry.recipe.to_json()} for entry in self.configurations]
         return {"name": self.name, "folds": list(self.folds), "configurations": recipes}
-
-
-# The paper's designs
 
 
 def configuration(recipe: Recipe) -> Configuration:

@@ -139,8 +139,7 @@ def find(folder: Path) -> list[Path]:
 def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Training]:
     """Return every unit with an epoch, in a folder or in these run directories of it.
 
-    Raises:
-        RunError: If there is none, or if a run directory is damaged.
+    Raises RunError if there is none, or if a run directory is damaged.
     """
     folder = Path(folder)
     chosen = find(folder) if paths is None else paths
