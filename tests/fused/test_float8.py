@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from twins import batch, distance, learn, pair
 
+import softstair as ss
 from softstair.fused import fused
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
 
@@ -144,6 +145,16 @@ def test_features_may_be_changed_in_place():
     net[2] = nn.Sequential(net[2], nn.Hardtanh(-0.5, 0.5, inplace=True))
     x, y = batch(side=4, images=2)
     assert torch.isfinite(learn(fused(net), x, y)).all()
+
+
+def test_a_network_without_integers_has_no_product_in_float8():
+    """The second of two linear layers takes the features of the first unchanged."""
+    layers: list[nn.Module] = []
+    for inputs in (8, 16):
+        layers += [nn.Linear(inputs, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU()]
+    ternary = ss.Stair.ternary()
+    net = ss.quantise(nn.Sequential(*layers, nn.Linear(16, 5)), ternary, ternary, skip="6")
+    assert not fused(net, float8=True).multiplies_float8(16)
 
 
 @pytest.mark.nightly
