@@ -85,8 +85,9 @@ def test_products_of_float8_are_those_of_float64() -> None:
             dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor, (3, 3), 1, 1.0
         )
         # The tensor cores add FP8 products with fewer bits than float32 has.
-        assert distance(dx, wanted[0]) < 2e-3, distance(dx, wanted[0])
-        assert distance(dw.sum(0).permute(0, 3, 1, 2), wanted[1]) < 2e-3
+        dw, shape = dw.sum(0).permute(0, 3, 1, 2), (inputs, outputs, side)
+        errors = distance(dx, wanted[0]), distance(dw, wanted[1])
+        assert max(errors) < 2e-3, (shape, errors)
 
 
 def test_gradients_are_rounded_as_torch_rounds_and_stay_near() -> None:
@@ -125,17 +126,19 @@ def test_gradients_are_rounded_as_torch_rounds_and_stay_near() -> None:
 
 
 def test_training_in_float8_is_captured_and_learns() -> None:
+    """Without augmentation, which would hide six epochs of learning from so small a network."""
     found = []
     for kind in (Step, CapturedStep):
-        trained, examples = state("mode", precision="float8", learning_rate=3e-3)
+        options = {"precision": "float8", "learning_rate": 3e-3, "augment": "none"}
+        trained, examples = state("mode", **options)
         assert trained.execution.precision == "float8"
-        step = kind(trained, examples)
-        go(trained, step, 16)
-        first = trained.mean_loss()
-        go(trained, step, 16 * 6)
-        assert trained.is_finite()
-        assert trained.mean_loss() < first
-        found.append(trained.mean_loss())
+        step, losses = kind(trained, examples), []
+        for _ in range(7):
+            go(trained, step, 16)
+            losses.append(trained.mean_loss())
+        assert trained.is_finite(), losses
+        assert losses[-1] < 0.97 * losses[0], losses
+        found.append(losses[-1])
     assert abs(found[0] - found[1]) < 0.05 * found[0], found
 
 

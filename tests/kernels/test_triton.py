@@ -551,7 +551,9 @@ def test_fused_kernels_compile_without_the_interpreter(
     types = {"rows": "i32", "count": "i32", "images": "i32", "per_quantum": "fp32"}
     types |= {"seed_ptr": "*i64", "integers_ptr": "*i8", "argmax_ptr": "*i8"}
     types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if count == 2 else {})
-    for kernel in (norm._forward, backward._reduce_dz, backward._backward):
+    types |= {"tiles": "i32", "square_tiles": "i32"}
+    kernels = (norm._forward, backward._reduce_dz, backward._backward, backward._first_gradient)
+    for kernel in kernels:
         compile_kernel(kernel, constants, types, "*fp32")
 
 
@@ -565,16 +567,17 @@ def test_backward_products_and_adam_compile_without_the_interpreter(
         importlib.import_module(f"softstair.kernels.triton.{n}") for n in ("gradients", "adam")
     )
     constants = dict(HEIGHT=16, WIDTH=16, OUTPUTS=256, INPUTS=256, DOWN=3, ACROSS=3, PADDING=1)
-    constants |= dict(BOX_IMAGES=1, BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=256, DEPTH=128)
+    constants |= dict(BOX_IMAGES=1, BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=128, DEPTH=128)
     constants |= dict(PARTS=11, BLOCK_OUT=128, BLOCK_IN=128, TAPS=3, COUNT=2, FAMILY="uniform")
     constants |= dict(BETA_1=0.9, BETA_2=0.999, LOG_1=-0.15, LOG_2=-0.0014)
     types = dict.fromkeys(("unit", "decay", "low", "high", "eps"), "fp32")
-    types |= {"images": "i32", "size": "i32", "weights": "tensordesc<fp8e5[256,128]>"}
+    types |= {"images": "i32", "size": "i32", "weights": "tensordesc<fp8e5[128,128]>"}
     dx = types | {"gradients": "tensordesc<fp8e5[1,8,16,128]>"}
-    dw = types | {"gradients": "tensordesc<fp8e5[128,1,1,128]>"}
+    dw = types | {"gradients": "tensordesc<fp8e5[128,128]>"}
     dw |= {"features": f"tensordesc<{features}[128,1,1,128]>"}
-    compile_kernel(products._feature_gradient, constants, dx, "*fp32")
-    compile_kernel(products._weight_gradient, constants, dw, "*fp32")
+    for kernel, own in ((products._feature_gradient, dx), (products._weight_gradient, dw)):
+        # Factors in registers are wrong on Hopper with Triton 3.6.
+        assert "ttg.local_load" not in compile_kernel(kernel, constants, own, "*fp32")["ttgir"]
     compile_kernel(adam._adam, constants, types, "*fp32")
 
 
@@ -586,3 +589,4 @@ def compile_kernel(kernel, constants, types, default):
     target = compiler.GPUTarget("cuda", 90, 32)
     built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
     assert "st.global" in built.asm["ptx"]
+    return built.asm

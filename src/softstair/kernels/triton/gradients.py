@@ -8,7 +8,9 @@ FP8 holds exactly. With p the padding and t a tap of the kernel,
 
 The tensor cores multiply rows of FP8 that are contiguous along the sum: dx takes (N, H, W, C), and
 dw takes dc and f with images last, (C, H, W, N). As for the integer convolution, a tile shifted by
-a tap is a box that the copy engine loads, with zeros beyond the border.
+a tap is a box that the copy engine loads, with zeros beyond the border. The first factor of each
+product has two dimensions in memory: a box that is reshaped would pass through registers as the
+first factor, which Triton 3.6 overwrites while they are read (triton-lang/triton issue 9433).
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
@@ -52,13 +54,14 @@ def _feature_gradient(
     image = tile // (high * wide) * BOX_IMAGES
     top = tile // wide % high * BOX_HEIGHT
     left = tile % wide * BOX_WIDTH
-    total = tl.zeros((pixels, BLOCK), dtype=tl.float32)
+    total = tl.zeros((BLOCK, pixels), dtype=tl.float32)
     for i in range(DOWN * ACROSS * chunks):
         tap, outputs = i // chunks, i % chunks * DEPTH
         y, x = top + PADDING - tap // ACROSS, left + PADDING - tap % ACROSS
         box = gradients.load([image, y, x, outputs]).reshape(pixels, DEPTH)
         rows = weights.load([channel, tap * OUTPUTS + outputs])
-        total = tl.dot(box, rows.T, total)
+        total = tl.dot(rows, box.T, total)
+    total = tl.trans(total)
     pixel = tl.arange(0, pixels)
     image += pixel // (BOX_HEIGHT * BOX_WIDTH)
     y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
@@ -95,7 +98,8 @@ def _weight_gradient(
     for k in range(part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)):
         pixel, image = k // chunks, k % chunks * DEPTH
         y, x = pixel // WIDTH, pixel % WIDTH + right
-        dc = gradients.load([first_out, y, x - right, image]).reshape(BLOCK_OUT, DEPTH)
+        # Beyond the last image come those of the next pixel: they meet zeros of the features.
+        dc = gradients.load([first_out, pixel * images + image])
         f = features.load([first_in, y + down, x, image]).reshape(BLOCK_IN, DEPTH)
         total_0 = tl.dot(dc, f.T, total_0)
         if TAPS == 3:
@@ -147,7 +151,7 @@ def feature_gradient(
     new_height, new_width = height + down - 1 - 2 * padding, width + across - 1 - 2 * padding
     box_images, box_height, box_width = pixel_box(new_height, new_width)
     depth = _power(outputs, 32, DEPTH)
-    block = _power(inputs, 16, 2 * BLOCK)
+    block = _power(inputs, 64, BLOCK)
     sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
     tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
     shape = (images, inputs, new_height, new_width)
@@ -156,7 +160,7 @@ def feature_gradient(
     rows = _descriptor(weights.reshape(inputs, -1), [block, depth])
     _feature_gradient[(tiles * triton.cdiv(inputs, block),)](
         boxes, rows, factor, dx, images, unit, new_height, new_width, outputs, inputs, down, across,
-        padding, box_images, box_height, box_width, block, depth, num_warps=8, num_stages=3,
+        padding, box_images, box_height, box_width, block, depth, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx
 
@@ -183,9 +187,10 @@ def weight_gradient(
     parts = max(1, min(PROGRAMS // tiles, height * width))
     sums = torch.empty((parts, outputs, down, across, inputs), device=dc.device)
     _weight_gradient[(tiles * parts,)](
-        _descriptor(dc, [block_out, 1, 1, depth]), _descriptor(features, [block_in, 1, 1, depth]),
-        factor, sums, images, unit, height, width, outputs, inputs, down, across, padding, parts,
-        block_out, block_in, depth, together, num_warps=8, num_stages=3,
+        _descriptor(dc.flatten(1), [block_out, depth]),
+        _descriptor(features, [block_in, 1, 1, depth]), factor, sums, images, unit, height, width,
+        outputs, inputs, down, across, padding, parts, block_out, block_in, depth, together,
+        num_warps=8, num_stages=3,
     )  # fmt: skip
     return sums
 
