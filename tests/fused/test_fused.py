@@ -102,6 +102,19 @@ def test_the_variance_about_the_running_mean_is_as_exact_as_torchs():
     check(net, twin, x, y, 1e-4)
 
 
+def test_noise_that_an_annealer_gathered_is_read_without_a_copy(monkeypatch):
+    layers = [(8, 16), (16, 12), (12, 16)]
+    modules = [(nn.Linear(*c, bias=False), nn.BatchNorm1d(c[1]), nn.ReLU()) for c in layers]
+    net = ss.quantise(nn.Sequential(*itertools.chain(*modules)), TERNARY, TERNARY)
+    annealer = ss.Annealer(net, lambda layer, t: (0.1 * layer, 1.0 / (1 + layer)))
+    annealer.step()
+    run, x = fused(net), torch.randn(4, 8)
+    expected = run(x)
+    annealer.gather()
+    monkeypatch.setattr(torch, "stack", None)
+    assert torch.equal(run(x), expected)
+
+
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("noise", "draws"), [("uniform", 2), *((name, 12) for name in ss.noise.names())]

@@ -1,7 +1,9 @@
 """Find the groups of modules in a traced network that fused layers replace."""
 
 import operator
+from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,7 +49,7 @@ class FusedNetwork:
                 # One draw per step from torch's generator seeds the numbers of every layer.
                 seeds = torch.randint(2**63 - 1, shape, device=x.device)
             else:
-                seeds = torch.zeros(shape, dtype=torch.int64, device=x.device)
+                seeds = torch.empty(shape, dtype=torch.int64, device=x.device)  # not read
             context = Context(_prepare_stairs(self.layers), seeds, torch.is_grad_enabled())
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
@@ -65,20 +67,32 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
                 groups.setdefault((stair, site.noise), []).append(site)
     prepared: dict[StairModule, PreparedStair] = {}
     for (stair, noise), modules in groups.items():
-        means = torch.stack([module.mean for module in modules])
-        stds = torch.stack([module.std for module in modules])
+        # The stairs of a layer share their noise, and with it the row.
+        noises = {module.std.data_ptr(): (module.mean, module.std) for module in modules}
+        means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
         if isinstance(stair.quantum, float) and stair.quantum != 1.0:
             means, stds = means * stair.quantum, stds * stair.quantum
         values, count = table(stair, torch.float32, means.device), len(stair) - 1
         rows = prepare_rows(values, means, stds, count, noise.name)
         constants = {"COUNT": count, "FAMILY": noise.name}
-        for module, row in zip(modules, rows, strict=True):
-            own = values
+        rows_of = dict(zip(noises, rows, strict=True))
+        for module in modules:
+            own, row = values, rows_of[module.std.data_ptr()]
             if learns(module):  # thresholds in quanta, levels and rises not
                 own = values.clone()
                 own[:, count : 3 * count + 1] *= module.present_quantum()
             prepared[module] = PreparedStair(own, row, constants)
     return prepared
+
+
+def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    """Stack scalars; without a copy if they lie at equal distances in one tensor."""
+    bases = {scalar.untyped_storage().data_ptr() for scalar in scalars}
+    offsets = [scalar.storage_offset() for scalar in scalars]
+    steps = {b - a for a, b in pairwise(offsets)}
+    if len(bases) > 1 or len(steps) > 1 or min(steps, default=1) < 1:
+        return torch.stack(list(scalars))
+    return scalars[0].as_strided((len(scalars),), (max(steps, default=1),))
 
 
 def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:

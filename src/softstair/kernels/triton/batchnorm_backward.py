@@ -44,6 +44,7 @@ __all__ = ["backward", "first_weight_gradient", "reduce_dz", "stair_backward"]
 
 FLAT_BLOCK = 2048
 FIRST_ROWS, FIRST_PROGRAMS = 16, 264
+FIRST_TILES, FIRST_CHANNELS = 256, 32
 NO_TAPS = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
 
 
@@ -161,6 +162,39 @@ def _coefficients(
 
 
 @triton.jit
+def _first_gradient(
+    products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles, square_tiles,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
+    k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for start in range(0, tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)[:, None]
+        pointers = products_ptr + (tile * LENGTH + k) * CHANNELS + channel[None, :]
+        total += tl.load(pointers, mask=(tile < tiles) & mask[None, :], other=0).to(tl.float64)
+    squares = tl.zeros((ROWS, LENGTH), dtype=tl.float64)
+    for start in range(0, square_tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)[:, None]
+        pointers = squares_ptr + (tile * LENGTH + k) * LENGTH + j[None, :]
+        squares += tl.load(pointers, mask=tile < square_tiles, other=0).to(tl.float64)
+    row = tl.sum(squares, 0)
+    weights = tl.load(
+        weight_ptr + channel[None, :] * count + j[:, None],
+        mask=mask[None, :] & (j < count)[:, None],
+        other=0,
+    ).to(tl.float64)
+    s = tl.load(coefficients_ptr + 2 * CHANNELS + channel, mask=mask, other=0)
+    a = tl.load(coefficients_ptr + 3 * CHANNELS + channel, mask=mask, other=0)
+    b = tl.load(coefficients_ptr + 4 * CHANNELS + channel, mask=mask, other=0)
+    gradient = s * tl.sum(total, 0) + a * tl.sum(row[:, None] * weights, 0)
+    gradient += b * tl.sum(tl.where(j == count, row, 0.0), 0)
+    tl.store(out_ptr + channel * count + k, gradient.to(tl.float32), mask=mask)
+
+
+@triton.jit
 def _power_of_two(sizes_ptr, CHANNELS: tl.constexpr):
     """The power of two that brings the largest of the sizes to [1, 2)."""
     channel = tl.arange(0, triton.next_power_of_2(CHANNELS))
@@ -270,7 +304,7 @@ def first_weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the coefficients of the backward pass, and the gradient of the quantised weights in
     float32, in their memory layout."""
-    outputs, inputs, taps, _ = weight.shape
+    outputs = len(weight)
     count, constants = sums.numel() // outputs, first_constants(x, weight, sums)
     rows = dy.numel() // outputs
     tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
@@ -285,15 +319,13 @@ def first_weight_gradient(
         enable_fp_fusion=True,
     )  # fmt: skip
     out = coefficients(partial, stats, count, 1.0)
-    s, a, b = out[2:]
-    length = weight[0].numel()
-    matrix = weight.permute(2, 3, 1, 0).reshape(length, outputs).float()
-    gradient = s * products.sum(0)[:length]
-    with torch.autocast(x.device.type, enabled=False):
-        gradient += a * (squares[:length, :length] @ matrix)
-    gradient += b * squares[:length, length, None]
-    gradient = gradient.t().contiguous().reshape(outputs, taps, taps, inputs)
-    return out, gradient.permute(0, 3, 1, 2)
+    gradient = torch.empty_like(weight, dtype=torch.float32)
+    length = constants["LENGTH"]
+    _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FIRST_CHANNELS))](
+        products, squares, weight, out, gradient, tiles, len(squares), outputs, length,
+        FIRST_TILES, FIRST_CHANNELS, num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
+    return out, gradient
 
 
 def coefficients(partial: Tensor, stats: Tensor, rows: int, unit: float) -> Tensor:

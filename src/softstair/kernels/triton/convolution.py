@@ -216,7 +216,7 @@ def supports_first(
 def convolve_first(
     x: Tensor, weight: Tensor, running_mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums in the weights' dtype, channels-last, their moments per tile, and XᵀX."""
+    """Return the sums in the weights' dtype, channels-last, and per tile their moments and XᵀX."""
     images, _, height, width = x.shape
     outputs = len(weight)
     sums = _channels_last((images, outputs, height, width), weight.dtype, x.device)
@@ -229,7 +229,7 @@ def convolve_first(
         x, weight, running_mean, sums, partial, squares, rows, **constants, ROWS=FIRST_ROWS,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
-    return sums, partial, squares.sum(0)
+    return sums, partial, squares
 
 
 def first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:

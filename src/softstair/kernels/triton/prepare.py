@@ -106,16 +106,19 @@ def prepare_rows(table: Tensor, means: Tensor, stds: Tensor, count: int, family:
     """
     rows = torch.empty((len(means), 4), dtype=torch.float32, device=table.device)
     _prepare_rows[(len(means),)](
-        means, stds, table, rows, count, family, num_warps=1, enable_fp_fusion=True
-    )
+        means, stds, table, rows, means.stride(0), stds.stride(0), count, family, num_warps=1,
+        enable_fp_fusion=True,
+    )  # fmt: skip
     return rows
 
 
 @triton.jit
-def _prepare_rows(means, stds, table, rows, COUNT: tl.constexpr, FAMILY: tl.constexpr):
+def _prepare_rows(
+    means, stds, table, rows, mean_step, std_step, COUNT: tl.constexpr, FAMILY: tl.constexpr
+):
     """Write the row of one layer."""
     layer = tl.program_id(0)
-    mean, std = tl.load(means + layer), tl.load(stds + layer)
+    mean, std = tl.load(means + layer * mean_step), tl.load(stds + layer * std_step)
     low, high = _mode_limits(table, std, COUNT, FAMILY, False)
     row = rows + layer * 4
     tl.store(row, mean)
