@@ -235,7 +235,8 @@ def test_closed_pipe_leaves_a_complete_run(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.nightly
 def test_every_fold(run: Run) -> None:
     words = ["train", *SHORT, "--folds", "3"]
-    code, out, _ = run(*words, "--every-fold", "--out", "x")
+    # In this process: others would train the wide network.
+    code, out, _ = run(*words, "--every-fold", "--jobs", 1, "--out", "x")
     assert code == 0
     paths = [Path(f"x/fold-{fold}") for fold in range(3)]
     summaries = [json.loads((path / "summary.json").read_text()) for path in paths]
