@@ -16,7 +16,7 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("train", console=console) as progress:
         for label in ("fold 0", "fold 1"):
             progress.show(label, {"kind": "start"})
-            progress.show(label, begin)
+            progress.show(label, {**begin, "compiles": label == "fold 1"})
         epoch = {"kind": "epoch", "epoch": 1, "done": 10, **place, "train_loss": 0.25}
         for label, accuracy in (("fold 0", 0.5), ("fold 1", 0.75)):
             event = {**epoch, "valid_accuracy": accuracy, "warnings": ["90% of x lie at one level"]}
@@ -27,7 +27,8 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         progress.show("fold 1", {"kind": "failed", "why": "it was ill: cure it."})
     shown = screen.getvalue()
     for words in ("fold 0 epoch 2/4", "fold 1 epoch 2/4", "loss 0.250, validation 75.0%",
-                  "1,234 examples/s", "noise ·█ 1/2 annealed", "fold 2 getting ready"):  # fmt: skip
+                  "fold 1 epoch 1/4, compiling kernels", "1,234 examples/s",
+                  "noise ·█ 1/2 annealed", "fold 2 getting ready"):  # fmt: skip
         assert words in shown, words
     last = shown[shown.rindex("fold 2 getting ready") :]
     assert "fold 0" not in last

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from softstair import cli
 from softstair.cli._args import parse
 from softstair.cli._progress import Progress
 from softstair.cli.train import Command
-from softstair.train import RunError, train
+from softstair.train import RunError, progress, train
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.pool import START, Pool, Task, worker_count
 from softstair.train.progress import Event
@@ -219,6 +220,29 @@ def test_an_error_of_all_folds_is_reported_once(
     assert (stdout, len(messages)) == ("", 1)
     assert "batch must be an integer from 2 to" in messages[0]
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_process_decodes_its_data_once_and_each_run_is_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = "def load():\n    with open('loaded', 'a') as file:\n        file.write('x')"
+    (tmp_path / "own.py").write_text(OWN.replace("def load():", count))
+    begun = parse(Command, [*FLAGS, "--epochs", "3"], "softstair train").recipe
+    ends: list[bool] = []
+    with open(tmp_path / "events", "wb") as events, monkeypatch.context() as patch:
+        for fold, is_struck in ((0, False), (1, True), (1, False)):
+            strike = lambda *_, now=is_struck: now and os.kill(os.getpid(), signal.SIGTERM)
+            patch.setattr(progress.EventSender, "epoch", strike)
+            message = {"recipe": replace(begun, fold=fold).to_json(), "device": "cpu"}
+            message |= {"out": str(tmp_path / f"fold-{fold}"), "resume": True}
+            ends.append(progress._train(message, events.fileno()))
+    kinds = [json.loads(x)["kind"] for x in (tmp_path / "events").read_text().splitlines()]
+    assert [kind for kind in kinds if kind in ("done", "stopped")] == ["done", "stopped", "done"]
+    assert (ends, Path("loaded").read_text()) == ([True, False, True], "x")
+    progress._datasets.clear()
+    for fold in (0, 1):
+        expected = uninterrupted(tmp_path / f"alone-{fold}", replace(begun, fold=fold))
+        assert result(tmp_path / f"fold-{fold}") == expected
 
 
 # The rules, without processes

@@ -125,7 +125,10 @@ class Progress:
 
     def _begin(self, label: str, event: Event) -> None:
         self._bars.remove_task(self._tasks.pop(label))  # its time left was that of loading
-        self._add(label, self._epoch(label, event), total=event["total"], completed=event["done"])
+        title = self._epoch(label, event)
+        if event.get("compiles"):  # until the first step
+            title += ", compiling kernels"
+        self._add(label, title, total=event["total"], completed=event["done"])
         if self._resuming and not event["done"] and "part" not in event:
             self.note(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:

@@ -24,6 +24,7 @@ import torch
 
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link
+from softstair.data import Dataset, Loading, load
 from softstair.train.loop import train
 from softstair.train.network import advice
 from softstair.train.parallel import Interrupted
@@ -62,7 +63,9 @@ class EventSender:
         # What a resumed run exports was said when it began.
         exports = state.exports if position["done"] == 0 else None
         notes = {"advice": advice(state), "exports": exports}
-        self._send({"kind": "begin", **position, **process, **notes})
+        # The first step of these takes up to half a minute on a machine that never ran it.
+        compiles = state.execution.captured or state.execution.compiled
+        self._send({"kind": "begin", **position, **process, **notes, "compiles": compiles})
 
     def step(self, state: State) -> None:
         now = time.monotonic()
@@ -225,7 +228,8 @@ def _train(message: dict[str, Any], outgoing: int) -> bool:
             watchers: list[Any] = [sender]
             if message.pop("tensorboard", False):
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
-            train(recipe, out, watchers=watchers, loading=sender.loading, **message)
+            dataset = _dataset(recipe.data, message.get("data_dir", "data"), sender.loading)
+            train(recipe, out, watchers=watchers, dataset=dataset, **message)
     except (Interrupted, KeyboardInterrupt):
         send({"kind": "stopped"})
         return False
@@ -237,6 +241,18 @@ def _train(message: dict[str, Any], outgoing: int) -> bool:
     free_memory()
     send({"kind": "done"})
     return True
+
+
+_datasets: dict[tuple[str, str], Dataset] = {}
+"""The data set of the last run of this process."""
+
+
+def _dataset(name: str, data_dir: str, loading: Loading) -> Dataset:
+    """Return a data set, which is kept for the next run."""
+    if (name, data_dir) not in _datasets:
+        _datasets.clear()
+        _datasets[name, data_dir] = load(name, data_dir, loading)
+    return _datasets[name, data_dir]
 
 
 def free_memory() -> None:
