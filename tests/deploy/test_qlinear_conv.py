@@ -14,6 +14,7 @@ from test_onnx import assert_equal, run
 import softstair as ss
 from softstair.deploy import integerise, qlinear_conv
 from softstair.deploy import onnx as export
+from softstair.deploy.onnx_graph import OnnxGraph, StoredTensor
 from softstair.deploy.qlinear_conv import quantised_convs, scales
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -96,7 +97,8 @@ def test_quantised_convolutions_are_equal_in_every_runtime(seed: int, zero: int)
     net = network(seed, (3, 8, 7), zero)
     model, plain = export.model(net.network(), features=True), export.model(net.network())
     assert operators(plain).count("QLinearConv") == 4
-    assert not {"ConvInteger", "MatMulInteger", "GreaterOrEqual"} & {*operators(plain)}
+    assert not {"ConvInteger", "GreaterOrEqual"} & {*operators(plain)}
+    assert operators(plain).count("MatMulInteger") == ("average" in net.nodes)  # its sums alone
     for level in OPTIMISATIONS:
         actual = run(model, net.bytes, level=level)
         assert_equal(net.network(), net.bytes, actual)
@@ -121,7 +123,7 @@ def test_weights_neither_saturate_nor_reach_128() -> None:
         convs = quantised_convs(net.network())
         assert [*convs] == ["stair", "depthwise.stair"]
         for conv, largest in zip(convs.values(), (255, 2), strict=True):
-            assert conv.kind == "INT8"
+            assert conv.weight_kind == "INT8"
             weight = np.abs(conv.node.weight.flatten(1).numpy()).max(1) * conv.factor
             assert weight.max() <= 127
             assert 2 * largest * weight.max() < 2**15
@@ -193,10 +195,75 @@ def test_large_weights_on_bytes_are_unsigned() -> None:
     net.flatten("flat")
     net.scores("last", 4)
     convs = quantised_convs(net.network())
-    assert {name: conv.kind for name, conv in convs.items()} == {
+    assert {name: conv.weight_kind for name, conv in convs.items()} == {
         "first.stair": "UINT8",
         "second.stair": "INT8",
     }
     model = export.model(net.network(), features=True)
     for level in OPTIMISATIONS:
         assert_equal(net.network(), net.bytes, run(model, net.bytes, level=level))
+
+
+@pytest.mark.parametrize("kind", ["ternary", "sign"])
+def test_deep_layers_read_int8_and_others_uint8(kind: str) -> None:
+    """One cast changes the type of bytes, and ternary weights are unpacked without wider types."""
+    from onnx.reference import ReferenceEvaluator
+
+    net = RandomBuilder(0, (3, 8, 8), zero=121)
+    net.sum("first", 64, kind, padding=(1, 1))
+    net.steps("first.stair", LEVELS["ternary"], even=True)
+    net.sum("deep", 16, kind, padding=(1, 1))
+    net.steps("deep.stair", LEVELS["ternary"], even=True)
+    net.max_pool("pool", 2, 2, 0)
+    net.flatten("flat")
+    net.sum("linear", 8, kind)
+    net.steps("linear.stair", LEVELS["ternary"], even=True)
+    net.scores("last", 4)
+    convs = quantised_convs(net.network())
+    assert [conv.kind for conv in convs.values()] == ["UINT8", "INT8", "UINT8"]
+    assert {factor for conv in convs.values() for factor in conv.factor} == {64}
+    plain, model = export.model(net.network()), export.model(net.network(), features=True)
+    types = [node.attribute[0].i for node in plain.graph.node if node.op_type == "Cast"]
+    assert onnx.TensorProto.INT32 not in types
+    # Three casts of weights, two of features.
+    assert sum(kind in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8) for kind in types) == 5
+    for level in OPTIMISATIONS:
+        assert_equal(net.network(), net.bytes, run(model, net.bytes, level=level))
+    values = ReferenceEvaluator(model).run(None, {"bytes": net.bytes[:2].numpy()})
+    names = [output.name for output in model.graph.output]
+    assert_equal(net.network(), net.bytes[:2], dict(zip(names, values, strict=True)))
+
+
+@pytest.mark.parametrize(("low", "high", "zero", "moved"), [(0, 2, -128, 128), (-1, 5, 1, 1)])
+def test_bytes_keep_their_bits_only_where_products_cannot_saturate(
+    low: int, high: int, zero: int, moved: int
+) -> None:
+    """A processor multiplies the stored byte: 130 in place of 2 is too much for weights of 127."""
+    types = ("INT8", "UINT8") if zero < 0 else ("UINT8", "INT8")
+    for bits, operators_of, expected in (
+        (True, ["Cast"], moved),
+        (False, ["Cast", "Add", "Cast"], -low - 128 * (types[1] == "INT8")),
+    ):
+        graph = OnnxGraph({"x"})
+        tensor = StoredTensor("x", low, high, types[0], zero).as_type(graph, types[1], bits=bits)
+        assert [node.op_type for node in graph.nodes] == operators_of
+        assert (tensor.kind, tensor.zero) == (types[1], expected)
+
+
+def test_sum_over_all_positions_is_one_product_of_bytes() -> None:
+    for flat in (True, False):
+        net = RandomBuilder(0, (3, 6, 6), zero=0)
+        net.sum("conv", 5, "ternary", padding=(1, 1))
+        net.steps("stair", LEVELS["uint4"], even=True)
+        net.sum_pool("average")
+        if not flat:
+            net.sum("pointwise", 4, "ternary", padding=(1, 1))
+            net.steps("pointwise.stair", LEVELS["ternary"])
+        net.flatten("flat")
+        net.scores("last", 4)
+        model = export.model(net.network(), features=True)
+        plain = operators(export.model(net.network()))
+        assert plain.count("MatMulInteger") == 1
+        assert "ReduceSum" not in plain
+        assert ("Flatten" in plain) is not flat
+        assert_equal(net.network(), net.bytes, run(model, net.bytes))

@@ -104,7 +104,8 @@ def model(
         for name, tensor in stored.items():
             graph.prefix = names[name]
             integers, output = tensor.as_type(graph, "INT32"), f"{names[name]}_value"
-            graph.apply("Identity", [integers.name], name=output)
+            sizes = graph.constant("sizes", np.array([0, *network.sizes[name]]))
+            graph.apply("Reshape", [integers.name, sizes], name=output)
             tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
     proto = graph.model(network, classes, {"": OPSET}, tensors)
     graph.onnx.checker.check_model(proto, full_check=True)
@@ -131,7 +132,8 @@ def _add_node(
             and not any(node.padding)
             and node.kernel == network.sizes[node.inputs[0]][1:]
         ):
-            return _add_total(graph, node, x[0])
+            flat = all(isinstance(user, nodes.Flatten) for user in network.users(node.name))
+            return _add_total(graph, node, x[0], None if flat else network.sizes[node.name])
         case nodes.Sum() | nodes.SumPool():
             return _weighted_sum(graph, x[0], node, network.sizes[node.name][0])
         case nodes.Steps():
@@ -139,6 +141,8 @@ def _add_node(
         case nodes.MaxPool():
             return _add_max_pool(graph, node, x[0])
         case nodes.Flatten():
+            if x[0].flat:
+                return x[0]
             return replace(x[0], name=graph.apply("Flatten", [x[0].name]))
         case nodes.Expand():
             return replace(x[0], name=graph.expand(node, x[0].name))
@@ -169,18 +173,32 @@ def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> Sto
     return replace(x, name=graph.apply("Cast", [largest], to=graph.onnx.TensorProto.INT32))
 
 
-def _add_total(graph: OnnxGraph, node: nodes.SumPool, x: StoredTensor) -> StoredTensor:
-    """Add the sum of bytes over all positions."""
-    axes = graph.constant("axes", np.arange(2, 2 + len(node.kernel)))
-    inputs = [graph.cast(x.name, "INT32"), axes]
-    total = graph.apply("ReduceSum", inputs, "total", keepdims=1)
-    offset = graph.constant("offset", np.int32(x.zero * math.prod(node.kernel)))
-    return StoredTensor(graph.apply("Sub", [total, offset]), node.low, node.high)
+def _add_total(
+    graph: OnnxGraph, node: nodes.SumPool, x: StoredTensor, shape: nodes.Shape | None
+) -> StoredTensor:
+    """Add the sum of bytes over all positions, in a shape or flat: a product with ones."""
+    axes, positions = range(2, 2 + len(node.kernel)), math.prod(node.kernel)
+    # Channels are last where ONNX Runtime convolves: there this is no operation.
+    last = graph.apply("Transpose", [x.name], "last", perm=[0, *axes, 1])
+    merged = graph.constant("merged", np.array([0, positions, -1]))
+    inputs = [
+        graph.constant("ones", np.ones(positions, np.uint8)),
+        graph.apply("Reshape", [last, merged], "positions"),
+        graph.constant("zero", np.uint8(0)),
+        graph.constant("zero", np.array(x.zero, x.kind.lower())),
+    ]
+    total = graph.apply("MatMulInteger", inputs, "total")
+    if shape is not None:
+        total = graph.apply("Reshape", [total, graph.constant("shape", np.array([0, *shape]))])
+    return StoredTensor(total, node.low, node.high, flat=shape is None)
 
 
 def _add_scores(graph: OnnxGraph, node: nodes.Node, x: StoredTensor, rank: int) -> None:
     """Add the last node; ``rank`` does not count the batch."""
-    floats = graph.cast(x.as_type(graph, "INT32").name, "FLOAT")
+    x = x.limited(graph)
+    floats = graph.cast(x.name, "FLOAT")
+    if x.zero:
+        floats = graph.apply("Sub", [floats, graph.constant("zero", np.float32(x.zero))], "moved")
     match node:
         case nodes.Scores():
             unit = graph.constant("unit", np.float32(node.unit))

@@ -124,7 +124,7 @@ class OnnxGraph:
 class StoredTensor:
     """Integers from ``low`` to ``high``, stored as INT32, UINT8 or INT8 after ``zero`` is added.
 
-    Stored numbers above ``limit`` stand for the limit.
+    Stored numbers above ``limit`` stand for the limit. ``flat``: in the shape (N, numbers).
     """
 
     name: str
@@ -133,19 +133,31 @@ class StoredTensor:
     kind: str = "INT32"
     zero: int = 0
     limit: int | None = None
+    flat: bool = False
 
     def limited(self, graph: OnnxGraph) -> "StoredTensor":
         """Return the same integers without numbers above their limit."""
         if self.limit is None:
             return self
-        limit = graph.constant("limit", np.array(self.limit, self.kind.lower()))
-        return replace(self, name=graph.apply("Min", [self.name, limit], "limited"), limit=None)
+        # ONNX Runtime computes Clip in less time than Min.
+        ends = [np.array(end, self.kind.lower()) for end in (self.low + self.zero, self.limit)]
+        inputs = [self.name, *(graph.constant("limit", end) for end in ends)]
+        return replace(self, name=graph.apply("Clip", inputs, "limited"), limit=None)
 
-    def as_type(self, graph: OnnxGraph, kind: str, hint: str = "") -> "StoredTensor":
-        """Return the same integers, limited, in another type."""
+    def as_type(
+        self, graph: OnnxGraph, kind: str, hint: str = "", bits: bool = False
+    ) -> "StoredTensor":
+        """Return the same integers, limited, in another type.
+
+        With ``bits`` a byte may keep its bits in the other type of bytes, with another zero.
+        """
         x = self.limited(graph)
         if kind == x.kind:
             return x
+        half = (min(x.low, 0) + x.zero) // 128
+        if bits and x.kind != "INT32" and half == (max(x.high, 0) + x.zero) // 128:
+            name = graph.cast(x.name, kind, f"{hint}bits")
+            return replace(x, name=name, kind=kind, zero=x.zero - 256 * half)
         name = x.name if x.kind == "INT32" else graph.cast(x.name, "INT32", f"{hint}taken")
         zero = 0 if kind == "INT32" else zero_point(x.low, x.high, kind)
         assert zero is not None
@@ -162,10 +174,11 @@ def zero_point(low: int, high: int, kind: str = "UINT8") -> int | None:
     return zero - (kind == "INT8") * 128 if zero + max(high, 0) <= 255 else None
 
 
-def packed_weights(graph: OnnxGraph, weight: Array) -> str:
+def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
     """Store bytes in as few bits as the largest needs; operators unpack them.
 
     Where all are even, as those of −1 and 1 with zero point 1 are, the lowest bit is not stored.
+    With ``top`` the stored bits become the highest of each byte, instead of the lowest.
     """
     even = not (weight & 1).any()
     weight = weight >> 1 if even else weight
@@ -175,16 +188,17 @@ def packed_weights(graph: OnnxGraph, weight: Array) -> str:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     padded = np.pad(weight.reshape(-1), (0, -weight.size % len(shifts)))
     packed = np.bitwise_or.reduce(padded.reshape(-1, len(shifts)) << shifts, axis=1)[:, None]
-    inputs = [graph.constant("weight_packed", packed), graph.constant("weight_places", shifts)]
-    shifted = graph.apply("BitShift", inputs, "weight_shifted", direction="RIGHT")
-    mask = graph.constant("weight_mask", np.uint8(2**bits - 1))
+    places, direction = (shifts[::-1], "LEFT") if top else (shifts, "RIGHT")
+    inputs = [graph.constant("weight_packed", packed), graph.constant("weight_places", places)]
+    shifted = graph.apply("BitShift", inputs, "weight_shifted", direction=direction)
+    mask = graph.constant("weight_mask", np.uint8((2**bits - 1) << (8 - bits) * top))
     values = graph.apply("BitwiseAnd", [shifted, mask], "weight_values")
     if padded.size > weight.size:
         flat = graph.constant("weight_all", np.array([-1]))
         values = graph.apply("Reshape", [values, flat], "weight_padded")
         ends = [graph.constant("weight_end", np.array([end])) for end in (0, weight.size)]
         values = graph.apply("Slice", [values, *ends], "weight_cut")
-    if even:
+    if even and not top:
         one_bit = graph.constant("weight_even", np.uint8(1))
         values = graph.apply("BitShift", [values, one_bit], "weight_doubled", direction="LEFT")
     shape = graph.constant("weight_shape", np.array(weight.shape))
