@@ -152,6 +152,36 @@ def test_norms_use_the_statistics_of_the_quantised_network(training):
         assert torch.equal(net.state_dict()[name], value), name
 
 
+def with_statistics(bits: str, size: int = 32) -> tuple[nn.Module, nn.Module, list[Tensor]]:
+    """A float network with statistics of many batches, the same with stairs, and three batches."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16)]
+    model = nn.Sequential(*layers, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    ss.refresh_statistics(model, [torch.randn(512, 6) for _ in range(8)])
+    return model, ss.quantise(model, bits, skip="6"), [torch.randn(size, 6) for _ in range(3)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("bits", "share"), [("int8", 0.3), ("int4", 0.9)])
+def test_statistics_have_less_sampling_error_than_the_batches(bits: str, share: float) -> None:
+    model, net, batches = with_statistics(bits)
+    x = torch.randn(256, 6)
+    ss.calibrate(net, batches)
+    change = (net(x) - model(x)).norm()
+    ss.refresh_statistics(net, batches)
+    assert change < share * (net(x) - model(x)).norm()
+
+
+def test_statistics_of_the_quantised_network_are_not_corrected_again() -> None:
+    _, net, batches = with_statistics("ternary/uint4", size=512)
+    ss.calibrate(net, batches)
+    ss.calibrate(net, batches)
+    again = copy.deepcopy(net)
+    ss.refresh_statistics(again, batches)
+    for name, value in again.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
+
+
 def test_norms_that_are_frozen_keep_their_statistics_and_normalise_by_them():
     net, batches = normed()
     before = copy.deepcopy(net.state_dict())

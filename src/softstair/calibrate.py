@@ -28,6 +28,8 @@ EXAMPLES = 64
 """Examples whose sums are compared, from all batches together."""
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Multiples of the quantum of the least squared error whose sums are compared."""
+MOST_SAMPLING_ERROR = 0.1
+"""Distance of running statistics from those of the batches that too few examples explain."""
 
 
 def calibrate(
@@ -55,7 +57,8 @@ def calibrate(
 
     Sums of quantised weights have other means and variances than those of the float network, so
     batch normalisations use the statistics of each batch. At the end the running ones are estimated
-    with quantised features, as by :func:`softstair.refresh_statistics`. Modules keep their modes.
+    with quantised features, as by :func:`softstair.refresh_statistics`; those of the float network
+    are changed by the difference that quantisation makes on these batches. Modules keep their mode.
 
     Args:
         net: A network of :func:`softstair.quantise`.
@@ -132,8 +135,58 @@ def calibrate_stairs(
             for stair in group:
                 stair.set_quantum(quantum)
     set_input_units(net)
-    if moving:
-        average_statistics(net, moving, inputs)
+    if moving:  # with some stairs chosen, the statistics are those of a network with the others
+        (_estimate_statistics if chosen is None else average_statistics)(net, moving, inputs)
+
+
+def _estimate_statistics(
+    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Sequence[Arguments]
+) -> None:
+    """Set running statistics to those of a few batches, corrected for the sampling error of these.
+
+    Where the running statistics are those of the unquantised network, which come from more batches:
+
+        mean = E[quantised] + (mean − E[unquantised]),  var = Var[quantised]·var/Var[unquantised]
+    """
+    names = ("running_mean", "running_var")
+    statistics = lambda: [[norm.get_buffer(name).clone() for name in names] for norm in norms]
+    running = statistics()
+    with _unquantised(net):
+        average_statistics(net, norms, inputs)
+    unquantised = statistics()
+    average_statistics(net, norms, inputs)
+    for norm, before, reference in zip(norms, running, unquantised, strict=True):
+        own = [norm.get_buffer(name) for name in names]
+        distance = _distance(before, reference, norm.eps)
+        if distance < min(MOST_SAMPLING_ERROR, 2 * _distance(before, own, norm.eps)):
+            own[0].add_(before[0] - reference[0])
+            own[1].mul_((before[1] + norm.eps) / (reference[1] + norm.eps))
+
+
+def _distance(a: Sequence[Tensor], b: Sequence[Tensor], eps: float) -> float:
+    """Return the mean over channels of (mean₁ − mean₂)²/var₂ + ln²(var₁/var₂)."""
+    logarithm = ((a[1] + eps) / (b[1] + eps)).log()
+    return float(((a[0] - b[0]).square() / (b[1] + eps) + logarithm.square()).mean())
+
+
+@contextmanager
+def _unquantised(net: nn.Module) -> Iterator[None]:
+    """Compute without stairs; an activation whose lowest level is 0 is a ReLU."""
+    stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
+    layers = [layer for layer in net.modules() if isinstance(layer, StairLayer)]
+    total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
+    hooks = [stair.register_forward_hook(_activate) for stair in stairs]
+    hooks += [layer.register_forward_hook(total, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
+    """Return what a stair quantises: max(x, 0) if its lowest level is 0."""
+    return arguments[0].relu() if stair.stair.levels[0] >= 0 else arguments[0]
 
 
 def _quantum(values: Tensor, stair: Stair, method: Method) -> float | None:
@@ -184,8 +237,7 @@ def _observe(
             chosen = torch.randint(len(values), (count,), generator=generator)
             values = values[chosen.to(x.device)]
         observed.setdefault(stair, []).append(values.float())
-        assert isinstance(stair, StairActivation)
-        return x.relu() if stair.stair.levels[0] >= 0 else x
+        return _activate(stair, arguments, output)
 
     def see(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         examples = arguments[0][: max(EXAMPLES // len(inputs), 1)]

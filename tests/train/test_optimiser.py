@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,6 +188,28 @@ def test_latent_weights_are_clipped_to_where_the_first_noise_is(
     assert float(weight.detach().min()) > low
     assert float(weight.detach().max()) < high
     assert not weight[2].any()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "low", "high"),
+    [(ss.ste.hard_sigmoid(), -1.0, 1.0), (ss.ste.clipped_relu(), -0.5, 1.5)],
+)
+def test_clipping_has_the_width_of_an_estimator(estimator: Any, low: float, high: float) -> None:
+    net = ss.quantise(nn.Sequential(nn.Linear(3, 4)), ss.Stair.ternary(), noise=estimator)
+    schedule = ss.Schedule.for_network(net, period=1.0, std0=0.1)
+    assert latent_bounds(net, schedule)["0"] == pytest.approx((low, high), abs=1e-4)
+
+
+def test_a_slope_without_end_is_not_clipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "import softstair as ss\n\ndef plain():\n    return ss.ste.identity()\n"
+    (tmp_path / "endless_estimator.py").write_text(source)
+    with pytest.raises(ValueError, match=r"clip_latent must be False with the identity estimator"):
+        begun(noise="endless_estimator:plain", static_std=True, std0=1.0, clip_latent=True)
+    net = ss.quantise(nn.Sequential(nn.Linear(3, 4)), ss.Stair.ternary(), noise=ss.ste.identity())
+    assert latent_bounds(net, ss.Schedule.for_network(net, period=1.0)) == {}
 
 
 def test_clipping_leaves_a_gradient_and_the_edge_is_measured() -> None:

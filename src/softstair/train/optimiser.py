@@ -266,15 +266,18 @@ def latent_bounds(network: nn.Module, schedule: Schedule) -> dict[str, Bounds]:
     """Return by layer the range of latent weights in which the first noise has a density.
 
     It is [θ₁ − h, θₙ + h], with the first and the last threshold of the layer's stair, and h the
-    half-width of the first noise of the schedule; of an unbounded family, that which holds 95 %. A
-    mean of the noise moves the range; one that changes widens it.
+    half-width of the first noise of the schedule, or of the layer's estimator; of an unbounded
+    family, that which holds 95 %. A mean of the noise moves the range; one that changes widens it.
+    Layers whose estimator has a slope however far from the thresholds are left out.
     """
-    means = (schedule.first_mean, schedule.first_mean if schedule.static_mean else 0.0)
+    scheduled = (schedule.first_mean, schedule.first_mean if schedule.static_mean else 0.0)
     bounds: dict[str, Bounds] = {}
     for name, layer in network.named_modules():
-        if isinstance(layer, StairLayer):
-            stair = layer.weight_stair.stair
-            reach = schedule.std0 / layer.weight_stair.noise.std_within(1.0) * INSIDE
+        if isinstance(layer, StairLayer) and layer.weight_stair.noise.proper:
+            own, stair = layer.weight_stair, layer.weight_stair.stair
+            means = scheduled if own.scheduled else (float(own.mean),)
+            std = schedule.std0 if own.scheduled else float(own.std)
+            reach = std / own.noise.std_within(1.0) * INSIDE
             unit = stair.quantum if isinstance(stair.quantum, float) else 1.0
             scale = layer.weight_stair.scale(layer.weight, layer.weight.dim() - 1)
             scale = scale if layer.weight_stair.log_ratio is None else 1.0

@@ -116,6 +116,10 @@ class State:
         if self.annealer is not None and recipe.clip_latent:
             schedule = recipe.schedule(self.annealer.layers)
             self.latent_bounds = latent_bounds(self.network, schedule)
+            noises = (stair.noise for _, stair in stair_modules(self.network))
+            if endless := next((noise for noise in noises if not noise.proper), None):
+                problem = f"must be False with the {endless.name} estimator, whose slope has no end"
+                raise _check.invalid("clip_latent", f"{problem}; or choose another noise")
 
     def load_network(self, saved: Mapping[str, Any]) -> None:
         """Load a network, whose weights may have other quanta: fitted to other first weights."""
