@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -85,17 +86,32 @@ def test_a_checkpoint_is_of_its_own_step_although_others_follow_before_it_is_wri
     assert (metrics_of(out), summary_of(summary)) == wanted
 
 
-def test_one_checkpoint_is_written_at_a_time_and_none_is_left_out(
+def test_each_step_can_have_a_checkpoint(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.released.set()
     monkeypatch.setattr("softstair.train.run.MIN_PAUSE", 0.0)
     monkeypatch.setattr("softstair.train.run.MAX_SHARE", float("inf"))
     train(RANDOM, tmp_path / "x")
-    assert writer.most == 1
     assert writer.positions == [
         (epoch, step) for epoch in range(3) for step in range(6) if (epoch, step) != (0, 0)
     ] + [(3, 0)]
+
+
+def test_steps_do_not_wait_for_a_slow_disk_and_one_checkpoint_is_written_at_a_time(
+    writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softstair.train.run.MIN_PAUSE", 0.0)
+
+    def release(state: State) -> None:
+        assert (writer.positions, writer.active) == ([], 1)  # the first is being written
+        writer.released.set()
+
+    train(RANDOM, tmp_path / "x", watchers=[At(2, 1, release)])
+    assert writer.most == 1
+    first, *later, last = writer.positions
+    assert (first[0], last) == (0, (3, 0))
+    assert all(position >= (2, 1) for position in later)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -104,8 +120,12 @@ def test_an_error_of_the_thread_ends_the_run(
 ) -> None:
     writer.error = OSError(errno.ENOSPC, "No space left on device")
     writer.released.set()
-    watchers = [] if last else due(0, 2, monkeypatch)
+    begun: list[int] = []
+    watchers = [At(1, 1, lambda state: begun.append(state.epoch))]
+    if not last:
+        watchers += [*due(0, 2, monkeypatch), At(0, 4, lambda state: time.sleep(0.2))]
     with pytest.raises(RunError, match="No space left"):
         train(RANDOM, tmp_path / "x", watchers=watchers)
     assert writer.positions == [(3, 0) if last else (0, 2)]
+    assert begun == ([1] if last else [])
     assert not (tmp_path / "x" / "summary.json").exists()

@@ -160,7 +160,8 @@ class Run:
         if self._writing is not None and self._writing.done():
             self._finish_writing()
         elapsed = time.monotonic() - self._saved_at
-        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, self._cost / MAX_SHARE)
+        cost = self._cost + (0.0 if self._writing is None else elapsed)  # so far
+        due = self.team.is_rank_zero and elapsed >= max(MIN_PAUSE, cost / MAX_SHARE)
         number, due = self.team.agree(stop.number, due)
         if number is not None:
             self.save(state)
