@@ -193,8 +193,7 @@ class Stair:
         table = torch.tensor(values, dtype=torch.float64)
         if isinstance(self.quantum, tuple):
             table = torch.tensor(self.quantum, dtype=torch.float64)[:, None] * table
-        table = table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32))
-        return table.to(x.device, non_blocking=True)  # without waiting for the device
+        return table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
 
     def rounded(self, dtype: torch.dtype) -> Rounded:
         """Return the stair rounded to a dtype."""

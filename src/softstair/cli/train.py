@@ -20,7 +20,7 @@ from softstair.train import parallel, records
 from softstair.train.loop import train
 from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
-from softstair.train.pool import ProcessPool, Task, uses_gpu, worker_count
+from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
 from softstair.train.recipe import PRESETS, PresetName, Recipe, preset
 
@@ -173,9 +173,8 @@ class Command:
                     return 0
                 tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
                 settings = {**self._settings(), "tensorboard": self.tensorboard}
-                more: dict[str, Any] = {"alike": True, "again": "use `resume`"}
-                more["share_gpu"] = uses_gpu(self.device)
-                pool = ProcessPool(tasks, progress.show, count, settings, **more)
+                again = "use `resume`"
+                pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again=again)
                 with StopRequest() as stop, pool:
                     return pool.run(stop)
         except ValueError:

@@ -180,9 +180,7 @@ def run(
 
     settings = {"data_dir": data_dir, "device": device, "resume": True, "threads": threads}
     tasks = (Task(unit.name, unit.recipe, unit.path(folder), key=unit) for unit in left)
-    share_gpu = not is_cpu and pace.most > 1
-    pool = ProcessPool(tasks, report, count, settings, share_gpu=share_gpu)
-    with StopRequest() as stop, pool:
+    with StopRequest() as stop, ProcessPool(tasks, report, count, settings) as pool:
         return pool.run(stop)
 
 

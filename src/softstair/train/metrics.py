@@ -20,9 +20,8 @@ from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
 
-CHUNK, CHUNK_ON_GPU, BYTES_ON_GPU = 500, 1000, 1 << 22
-"""Examples per evaluation step; on a GPU more, also as many small ones as have so many bytes, since
-launching kernels takes time too."""
+CHUNK, CHUNK_ON_GPU = 500, 1000
+"""Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
 ENOUGH_EXAMPLES = 4096
 """For fresh statistics: the standard error of a mean is 1/64 of the standard deviation."""
 NEARLY_ALL = 0.995
@@ -45,9 +44,7 @@ def evaluate(
     ``callback`` is called after every chunk of examples, and may raise to stop. The processes of a
     team share the chunks; each gets the result that one alone would get.
     """
-    size = CHUNK
-    if examples.y.device.type == "cuda":
-        size = max(CHUNK_ON_GPU, BYTES_ON_GPU // examples.x[:1].numel())
+    size = CHUNK_ON_GPU if examples.y.device.type == "cuda" else CHUNK
     chunks = -(-len(examples) // size)
     # The sums stay on the device: reading them would wait for it.
     sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)

@@ -18,15 +18,13 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
-from softstair.train import mps
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
@@ -57,14 +55,9 @@ def worker_count(
     """
     if jobs != "auto":
         return min(jobs, runs)
-    if uses_gpu(device):
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return min(runs, MAX_RUNS_PER_GPU, max(1, cores() // 2))
     return max(1, min(runs, cores() // (threads or 1)))
-
-
-def uses_gpu(device: str) -> bool:
-    """Return whether runs on a device of this name use a GPU."""
-    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def cores() -> int:
@@ -194,11 +187,7 @@ class Pool(ABC):
 class Worker:
     """The parent's end of a process that trains; an event of None says that the process ended."""
 
-    def __init__(
-        self,
-        events: "queue.SimpleQueue[tuple[Worker, Event | None]]",
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
         self.task: Any = None  # what it trains now
         self.is_free = True  # to be given a run
         # Networks that are not small take as many threads as torch has here.
@@ -207,7 +196,6 @@ class Worker:
             [sys.executable, "-P", "-c", START, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **variables},
             # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
             start_new_session=True,
         )
@@ -257,9 +245,7 @@ class ProcessPool(Pool):
 
     ``count`` returns how many tasks to train now, given the threads of a run, or None while they
     are unknown. ``settings`` are other arguments of :func:`softstair.train.train`, and
-    ``tensorboard``. ``again`` says how to continue a run whose process ended. If processes
-    ``share_gpu``, they use it at the same time where MPS can be started, see
-    :mod:`softstair.train.mps`.
+    ``tensorboard``. ``again`` says how to continue a run whose process ended.
     """
 
     def __init__(
@@ -270,24 +256,16 @@ class ProcessPool(Pool):
         settings: dict[str, Any],
         alike: bool = False,
         again: str = "run the same command again",
-        share_gpu: bool = False,
     ) -> None:
         super().__init__(tasks, on_event, alike)
-        self._share_gpu, self._variables = share_gpu, dict[str, str]()
-        self._services = contextlib.ExitStack()
         self._count, self._settings, self._again = count, settings, again
         self._events: queue.SimpleQueue[tuple[Worker, Event | None]] = queue.SimpleQueue()
         self._workers: list[Worker] = []
 
     def __enter__(self) -> "ProcessPool":
-        if self._share_gpu:
-            self._variables = self._services.enter_context(mps.service())
         # All at once: the others import their modules while the first trains alone.
-        self._workers += [self._new_worker() for _ in range(self._count(None))]
+        self._workers += [Worker(self._events) for _ in range(self._count(None))]
         return self
-
-    def _new_worker(self) -> Worker:
-        return Worker(self._events, self._variables)
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -296,7 +274,6 @@ class ProcessPool(Pool):
             worker.dismiss()
             # One that trains nothing has nothing to save, and torch takes a second to end.
             worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
-        self._services.close()
 
     def capacity(self) -> int:
         return self._count(self.threads)
@@ -304,7 +281,7 @@ class ProcessPool(Pool):
     def start(self, task: Task) -> None:
         worker = next((worker for worker in self._workers if worker.is_free), None)
         if worker is None:
-            self._workers.append(worker := self._new_worker())
+            self._workers.append(worker := Worker(self._events))
         worker.give(task, task.recipe, task.out, self._settings)
         self.handle(task, {"kind": "start"})
 
