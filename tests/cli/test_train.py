@@ -235,7 +235,7 @@ def test_closed_pipe_leaves_a_complete_run(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.nightly
 def test_every_fold(run: Run) -> None:
     words = ["train", *SHORT, "--folds", "3"]
-    # In this process: others would train the wide network.
+    # In this process: worker processes do not have the small network of the fixture.
     code, out, _ = run(*words, "--every-fold", "--jobs", 1, "--out", "x")
     assert code == 0
     paths = [Path(f"x/fold-{fold}") for fold in range(3)]

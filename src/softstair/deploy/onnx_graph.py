@@ -149,7 +149,8 @@ class StoredTensor:
     ) -> "StoredTensor":
         """Return the same integers, limited, in another type.
 
-        With ``bits`` a byte may keep its bits in the other type of bytes, with another zero.
+        With ``bits``, bytes whose values lie in one half of their range are reinterpreted as the
+        other type of bytes, with another zero point.
         """
         x = self.limited(graph)
         if kind == x.kind:

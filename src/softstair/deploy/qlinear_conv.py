@@ -46,7 +46,7 @@ SMALLEST, LARGEST = 2.0**-8, 2.0**30  # bounds of 1/scale
 MAX_TRIES = 8  # of different factors
 MAX_BIAS = 2**30
 MAX_INPUTS = 2**14  # so that their products with bytes are at most 2³⁰ in all
-TERNARY = 64  # the first factor of −1, 0 and 1, which are then the two highest bits of a byte
+TERNARY = 64  # factor of ternary weights: 0 and ±64 differ in the two highest bits alone
 MAX_WEIGHT = 127  # on ARM, ONNX Runtime's depthwise convolutions are wrong for −128
 MAX_PAIR = 2**15 - 1  # AVX2 without VNNI adds two products of bytes in 16 bits that saturate
 

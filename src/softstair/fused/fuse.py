@@ -67,7 +67,7 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
                 groups.setdefault((stair, site.noise), []).append(site)
     prepared: dict[StairModule, PreparedStair] = {}
     for (stair, noise), modules in groups.items():
-        # The stairs of a layer share their noise, and with it the row.
+        # Stairs of one layer have the same mean and std, so they share a row.
         noises = {module.std.data_ptr(): (module.mean, module.std) for module in modules}
         means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
         if isinstance(stair.quantum, float) and stair.quantum != 1.0:

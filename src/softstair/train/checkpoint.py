@@ -48,7 +48,7 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
 def prepare(folder: Path, state: Mapping[str, Any], **plain: Any) -> Callable[[], Path]:
     """Return a function that saves a copy of the state as it is now, from any thread.
 
-    ``plain`` are further entries, of plain values that nobody changes; they are not copied. The
+    ``plain`` are further entries, JSON values that are not copied, so do not change them. The
     function does not use the device, where a graph may be captured meanwhile.
     """
     tensors: dict[str, Tensor] = {}
@@ -135,9 +135,10 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return plain data, in which tensors, tuples and dictionaries with integer keys have a tag."""
     if isinstance(value, Tensor):
-        # A clone: safetensors does not take tensors that share memory, as tied parameters do.
+        # A copy, since training goes on; safetensors takes no tensors that share memory either.
         name = f"{len(tensors):06d}{path}"
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        value = value.detach().contiguous()
+        tensors[name] = value.clone() if value.device.type == "cpu" else value.cpu()
         return {"@tensor": name}
     if isinstance(value, Mapping):
         items = [(key, _encode(entry, f"{path}/{key}", tensors)) for key, entry in value.items()]

@@ -9,8 +9,8 @@ FP8 holds exactly. With p the padding and t a tap of the kernel,
 The tensor cores multiply rows of FP8 that are contiguous along the sum: dx takes (N, H, W, C), and
 dw takes dc and f with images last, (C, H, W, N). As for the integer convolution, a tile shifted by
 a tap is a box that the copy engine loads, with zeros beyond the border. The first factor of each
-product has two dimensions in memory: a box that is reshaped would pass through registers as the
-first factor, which Triton 3.6 overwrites while they are read (triton-lang/triton issue 9433).
+product must be two-dimensional in memory: Triton 3.6 would load a reshaped box into registers and
+overwrite them while they are read (triton-lang/triton issue 9433).
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
@@ -98,7 +98,7 @@ def _weight_gradient(
     for k in range(part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)):
         pixel, image = k // chunks, k % chunks * DEPTH
         y, x = pixel // WIDTH, pixel % WIDTH + right
-        # Beyond the last image come those of the next pixel: they meet zeros of the features.
+        # Columns past the last image are of the next pixel; the features are 0 there.
         dc = gradients.load([first_out, pixel * images + image])
         f = features.load([first_in, y + down, x, image]).reshape(BLOCK_IN, DEPTH)
         total_0 = tl.dot(dc, f.T, total_0)
