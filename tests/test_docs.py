@@ -449,8 +449,12 @@ def test_accuracies_of_sums_are_those_of_the_table() -> None:
 def test_comparison_of_tools_is_that_of_the_table() -> None:
     """Over the seeds that all tools have: means, the least and the most, what exports differ in."""
     tools: dict[str, dict[str, list[dict[str, str]]]] = {}
+    with_rate: list[dict[str, str]] = []
     for run in results_table("peers.csv"):
-        tools.setdefault(run["bits"], {}).setdefault(run["tool"], []).append(run)
+        if run["latent_rate"]:
+            with_rate.append(run)
+        else:
+            tools.setdefault(run["bits"], {}).setdefault(run["tool"], []).append(run)
     lines = []
     for bits, runs_of in tools.items():
         seeds = set.intersection(*({run["seed"] for run in runs} for runs in runs_of.values()))
@@ -468,6 +472,17 @@ def test_comparison_of_tools_is_that_of_the_table() -> None:
             )
             cells += [f"{differ:,}", f"{compared:,}"] if compared else ["–", "–"]
             lines.append(f"| {bits} | {tool} | {len(runs)} | {' | '.join(cells)} |")
+    assert "\n".join(lines) in text_of(DOCS / "float.md")
+    lines = []
+    for bits, runs_of in tools.items():
+        ours = [run for run in with_rate if run["bits"] == bits]
+        cells = []
+        for runs in (ours, runs_of["brevitas"], runs_of["torchao"]):
+            trained = [Decimal(run["trained"]) for run in runs]
+            assert len(trained) == 3
+            least, most = min(trained), max(trained)
+            cells.append(f"{statistics.mean(trained):.1f} ({least:.1f} to {most:.1f})")
+        lines.append(f"| {bits} | {' | '.join(cells)} |")
     assert "\n".join(lines) in text_of(DOCS / "float.md")
 
 
