@@ -22,8 +22,9 @@ static inline __m256i ss_ones_of_bytes(__m256i bytes) {
     return _mm256_add_epi8(_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high));
 }
 
+#define SS_HAS_COUNT_EIGHT
 /* A register holds 128 weights of two channels; the 128 features are duplicated. */
-static inline void ss_count_pairs(const uint32_t *positive, const uint32_t *negative,
+static inline void ss_count_eight_of(const uint32_t *positive, const uint32_t *negative,
                                   int32_t chunks, const uint32_t *weights, int planes,
                                   int32_t *counts) {
     const __m256i none = _mm256_setzero_si256();
@@ -50,17 +51,6 @@ static inline void ss_count_pairs(const uint32_t *positive, const uint32_t *nega
         _mm256_storeu_si256((__m256i *)(void *)four, sums[pair]);
         counts[2 * pair] = (int32_t)(four[0] + four[1]);
         counts[2 * pair + 1] = (int32_t)(four[2] + four[3]);
-    }
-}
-
-#define SS_HAS_COUNT_EIGHT
-static inline void ss_count_eight(const uint32_t *positive, const uint32_t *negative,
-                                  int32_t chunks, const uint32_t *weights, int32_t planes,
-                                  int32_t *counts) {
-    if (planes == 2) {
-        ss_count_pairs(positive, negative, chunks, weights, 2, counts);
-    } else {
-        ss_count_pairs(positive, negative, chunks, weights, 1, counts);
     }
 }
 

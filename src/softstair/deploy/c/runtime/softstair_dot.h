@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 #include "softstair_features.h"
-#include "softstair_packed.h"
 #include "softstair_steps.h"
 #include "softstair_vector.h"
 #include "softstair_window.h"
@@ -34,9 +33,6 @@ typedef struct {
     uint32_t *operands; /* windows for packed products */
     const ss_sink *sink;
 } ss_dot_sum;
-
-/* Rows are padded to the widest register. */
-static inline int32_t ss_row(int32_t length) { return (length + 15) / 16 * 16; }
 
 static inline void ss_unpack(const uint8_t *from, int32_t count, int32_t bits, int32_t base,
                              int32_t step, int8_t *to) {

@@ -62,6 +62,7 @@ static inline int32_t ss_ones_row(const uint32_t *row, int32_t words) {
     return count;
 }
 
+#define SS_HAS_COUNT_EIGHT
 /* Selection, count and addition are one instruction each: 128 ternary products take six. The
  * selection overwrites the weight, which is used once per load. */
 static inline __attribute__((always_inline)) void ss_count_eight_of(
@@ -87,17 +88,6 @@ static inline __attribute__((always_inline)) void ss_count_eight_of(
     const uint32x4_t high = vpaddq_u32(vpaddq_u32(s4, s5), vpaddq_u32(s6, s7));
     vst1q_s32(counts, vreinterpretq_s32_u32(low));
     vst1q_s32(counts + 4, vreinterpretq_s32_u32(high));
-}
-
-#define SS_HAS_COUNT_EIGHT
-static inline void ss_count_eight(const uint32_t *positive, const uint32_t *negative,
-                                  int32_t chunks, const uint32_t *weights, int32_t planes,
-                                  int32_t *counts) {
-    if (planes == 2) {
-        ss_count_eight_of(positive, negative, chunks, weights, 2, counts);
-    } else {
-        ss_count_eight_of(positive, negative, chunks, weights, 1, counts);
-    }
 }
 
 #define SS_HAS_DOT

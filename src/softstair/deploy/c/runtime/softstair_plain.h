@@ -7,6 +7,9 @@
 
 static inline int32_t ss_min(int32_t a, int32_t b) { return a < b ? a : b; }
 
+/* Rows are padded to the widest register. */
+static inline int32_t ss_row(int32_t length) { return (length + 15) / 16 * 16; }
+
 /* Loads four bytes of an array of words. */
 static inline uint32_t ss_load_word(const int8_t *bytes) {
     return *(const uint32_t *)(const void *)bytes;
@@ -109,11 +112,6 @@ static inline int32_t ss_dot_one_plain(const int8_t *a, const int8_t *b, int32_t
         sum += a[i] * b[i];
     }
     return sum;
-}
-
-static inline void ss_dot_tile_plain(const int8_t *const *windows, const int8_t *weights,
-                                     int32_t row, int32_t *sums) {
-    sums[0] = ss_dot_one_plain(windows[0], weights, row);
 }
 
 /* `tap_offsets` is the offset of each tap's channels from `data`. Sums that are `narrow` fit into

@@ -30,12 +30,15 @@
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include "softstair_neon.h"
 #elif defined(__ARM_FEATURE_DSP) && defined(__thumb2__)
-#include "softstair_dsp.h"
+#define SS_HAS_DSP
 #endif
-#include "softstair_plain.h"
+#include "softstair_dsp.h"
 
-#ifdef SOFTSTAIR_PACKED
+#if defined(SS_HAS_DSP) || defined(SOFTSTAIR_PACKED)
 #define SS_HAS_PACKED
+#define SS_PACKED_CHANNELS(sum) ((sum)->packed_channels)
+#else
+#define SS_PACKED_CHANNELS(sum) 0
 #endif
 #ifndef SS_SPECIALISED /* for the constants of each call */
 #define SS_SPECIALISED static inline
@@ -49,15 +52,27 @@
 #endif
 #ifndef SS_HAS_COUNT_EIGHT
 #define ss_count_eight ss_count_eight_plain
+#else
+static inline void ss_count_eight(const uint32_t *positive, const uint32_t *negative,
+                                  int32_t chunks, const uint32_t *weights, int32_t planes,
+                                  int32_t *counts) {
+    if (planes == 2) { /* a constant is faster */
+        ss_count_eight_of(positive, negative, chunks, weights, 2, counts);
+    } else {
+        ss_count_eight_of(positive, negative, chunks, weights, 1, counts);
+    }
+}
 #endif
 #ifndef SS_EMIT_PLACES /* places whose sums are stored together */
 #define SS_EMIT_PLACES SS_PLACES
 #endif
 #ifndef SS_HAS_DOT
+#define ss_dot_one ss_dot_one_plain
+#endif
+#ifndef SS_TILE_PLACES
 #define SS_TILE_PLACES 1
 #define SS_TILE_CHANNELS 1
-#define ss_dot_one ss_dot_one_plain
-#define ss_dot_tile ss_dot_tile_plain
+#define ss_dot_tile(windows, weights, row, sums) ((sums)[0] = ss_dot_one(*(windows), weights, row))
 #endif
 #ifndef SS_INTERLEAVED /* how many of the channels ss_dot_sixteen multiplies */
 #define SS_INTERLEAVED(channels) 0
