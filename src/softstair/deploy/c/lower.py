@@ -1,6 +1,6 @@
 """Lowering: the nodes of an integer network become operations of the generated program."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,7 @@ from softstair.deploy.nodes import ExportError, IntegerNetwork, narrowest
 
 
 def lower(network: IntegerNetwork, layout: MemoryLayout, scratch: int) -> list[Operation]:
-    """Return the operations of a network in order of execution.
-
-    A layer uses up to ``scratch`` bytes while it runs where this saves time.
-    """
+    """Return the operations of a network; a layer uses up to ``scratch`` bytes to be faster."""
     if not isinstance(network.last, nodes.Scores | nodes.Rescaled):
         raise ExportError.of(network.last.name, "the network must end in scores to be written as C")
     lowering = _Lowering(network, layout, scratch)
@@ -101,11 +98,10 @@ class _Lowering:
         shortcut = self._home(node.inputs[1]) if len(node.inputs) == 2 else None
         reads = () if shortcut is None else (shortcut,)
         clear = _clear(number, output)
-        build = _threshold_sink if output.planes and shortcut is None else _affine_sink
         if isinstance(source, nodes.Sum) and self._is_fused(source):
             inner = self.number[source.name]
-            sink = build(number, node, source, output, shortcut, inner)
-            is_affine = output.kind == "SS_BYTES" and sink.is_affine
+            constants, text, store = _sink(number, node, source, output, shortcut, inner)
+            is_affine = output.kind == "SS_BYTES" and store == "ss_store_affine"
             operation = self._weighted_sum(source, number, "affine" if is_affine else "levels")
             return replace(
                 operation,
@@ -113,13 +109,13 @@ class _Lowering:
                 nodes=(inner, number),
                 reads=(*operation.reads, *reads),
                 calls=(*clear, *operation.calls),
-                constants=(*operation.constants, *sink.constants),
-                structures=(sink.text, *operation.structures),
+                constants=(*operation.constants, *constants),
+                structures=(text, *operation.structures),
             )
         home = self._home(source.name)
-        sink = build(number, node, source, output, shortcut, None)
+        constants, text, _ = _sink(number, node, source, output, shortcut, None)
         calls = (*clear, f"ss_steps(&layer_{home}, &layer_{number}_sink);")
-        given = (calls, "thresholds", sink.constants, (sink.text,))
+        given = (calls, "thresholds", constants, (text,))
         return Operation(number, (number,), (home, *reads), *given)
 
     def _pool(self, number: int, node: nodes.MaxPool | nodes.SumPool | nodes.Pad) -> Operation:
@@ -129,9 +125,8 @@ class _Lowering:
         if not isinstance(node, nodes.Pad):
             windows = (node.kernel, node.stride, node.padding)
             if len(self.network.sizes[node.name]) != len(node.kernel) + 1:
-                raise ExportError.of(
-                    node.name, "C cannot pool without channels", "Give it (C, H, W)"
-                )
+                reason = "C cannot pool without channels"
+                raise ExportError.of(node.name, reason, "Give it (C, H, W)")
         else:  # sums of one place, which may lie in the padding
             how, windows = "between zeros", ((1, 1), (1, 1), node.padding[::2][::-1])
         if isinstance(node, nodes.MaxPool):
@@ -221,55 +216,60 @@ def _check_finite(name: str, *values: torch.Tensor | None) -> None:
             raise ExportError.of(name, "its weights are not finite", "Train it again")
 
 
-@dataclass(frozen=True)
-class _Sink:
-    """Where sums are passed to: its constants and its structure in C."""
-
-    constants: tuple[Constant, ...]
-    text: str
-    is_affine: bool = False
-
-
-def _affine_sink(
+def _sink(
     number: int,
     node: nodes.Steps,
     source: nodes.Node,
     output: Features,
     shortcut: int | None,
     traced: int | None,
-) -> "_Sink":
-    """Return the sink of a stair with affine steps, or with thresholds if it has none."""
+) -> tuple[tuple[Constant, ...], str, str]:
+    """Return the constants of a stair, the structure that sums are passed to, and its function.
+
+    The steps are affine, or thresholds if there are none. Node ``shortcut`` is added to the sums; a
+    traced build stores the sums of ``traced``.
+    """
     name, table = f"layer_{number}", node.thresholds.numpy().astype(np.int64)
-    least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
-    if isinstance(source, nodes.Sum):
-        least, greatest = source.least.numpy(), source.greatest.numpy()
-    low, arrays = node.low - output.bias, {}
-    if node.levels == tuple(range(node.low, node.high + 1)):
-        arrays = _affine_arrays(node, table, least, greatest, low)
-    if not arrays:
-        return _threshold_sink(number, node, source, output, shortcut, traced)
-    fields: dict[str, object] = {key: f"{name}_{key}" for key in arrays}
-    fields |= {key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays}
+    in_planes, low = bool(output.planes) and shortcut is None, node.low - output.bias
+    arrays = {} if in_planes else _affine_arrays(node, source, table, low)
+    if arrays:
+        fields: dict[str, object] = {"low": low, "high": node.high - output.bias}
+        fields |= {key: f"{name}_{key}" for key in arrays}
+        fields |= {key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays}
+        store = "ss_store_wide" if "shift" in fields else "ss_store_affine"
+    else:
+        store, levels = "ss_store_planes", np.array(node.levels)
+        if in_planes:
+            table = table.T  # the first threshold of all channels, then the second
+        else:
+            store = "ss_store_levels" if shortcut is None else "ss_store_with_shortcut"
+            table, levels = _padded(table, levels)
+        arrays["thresholds"] = narrowest(table)
+        width = arrays["thresholds"].itemsize
+        if width > 4:
+            raise ExportError.of(node.name, "its thresholds do not fit into 32 bits")
+        fields = {"thresholds": f"{name}_thresholds", "width": width, "steps": len(levels) - 1}
+        if not in_planes:
+            arrays["levels"] = (levels - output.bias).astype(np.int32)
+            fields["levels"] = f"{name}_levels"
     if shortcut is not None:
         fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
-    text = structure(
-        "ss_sink",
-        f"{name}_sink",
-        store="ss_store_wide" if "shift" in fields else "ss_store_affine",
-        out=f"&{name}",
-        sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
-        low=low,
-        high=node.high - output.bias,
-        **fields,
-    )
+        fields |= {"values": table.shape[1]} if store == "ss_store_with_shortcut" else {}
+    sums = None if traced is None else f"SS_TRACED(&layer_{traced})"
+    ends = {"store": store, "out": f"&{name}", "sums": sums}
     constants = (Constant(f"{name}_{key}", values, "thresholds") for key, values in arrays.items())
-    return _Sink(tuple(constants), text, is_affine="shift" not in fields)
+    return tuple(constants), structure("ss_sink", f"{name}_sink", **ends, **fields), store
 
 
 def _affine_arrays(
-    node: nodes.Steps, table: Integers, least: Integers, greatest: Integers, low: int
+    node: nodes.Steps, source: nodes.Node, table: Integers, low: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the constants of affine steps; none if there are none, or if they are larger."""
+    if node.levels != tuple(range(node.low, node.high + 1)):
+        return {}
+    least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
+    if isinstance(source, nodes.Sum):
+        least, greatest = source.least.numpy(), source.greatest.numpy()
     steps = affine_steps(table, least, greatest, low) if table.ndim == 2 else None
     if steps is not None:
         return {
@@ -289,67 +289,14 @@ def _affine_arrays(
         "shift": np.array(wide.shift),
         "row": np.array(wide.row),
     }
-    if wide.rows.any():
-        arrays["rows"] = wide.rows.astype(np.int32)
-    if wide.columns.any():
-        arrays["columns"] = wide.columns.astype(np.int32)
-    if len(wide.exceptions):
-        for name in ("starts", "exceptions", "corrections"):
-            arrays[name] = getattr(wide, name).astype(np.int32)
+    tables = [name for name in ("rows", "columns") if getattr(wide, name).any()]
+    tables += ["starts", "exceptions", "corrections"] if len(wide.exceptions) else []
+    arrays |= {name: getattr(wide, name).astype(np.int32) for name in tables}
     size = sum(array.nbytes for array in arrays.values())
     return arrays if size < narrowest(table).nbytes else {}
 
 
-def _threshold_sink(
-    number: int,
-    node: nodes.Steps,
-    source: nodes.Node,
-    output: Features,
-    shortcut: int | None,
-    traced: int | None,
-) -> "_Sink":
-    """Return the sink of a stair with thresholds.
-
-    Node ``shortcut`` selects the row of thresholds; a traced build stores the sums of ``traced``.
-    """
-    name = f"layer_{number}"
-    table, levels = node.thresholds.numpy().astype(np.int64), np.array(node.levels)
-    in_planes = bool(output.planes) and shortcut is None
-    if in_planes:
-        table = table.T  # the first threshold of all channels, then the second
-    else:
-        table, levels = _padded(table, levels)
-    thresholds = narrowest(table)
-    if thresholds.itemsize > 4:
-        raise ExportError.of(node.name, "its thresholds do not fit into 32 bits")
-    constants = [Constant(f"{name}_thresholds", thresholds, "thresholds")]
-    fields: dict[str, object] = {"levels": None}
-    if not in_planes:
-        stored = (levels - output.bias).astype(np.int32)
-        constants.append(Constant(f"{name}_levels", stored, "thresholds"))
-        fields["levels"] = f"{name}_levels"
-    store = "ss_store_planes" if in_planes else "ss_store_levels"
-    if shortcut is not None:
-        store = "ss_store_with_shortcut"
-        fields |= {"shortcut": f"&layer_{shortcut}", "first": int(node.first)}
-        fields["values"] = table.shape[1]
-    text = structure(
-        "ss_sink",
-        f"{name}_sink",
-        store=store,
-        out=f"&{name}",
-        sums=None if traced is None else f"SS_TRACED(&layer_{traced})",
-        thresholds=f"{name}_thresholds",
-        width=thresholds.itemsize,
-        steps=len(levels) - 1,
-        **fields,
-    )
-    return _Sink(tuple(constants), text)
-
-
-def _padded(
-    thresholds: npt.NDArray[np.int64], levels: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _padded(thresholds: Integers, levels: Integers) -> tuple[Integers, Integers]:
     """Repeat the last threshold and level, so that there are 2ᵏ levels, for a bisection."""
     more = 2 ** (len(levels) - 1).bit_length() - len(levels)
     columns = [(0, 0)] * (thresholds.ndim - 1) + [(0, more)]
