@@ -43,8 +43,7 @@ __all__ = ["feature_outputs", "model", "write"]
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
-MAX_COMPARISONS = 31
-"""With more thresholds a bisection takes fewer operators."""
+MAX_COMPARISONS = 31  # with more thresholds a bisection takes fewer operators
 
 
 def write(
@@ -139,7 +138,13 @@ def _add_node(
         case nodes.Steps():
             return _steps(graph, node, x, rank)
         case nodes.MaxPool():
-            return _add_max_pool(graph, node, x[0])
+            if x[0].kind != "INT32":
+                largest = graph.max_pool(node, x[0].name, graph.prefix)
+                return replace(x[0], name=largest).limited(graph)
+            # There is no MaxPool of int32.
+            largest = graph.max_pool(node, graph.cast(x[0].name, "DOUBLE"), graph.name("max"))
+            integers = graph.apply("Cast", [largest], to=graph.onnx.TensorProto.INT32)
+            return replace(x[0], name=integers)
         case nodes.Flatten():
             if x[0].flat:
                 return x[0]
@@ -150,27 +155,14 @@ def _add_node(
             zero = graph.constant("zero", np.array(x[0].zero, x[0].kind.lower()))
             return replace(x[0], name=graph.pad(node, x[0].name, zero, rank))
         case nodes.Concat():
-            return _concatenated(graph, node, x)
+            if len({(part.kind, part.zero) for part in x}) > 1:
+                x = [part.as_type(graph, "INT32", "part_") for part in x]
+            result = graph.apply("Concat", [part.name for part in x], axis=node.axis)
+            return StoredTensor(result, node.low, node.high, x[0].kind, x[0].zero)
         case nodes.Add():
             terms = [term.as_type(graph, "INT32", "part_").name for term in x]
             return StoredTensor(graph.apply("Add", terms), node.low, node.high)
     raise ExportError.of(node.name, f"{type(node).__name__} has no form in ONNX")
-
-
-def _concatenated(graph: OnnxGraph, node: nodes.Concat, x: list[StoredTensor]) -> StoredTensor:
-    """Add bytes side by side if all have the same zero, and 32-bit integers otherwise."""
-    if len({(part.kind, part.zero) for part in x}) > 1:
-        x = [part.as_type(graph, "INT32", "part_") for part in x]
-    result = graph.apply("Concat", [part.name for part in x], axis=node.axis)
-    return StoredTensor(result, node.low, node.high, x[0].kind, x[0].zero)
-
-
-def _add_max_pool(graph: OnnxGraph, node: nodes.MaxPool, x: StoredTensor) -> StoredTensor:
-    if x.kind != "INT32":
-        return replace(x, name=graph.max_pool(node, x.name, graph.prefix)).limited(graph)
-    # There is no MaxPool of int32.
-    largest = graph.max_pool(node, graph.cast(x.name, "DOUBLE"), graph.name("max"))
-    return replace(x, name=graph.apply("Cast", [largest], to=graph.onnx.TensorProto.INT32))
 
 
 def _add_total(
@@ -225,24 +217,17 @@ def _weighted_sum(
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
     zero = zero_point(int(weight.min()), int(weight.max()))
     if zero is not None and zero_point(x.low, x.high) is not None:
-        x_bytes = x.as_type(graph, "UINT8")
+        x_bytes, linear = x.as_type(graph, "UINT8"), weight.ndim == 2
         product = (x_bytes.high + x_bytes.zero) * (int(weight.max()) + zero)
         if product * weight[0].size < nodes.INT32_LIMIT:
-            sums = _sum_of_bytes(graph, x_bytes, weight, zero, attributes)
-            return StoredTensor(sums, node.low, node.high)
+            weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
+            zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x_bytes.zero, zero)]
+            inputs = [x_bytes.name, packed_weights(graph, weight_bytes), *zeros]
+            kind = "MatMulInteger" if linear else "ConvInteger"
+            return StoredTensor(graph.apply(kind, inputs, **attributes), node.low, node.high)
     floats = graph.cast(x.as_type(graph, "INT32").name, "FLOAT")
     parts = digits(node.name, weight, x.low, x.high)
     return StoredTensor(_sum_of_floats(graph, floats, parts, attributes), node.low, node.high)
-
-
-def _sum_of_bytes(
-    graph: OnnxGraph, x: StoredTensor, weight: Array, zero: int, attributes: Mapping[str, Any]
-) -> str:
-    linear = weight.ndim == 2
-    weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
-    zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x.zero, zero)]
-    inputs = [x.name, packed_weights(graph, weight_bytes), *zeros]
-    return graph.apply("MatMulInteger" if linear else "ConvInteger", inputs, **attributes)
 
 
 def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Array]]:
@@ -287,8 +272,13 @@ def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int
     per_channel = (-1, *[1] * (rank - node.axis))
     sums = x[0].as_type(graph, "INT32")
     if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
-        limits = [column.reshape(per_channel) for column in thresholds.T]
-        result = _compared(graph, sums.name, limits, levels)
+        # The level is replaced by the next one for each threshold that a sum reaches.
+        result = graph.constant("level", levels[0])
+        for limits, level in zip(thresholds.T, levels[1:], strict=True):
+            limit = graph.constant("threshold", limits.reshape(per_channel))
+            reached = graph.apply("GreaterOrEqual", [sums.name, limit], "reached")
+            next_level = graph.constant("level", level)
+            result = graph.apply("Where", [reached, next_level, result], "features")
         return StoredTensor(result, node.low, node.high, kind, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
     first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds))
@@ -299,17 +289,6 @@ def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int
     first_rows = first_rows.reshape(per_channel).astype(np.int32)
     result = _bisected(graph, sums, shortcut, rows, first_rows, levels)
     return StoredTensor(result, node.low, node.high, kind, zero)
-
-
-def _compared(graph: OnnxGraph, sums: str, limits: list[Array], levels: Array) -> str:
-    """Replace the level by the next one for each threshold that a sum reaches."""
-    result = graph.constant("level", levels[0])
-    for limit, level in zip(limits, levels[1:], strict=True):
-        inputs = [sums, graph.constant("threshold", limit)]
-        reached = graph.apply("GreaterOrEqual", inputs, "reached")
-        next_level = graph.constant("level", level)
-        result = graph.apply("Where", [reached, next_level, result], "features")
-    return result
 
 
 def _bisected(
