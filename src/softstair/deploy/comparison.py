@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,8 @@ from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.nn import StairActivation, StairModule
 
 FORMATS = ("onnx", "qonnx", "c")
-EXAMPLES = 32
-"""Random examples that an export is compared on if none are given."""
-
-CLASS = "class"
-"""The row of the classes."""
+EXAMPLES = 32  # random ones that an export is compared on if none are given
+CLASS = "class"  # the row of the classes
 Runner = Callable[[Tensor], Mapping[str, Tensor]]
 """Bytes -> the result of each layer by name, in integers, and the class under :data:`CLASS`.
 
@@ -157,23 +154,20 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     """Return a runner of the trained network, with its features in quanta."""
     net = net.eval()
     layers, last = _compared_layers(integer), integer.last.name
-    stairs = {name: net.get_submodule(name) for name in layers if name != last}
+    modules = {name: net.get_submodule(name) for name in layers if name != last}
+    if integer.head:
+        modules[last] = net.get_submodule(integer.head)
     zero, scale = integer.input.zero, integer.input.scale
 
     def run(x: Tensor) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
 
-        def record(name: str, module: StairActivation, _: object, y: Tensor) -> None:
-            results[name] = _in_quanta(module, y)
-
-        def record_scores(_: nn.Module, inputs: object, y: Tensor) -> None:
-            results[last] = y
+        def record(name: str, module: Any, _: object, y: Tensor) -> None:
+            results[name] = y if name == last else _in_quanta(module, y)
 
         hooks = [
-            module.register_forward_hook(partial(record, name)) for name, module in stairs.items()
+            module.register_forward_hook(partial(record, name)) for name, module in modules.items()
         ]
-        if integer.head:
-            hooks.append(net.get_submodule(integer.head).register_forward_hook(record_scores))
         try:
             with torch.no_grad():
                 scores = net((x.float() - zero) / scale)
@@ -335,7 +329,8 @@ def export(
         allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
     fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
-    scratch, folder = c.checked_options(to, scratch, threads, **fits), Path(folder)
+    c.check_options(to, scratch, threads, **fits)
+    scratch, folder = c.SCRATCH if scratch is None else scratch, Path(folder)
     if to == "c":
         _check_folder(folder)
     net = copy.deepcopy(net).cpu().float().eval()
@@ -377,11 +372,11 @@ def write(
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
-    ``follow`` follows a link at ``path``: only for one that the user has named. The
-    options of C are those of :func:`export`.
+    ``follow`` a link at ``path`` only if the user has named it. Options of C: see :func:`export`.
     """
     fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
-    scratch = c.checked_options(to, scratch, threads, **fits)
+    c.check_options(to, scratch, threads, **fits)
+    scratch = c.SCRATCH if scratch is None else scratch
     c.check_fit(network, scratch, **fits, threads=threads)
     if to != "c":
         with output_file(path, "out", follow=follow) as partial:

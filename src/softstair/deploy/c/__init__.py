@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softstair import _files
 from softstair._errors import SoftstairError
-from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, checked_options, sources
+from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, check_options, sources
 from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import IntegerNetwork
 
@@ -28,7 +28,7 @@ __all__ = [
     "PlanRow",
     "build",
     "check_fit",
-    "checked_options",
+    "check_options",
     "classes",
     "features",
     "from_trace",
@@ -42,8 +42,7 @@ RESERVED = frozenset(
     "emulated input scores".split()
 )
 MAX_NAME = 40
-THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}
-"""Flags of the compiler, by the number of threads."""
+THREADS = {1: (), 2: ("-pthread", "-DSOFTSTAIR_THREADS=2")}  # flags of the compiler
 LANGUAGE = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
@@ -62,7 +61,8 @@ def write(
     layers on two, and the plan has the memory of the second.
     """
     _check_name(name)
-    texts, plan = sources(network, name, checked_options("c", scratch, threads), threads)
+    check_options("c", scratch, threads)
+    texts, plan = sources(network, name, scratch, threads)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from softstair import _check
 from softstair.deploy import nodes
-from softstair.deploy.c.layout import C_TYPES, Features, Operation, layout, structure
+from softstair.deploy.c.layout import Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
 from softstair.deploy.c.winograd import SCRATCH
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 
 ALIGNMENT = 16
 CODE = "about 8 to 18 kB on a Cortex-M4"  # measured, with startup code
-STACK = 2**18
-"""Bytes of stack of the second thread, SS_THREAD_STACK in softstair_threads.h."""
+STACK = 2**18  # bytes of the second thread's stack, SS_THREAD_STACK in softstair.h
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,7 @@ class Buffer:
 
 
 def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
-    """Return the offset of each buffer and the total size; buffers share bytes over time.
-
-    The largest are placed first, each as low as those in use at the same time allow.
-    """
+    """Return the offset of each buffer, as low as others in use allow, and the total size."""
     placed: list[tuple[int, Buffer]] = []
     for buffer in sorted(buffers, key=lambda buffer: (-buffer.size, buffer.first)):
         offset = 0
@@ -127,8 +123,8 @@ def memory_plan(network: IntegerNetwork, scratch: int = SCRATCH, threads: int = 
     return _Program(network, "network", scratch, threads).plan()
 
 
-def checked_options(to: str, scratch: int | None, threads: int, **fits: int | None) -> int:
-    """Return the scratch memory of a layer; raise SoftstairError for options that C cannot have."""
+def check_options(to: str, scratch: int | None, threads: int, **fits: int | None) -> None:
+    """Raise SoftstairError for options that C cannot have, or that are given for another format."""
     given = {"scratch": scratch, **fits, "threads": None if threads == 1 else threads}
     for name, value in given.items():
         if value is not None and to != "c":
@@ -136,15 +132,10 @@ def checked_options(to: str, scratch: int | None, threads: int, **fits: int | No
         if value is not None:
             _check.integer(name, value, 0)
     _check.integer("threads", threads, 1, 2)
-    return SCRATCH if scratch is None else scratch
 
 
 def check_fit(
-    network: IntegerNetwork,
-    scratch: int,
-    fit_flash: int | None,
-    fit_ram: int | None,
-    threads: int = 1,
+    network: IntegerNetwork, scratch: int, fit_flash: int | None, fit_ram: int | None, threads: int
 ) -> None:
     """Raise SoftstairError if constants or memory take more bytes than allowed."""
     if fit_flash is None and fit_ram is None:
@@ -233,7 +224,7 @@ class _Program:
         """Return the text of <name>.h."""
         plan, name, upper = self.plan(), self.name, self.upper
         shape = [int(size) for size in self.network.sizes[self.network.input.name]]
-        kind = C_TYPES[self.network.input.type_name]
+        kind = f"{self.network.input.type_name}_t"
         rows = [("layer", "constants", "memory", "scratch", "")]
         for row in plan.rows:
             sizes = (str(sum(row.flash)), str(row.memory[1]), str(row.scratch))
@@ -371,7 +362,7 @@ int32_t {name}_class(const {kind} input[{upper}_INPUTS]);
                 features = at if at in operation.nodes else number
                 lines.append(f"    ss_trace({at}, &layer_{features});")
         body = "\n".join(lines)
-        argument = f"const {C_TYPES[self.network.input.type_name]} input[{upper}_INPUTS]"
+        argument = f"const {self.network.input.type_name}_t input[{upper}_INPUTS]"
         return f"""int32_t {self.name}_run({argument}, float scores[{upper}_CLASSES]) {{
 {body}
     return ss_class(scores, {upper}_CLASSES);
