@@ -37,8 +37,7 @@ ADVICE = {
     "pad": "Use nn.ZeroPad2d instead",
 }
 """What to do about functions that are not exported."""
-MAX_SHORTCUT_VALUES = 256
-"""Each value of a shortcut has thresholds of its own."""
+MAX_SHORTCUT_VALUES = 256  # each has thresholds of its own
 
 
 class NodeBuilder:
@@ -349,11 +348,8 @@ class NodeBuilder:
                 self._sizes[node.name] = tuple(node.run(*empty).shape[1:])
             except RuntimeError as error:
                 given = " and ".join(str(self._sizes[x]) for x in node.inputs)
-                raise ExportError.of(
-                    node.name,
-                    f"it cannot take features of shape {given}",
-                    "Correct the shape of the input",
-                ) from error
+                reason = f"it cannot take features of shape {given}"
+                raise ExportError.of(node.name, reason, "Correct the shape of the input") from error
         return node
 
 

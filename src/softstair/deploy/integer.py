@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -19,8 +19,7 @@ from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
 from softstair.nn import StairActivation, StairLayer
 
-BATCH = 1_000_003
-"""The size of the batch where a network reads it; a large prime, so that it is not mistaken."""
+BATCH = 1_000_003  # where a network reads its size; a large prime, so that it is not mistaken
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
 INPUT_TYPES = (torch.uint8, torch.int8, torch.int16)
 
@@ -229,7 +228,9 @@ class GraphConversion:
         if operator.name == "cat" and features == inputs:
             return self._concatenate(name, node)
         if operator.module_of_call and module is None and len(features) == 1:
-            module = self._as_module(operator.module_of_call, node)
+            args, kwargs = self._arguments(node)
+            kwargs.pop("input", None)
+            module = operator.module_of_call(*args[1:], **kwargs)
         if len(features) == 1 and operator.name != "add":
             result = self._unary(name, operator, module, node, features[0])
             if result is not None:
@@ -286,11 +287,6 @@ class GraphConversion:
         elif node.op == "call_method":
             target = getattr(args.pop(0), str(node.target))
         return target(*args, **kwargs)
-
-    def _as_module(self, build: Callable[..., nn.Module], node: fx.Node) -> nn.Module:
-        args, kwargs = self._arguments(node)
-        kwargs.pop("input", None)
-        return build(*args[1:], **kwargs)
 
     def _unary(
         self, name: str, operator: Operator, module: Any, node: fx.Node, x: Value

@@ -17,8 +17,7 @@ from softstair.nn import StairLinear, StairWeight, layer_count
 from softstair.stair import Stair
 
 INT8 = Stair(tuple(range(-127, 128)), tuple(number - 0.5 for number in range(-126, 128)))
-HALF_UNIT = 2**23
-"""So many roundings of 1 to float32, each by at most 2⁻²⁴, come to one half."""
+HALF_UNIT = 2**23  # so many roundings of 1 to float32, by at most 2⁻²⁴ each, come to one half
 
 
 def quantise_last_layer(
@@ -66,9 +65,8 @@ def quantise_last_layer(
         raise ExportError.of(last.inputs[0], "this last layer is already quantised")
     module = net.get_submodule(last.name)
     if type(module) is not nn.Linear or not bool(torch.isfinite(module.weight).all()):
-        raise ExportError.of(
-            last.name, f"its {type(module).__name__} is not a Linear layer with finite weights"
-        )
+        reason = f"its {type(module).__name__} is not a Linear layer with finite weights"
+        raise ExportError.of(last.name, reason)
     widest = _widest_input(by_name, last)
     stair = fit_quantum(module.weight, INT8, per_channel=True)
     weight = StairWeight(stair, layer=layer_count(net))

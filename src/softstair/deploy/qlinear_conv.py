@@ -68,10 +68,7 @@ _CONVS: WeakKeyDictionary[IntegerNetwork, dict[str, QuantisedConv]] = WeakKeyDic
 
 
 def quantised_convs(network: IntegerNetwork) -> dict[str, QuantisedConv]:
-    """Return the sums that a QLinearConv computes with their stair, by the name of the stair.
-
-    The search is done once per network.
-    """
+    """Return the sums that a QLinearConv computes, by the name of their stair; searched once."""
     if network in _CONVS:
         return _CONVS[network]
     convs = {}

@@ -70,7 +70,8 @@ class Report:
             costs = [row.weights or "", "" if row.macs is None else row.macs, row.bytes or ""]
             layer = "" if row.layer is None else str(row.layer)
             lines.append([layer, *about, *(f"{cost:,}" if cost else "" for cost in costs)])
-        sums = (sum(getattr(row, name) or 0 for row in self.rows) for name in COSTS)
+        names = ("weights", "macs", "bytes")
+        sums = (sum(getattr(row, name) or 0 for row in self.rows) for name in names)
         lines.append(["", "in all", *[""] * 6, *(f"{total:,}" if total else "" for total in sums)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["─" * width for width in widths])
@@ -85,9 +86,6 @@ class Report:
         if self.plan is not None and self.plan.warning:
             notes.append(f"warning: in C, {self.plan.warning}.")
         return "\n".join([*table, *notes, self.conclusion])
-
-
-COSTS = ("weights", "macs", "bytes")
 
 
 def report(
@@ -213,11 +211,8 @@ class _Shapes(fx.Interpreter):
             result = super().run_node(n)
         except Exception:  # whatever the model raises for another shape
             given = " and ".join(str(_size(source)[1:]) for source in n.all_input_nodes)
-            error = ExportError.of(
-                node_name(n),
-                f"it cannot take features of shape {given}",
-                "Correct the shape of the input",
-            )
+            reason = f"it cannot take features of shape {given}"
+            error = ExportError.of(node_name(n), reason, "Correct the shape of the input")
             raise SoftstairError(str(error), field="shape") from None
         n.meta["shape"] = getattr(result, "shape", ())
         return result

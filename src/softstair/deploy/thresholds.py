@@ -15,10 +15,8 @@ from softstair.deploy.nodes import MaxPool, Steps, Sum
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
-MAX_PAIRS = 2**22
-"""Pairs of values of which the sums are computed."""
-TIE = 2.0**-34
-"""Less than the distance of two floats, in quanta, and more than the rounding of affine steps."""
+MAX_PAIRS = 2**22  # pairs of values of which the sums are computed
+TIE = 2.0**-34  # quanta: below the distance of two floats, above the rounding of affine steps
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
@@ -94,9 +92,8 @@ def fold(
 ) -> tuple[Steps, Sum]:
     """Return the thresholds of a stair and the sum that they apply to.
 
-    Unless they are ``searched``, which takes long with shortcuts, they are the largest of all.
-
-    The weights of channels with a decreasing function are negated.
+    Unless they are ``searched``, which takes long with shortcuts, they are the largest of all. The
+    weights of channels with a decreasing function are negated.
     """
     shortcut, levels = pending.shortcut, activation.stair.integers or ()
     values = ((None, None),) if shortcut is None else shortcut.values or ()

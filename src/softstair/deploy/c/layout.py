@@ -15,15 +15,6 @@ import numpy.typing as npt
 from softstair.deploy import nodes
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 
-C_TYPES = {
-    "int8": "int8_t",
-    "int16": "int16_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "uint8": "uint8_t",
-    "uint32": "uint32_t",
-    "float32": "float",
-}
 PLANES = {"SS_TERNARY": 2, "SS_SIGN": 1, "SS_BIT": 1}
 BIT_NODES = (nodes.Steps, nodes.Concat, nodes.Pad)
 """Nodes that choose how to store their results; poolings keep what they read."""
@@ -160,7 +151,7 @@ class Constant:
     def text(self) -> str:
         """Return its definition."""
         values = self.values.reshape(-1)
-        kind = C_TYPES[values.dtype.name]
+        kind = "float" if values.dtype == np.float32 else f"{values.dtype.name}_t"
         lines = "\n".join(_lines(_literals(values)))
         return f"static const {kind} {self.name}[{len(values)}] = {{\n{lines}\n}};"
 
@@ -217,10 +208,7 @@ def window_fields(
     padding: Shape,
     dilation: Shape = (1, 1),
 ) -> dict[str, int]:
-    """Return the fields of ss_window in softstair_window.h, in order.
-
-    A window of one axis has the height 1.
-    """
+    """Return the fields of ss_window in order; a window of one axis has the height 1."""
     names = "height width rows columns kernel_y kernel_x stride_y stride_x padding_y padding_x"
     sizes = (x.height, x.width, output.height, output.width)
     windows = ((1, *kernel), (1, *stride), (0, *padding), (1, *dilation))

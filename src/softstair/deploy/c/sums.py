@@ -13,21 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from softstair.deploy import nodes
+from softstair.deploy.affine import Integers
 from softstair.deploy.c import winograd
 from softstair.deploy.c.layout import Constant, Features, Operation, structure, window_fields
 from softstair.deploy.nodes import ExportError, narrowest
 
-POSITIONS, BLOCK = 4, 64
-"""As in softstair_vector.h."""
-MAX_UNPACKED = 16 * 1024
-"""Bytes that unpacked weights should not exceed, nor the operands of packed products."""
-MAX_FOUR, MAX_WEIGHT = 2**12 - 1, 31
-"""The sums and weights of packed products, as in softstair_packed.h."""
-MIN_CHUNK = 32
-"""Packed products are faster for so many inputs at a time."""
-CHANNEL_BLOCK = 8
-"""Channels whose planes are interleaved, as softstair_planes.h expects."""
-Integers = npt.NDArray[np.int64]
+POSITIONS, BLOCK, CHANNEL_BLOCK = 4, 64, 8  # SS_PLACES, SS_BLOCK and SS_EIGHT of softstair_vector.h
+MAX_UNPACKED = 16 * 1024  # bytes of unpacked weights, and of the operands of packed products
+MAX_FOUR, MAX_WEIGHT = 2**12 - 1, 31  # sums and weights of packed products, as in softstair_dsp.h
+MIN_CHUNK = 32  # packed products are faster for so many inputs at a time
 Stored = Literal["sums", "levels", "affine"]
 """What is stored of sums: they themselves, levels, or levels as bytes by affine steps."""
 
@@ -46,7 +40,7 @@ class _Kernel(NamedTuple):
     function: str
     how: str
     bits: int
-    constants: dict[str, tuple[npt.NDArray[Any], str]]
+    constants: dict[str, npt.NDArray[Any]]
     scratch: int
     fields: dict[str, object]
 
@@ -85,7 +79,8 @@ def weighted_sum(
         largest = 128 if packed is not None else max(-span[0], span[1], 1)
         reach = int(np.abs(rows).sum((1, 2)).max()) * largest
         if reach >= nodes.INT32_LIMIT:
-            raise _too_large(node)
+            reason = "its partial sums do not fit into 32 bits"
+            raise ExportError.of(node.name, reason, "Use fewer inputs or bits")
         if packed is None:
             kernel = _words(name, node, rows)
         elif tiling is not None and bits <= packed.bits:
@@ -96,7 +91,10 @@ def weighted_sum(
     kind = "dot" if kernel.function == "depthwise" else kernel.function
     initialiser = "{" + ", ".join(map(str, window.values())) + "}"
     text = structure(f"ss_{kind}_sum", f"{name}_sum", window=initialiser, **kernel.fields, **ends)
-    constants = (Constant(f"{name}_{key}", *entry) for key, entry in kernel.constants.items())
+    constants = (
+        Constant(f"{name}_{key}", values, "thresholds" if key == "offsets" else "weights")
+        for key, values in kernel.constants.items()
+    )
     return Operation(
         number,
         (number,),
@@ -111,11 +109,6 @@ def weighted_sum(
     )
 
 
-def _too_large(node: nodes.Sum) -> ExportError:
-    reason = "its partial sums do not fit into 32 bits"
-    return ExportError.of(node.name, reason, "Use fewer inputs or bits")
-
-
 def _planes(name: str, rows: Integers, x: Features, output: Features) -> _Kernel:
     """Count bits."""
     packed, bits = pack_planes(rows, x.words)
@@ -126,8 +119,7 @@ def _planes(name: str, rows: Integers, x: Features, output: Features) -> _Kernel
         "weights": f"{name}_weights",
         "windows": f"{name.upper()}_SCRATCH",
     }
-    constants = {"weights": (packed, "weights")}
-    return _Kernel("planes", "bits counted", bits, constants, scratch, fields)
+    return _Kernel("planes", "bits counted", bits, {"weights": packed}, scratch, fields)
 
 
 def _tiles(name: str, rows: Integers, tiling: winograd.Tiling) -> _Kernel:
@@ -148,7 +140,7 @@ def _tiles(name: str, rows: Integers, tiling: winograd.Tiling) -> _Kernel:
         "products": f"(int32_t *)({scratch} + {products})",
         "sums": f"(int32_t *)({scratch} + {sums})",
     }
-    constants = {"weights": (packed, "weights")}
+    constants = {"weights": packed}
     return _Kernel("winograd", "tiles multiplied", bits, constants, tiling.scratch, fields)
 
 
@@ -190,11 +182,11 @@ def _bytes(
         packing = _fours(rows.reshape(len(rows), -1), together, span, room)
         unpacked = padded * max(min(block, outputs), 2 * packing.channels)
     unpacked, windows = (-(-size // 16) * 16 for size in (unpacked, windows))
-    constants = {"weights": (packed.data, "weights")}
+    constants: dict[str, npt.NDArray[Any]] = {"weights": packed.data}
     if packed.negated.any():
-        constants["negated"] = (np.packbits(packed.negated, bitorder="little"), "weights")
+        constants["negated"] = np.packbits(packed.negated, bitorder="little")
     if x.bias:
-        constants["offsets"] = ((x.bias * rows.sum((1, 2))).astype(np.int32), "thresholds")
+        constants["offsets"] = (x.bias * rows.sum((1, 2))).astype(np.int32)
     place = f"(int8_t *){name.upper()}_SCRATCH"
     weight, feature = int(np.abs(rows).max(initial=0)), max(*map(abs, span), abs(x.bias))
     fields = {
@@ -229,10 +221,7 @@ def _columns(node: nodes.Sum, x: Features, output: Features, scratch: int) -> _P
 
 
 def _fours(weight: Integers, channels: int, span: tuple[int, int], scratch: int) -> _Packing:
-    """Return packed products of up to so many channels at a time; none if memory is too small.
-
-    They are four in one where the sums of chunks of inputs are proven to fit, otherwise two.
-    """
+    """Return packed products: four in one where the sums of chunks fit, otherwise two."""
     padded = -(-weight.shape[1] // 16) * 16
     operands = 2 * POSITIONS * padded
     channels = min(channels, (scratch - operands) // (2 * padded) // 4 * 4)
@@ -255,8 +244,6 @@ def _is_small(weight: Integers, span: tuple[int, int]) -> bool:
 def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:
     """Multiply words."""
     weights = narrowest(rows)
-    if weights.itemsize > 4:
-        raise _too_large(node)
     fields = {
         "groups": int(node.groups),
         "inputs": rows.shape[2],
@@ -264,8 +251,8 @@ def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:
         "weights": f"{name}_weights",
         "width": weights.itemsize,
     }
-    constants = {"weights": (weights, "weights")}
-    return _Kernel("wide", "words multiplied", 8 * weights.itemsize, constants, 0, fields)
+    bits = 8 * weights.itemsize
+    return _Kernel("wide", "words multiplied", bits, {"weights": weights}, 0, fields)
 
 
 def pack_planes(weight: Integers, words: int) -> tuple[npt.NDArray[np.uint32], int]:

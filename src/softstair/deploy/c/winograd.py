@@ -1,9 +1,8 @@
 """Winograd's algorithm: where it is exact, fits into memory and is faster.
 
-F(4×4, 3×3) is for bit planes, and F(2×2, 3×3) for bytes with weights of up to 4 bits.
-
-softstair_winograd.h has the formulas. The tiles of a layer are processed in strips of whole rows;
-each strip transforms the weights again.
+F(4×4, 3×3) is for bit planes, and F(2×2, 3×3) for bytes with weights of up to 4 bits; formulas are
+in softstair_winograd.h. Tiles are processed in strips of whole rows, and each strip transforms the
+weights again.
 """
 
 from typing import NamedTuple
@@ -14,10 +13,8 @@ import numpy.typing as npt
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features
 
-SCRATCH = 2**20
-"""Bytes that a layer may use while it runs, by default."""
-LANES, GAP, BLOCK = 16, 64, 64
-"""As in softstair_winograd.h and softstair_vector.h."""
+SCRATCH = 2**20  # bytes that a layer may use while it runs, by default
+LANES, GAP, BLOCK = 16, 64, 64  # as in softstair_winograd.h and softstair_vector.h
 CYCLES_COUNTED, CYCLES_MULTIPLIED = 0.0135, 0.05
 """Cycles of a Neoverse-N1 per product of a feature and a bit of a weight, if bits are counted; per
 product of bytes in windows."""
@@ -70,10 +67,7 @@ class Tiling(NamedTuple):
 def tiling(
     node: nodes.Sum, x: Features, output: Features, span: tuple[int, int], bits: int, scratch: int
 ) -> Tiling | None:
-    """Return the strips of a layer over features within ``span``, or None if it has no tiles.
-
-    They are as large as ``scratch`` bytes allow. Weights have ``bits`` bits.
-    """
+    """Return the largest strips in ``scratch`` bytes, or None if not exact or not faster."""
     scheme = LARGE if x.planes else SMALL
     down = -(-output.height // scheme.tile)
     if not _is_exact(scheme, node, x, span):
@@ -86,10 +80,7 @@ def tiling(
 
 
 def _is_exact(scheme: Scheme, node: nodes.Sum, x: Features, span: tuple[int, int]) -> bool:
-    """Whether windows are 3 × 3 with stride 1, and no number leaves its byte, nor a sum 32 bits.
-
-    Bytes are read 16 at a time.
-    """
+    """Whether windows are 3 × 3 with stride 1, and no number leaves its byte, nor a sum 32 bits."""
     window = (*node.weight.shape[2:], *node.stride, *node.dilation, node.groups)
     if window != (3, 3, 1, 1, 1, 1, 1) or x.bias or (not x.planes and x.channels % LANES):
         return False
