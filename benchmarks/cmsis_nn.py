@@ -116,8 +116,9 @@ class _Weights:
         self.name, self.module = name, module
         weight = module.weight.detach().double().numpy()
         self.linear, self.each = weight.ndim == 2, weight.ndim == 4 and module.groups > 1
-        scale = np.abs(weight.reshape(len(weight), -1)).max(0 if self.linear else 1) / 127
-        scale = np.full(len(weight), np.abs(weight).max() / 127) if self.linear else scale
+        scale = np.abs(weight.reshape(len(weight), -1)).max(1) / 127
+        if self.linear:  # one scale for all outputs
+            scale[:] = scale.max()
         levels = np.round(weight / scale.reshape(-1, *(1,) * (weight.ndim - 1)))
         if not self.linear:  # the channels last; the channels of depthwise weights, too
             levels = levels.transpose((1, 2, 3, 0) if self.each else (0, 2, 3, 1))

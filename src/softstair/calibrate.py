@@ -29,7 +29,7 @@ EXAMPLES = 64
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Multiples of the quantum of the least squared error whose sums are compared."""
 MOST_SAMPLING_ERROR = 0.1
-"""Distance of running statistics from those of the batches that too few examples explain."""
+"""Largest distance of running statistics from those of the batches that is sampling error."""
 
 
 def calibrate(

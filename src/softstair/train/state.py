@@ -118,7 +118,8 @@ class State:
             self.latent_bounds = latent_bounds(self.network, schedule)
             noises = (stair.noise for _, stair in stair_modules(self.network))
             if endless := next((noise for noise in noises if not noise.proper), None):
-                problem = f"must be False with the {endless.name} estimator, whose slope has no end"
+                reason = "passes gradients at any distance from the thresholds"
+                problem = f"must be False with the {endless.name} estimator, which {reason}"
                 raise _check.invalid("clip_latent", f"{problem}; or choose another noise")
 
     def load_network(self, saved: Mapping[str, Any]) -> None:
