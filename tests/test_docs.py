@@ -393,6 +393,36 @@ def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
     assert re.search(row, text_of(ROOT / "README.md"))
 
 
+SVHN_ROWS = {
+    "best-svhn": "`best-svhn`",
+    "float twin with the teacher": "float twin with the teacher",
+    "float twin (start)": "float start",
+    "teacher": "teacher",
+}
+
+
+@pytest.mark.parametrize("name", SVHN_ROWS)
+def test_folds_of_svhn_are_those_of_the_table(name: str) -> None:
+    runs = [run for run in results_table("accuracy.csv") if run["data"] == "svhn"]
+    found = [run for run in runs if run["run"] == name]
+    folds = {int(run["fold"]): percents([run], "valid_accuracy")[0] for run in found}
+    cells = [f"{folds[fold]:.2f}" if fold in folds else "–" for fold in range(5)]
+    cells.append(f"{statistics.mean(folds.values()):.2f}")
+    assert f"\n| {SVHN_ROWS[name]} | {' | '.join(cells)} |\n" in ACCURACY
+
+
+def test_times_of_late_annealing_are_those_of_the_table() -> None:
+    seconds: dict[str, list[Decimal]] = {}
+    for run in results_table("variations/annealing-time.csv"):
+        start = f" from {run['anneal_from'][:-1]} % of the run" if run["anneal_from"] else ""
+        seconds.setdefault(run["noise"] + start, []).append(Decimal(run["seconds"]))
+    for name, (first, second) in seconds.items():
+        assert f"\n| {name} | {first:.2f} | {second:.2f} |\n" in ACCURACY
+    static, *others = (times[1] for times in seconds.values())
+    half, late = (f"{100 * (1 - time / static):.0f} %" for time in others)
+    assert f"{half} less time than static noise from 50 % of the run, and {late} less" in ACCURACY
+
+
 METHODS = {
     "softstair": "softstair",
     "softstair-learned": "softstair, learned quanta",
