@@ -148,10 +148,10 @@ class StepRunner:
 
     @property
     def treatment(self) -> str:
-        """How steps run: fused, compiled, tuned, captured or eager."""
+        """How steps run: fused, with products in FP8, compiled, tuned, captured or eager."""
         state, words = self.state, []
         if state.execution.fused:
-            words.append("fused")
+            words += ["fused", "FP8"] if state.execution.precision == "float8" else ["fused"]
         elif self._compiler is not None or isinstance(state.forward, Compiled):
             words.append("compiled" if self._compiler in (None, "default") else "tuned")
         words += ["captured"] if state.execution.captured else []
