@@ -10,6 +10,7 @@ import torch
 from softstair import _check
 from softstair import noise as noises
 from softstair._errors import SoftstairError
+from softstair.models import DEFAULTS, NETWORKS
 from softstair.schedule import Interval, Power, Schedule
 from softstair.train.optimiser import OptimiserOptions
 from softstair.train.options import (
@@ -296,7 +297,8 @@ class Recipe(
         """Return the recipe of a row of a table, whose other columns are ignored.
 
         A field without a column, or with an empty cell, has its default, or the value that files
-        older than the field mean. Cells are text or have the type of their field.
+        older than the field mean if that has an effect. Cells are text or have the type of their
+        field.
 
         >>> Recipe.from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
         'partition'
@@ -306,6 +308,9 @@ class Recipe(
         known = describe(cls)
         values = {name: known[name].from_text(cell) for name, cell in cells.items()}
         recipe = cls(**{**OLDER_VALUES, **values})
+        model = DEFAULTS.get(recipe.data) if recipe.model == "auto" else recipe.model
+        if "sums" not in values and model in NETWORKS and not NETWORKS[model].has_sums:
+            recipe = replace(recipe, sums=cls().sums)
         if not recipe.is_annealed:
             annealing = {name: cell for name, cell in annealing.items() if cell != "none"}
         return replace(recipe, **annealing)
