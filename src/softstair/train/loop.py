@@ -1,7 +1,10 @@
 """``train``: data, network, run directory, the loop over epochs, and the summary."""
 
 import copy
+import functools
+import os
 import platform
+import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -360,14 +363,28 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{checksum:08x}"}
     if dataset.version is not None:
         data["version"] = dataset.version
+    is_gpu = device.type == "cuda"
     return {
         "recipe": recipe.to_json(),
         "data": data,
         "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),
         "threads": torch.get_num_threads(),
         "versions": {
             "softstair": softstair.__version__,
+            **({} if (commit := _commit()) is None else {"commit": commit}),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
     }
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Return the commit of softstair: SOFTSTAIR_COMMIT, or that of the repository it runs from."""
+    folder = Path(softstair.__file__).parents[2]
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    if (given := os.environ.get("SOFTSTAIR_COMMIT")) or not (folder / ".git").exists():
+        return given
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
