@@ -25,7 +25,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from softstair.experiments import grid, ray_engine, results
+from softstair.experiments import grid, ray_engine, results, tables
 from softstair.experiments.design import Configuration, Design, Unit
 from softstair.train import Interrupted, Recipe
 
@@ -156,7 +156,7 @@ def survive(
 
 def table(folder: Path) -> list[dict[str, Any]]:
     """What came of a grid, but for the clock."""
-    rows = results.rows(results.collect(folder))
+    rows = tables.rows(results.collect(folder))
     return [{name: row[name] for name in row if name not in CLOCK} for row in rows]
 
 

@@ -329,7 +329,7 @@ def test_every_flag_of_grid_has_its_row_and_default() -> None:
 
     wanted = {one.name: one.default for one in fields(Command)}
     del wanted["design"]
-    wanted |= dict.fromkeys(("where", "set", "bits"), "none")
+    wanted |= dict.fromkeys(("where", "set", "bits", "done"), "none")
     text = text_of(DOCS / "experiments.md")
     rows = re.findall(r"^\| `--([\w-]+)` \| `?([^`|]+?)`? \|", text, re.M)
     found = {flag.replace("-", "_"): default for flag, default in rows}

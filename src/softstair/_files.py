@@ -13,7 +13,7 @@ from pathlib import Path
 
 from softstair._errors import SoftstairError
 
-__all__ = ["LinkError", "output_file", "refuse_link", "replacing", "write"]
+__all__ = ["LinkError", "begin_output", "output_file", "refuse_link", "replacing", "write"]
 
 
 class LinkError(SoftstairError):
@@ -62,6 +62,18 @@ def output_file(
     given as. ``follow`` follows a link at ``path`` instead of replacing it: only for a link that
     the user has named.
     """
+    target, partial = begin_output(path, field, endings, follow)
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def begin_output(
+    path: Path, field: str, endings: tuple[str, ...] = (), follow: bool = True
+) -> tuple[Path, Path]:
+    """Return the file to write, and an empty file beside it that shows that it can be written."""
     target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
     # Short, since the name of the file may be as long as the system allows.
     partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")
@@ -75,11 +87,7 @@ def output_file(
         raise SoftstairError(
             f"{field} must be a file that can be written, but {str(path)!r} {problem}.", field=field
         )
-    try:
-        yield partial
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    return target, partial
 
 
 def _problem_with(target: Path, endings: tuple[str, ...]) -> str:

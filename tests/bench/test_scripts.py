@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from softstair import models
 from softstair.data import load
 from softstair.experiments.design import configuration, read_design
-from softstair.experiments.results import Epoch, Training, write
+from softstair.experiments.tables import Epoch, Training, write
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import pack

@@ -19,7 +19,7 @@ import pytest
 from experiments.test_design import GRIDS
 from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
-from softstair.cli import grid, main
+from softstair.cli import main
 from softstair.experiments import load
 from softstair.experiments.design import read_design
 from softstair.experiments.grid import Estimate, estimate
@@ -147,7 +147,7 @@ def test_folds_of_a_design_stay_unless_it_names_none(run: Run) -> None:
         ("--dry-run --status", ["--dry-run and --status"]),
         ("--address x:1", ["--address", "--engine ray", "'x:1'"]),
         ("--jobs 0", ["--jobs must be an integer from 1 to 1024"]),
-        ("--table table.xlsx", ["--table", ".csv or .parquet", "'table.xlsx'"]),
+        ("--table table.xlsx", ["--table", ".csv, .csv.gz or .parquet", "'table.xlsx'"]),
     ],
 )
 def test_errors(words: str, messages: list[str], run: Run) -> None:
@@ -398,40 +398,42 @@ def test_status_from_nothing_to_done(done: Path, run: Run) -> None:
     mode, random = done / "forward=mode", done / "forward=random"
     values = {name: accuracies(done, name) for name in ("forward=mode", "forward=random")}
     mean = lambda numbers: f"{statistics.mean(numbers):.2%}"
-    # All done: done, training, begun, waiting, epochs, accuracy.
+    # All done: done, elsewhere, training, begun, waiting, folds left, epochs, accuracy.
     shown = status(run)
-    assert shown["forward=mode"] == ["2", "", "", "", "4/4", mean(values["forward=mode"])]
+    assert shown["forward=mode"] == ["2", *[""] * 5, "4/4", mean(values["forward=mode"])]
     every = mean([*values["forward=mode"], *values["forward=random"]])
-    assert shown["all"] == ["4", "", "", "", "8/8", every]
+    assert shown["all"] == ["4", *[""] * 5, "8/8", every]
     # A unit that a process trains, and writes to.
     (mode / "fold-1" / "summary.json").unlink()
     lines = keep_one_epoch(mode / "fold-1")
     first = json.loads(lines[0])["valid_accuracy"]
-    half = ["1", "1", "", "", "3/4", mean([values["forward=mode"][0], first])]
+    half = ["1", "", "1", "", "", "1", "3/4", mean([values["forward=mode"][0], first])]
     with filelock.FileLock(mode / "fold-1" / "lock"):
         assert status(run)["forward=mode"] == half
         (mode / "fold-1" / "metrics.jsonl").write_text(lines[0] + lines[1][:50])
         assert status(run)["forward=mode"] == half
     # The process is gone.
     (mode / "fold-1" / "metrics.jsonl").write_text(lines[0])
-    assert status(run)["forward=mode"] == ["1", "", "1", *half[3:]]
+    assert status(run)["forward=mode"] == ["1", "", "", "1", *half[4:]]
     # Not begun.
     shutil.rmtree(mode / "fold-1")
     shutil.rmtree(random)
     shown = status(run)
-    assert shown["forward=mode"] == ["1", "", "", "1", "2/4", mean(values["forward=mode"][:1])]
-    assert shown["forward=random"] == ["", "", "", "2", "0/4", ""]
+    assert shown["forward=mode"] == [
+        *("1", "", "", "", "1", "1", "2/4", mean(values["forward=mode"][:1]))
+    ]
+    assert shown["forward=random"] == ["", "", "", "", "2", "0, 1", "0/4", ""]
     # A part, and another folder.
     assert set(status(run, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
     done.rename("elsewhere")
-    assert status(run)["all"] == ["", "", "", "4", "0/8", ""]
+    assert status(run)["all"] == ["", "", "", "", "4", "0, 1", "0/8", ""]
     assert status(run, "--out", "elsewhere")["all"][0] == "1"
 
 
 def test_status_without_a_lock(done: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the lock cannot be read, a unit with recent files is taken to be training."""
     path = done / "forward=mode" / "fold-1"
-    begun, training = ["1", "", "1", ""], ["1", "1", "", ""]
+    begun, training = ["1", "", "", "1", ""], ["1", "", "1", "", ""]
 
     def make_old() -> None:
         for file in (path, *path.rglob("*")):
@@ -444,17 +446,17 @@ def test_status_without_a_lock(done: Path, run: Run, monkeypatch: pytest.MonkeyP
             raise OSError(errno.ENOLCK, "No locks available")
 
         patch.setattr("fcntl.flock", flock)
-        assert status(run)["forward=mode"][:4] == training
+        assert status(run)["forward=mode"][:5] == training
         make_old()
-        assert status(run)["forward=mode"][:4] == begun
+        assert status(run)["forward=mode"][:5] == begun
     (path / "lock").unlink()
-    assert status(run)["forward=mode"][:4] == begun
+    assert status(run)["forward=mode"][:5] == begun
     (path / "lock").symlink_to("lock")  # nobody can open it
     (path / "metrics.jsonl").touch()
-    assert status(run)["forward=mode"][:4] == training
+    assert status(run)["forward=mode"][:5] == training
     (path / "lock").unlink()
     os.mkfifo(path / "lock")  # nobody ever writes there
-    assert status(run)["forward=mode"][:4] == begun
+    assert status(run)["forward=mode"][:5] == begun
 
 
 def test_status_does_not_keep_a_unit_from_training(done: Path) -> None:
@@ -480,7 +482,10 @@ def test_status_as_json(done: Path, run: Run) -> None:
     data = json.loads(out)
     mode, random = data.pop("configurations")
     counts = {"done": 1, "training": 0, "begun": 1, "waiting": 2, "epochs": 4, "of_epochs": 8}
-    mean = statistics.mean(values)
+    mean, seconds = statistics.mean(values), mode["units"][0]["seconds"]
+    # The two epochs of the unit that is done say how long the four that are left will take.
+    counts |= {"elsewhere": 0, "seconds_used": seconds, "seconds_left": pytest.approx(2 * seconds)}
+    counts |= {"unmeasured_units": 1}
     assert data == {"name": "mine", "folder": str(done), **counts, "valid_accuracy": mean}
     assert [mode["name"], mode["waiting"], mode["of_epochs"]] == ["forward=mode", 0, 4]
     assert mode["units"][1] == {
@@ -490,6 +495,8 @@ def test_status_as_json(done: Path, run: Run) -> None:
         "of_epochs": 2,
         "valid_accuracy": values[1],
         "data_version": "scikit-learn digits",
+        "seconds": None,
+        "device_seconds": None,
     }
     assert (random["waiting"], random["epochs"], random["valid_accuracy"]) == (2, 0, None)
 
@@ -527,7 +534,7 @@ def test_status_on_a_terminal_refreshes_until_all_is_done(
     terminal = Terminal(120)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal.stream)
-        patch.setattr(grid, "sleep", sleep)
+        patch.setattr("softstair.cli._progress.sleep", sleep)
         code = main(["grid", "mine.toml", "--status"])
     shown = without_escapes(terminal.close())
     assert (code, len(pauses)) == (0, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.browser import made_up
 from helpers.commands import Run
-from softstair.experiments import results
+from softstair.experiments import tables
 from softstair.train.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("plain_terminal")
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "grid.csv"
-    results.write(made_up(folds=2, most=2, epochs=10), path)
+    tables.write(made_up(folds=2, most=2, epochs=10), path)
     return path
 
 
@@ -73,7 +73,7 @@ def test_page_of_run_directories(run: Run, tmp_path: Path) -> None:
 def test_units_in_training_are_shown(run: Run, table: Path) -> None:
     done, begun = made_up(folds=2, most=1, epochs=10)
     begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
-    results.write([done, begun], table)
+    tables.write([done, begun], table)
     assert run("report", table)[0] == 0
     text = Path("report.html").read_text(encoding="utf-8")
     assert "1 of 2 done" in text

@@ -14,7 +14,7 @@ import pytest
 
 from experiments.made import changed
 from softstair.experiments.design import DESIGNS
-from softstair.experiments.results import Epoch, Training
+from softstair.experiments.tables import Epoch, Training
 from softstair.train.recipe import Recipe
 
 HOSTILE = '</script><img src=x onerror="window.hurt=1">\u2028&amp;<!--\u202e\udcff'

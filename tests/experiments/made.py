@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from softstair.experiments.design import DESIGNS
-from softstair.experiments.results import Epoch, Training
+from softstair.experiments.tables import Epoch, Training
 from softstair.train.recipe import Recipe
 
 Level = Callable[[Mapping[str, str], int], float]

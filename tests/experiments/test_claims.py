@@ -10,8 +10,9 @@ import pytest
 from made import Level, changed, made
 
 from softstair.experiments.claims import CLAIMS, Finding, judged
-from softstair.experiments.results import Training, load, write
+from softstair.experiments.results import load
 from softstair.experiments.studies import DYNAMIC, STATIC, mean_of, studies
+from softstair.experiments.tables import Training, write
 from softstair.experiments.verdicts import Group, above, before_the_drop, compare, within
 
 CLAIM = {claim.name: claim for claim in CLAIMS}

@@ -12,8 +12,8 @@ from matplotlib.colors import to_hex, to_rgb
 
 from softstair.experiments import figures, panels
 from softstair.experiments.panels import COLOURS, blank
-from softstair.experiments.results import Training
 from softstair.experiments.studies import mean_of
+from softstair.experiments.tables import Training
 from softstair.experiments.variance import BLOCKS, explained
 from softstair.schedule import Schedule
 

@@ -16,9 +16,10 @@ import filelock
 import pytest
 import torch
 
-from softstair.experiments import Design, Unit, grid
+from softstair.experiments import Design, Unit, grid, results
 from softstair.experiments.design import Configuration, read_design
-from softstair.experiments.grid import Pace, statuses, summarise, unfinished
+from softstair.experiments.grid import Pace, unfinished
+from softstair.experiments.results import statuses, summarise
 from softstair.train import Interrupted, Recipe, RunError, train
 from softstair.train.progress import Event
 from train.short import files, metrics_of, recipe
@@ -83,7 +84,7 @@ class Stages:
             if path.exists():  # no process holds it any more
                 with filelock.FileLock(path / "lock", timeout=0):
                     pass
-        return {state: summarise(units)[state] for state in grid.STATES}
+        return {state: summarise(units)[state] for state in results.STATES}
 
 
 def interrupt(folder: Path) -> int:
@@ -127,7 +128,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
     assert stages.run(kill, jobs=2) == 1
     (failure,) = (event["why"] for _, event in stages.events if event["kind"] == "failed")
     assert "its process was killed by SIGKILL" in failure
-    assert stages.check() == {"done": 3, "training": 0, "begun": 1, "waiting": 0}
+    assert stages.check() == {"done": 3, "elsewhere": 0, "training": 0, "begun": 1, "waiting": 0}
     processes = {event["process"] for _, event in stages.events if event["kind"] == "begin"}
     assert os.getpid() not in processes
 
@@ -139,7 +140,7 @@ def test_an_interrupted_grid_equals_an_uninterrupted_one(
         stages.run(terminate, jobs=2)
     assert stages.check()["done"] == 3
     assert stages.run() == 0
-    assert stages.check() == {"done": 4, "training": 0, "begun": 0, "waiting": 0}
+    assert stages.check() == {"done": 4, "elsewhere": 0, "training": 0, "begun": 0, "waiting": 0}
     monkeypatch.setattr("softstair.train.pool.Worker", None)
     assert stages.run() == 0  # with everything done, no process is needed
     assert stages.events == []
@@ -217,12 +218,12 @@ def test_statuses_say_how_far_each_unit_is(few: list[Unit], tmp_path: Path) -> N
     assert [status.epochs for status in units] == [3, 0, 0, 0, 3, 0]
     assert [status.accuracy is None for status in units[::2]] == [False, True, False]
     total = summarise(units)
-    assert [total[state] for state in grid.STATES] == [1, 1, 1, 3]
+    assert [total[state] for state in results.STATES] == [1, 0, 1, 1, 3]
     assert (total["epochs"], total["of_epochs"]) == (6, 18)
     assert total["valid_accuracy"] == pytest.approx(units[0].accuracy)
     other = [replace(status, data_version=str(number)) for number, status in enumerate(units)]
     assert summarise(other)["valid_accuracy"] is None
-    assert [len(group) for group in grid.by_configuration(units).values()] == [2, 2, 2]
+    assert [len(group) for group in results.by_configuration(units).values()] == [2, 2, 2]
     (begun.path(tmp_path) / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(RunError, match="damaged"):
         statuses(Design("x", tuple(names), (0,)), tmp_path)

@@ -15,7 +15,7 @@ from made import changed, one_setting
 from scipy import stats
 
 from softstair.experiments import report
-from softstair.experiments.results import Training
+from softstair.experiments.tables import Training
 
 Opened = Callable[[list[Training]], contextlib.AbstractContextManager[Visit]]
 

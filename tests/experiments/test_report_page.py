@@ -18,8 +18,8 @@ from scipy import stats
 from softstair.experiments import figures, load, report
 from softstair.experiments.claims import judged as judged_by
 from softstair.experiments.report import lines
-from softstair.experiments.results import Training, write
 from softstair.experiments.studies import best_of, mean_of, repetitions_of
+from softstair.experiments.tables import Training, write
 from softstair.train.records import RunError
 
 

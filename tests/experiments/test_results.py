@@ -17,7 +17,8 @@ from data.mutations import mutations
 from softstair.data import load as load_data
 from softstair.experiments import Training, load
 from softstair.experiments.report.lines import gather
-from softstair.experiments.results import ForeignTable, collect, find, rows, write
+from softstair.experiments.results import collect, find
+from softstair.experiments.tables import ForeignTable, rows, write
 from softstair.train import Recipe, RunError, train
 from train.short import recipe
 
@@ -438,7 +439,7 @@ def outcome(file: Path) -> str:
 JUNK = [b"", b"\xff\xfe\x00", bytes(1000), b"PAR1" + bytes(100) + b"PAR1", b"x" * 300_000 + b"\n1"]
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
 def test_files_that_are_no_tables_and_damaged_ones_are_refused(
     ending: str, store: Path, tmp_path: Path
 ) -> None:

@@ -7,8 +7,8 @@ import pytest
 from made import changed, curve, made
 from scipy import stats
 
-from softstair.experiments.results import Training
 from softstair.experiments.studies import curve_of, drop_of, final_of, mean_of, studies
+from softstair.experiments.tables import Training
 
 pytestmark = pytest.mark.quick
 

@@ -1,18 +1,33 @@
 """What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
 
+import contextlib
+import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import sleep
 from typing import Any
 
+from rich.live import Live
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Table
 
 from softstair.cli._args import flags_in
-from softstair.cli._table import Console, bars
+from softstair.cli._table import Console, bars, table
+from softstair.experiments import results
+from softstair.experiments.design import Design
+from softstair.experiments.results import STATES, UnitStatus
+from softstair.experiments.studies import duration
+from softstair.experiments.tables import Training
 from softstair.train.parallel import Interrupted
 from softstair.train.progress import Event
 
+Elsewhere = Mapping[str, Training]
+"""Units that are done elsewhere, by name."""
+PAUSE = 2.0
+"""Seconds between two looks at a grid that is training."""
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
 
@@ -193,3 +208,65 @@ class Progress:
     def note(self, sentence: str) -> None:
         """Print a sentence on stderr, above the bars."""
         print(f"softstair {self._verb}: {sentence}", file=sys.stderr)
+
+
+# The state of a grid
+
+
+def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: bool) -> int:
+    """Print a row for every configuration; on a terminal, until all units are done."""
+    units = results.statuses(design, folder, elsewhere)
+    if as_json:
+        print(json.dumps(results.status_json(design, folder, units), indent=1))
+        return 0
+    console = Console(unlimited=True)
+    is_done = lambda: all(unit.is_done for unit in units)
+    if not console.is_terminal or is_done():
+        console.print(_status_table(design, folder, units))
+        return 0
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_status_table(design, folder, units), console=console, auto_refresh=False) as live,
+    ):
+        while not is_done():
+            sleep(PAUSE)
+            units = results.statuses(design, folder, elsewhere)
+            live.update(_status_table(design, folder, units), refresh=True)
+    return 0
+
+
+def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
+    notes, versions = [_time_note(units)], results.data_versions(units)
+    if len(versions) > 1:
+        notes.append(f"several data versions, no mean over them: {'; '.join(versions)}")
+    return table(
+        f"{design.name} in {folder}",
+        ("configuration",),
+        (*STATES, "folds left", "epochs", "validation"),
+        ((name, *_status_cells(group)) for name, group in results.by_configuration(units).items()),
+        total=("all", *_status_cells(units)),
+        caption="\n".join(notes),
+    )
+
+
+def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
+    sums = results.summarise(units)
+    accuracy = sums["valid_accuracy"]
+    return [
+        *(str(sums[state] or "") for state in STATES),
+        ", ".join(dict.fromkeys(str(u.unit.recipe.fold) for u in units if not u.is_done)),
+        f"{sums['epochs']}/{sums['of_epochs']}",
+        "" if accuracy is None else f"{accuracy:.2%}",
+    ]
+
+
+def _time_note(units: Sequence[UnitStatus]) -> str:
+    """Return a sentence on the time of the device, and what it is known from."""
+    spent, done = results.time_spent(units), sum(unit.is_done for unit in units)
+    words = [f"device time: {duration(spent['seconds_used'])} used"]
+    left = "unknown time" if spent["seconds_left"] is None else duration(spent["seconds_left"])
+    if done < len(units):
+        words.append(f"about {left} left, by the epochs of the {done} units that are done")
+    if count := spent["unmeasured_units"]:
+        words.append(f"of {count} of them the time of training steps, which others may have shared")
+    return "; ".join(words)

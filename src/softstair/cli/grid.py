@@ -9,30 +9,27 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import sleep
+from time import monotonic
 from typing import Any, Literal
 
-from rich.live import Live
-from rich.table import Table
-
+from softstair import _check
 from softstair._errors import SoftstairError, import_extra
-from softstair._files import output_file
+from softstair._files import begin_output
 from softstair.cli._args import argument, conditions, flag
-from softstair.cli._progress import Progress, Stoppable
-from softstair.cli._table import Console, print_line, print_table, table
+from softstair.cli._progress import Elsewhere, Progress, Stoppable, show_status
+from softstair.cli._table import print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers
-from softstair.experiments import grid, results
+from softstair.experiments import grid, results, tables
 from softstair.experiments.design import DESIGNS, Design, Unit, changed, read_design
-from softstair.experiments.grid import STATES, Estimate, UnitStatus
-from softstair.experiments.results import DATA_VERSION, UNKNOWN, Fold, Training
+from softstair.experiments.grid import Estimate, OnEvent, Timer
+from softstair.experiments.results import STATES, UnitStatus
 from softstair.experiments.studies import FEWEST, best_of, duration, repetitions_of
+from softstair.experiments.tables import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair.train.parallel import torchrun_ranks
-from softstair.train.records import summary_of
+from softstair.train.progress import Event
 
 MAX_LISTED = 40
 """Configurations that a dry run lists one by one."""
-PAUSE = 2.0
-"""Seconds between two looks at a grid that is training."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,10 @@ class Command:
 
     A unit is a run directory, DIR/<configuration>/fold-<k>, as softstair train writes it. Give the
     same command again to continue: finished units are not trained again, others continue from
-    their checkpoint.
+    their checkpoint. On another machine, give the tables of what is done with --done.
 
-    Exit code 0: all units are done; 2: an error, or some units failed; 130 or 143: stopped by a
-    signal, and saved.
+    Exit code 0: all units are done; 1: the time of --minutes is over, and units are left; 2: an
+    error, or some units failed; 130 or 143: stopped by a signal, and saved.
     """
 
     design: str = argument("DESIGN", f"{', '.join(DESIGNS)}, or a TOML file with your own design.")
@@ -73,6 +70,15 @@ class Command:
     jobs: int | Literal["auto"] = flag(
         "auto", "Units to train in parallel on a GPU or on this machine (auto: measured)."
     )
+    done: tuple[Path, ...] = flag(
+        (), "Tables of units that are done elsewhere, or folders of tables or runs; not trained."
+    )
+    minutes: float | None = flag(
+        None, "Stop after so many minutes, and begin no unit that would take longer."
+    )
+    partial: bool = flag(
+        False, "With --minutes: begin units that cannot finish too, and keep their checkpoint."
+    )
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
     device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
     threads: int | None = flag(None, "CPU threads of each unit (default: chosen by its network).")
@@ -85,8 +91,8 @@ class Command:
     )
     table: Path | None = flag(
         None,
-        "Write a table of every epoch of these units (.csv or .parquet; default: table.csv in the "
-        "folder, of all units there).",
+        "Write a table of every epoch of these units that are done (.csv, .csv.gz or .parquet; "
+        "default: table.csv in the folder, of all units there).",
     )
 
     def __post_init__(self) -> None:
@@ -96,9 +102,15 @@ class Command:
             raise SoftstairError("--dry-run and --status exclude each other.")
         if self.address is not None and self.engine != "ray":
             raise SoftstairError(f"--address {self.address!r} needs --engine ray.")
+        if self.partial and self.minutes is None:
+            raise SoftstairError("--partial needs --minutes.")
+        if self.minutes is not None:
+            _check.number("minutes", self.minutes, above=0)
+            if self.engine != "local":
+                raise SoftstairError("--minutes needs --engine local.")
         check_workers(self.jobs, self.threads)
         if self.table is not None:
-            results.check_table(self.table)
+            tables.check_table(self.table)
 
     def run(self) -> int:
         if (processes := torchrun_ranks()[1]) > 1:
@@ -113,16 +125,18 @@ class Command:
                 f"--out must be a folder for run directories, but {str(folder)!r} is a "
                 f"{'run directory' if is_run else 'file'}: give another --out."
             )
+        elsewhere = results.done_elsewhere(design, self.done, self.data_dir)
         if self.dry_run:
-            return self._dry_run(design, folder)
+            return self._dry_run(design, folder, elsewhere)
         if self.status:
-            return _show_status(design, folder, self.json)
-        if self.table is None:
-            return self._train(design, folder, None)
-        if self.table.suffix == ".parquet":
-            import_extra("pyarrow.parquet", "tables")
-        with output_file(self.table, "table") as partial:
-            return self._train(design, folder, partial)
+            return show_status(design, folder, elsewhere, self.json)
+        table = None
+        if self.table is not None:
+            if self.table.suffix == ".parquet":
+                import_extra("pyarrow.parquet", "tables")
+            table, probe = begin_output(self.table, "table")
+            probe.unlink()
+        return self._train(design, folder, elsewhere, table)
 
     def chosen(self) -> Design:
         """Return the part of the design that the flags choose, with their changes."""
@@ -163,13 +177,13 @@ class Command:
             )
         return tuple(range(count))
 
-    def _dry_run(self, design: Design, folder: Path) -> int:
+    def _dry_run(self, design: Design, folder: Path, elsewhere: Elsewhere) -> int:
         if self.json:
             print(json.dumps(design.to_json(), indent=1))
             return 0
-        units = grid.statuses(design, folder)  # an error if a unit was begun with another recipe
+        units = results.statuses(design, folder, elsewhere)  # or an error: another recipe
         _show_design(design)
-        counts = grid.summarise(units)
+        counts = results.summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
         if words:
             waiting = counts["waiting"] or "none"
@@ -185,49 +199,76 @@ class Command:
             _show_estimate(design, measured, units)
         return 0
 
-    def _train(self, design: Design, folder: Path, table: Path | None) -> int:
-        units = list(design.units())
-        finished = sum(summary_of(unit.path(folder)) is not None for unit in units)
+    def _train(self, design: Design, folder: Path, elsewhere: Elsewhere, table: Path | None) -> int:
+        every = list(design.units())
+        units = [unit for unit in every if unit.name not in elsewhere]
+        left = list(grid.unfinished(units, folder))
+        due = 0.0
+
+        def save() -> list[Path]:
+            """Write the table, and return its files."""
+            if table is None:  # units of other commands in the same folder are part of its table
+                found, path = results.readable(folder), folder / "table.csv"
+                return tables.write_parts(found, path, sys.maxsize) if found else []
+            found = results.finished(every, folder, elsewhere)
+            return tables.write_parts(found, table) if found else []
 
         def again() -> str:
-            if table is None:
-                # There may be no epoch yet, or the disk is full: the runs are saved in any case.
-                with contextlib.suppress(ValueError, OSError):
-                    results.write(results.readable(folder), folder / "table.csv")
+            # The disk may be full, or a run damaged: the runs are saved in any case.
+            with contextlib.suppress(ValueError, OSError):
+                save()
             is_own = sys.argv[1:2] == ["grid"]
             return shlex.join(["softstair", *sys.argv[1:]]) if is_own else "the same command"
 
-        progress = Progress("grid", finished=finished, total=len(units))
+        def on_event(unit: Unit, event: Event) -> None:
+            nonlocal due
+            progress.show(unit.name, event)
+            if event["kind"] == "done" and table is not None and (now := monotonic()) >= due:
+                again()
+                due = monotonic() + 20 * (monotonic() - now)  # at most a twentieth of the time
+
         failed = 0
+        progress = Progress("grid", finished=len(every) - len(left), total=len(every))
         with Stoppable("grid", again) as stop, progress:
-            failed = self._run_engine(units, folder, progress)
+            failed = self._run_engine(units, folder, elsewhere, on_event)
         if stop.exit_code:
-            raise SystemExit(stop.exit_code)  # a table that was begun is not written
+            raise SystemExit(stop.exit_code)
+        left = list(grid.unfinished(units, folder))
         if failed:
+            again()
             raise SoftstairError(
-                f"{failed} of {len(units)} units failed; when that is corrected, give the same "
+                f"{failed} of {len(every)} units failed; when that is corrected, give the same "
                 "command again."
             )
-        trainings = results.collect(folder, [unit.path(folder) for unit in units])
-        if table is None:
-            # Units of other commands in the same folder are part of its table.
-            results.write(results.readable(folder), folder / "table.csv")
-        else:
-            results.write(trainings, table)
-        _show_outcome(trainings)
-        print_line(f"table: {self.table or folder / 'table.csv'}\nruns: {folder}")
+        if left:
+            done = f"{len(every) - len(left)} of {len(every)} units are done"
+            progress.note(f"the time is over, {done}; continue with {again()}")
+            return 1
+        paths = save()
+        _show_outcome(results.finished(every, folder, elsewhere))
+        files = [self.table or folder / "table.csv", *paths[1:]] if paths else []
+        print_line("\n".join([*(f"table: {path}" for path in files), f"runs: {folder}"]))
         return 0
 
-    def _run_engine(self, units: list[Unit], folder: Path, progress: Progress) -> int:
+    def _run_engine(
+        self,
+        units: list[Unit],
+        folder: Path,
+        elsewhere: Elsewhere,
+        on_event: OnEvent,
+    ) -> int:
         """Train the units; return how many failed."""
-        on_event = lambda unit, event: progress.show(unit.name, event)
         settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
         settings |= {"threads": self.threads, "jobs": self.jobs}
         if self.engine == "ray":
             from softstair.experiments import ray_engine
 
             return ray_engine.run(units, folder, on_event, address=self.address, **settings)
-        return grid.run(units, folder, on_event, **settings)
+        timer = Timer()
+        if self.minutes is not None:
+            known = results.finished(units, folder, {}) + list(elsewhere.values())
+            timer = Timer(monotonic() + 60 * self.minutes, known, self.partial)
+        return grid.run(units, folder, on_event, timer=timer, **settings)
 
 
 def _value(text: str) -> Any:
@@ -316,51 +357,6 @@ def _show_outcome(trainings: Sequence[Training]) -> None:
             print_line(f"best: {names[lines.index(line)]}, {part} {mean.in_percent()}")
     if versions != [UNKNOWN]:
         print_line(f"data: {'; '.join(versions)}")
-
-
-def _show_status(design: Design, folder: Path, as_json: bool) -> int:
-    """Print a row for every configuration; on a terminal, until all units are done."""
-    units = grid.statuses(design, folder)
-    if as_json:
-        print(json.dumps(grid.status_json(design, folder, units), indent=1))
-        return 0
-    console = Console(unlimited=True)
-    is_done = lambda: all(unit.is_done for unit in units)
-    if not console.is_terminal or is_done():
-        console.print(_status_table(design, folder, units))
-        return 0
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(_status_table(design, folder, units), console=console, auto_refresh=False) as live,
-    ):
-        while not is_done():
-            sleep(PAUSE)
-            units = grid.statuses(design, folder)
-            live.update(_status_table(design, folder, units), refresh=True)
-    return 0
-
-
-def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
-    versions = grid.data_versions(units)
-    note = f"several data versions, no mean over them: {'; '.join(versions)}"
-    return table(
-        f"{design.name} in {folder}",
-        ("configuration",),
-        (*STATES, "epochs", "validation"),
-        ((name, *_status_cells(group)) for name, group in grid.by_configuration(units).items()),
-        total=("all", *_status_cells(units)),
-        caption=note if len(versions) > 1 else None,
-    )
-
-
-def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
-    sums = grid.summarise(units)
-    accuracy = sums["valid_accuracy"]
-    return [
-        *(str(sums[state] or "") for state in STATES),
-        f"{sums['epochs']}/{sums['of_epochs']}",
-        "" if accuracy is None else f"{accuracy:.2%}",
-    ]
 
 
 def _plural(count: int, noun: str) -> str:

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from softstair.experiments.design import FORWARDS
-from softstair.experiments.results import Training
 from softstair.experiments.studies import (
     DYNAMIC,
     FEWEST,
@@ -32,6 +31,7 @@ from softstair.experiments.studies import (
     mean_of,
     studies,
 )
+from softstair.experiments.tables import Training
 from softstair.experiments.verdicts import Cell, Folds, Gap, Group, Word, compare, difference
 from softstair.noise import names as noise_names
 from softstair.schedule import INTERVALS, POWERS

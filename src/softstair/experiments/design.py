@@ -20,7 +20,7 @@ from typing import Any
 from softstair import noise as noises
 from softstair._check import invalid, shortened, suggestion, wrong
 from softstair._errors import SoftstairError
-from softstair.experiments.results import Fold
+from softstair.experiments.tables import Fold
 from softstair.schedule import INTERVALS, POWERS
 from softstair.train.options import REPLACED, describe
 from softstair.train.recipe import FIELDS, Recipe, fields_with, preset

@@ -17,7 +17,6 @@ from softstair._errors import import_extra
 from softstair.experiments import panels
 from softstair.experiments.design import FREEDOMS
 from softstair.experiments.panels import PANELS
-from softstair.experiments.results import Training
 from softstair.experiments.studies import (
     SHARED,
     Mean,
@@ -29,6 +28,7 @@ from softstair.experiments.studies import (
     select,
     studies,
 )
+from softstair.experiments.tables import Training
 from softstair.experiments.variance import BLOCKS, FOLDS, Block, Share, Variance, explained, tabled
 from softstair.models import DEFAULTS
 

@@ -1,5 +1,4 @@
-"""Grids: the units of a design in a folder, their state, an estimate of their time, and the local
-engine.
+"""Grids: the local engine, which trains the units of a design, their time, and an estimate of it.
 
 An engine is a function ``run(units, folder, on_event, …)`` that returns how many units failed. It
 trains each in its run directory, which is all that it leaves behind: a unit that is done there is
@@ -8,20 +7,28 @@ never trained again, one that was begun is resumed.
 
 import contextlib
 import json
-import os
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from softstair._files import write
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.experiments.design import Design, Unit
-from softstair.experiments.results import UNKNOWN, find
+from softstair.experiments.design import Unit
+from softstair.experiments.results import (
+    DEVICE_FILE,
+    device_seconds_of,
+    find,
+    has_begun,
+    last_epoch,
+)
+from softstair.experiments.tables import Training
 from softstair.train.execution import choose_device, choose_threads, training_settings
 from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.network import make_network
@@ -29,21 +36,11 @@ from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, cores, worker_count
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
-from softstair.train.records import (
-    RunError,
-    check_same_recipe,
-    data_version_of,
-    recipe_of,
-    refuse_other_data,
-    summary_of,
-)
+from softstair.train.records import RunError, refuse_other_data, summary_of
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 
 OnEvent = Callable[[Unit, Event], None]
-STATES = ("done", "training", "begun", "waiting")
-RECENT = 120.0
-"""Where a lock cannot be tested, a unit that wrote a file within so many seconds is training."""
 WINDOW = 20.0
 """Seconds over which steps are counted."""
 GAIN = 1.03
@@ -54,85 +51,10 @@ EVALUATED = 500
 """Examples whose evaluation is measured."""
 
 
-@dataclass(frozen=True)
-class UnitStatus:
-    """State of a unit: epochs so far, and the validation accuracy of the last, if there is one."""
-
-    unit: Unit
-    state: str
-    epochs: int = 0
-    accuracy: float | None = None
-    data_version: str | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.state == "done"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fold": self.unit.recipe.fold,
-            "state": self.state,
-            "epochs": self.epochs,
-            "of_epochs": self.unit.recipe.epochs,
-            "valid_accuracy": self.accuracy,
-            "data_version": self.data_version,
-        }
-
-
-def statuses(design: Design, folder: Path) -> list[UnitStatus]:
-    """Return the state of each unit; raise RunError if a run directory has another recipe."""
-    return [_status(unit, folder) for unit in design.units()]
-
-
-def by_configuration(units: Iterable[UnitStatus]) -> dict[str, list[UnitStatus]]:
-    groups: dict[str, list[UnitStatus]] = {}
-    for status in units:
-        groups.setdefault(status.unit.configuration, []).append(status)
-    return groups
-
-
-def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:
-    """Return how many units are in each state, their epochs, and their mean accuracy, which is
-    None if they are of several versions of the data."""
-    scores = [status.accuracy for status in units if status.accuracy is not None]
-    if len(data_versions(units)) > 1:
-        scores = []
-    return {
-        **{state: sum(status.state == state for status in units) for state in STATES},
-        "epochs": sum(status.epochs for status in units),
-        "of_epochs": sum(status.unit.recipe.epochs for status in units),
-        "valid_accuracy": sum(scores) / len(scores) if scores else None,
-    }
-
-
-def status_json(design: Design, folder: Path, units: Sequence[UnitStatus]) -> dict[str, Any]:
-    configurations = [
-        {"name": name, **summarise(group), "units": [status.to_json() for status in group]}
-        for name, group in by_configuration(units).items()
-    ]
-    total = {"name": design.name, "folder": str(folder), **summarise(units)}
-    return {**total, "configurations": configurations}
-
-
-def data_versions(units: Iterable[UnitStatus]) -> list[str]:
-    """Return the versions of the data of the units that have an accuracy."""
-    scored = [status for status in units if status.accuracy is not None]
-    return list(dict.fromkeys(status.data_version or UNKNOWN for status in scored))
-
-
-def _has_begun(unit: Unit, folder: Path) -> bool:
-    """Return whether a unit has a run directory; raise RunError if it has another recipe."""
-    path = unit.path(folder)
-    if (begun := recipe_of(path)) is None:
-        return False
-    check_same_recipe(unit.recipe, begun, path)
-    return True
-
-
 def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
     """Yield the units that are not done."""
     for unit in units:
-        if not _has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
+        if not has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
             yield unit
 
 
@@ -151,13 +73,16 @@ def run(
     device: str = "auto",
     threads: int | None = None,
     jobs: Literal["auto"] | int = "auto",
+    timer: "Timer | None" = None,
 ) -> int:
     """Train the units that are not done, in parallel, on this machine; return how many failed.
 
     With ``jobs="auto"``, it begins with one unit on a GPU, and with as many as there are cores on a
-    CPU, and adds one after the other as long as that makes all of them faster together.
+    CPU, and adds one after the other as long as that makes all of them faster together. At the
+    deadline of the ``timer`` the units that are training save their runs, and it returns.
     """
-    left = list(unfinished(units, folder))
+    timer = timer or Timer()
+    left = [unit for unit in unfinished(units, folder) if timer.can_finish(unit, folder)]
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
@@ -176,12 +101,71 @@ def run(
 
     def report(unit: Unit, event: Event) -> None:
         pace.hear(unit.name, event)
+        timer.hear(unit, event, folder)
         on_event(unit, event)
 
     settings = {"data_dir": data_dir, "device": device, "resume": True, "threads": threads}
-    tasks = (Task(unit.name, unit.recipe, unit.path(folder), key=unit) for unit in left)
+    tasks = (
+        Task(unit.name, unit.recipe, unit.path(folder), key=unit)
+        for unit in left
+        if timer.can_finish(unit, folder)  # asked again when there is room for it
+    )
     with StopRequest() as stop, ProcessPool(tasks, report, count, settings) as pool:
-        return pool.run(stop)
+        return pool.run(stop, timer.deadline)
+
+
+class Timer:
+    """Measures the time of the device that each unit takes, and says which can finish in time.
+
+    While several units train, each takes an equal share of the time. An epoch takes as long as that
+    of the slowest unit here, once one has trained two epochs, and before as that of the fastest of
+    ``known``. ``deadline`` is a time of ``clock``; ``is_partial`` lets units begin that cannot
+    finish.
+    """
+
+    def __init__(
+        self,
+        deadline: float = math.inf,
+        known: Iterable[Training] = (),
+        is_partial: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.deadline, self._is_partial, self._clock = deadline, is_partial, clock
+        self._known = min(((each.seconds or 0.0) / len(each.curve) for each in known), default=0.0)
+        self._epochs: dict[str, float] = {}  # seconds of an epoch of each unit here
+        self._shares: dict[str, float] = {}  # of the units that train
+        self._begun: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}  # time and number of their first epoch
+        self._now, self._delay = clock(), 0.0  # of the latest unit until its first epoch
+
+    def hear(self, unit: Unit, event: Event, folder: Path) -> None:
+        """Take note of an event; at the end of a unit, write its time to its run directory."""
+        before, self._now = self._now, self._clock()
+        for name in self._shares:
+            self._shares[name] += (self._now - before) / len(self._shares)
+        kind, name = event["kind"], unit.name
+        if kind == "start":
+            self._shares[name], self._begun[name] = 0.0, self._now
+        elif kind == "epoch" and "part" not in event:
+            if name not in self._first:
+                self._first[name] = self._now, event["epoch"]
+                self._delay = self._now - self._begun[name]
+            start, first = self._first[name]
+            if (count := event["epoch"] - first) > 0:
+                self._epochs[name] = (self._now - start) / count
+        elif kind in ("done", "stopped", "failed") and name in self._shares:
+            seconds, path = self._shares.pop(name), unit.path(folder)
+            with contextlib.suppress(OSError, RunError):  # the run itself is saved
+                seconds += device_seconds_of(path) or 0.0
+                write(path / DEVICE_FILE, json.dumps({"seconds": seconds}) + "\n")
+
+    def can_finish(self, unit: Unit, folder: Path) -> bool:
+        """Return whether a unit that begins now ends before the deadline, as far as is known."""
+        left = self.deadline - self._clock()
+        if self._is_partial or left <= 0:
+            return left > 0
+        epochs = unit.recipe.epochs - last_epoch(unit.path(folder) / "metrics.jsonl")[0]
+        return self._delay + epochs * max(self._epochs.values(), default=self._known) <= left
 
 
 class Pace:
@@ -308,52 +292,3 @@ def _seconds(device: torch.device, call: Callable[[], object]) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begun
-
-
-def _status(unit: Unit, folder: Path) -> UnitStatus:
-    path = unit.path(folder)
-    if not _has_begun(unit, folder):
-        return UnitStatus(unit, "waiting")
-    reached = *_last_epoch(path / "metrics.jsonl"), data_version_of(path)
-    if summary_of(path) is not None:
-        return UnitStatus(unit, "done", *reached)
-    return UnitStatus(unit, "training" if _is_training(path) else "begun", *reached)
-
-
-def _is_training(path: Path) -> bool:
-    """Return whether a process holds the lock of a run directory."""
-    try:
-        import fcntl
-
-        with os.fdopen(os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)) as file:
-            # Shared, so that two processes that test it do not report each other.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return _wrote_recently(path)
-    return False
-
-
-def _wrote_recently(path: Path) -> bool:
-    written = 0.0
-    for name in ("metrics.jsonl", "config.json", "checkpoint"):
-        with contextlib.suppress(OSError):
-            written = max(written, (path / name).stat().st_mtime)
-    return time.time() - written < RECENT
-
-
-def _last_epoch(file: Path) -> tuple[int, float | None]:
-    """Return the number of epochs and the accuracy of the last; the last line may be incomplete."""
-    lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
-    if not lines:
-        return 0, None
-    try:
-        accuracy = json.loads(lines[-1])["valid_accuracy"]
-        if accuracy is not None and not 0 <= float(accuracy) <= 1:
-            raise ValueError("no accuracy")
-        return len(lines), accuracy
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise RunError(f"{str(file)!r} is damaged or was edited: restore it.") from None

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from softstair._errors import import_extra
-from softstair.experiments.results import Training
 from softstair.experiments.studies import (
     DYNAMIC,
     FEWEST,
@@ -22,6 +21,7 @@ from softstair.experiments.studies import (
     drop_of,
     select,
 )
+from softstair.experiments.tables import Training
 from softstair.schedule import POWERS, Interval, Schedule
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"

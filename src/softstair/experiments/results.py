@@ -1,129 +1,48 @@
-"""Results of a grid: trainings, read from run directories or from a table, and written as a table.
-
-A table has a row for every epoch of every unit: what was trained (the fields of the recipe that
-every table has, the version of the data set where it is recorded, and every other field that has
-not its default), what the epoch gave, and what the unit gave in the end. As CSV it needs nothing;
-as Parquet, where each column has the type of its field, it needs pyarrow.
-"""
+"""Results of a grid: the trainings in run directories and tables, and where each unit stands."""
 
 import contextlib
-import csv
-import io
-import math
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from softstair._errors import SoftstairError, import_extra
-from softstair._files import replacing
-from softstair._files import write as write_text
-from softstair.train.options import describe
-from softstair.train.recipe import FIELDS, Recipe, fields_with
-from softstair.train.records import RunError, data_version_of, metrics_of, recipe_of, summary_of
+from softstair.data import version
+from softstair.experiments.design import Design, Unit
+from softstair.experiments.tables import (
+    DATA_VERSION,
+    LARGEST_NUMBER,
+    METRICS,
+    NAMES,
+    OUTCOME,
+    READERS,
+    UNKNOWN,
+    Epoch,
+    ForeignTable,
+    Training,
+    kind_of,
+    load_table,
+)
+from softstair.train.records import (
+    RunError,
+    check_same_recipe,
+    data_version_of,
+    metrics_of,
+    read_json,
+    recipe_of,
+    summary_of,
+)
 
-Fold = int | Literal["all"]
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep in a folder run directories and tables may lie."""
-LARGEST_FILE = 1 << 30
-LARGEST_NUMBER = 1e100
-"""Whose square is still a number."""
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A line of metrics; those of validation are None in a run that is not validated."""
-
-    epoch: int
-    learning_rate: float
-    train_loss: float
-    train_accuracy: float
-    valid_loss: float | None
-    valid_accuracy: float | None
-
-
-METRICS = tuple(field.name for field in fields(Epoch))
-OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
-DATA_VERSION, UNKNOWN = "data_version", "unknown"
-NAMES = (*FIELDS, DATA_VERSION)
-"""What identifies a training: the fields of its recipe, and the version of the data set."""
-SETTINGS = (*fields_with("in_tables"), "seed", "fold")
-"""The fields of a recipe that every table has."""
-COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
-"""The column of each setting; the learning rate has one for every epoch too."""
-DEFAULTS = {**Recipe.from_row({}).to_row(), DATA_VERSION: UNKNOWN}
-"""The value of a setting where a table has no column for it."""
-OPTIONAL = [name for name, field in describe(Recipe).items() if field.is_optional]
-KINDS: dict[str, Any] = {
-    **{COLUMNS[name]: field.kind for name, field in describe(Recipe).items()},
-    **dict.fromkeys((*METRICS[1:], *OUTCOME), float),
-    "epoch": int,
-}
-"""The type of the cells of each column, where it is not text."""
-NEEDED = ("configuration", *(COLUMNS[name] for name in SETTINGS), *METRICS, *OUTCOME)
-"""Columns that every table has."""
-
-
-class ForeignTable(RunError):
-    """Raised for a table of something else than trainings."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A unit and its results so far.
-
-    configuration    its name, which its folds share
-    recipe           what was trained
-    curve            its epochs, in order
-    best_valid_accuracy, test_accuracy, seconds, images_per_second   once it is done; the second is
-                     None where there is no test set
-    data_version     of the data set; "unknown" where none is recorded
-    path             its run directory, if it was read from one
-    """
-
-    configuration: str
-    recipe: Recipe
-    curve: tuple[Epoch, ...]
-    best_valid_accuracy: float | None = None
-    test_accuracy: float | None = None
-    seconds: float | None = None
-    images_per_second: float | None = None
-    data_version: str = UNKNOWN
-    path: Path | None = None
-
-    @cached_property
-    def settings(self) -> Mapping[str, str]:
-        """The fields of the recipe as tables have them, {"noise": "uniform", "interval": "none",
-        …}, and data_version. Recipes with the same settings are the same training."""
-        return {**self.recipe.to_row(), DATA_VERSION: self.data_version}
-
-    @property
-    def fold(self) -> Fold:
-        """The fold that it was validated on; "all" if it was trained on all examples."""
-        return self.recipe.fold
-
-    @property
-    def repetition(self) -> tuple[Fold, int]:
-        """Fold and seed, in which repetitions of one configuration differ."""
-        return self.recipe.fold, self.recipe.seed
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it came to its last epoch."""
-        return self.seconds is not None
-
-    @property
-    def valid_accuracy(self) -> float | None:
-        """That of its last epoch so far; None if it is not validated."""
-        return self.curve[-1].valid_accuracy
-
-    @property
-    def accuracy(self) -> float:
-        """The accuracy that ranks it: of validation, or of the test set if it is not validated."""
-        accuracy = self.test_accuracy if self.fold == "all" else self.valid_accuracy
-        return math.nan if accuracy is None else accuracy
+DEVICE_FILE = "device.json"
+"""File of a run directory in which a grid records the device time that the run took."""
+STATES = ("done", "elsewhere", "training", "begun", "waiting")
+RECENT = 120.0
+"""Where a lock cannot be tested, a unit that wrote a file within so many seconds is training."""
 
 
 def find(folder: Path) -> list[Path]:
@@ -136,30 +55,27 @@ def find(folder: Path) -> list[Path]:
     return sorted((run for run in runs if run.parent not in runs), key=_order)
 
 
-def collect(folder: Path | str, paths: Iterable[Path] | None = None) -> list[Training]:
-    """Return every unit with an epoch, in a folder or in these run directories of it.
+def readable(folder: Path, is_strict: bool = False) -> list[Training]:
+    """Return every unit in a folder that has an epoch; damaged ones are left out or are errors."""
+    trainings: list[Training] = []
+    for path in find(folder):
+        with contextlib.suppress(*(() if is_strict else (RunError,))):
+            trainings += filter(None, [read(path, folder)])
+    return trainings
+
+
+def collect(folder: Path | str) -> list[Training]:
+    """Return every unit with an epoch in a folder.
 
     Raises RunError if there is none, or if a run directory is damaged.
     """
-    folder = Path(folder)
-    chosen = find(folder) if paths is None else paths
-    trainings = [training for path in chosen if (training := _read(path, folder)) is not None]
-    if not trainings:
-        raise RunError(
-            f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table "
-            "of them (.csv, .parquet), but "
-            + ("none has an epoch." if folder.exists() else "it does not exist.")
-        )
-    return trainings
-
-
-def readable(folder: Path) -> list[Training]:
-    """Return every unit in a folder that has an epoch and is not damaged."""
-    trainings: list[Training] = []
-    for path in find(folder):
-        with contextlib.suppress(RunError):
-            trainings += filter(None, [_read(path, folder)])
-    return trainings
+    if trainings := readable(Path(folder), is_strict=True):
+        return trainings
+    raise RunError(
+        f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table of "
+        "them (.csv, .csv.gz, .parquet), but "
+        + ("none has an epoch." if Path(folder).exists() else "it does not exist.")
+    )
 
 
 def load(path: Path | str) -> list[Training]:
@@ -180,16 +96,16 @@ def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Tra
     folders are not searched. Other tables beside them are appended to ``passed_over`` if that is
     given, and raise ForeignTable if not.
     """
-    if path.suffix in _READERS and path.is_file():
-        return [(training, path) for training in _load_table(path)]
+    if kind_of(path) in READERS and path.is_file():
+        return [(training, path) for training in load_table(path)]
     foreign: ForeignTable | None = None
     if path.is_dir() and not find(path):
         for depth in DEPTHS:
-            tables = _unique(sorted(p for p in path.glob(depth) if p.suffix in _READERS))
+            tables = _unique(sorted(p for p in path.glob(depth) if kind_of(p) in READERS))
             trainings: list[tuple[Training, Path]] = []
             for table in (table for table in tables if table.is_file()):
                 try:
-                    trainings += [(training, table) for training in _load_table(table)]
+                    trainings += [(training, table) for training in load_table(table)]
                 except ForeignTable as error:
                     if passed_over is None:
                         raise
@@ -200,53 +116,6 @@ def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Tra
     if foreign is not None:
         raise foreign
     return [(training, training.path or path) for training in collect(path)]
-
-
-def rows(trainings: Iterable[Training], typed: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table. Settings are text, or ``typed`` as the recipe has them."""
-    trainings = list(trainings)
-    # Null is None in typed columns, and must not be taken for an empty cell, the default.
-    unlike = [name for name in OPTIONAL if DEFAULTS[name] != "None"] if typed else []
-    names = [*SETTINGS, *unlike]
-    others = (name for name in NAMES if name not in names)
-    names += [name for name in others if any(t.settings[name] != DEFAULTS[name] for t in trainings)]
-    for training in trainings:
-        settings: dict[str, Any] = {"configuration": training.configuration}
-        for name in names:
-            is_plain = typed and KINDS.get(COLUMNS[name]) in (bool, int, float)
-            cells = vars(training.recipe) if is_plain else training.settings
-            settings[COLUMNS[name]] = cells[name]
-        outcome = {name: getattr(training, name) for name in OUTCOME}
-        for epoch in training.curve:
-            yield {**settings, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
-
-
-def check_table(path: Path) -> None:
-    """Raise SoftstairError if the name of a file is not that of a table."""
-    if path.suffix not in _READERS:
-        raise SoftstairError(
-            f"table must end in .csv or .parquet, but {str(path)!r} was given.", field="table"
-        )
-
-
-def write(trainings: Sequence[Training], path: Path) -> None:
-    """Write the table of trainings as CSV or Parquet, by the name of the file."""
-    check_table(path)
-    table = list(rows(trainings, typed=path.suffix == ".parquet"))
-    if not table:
-        raise SoftstairError("table must have at least one training, but none was given.")
-    if path.suffix == ".parquet":
-        return _write_parquet(table, path)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in table:
-        shown = {n: f"{v:.7g}" if isinstance(v, float) else v for n, v in row.items()}
-        writer.writerow(shown)  # None is an empty cell
-    write_text(path, text.getvalue())
-
-
-# Run directories
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:
@@ -263,8 +132,8 @@ def _order(path: Path) -> tuple[str, int]:
     return str(path.parent), int(number) if number.isdecimal() else -1
 
 
-def _read(path: Path, folder: Path) -> Training | None:
-    """Return the unit in a run directory; None if it has no epoch."""
+def read(path: Path, folder: Path) -> Training | None:
+    """Return the unit in a run directory of a folder; None if it has no epoch."""
     recipe = recipe_of(path)
     if recipe is None:
         return None
@@ -274,127 +143,235 @@ def _read(path: Path, folder: Path) -> Training | None:
         return None
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
+    config = read_json(path, "config.json") or {}
+    versions = config.get("versions")
+    commit = versions.get("commit") if isinstance(versions, dict) else ""
     return Training(
         configuration=str(name.relative_to(folder)) if inside else name.resolve().name,
         recipe=recipe,
         curve=tuple(Epoch(*(line[name] for name in METRICS)) for line in metrics_of(path)),
         data_version=data_version_of(path) or UNKNOWN,
         path=path,
+        device_seconds=device_seconds_of(path),
+        device=str(config.get("device_name") or ""),
+        commit=str(commit or ""),
         **{name: (summary or {}).get(name) for name in OUTCOME},
     )
 
 
-# Tables
+def device_seconds_of(path: Path) -> float | None:
+    """Return the device time that a grid recorded for a run directory; None if it did not."""
+    seconds = (read_json(path, DEVICE_FILE) or {}).get("seconds")
+    is_valid = type(seconds) is float and 0 <= seconds < LARGEST_NUMBER
+    return seconds if is_valid else None
 
 
-def _load_table(path: Path) -> list[Training]:
-    """Return the trainings of a table; rows of several units may be interleaved."""
-    units: dict[tuple[str, ...], tuple[dict[str, Any], list[Epoch]]] = {}
-    try:
-        columns, table = _READERS[path.suffix](path)
-        missing = [name for name in NEEDED if name not in columns]
-        if columns and 2 * len(missing) > len(NEEDED):
-            raise ForeignTable(
-                f"{str(path)!r} is not a table of trainings (it has no column "
-                f"{', '.join(missing[:3])}): remove it, or write it again from the run "
-                "directories."
+# Where each unit stands
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """State of a unit: epochs so far, and the validation accuracy of the last, if there is one."""
+
+    unit: Unit
+    state: str
+    epochs: int = 0
+    accuracy: float | None = None
+    data_version: str | None = None
+    seconds: float | None = None
+    device_seconds: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in ("done", "elsewhere")
+
+    @property
+    def cost(self) -> float:
+        """Time of the device so far; of its training steps alone if no other is known."""
+        return (self.seconds if self.device_seconds is None else self.device_seconds) or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fold": self.unit.recipe.fold,
+            "state": self.state,
+            "epochs": self.epochs,
+            "of_epochs": self.unit.recipe.epochs,
+            "valid_accuracy": self.accuracy,
+            "data_version": self.data_version,
+            "seconds": self.seconds,
+            "device_seconds": self.device_seconds,
+        }
+
+
+def statuses(
+    design: Design, folder: Path, elsewhere: Mapping[str, Training] | None = None
+) -> list[UnitStatus]:
+    """Return the state of each unit, in a folder or by :func:`done_elsewhere`.
+
+    Raises RunError if a run directory has another recipe.
+    """
+    return [_status(unit, folder, (elsewhere or {}).get(unit.name)) for unit in design.units()]
+
+
+def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dict[str, Training]:
+    """Return the units of a design that are done in tables, or folders of tables or runs.
+
+    Raises RunError if one has a unit with another recipe or data version than would be trained
+    here, or with other results than another one, or is damaged.
+    """
+    units, found = {unit.name: unit for unit in design.units()}, dict[str, Training]()
+    versions = {data: version(data, data_dir) for data in {u.recipe.data for u in units.values()}}
+    filled = (path for path in paths if not path.is_dir() or any(path.iterdir()))
+    for training, path in (pair for place in filled for pair in located(place)):
+        if not training.is_done or (unit := units.get(training.name)) is None:
+            continue
+        given, here = training.settings, {**training.settings, **unit.recipe.to_row()}
+        if training.data_version != UNKNOWN and (present := versions[unit.recipe.data]):
+            here[DATA_VERSION] = present
+        names = [name for name in ("epochs", *NAMES) if given[name] != here[name]]
+        problem = f"with {names[0]} = {given[names[0]]}, here {here[names[0]]}" if names else ""
+        if not _is_close(found.setdefault(training.name, training), training):
+            problem = "with other results than another table"
+        if problem:
+            raise RunError(
+                f"{str(path)!r} has {training.name} {problem}: leave it out of `done`, or train "
+                "another design.",
+                field="done",
             )
-        if columns and missing:
-            raise ValueError(f"it has no column {missing[0]}")
-        keys = ["configuration", *(name for name in COLUMNS.values() if name in columns)]
-        for row in table:
-            first, curve = units.setdefault(tuple(str(row[name]) for name in keys), (row, []))
-            numbers: list[Any] = [_number(row, name) for name in METRICS[1:]]
-            if None in numbers and (numbers.index(None) < 3 or str(row["fold"]) != "all"):
-                raise ValueError(f"{METRICS[1 + numbers.index(None)]} is empty")
-            curve.append(Epoch(int(row["epoch"]), *numbers))
-            if any(row[name] != first[name] for name in OUTCOME):
-                raise ValueError(f"the rows of {row['configuration']!r} have different results")
-        if not units:
-            raise ValueError("it has no row")
-        return [_training(*unit) for unit in units.values()]
-    except ForeignTable:
-        raise
-    except (OSError, LookupError, TypeError, ValueError, OverflowError, csv.Error) as error:
-        message = "".join(c if c.isprintable() else " " for c in str(error))
-        reason = " ".join(message.partition(". ")[0].split()).rstrip(".")[:200]
-        raise RunError(
-            f"{str(path)!r} is not a table of trainings, or is damaged ({reason}): write it again "
-            "from the run directories."
-        ) from None
+    return found
 
 
-def _read_csv(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError("it is too large")
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        columns = next(csv.reader(file), [])
-
-    def records() -> Iterator[dict[str, Any]]:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file, strict=True), start=2):
-                if None in row or None in row.values():
-                    raise ValueError(f"row {number} has not as many cells as the header")
-                yield row
-
-    return columns, records()
+def _is_close(first: Training, second: Training) -> bool:
+    """Return whether two units have the same epochs, to the digits of a table in CSV."""
+    curves = [[getattr(e, name) or 0 for e in t.curve for name in METRICS] for t in (first, second)]
+    return len(curves[0]) == len(curves[1]) and all(
+        isclose(a, b, rel_tol=1e-6) for a, b in zip(*curves, strict=True)
+    )
 
 
-def _read_parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    """Read a table. Null means None in the column of an optional field, but an empty cell in a
-    column of text, which older versions wrote for all settings."""
-    table = import_extra("pyarrow.parquet", "tables").read_table(path)
-    texts = {field.name for field in table.schema if "string" in str(field.type)}
-    columns = table.column_names
-    nulls = [COLUMNS[name] for name in OPTIONAL if COLUMNS[name] in {*columns} - texts]
-    records = table.to_pylist()
-    for row in records:
-        row |= {name: "None" for name in nulls if row[name] is None}
-    return columns, iter(records)
+def finished(
+    units: Iterable[Unit], folder: Path, elsewhere: Mapping[str, Training]
+) -> list[Training]:
+    """Return the units that are done, in a folder or else by :func:`done_elsewhere`."""
+    trainings = []
+    for unit in units:
+        is_here = has_begun(unit, folder) and summary_of(path := unit.path(folder)) is not None
+        training = read(path, folder) if is_here else elsewhere.get(unit.name)
+        trainings += [] if training is None else [training]
+    return trainings
 
 
-def _write_parquet(table: Sequence[Mapping[str, Any]], path: Path) -> None:
-    arrow, parquet = import_extra("pyarrow", "tables"), import_extra("pyarrow.parquet", "tables")
-    types: dict[Any, Any] = {int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    columns = {
-        name: arrow.array([row[name] for row in table], types.get(KINDS.get(name), arrow.string()))
-        for name in table[0]
+def time_spent(units: Sequence[UnitStatus]) -> dict[str, Any]:
+    """Return the seconds of the device that units took, and those that are left.
+
+    These are estimated from the mean epoch of the units that are done; None if none is. Of
+    ``unmeasured_units`` only the seconds of training steps are known, during which others may have
+    trained too.
+    """
+    done = [status for status in units if status.is_done]
+    cost, epochs = (sum(getattr(s, name) for s in done) for name in ("cost", "epochs"))
+    left = sum(max(0, s.unit.recipe.epochs - s.epochs) for s in units if not s.is_done)
+    return {
+        "seconds_used": sum(status.cost for status in units),
+        "seconds_left": left * cost / epochs if done else None,
+        "unmeasured_units": sum(status.device_seconds is None for status in done),
     }
-    with replacing(path) as partial:
-        parquet.write_table(arrow.table(columns), partial)
 
 
-_READERS = {".csv": _read_csv, ".parquet": _read_parquet}
+def by_configuration(units: Iterable[UnitStatus]) -> dict[str, list[UnitStatus]]:
+    groups: dict[str, list[UnitStatus]] = {}
+    for status in units:
+        groups.setdefault(status.unit.configuration, []).append(status)
+    return groups
 
 
-def _training(first: Mapping[str, Any], curve: Sequence[Epoch]) -> Training:
-    """Return the unit of a row and its epochs; raise ValueError if they are inconsistent."""
-    name = str(first["configuration"])
-    if any(unicodedata.category(character) == "Cc" for character in name):
-        raise ValueError(f"{name[:40]!r} is not a valid name")
-    if empty := [field for field in SETTINGS if first[COLUMNS[field]] in ("", None)]:
-        raise ValueError(f"{empty[0]} is empty")
-    recipe = Recipe.from_row({field: first.get(COLUMNS[field]) for field in FIELDS})
-    outcome: dict[str, Any] = {column: _number(first, column) for column in OUTCOME}
-    version = str(first.get(DATA_VERSION) or UNKNOWN)
-    training = Training(name, recipe, tuple(curve), data_version=version, **outcome)
-    if [epoch.epoch for epoch in curve] != list(range(len(curve))):
-        raise ValueError(f"the epochs of {name!r} are not 0, 1, 2, …")
-    if len(curve) > recipe.epochs or (training.is_done and len(curve) < recipe.epochs):
-        raise ValueError(f"{name!r} has {len(curve)} of {recipe.epochs} epochs")
-    best = training.best_valid_accuracy
-    if best is not None and abs(best - max(epoch.valid_accuracy or 0.0 for epoch in curve)) > 1e-6:
-        raise ValueError(f"best_valid_accuracy of {name!r} is that of no epoch")
-    return training
+def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:
+    """Return how many units are in each state, their epochs, and their mean accuracy, which is
+    None if they are of several versions of the data."""
+    scores = [status.accuracy for status in units if status.accuracy is not None]
+    if len(data_versions(units)) > 1:
+        scores = []
+    return {
+        **{state: sum(status.state == state for status in units) for state in STATES},
+        "epochs": sum(status.epochs for status in units),
+        "of_epochs": sum(status.unit.recipe.epochs for status in units),
+        "valid_accuracy": sum(scores) / len(scores) if scores else None,
+    }
 
 
-def _number(row: Mapping[str, Any], name: str) -> float | None:
-    """Return a number, or None for an empty cell; raise ValueError if it is out of range."""
-    if row[name] in ("", None):
-        return None
-    number = float(row[name])
-    least = 0.0 if name in OUTCOME or name.endswith("accuracy") else -LARGEST_NUMBER
-    most = 1.0 if name.endswith("accuracy") else LARGEST_NUMBER
-    if not least <= number <= most:
-        raise ValueError(f"{name} is {str(row[name])[:40]}, which is out of range")
-    return number
+def status_json(design: Design, folder: Path, units: Sequence[UnitStatus]) -> dict[str, Any]:
+    configurations = [
+        {"name": name, **summarise(group), "units": [status.to_json() for status in group]}
+        for name, group in by_configuration(units).items()
+    ]
+    total = {"name": design.name, "folder": str(folder), **summarise(units), **time_spent(units)}
+    return {**total, "configurations": configurations}
+
+
+def data_versions(units: Iterable[UnitStatus]) -> list[str]:
+    """Return the versions of the data of the units that have an accuracy."""
+    scored = [status for status in units if status.accuracy is not None]
+    return list(dict.fromkeys(status.data_version or UNKNOWN for status in scored))
+
+
+def has_begun(unit: Unit, folder: Path) -> bool:
+    """Return whether a unit has a run directory; raise RunError if it has another recipe."""
+    path = unit.path(folder)
+    if (begun := recipe_of(path)) is None:
+        return False
+    check_same_recipe(unit.recipe, begun, path)
+    return True
+
+
+def _status(unit: Unit, folder: Path, elsewhere: Training | None) -> UnitStatus:
+    path, is_begun = unit.path(folder), has_begun(unit, folder)
+    summary = (summary_of(path) if is_begun else None) or {}
+    if elsewhere is not None and not summary:
+        epochs, accuracy = len(elsewhere.curve), elsewhere.valid_accuracy
+        times = elsewhere.seconds, elsewhere.device_seconds
+        return UnitStatus(unit, "elsewhere", epochs, accuracy, elsewhere.data_version, *times)
+    if not is_begun:
+        return UnitStatus(unit, "waiting")
+    state = "done" if summary else "training" if _is_training(path) else "begun"
+    epochs, accuracy = last_epoch(path / "metrics.jsonl")
+    times = summary.get("seconds"), device_seconds_of(path)
+    return UnitStatus(unit, state, epochs, accuracy, data_version_of(path), *times)
+
+
+def _is_training(path: Path) -> bool:
+    """Return whether a process holds the lock of a run directory."""
+    try:
+        import fcntl
+
+        with os.fdopen(os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK)) as file:
+            # Shared, so that two processes that test it do not report each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return _wrote_recently(path)
+    return False
+
+
+def _wrote_recently(path: Path) -> bool:
+    written = 0.0
+    for name in ("metrics.jsonl", "config.json", "checkpoint"):
+        with contextlib.suppress(OSError):
+            written = max(written, (path / name).stat().st_mtime)
+    return time.time() - written < RECENT
+
+
+def last_epoch(file: Path) -> tuple[int, float | None]:
+    """Return the number of epochs and the accuracy of the last; the last line may be incomplete."""
+    lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
+    if not lines:
+        return 0, None
+    try:
+        accuracy = json.loads(lines[-1])["valid_accuracy"]
+        if accuracy is not None and not 0 <= float(accuracy) <= 1:
+            raise ValueError("no accuracy")
+        return len(lines), accuracy
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise RunError(f"{str(file)!r} is damaged or was edited: restore it.") from None

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from softstair._errors import SoftstairError, import_extra
 from softstair.experiments.design import DESIGNS, FREEDOMS
-from softstair.experiments.results import DATA_VERSION, NAMES, Fold, Training
+from softstair.experiments.tables import DATA_VERSION, NAMES, Fold, Training
 from softstair.noise import names as noise_names
 from softstair.train.recipe import fields_with
 from softstair.train.records import RunError

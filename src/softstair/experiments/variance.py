@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from softstair import noise as noises
 from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
-from softstair.experiments.results import Fold, Training
 from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
+from softstair.experiments.tables import Fold, Training
 from softstair.schedule import INTERVALS, POWERS
 
 Numbers = NDArray[np.float64]

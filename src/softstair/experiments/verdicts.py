@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from softstair.experiments.design import FREEDOMS
-from softstair.experiments.results import Fold, Training
 from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
+from softstair.experiments.tables import Fold, Training
 
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
 Folds = Mapping[tuple[Fold, int], float]

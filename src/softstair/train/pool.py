@@ -10,6 +10,7 @@ of runs: each has the threads, the seed and the directory that it would have alo
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -90,7 +91,7 @@ class Pool(ABC):
         self.failed = 0
         self.running: set[Task] = set()
         self.threads: int | None = None
-        self._stop_request = StopRequest()
+        self._stop_request, self._deadline = StopRequest(), math.inf
         self._waiting, self._open = iter(tasks), True
         self._on_event, self._alike = on_event, alike
         self._started: set[Task] = set()
@@ -113,12 +114,13 @@ class Pool(ABC):
     def stop(self) -> None:
         """Let all running tasks save a checkpoint and end."""
 
-    def run(self, stop: StopRequest) -> int:
+    def run(self, stop: StopRequest, deadline: float = math.inf) -> int:
         """Train all tasks; return how many failed. Raises RunError if none can begin.
 
-        After a signal, it raises Interrupted once all running tasks have saved their runs.
+        After a signal, it raises Interrupted once all running tasks have saved their runs. At the
+        ``deadline``, a time of :func:`time.monotonic`, they save their runs too, and it returns.
         """
-        self._stop_request, stopped = stop, False
+        self._stop_request, self._deadline, stopped = stop, deadline, False
         while self._start_waiting():
             if self.stopping and not stopped:
                 self._open, stopped = False, True
@@ -146,8 +148,8 @@ class Pool(ABC):
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal came."""
-        return self._stop_request.number is not None
+        """Whether a signal came, or the deadline."""
+        return self._stop_request.number is not None or time.monotonic() >= self._deadline
 
     def handle(self, task: Task, event: Event) -> None:
         """Report an event of a task; ``start`` is reported once, and before all others."""

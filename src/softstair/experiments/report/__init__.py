@@ -29,8 +29,8 @@ from softstair.experiments.report.lines import (
     values_of,
     varied,
 )  # fmt: skip
-from softstair.experiments.results import DATA_VERSION, UNKNOWN, Training
 from softstair.experiments.studies import Mean, Repetitions, best_of, duration, repetitions_of
+from softstair.experiments.tables import DATA_VERSION, UNKNOWN, Training
 from softstair.train.records import read_json
 
 __all__ = ["gather", "page", "write"]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from softstair.experiments import panels
-from softstair.experiments.results import NAMES, SETTINGS, Training, located
+from softstair.experiments.results import located
 from softstair.experiments.studies import (
     TITLES,
     Numbers,
@@ -20,6 +20,7 @@ from softstair.experiments.studies import (
     drop_of,
     refuse_repeated,
 )
+from softstair.experiments.tables import NAMES, SETTINGS, Training
 from softstair.train.records import read_json
 
 FIELD_WORDS = {"power": "power law", "data": "data set"}

@@ -1,0 +1,385 @@
+"""A grid over several machines: what one has trained, the next one knows from a table; a time limit
+ends it with every finished unit saved."""
+
+import csv
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments.made import made
+from helpers.commands import Run
+from softstair.cli._progress import Progress
+from softstair.experiments import Training, Unit, load, read_design
+from softstair.experiments.grid import Timer
+from softstair.experiments.tables import LARGEST_PART, Epoch, rows, write, write_parts
+from softstair.train import train
+from softstair.train.progress import Event
+from train.short import files, recipe
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+DESIGN = """
+folds = [0, 1]
+[recipe]
+limit = 120
+batch = 32
+epochs = 2
+[[rows]]
+name = "second-in-the-alphabet"
+forward = "random"
+[[rows]]
+name = "first"
+forward = "mode"
+"""
+RESULTS = Path(__file__).parents[2] / "results"
+TIMES = ("seconds", "images_per_second", "device_seconds")
+
+
+def exact(trainings: list[Training]) -> list[dict[str, Any]]:
+    """Return the rows of trainings, without what depends on the time of the day."""
+    return [{n: v for n, v in row.items() if n not in TIMES} for row in rows(trainings, True)]
+
+
+def on_events(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, Event], None]) -> list[str]:
+    """Call ``act`` with each event of a command; return the units that it starts."""
+    started: list[str] = []
+    show = Progress.show
+
+    def heard(self: Progress, label: str, event: Event) -> None:
+        show(self, label, event)
+        started.extend([label] if event["kind"] == "start" else [])
+        act(label, event)
+
+    monkeypatch.setattr(Progress, "show", heard)
+    return started
+
+
+# Two machines
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[Training]:
+    """Every unit, trained one after another in one place."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "mine.toml").write_text(DESIGN)
+    for unit in read_design(folder / "mine.toml").units():
+        train(unit.recipe, unit.path(folder / "runs"), device="cpu", threads=1)
+    order = [unit.name for unit in read_design(folder / "mine.toml").units()]
+    return sorted(load(folder / "runs"), key=lambda training: order.index(training.name))
+
+
+def test_a_second_machine_trains_exactly_what_the_first_did_not(
+    uninterrupted: list[Training], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTSTAIR_COMMIT", "abc1234")
+    Path("mine.toml").write_text(DESIGN)
+    words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--threads", "1"]
+    done: list[str] = []
+
+    def stop(label: str, event: Event) -> None:
+        if event["kind"] == "done":
+            done.append(label)
+            if len(done) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        on_events(patch, stop)
+        Path("one").mkdir()
+        code, _, err = run("grid", *words, "--out", "one/runs", "--table", "one/first.csv.gz")
+    assert code == 128 + signal.SIGTERM, err
+    # Rows are trained in the order in which they are written.
+    assert done == ["second-in-the-alphabet/fold-0", "second-in-the-alphabet/fold-1"]
+    first = load("one/first.csv.gz")
+    assert [training.name for training in first] == done
+    assert {training.commit for training in first} == {"abc1234"}
+    assert all(training.device and training.device_seconds for training in first)
+
+    # Nothing but the table goes to the second machine.
+    Path("two").mkdir()
+    shutil.copy("one/first.csv.gz", "two")
+    words[0] = "../mine.toml"
+    monkeypatch.chdir("two")
+    with monkeypatch.context() as patch:
+        started = on_events(patch, lambda *_: None)
+        words += ["--out", "runs", "--done", "first.csv.gz"]
+        code, out, err = run("grid", *words, "--table", "second.csv.gz")
+    assert code == 0, err
+    assert started == ["first/fold-0", "first/fold-1"]
+    assert err.count(" is done") == 2
+    assert "3/4 first/fold-0 is done" in err
+    assert "table: second.csv.gz" in out
+    assert exact(load("second.csv.gz")) == exact(with_commit(uninterrupted))
+
+    # A third one only joins tables, whichever overlap.
+    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    tables = ["--done", "first.csv.gz", "second.csv.gz", "--table", "all.parquet"]
+    code, out, err = run("grid", "../mine.toml", "--out", "none", *tables)
+    assert (code, err) == (0, "")
+    assert exact(load("all.parquet")) == exact(with_commit(uninterrupted))
+    assert not Path("none").exists()
+
+
+def with_commit(trainings: list[Training]) -> list[Training]:
+    return [replace(training, commit="abc1234") for training in trainings]
+
+
+# Tables that do not fit
+
+
+@pytest.fixture
+def table(uninterrupted: list[Training], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of the first three of four units; starting a process fails."""
+    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    Path("mine.toml").write_text(DESIGN)
+    write(uninterrupted[:3], Path("three.csv.gz"))
+    return Path("three.csv.gz")
+
+
+def test_a_unit_of_another_recipe_or_data_version_is_refused(table: Path, run: Run) -> None:
+    for words, problem in (
+        (["--epochs", "4"], "second-in-the-alphabet/fold-0 with epochs = 2, here 4"),
+        (["--set", "seed=5"], "with seed = 0, here 5"),
+    ):
+        for more in ([], ["--status"], ["--dry-run"]):
+            error = run.rejected("grid", "mine.toml", *words, *more, "--done", table)
+            assert f"{str(table)!r} has" in error
+            assert problem in error
+            assert "--done" in error
+    other = [replace(training, data_version="other digits") for training in load(table)]
+    write(other, table)
+    error = run.rejected("grid", "mine.toml", "--status", "--done", table)
+    assert "data_version = other digits, here scikit-learn digits" in error
+    # A unit that is not of the design is nobody's concern.
+    write([replace(training, configuration="third") for training in other], table)
+    assert run("grid", "mine.toml", "--status", "--done", table)[0] == 0
+
+
+def test_a_unit_with_two_results_is_refused_and_rounding_is_not(table: Path, run: Run) -> None:
+    trainings = load(table)
+    write(trainings, Path("rounded.csv"))  # to seven digits
+    assert load("rounded.csv") != trainings
+    assert run("grid", "mine.toml", "--status", "--done", table, "rounded.csv")[0] == 0
+    epoch = trainings[2].curve[0]
+    other = replace(epoch, train_loss=epoch.train_loss * 1.0001)
+    write([replace(trainings[2], curve=(other, trainings[2].curve[1]))], Path("again.csv"))
+    error = run.rejected("grid", "mine.toml", "--status", "--done", table, "again.csv")
+    assert "'again.csv' has first/fold-0 with other results" in error
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "no end": lambda data: data[:-8],
+    "another checksum": lambda data: data[:-8] + bytes(8),
+    "flipped": lambda data: data[:200] + bytes([data[200] ^ 0x10]) + data[201:],
+    "not compressed": gzip.decompress,
+    "empty": lambda data: b"",
+    "long": lambda data: gzip.compress(bytes(3_000_000)),
+    "control characters": lambda data: gzip.compress(
+        gzip.decompress(data).replace(b"x86_64", b"x\x1b[31m").replace(b"aarch64", b"x\x1b[31m")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_table_is_refused(
+    kind: str, table: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softstair.experiments.tables.LARGEST_FILE", 2_000_000)
+    table.write_bytes(DAMAGE[kind](table.read_bytes()))
+    error = run.rejected("grid", "mine.toml", "--done", table, "--minutes", "1")
+    assert str(table) in error
+    assert "damaged" in error
+
+
+def test_flags_that_need_each_other(table: Path, run: Run) -> None:
+    assert "--partial needs --minutes" in run.rejected("grid", "mine.toml", "--partial")
+    assert "--minutes" in run.rejected("grid", "mine.toml", "--minutes", "0")
+    words = ["--minutes", "1", "--engine", "ray"]
+    assert "--minutes needs --engine local" in run.rejected("grid", "mine.toml", *words)
+    assert "does not exist" in run.rejected("grid", "mine.toml", "--done", "nowhere.csv")
+    Path("empty").mkdir()
+    assert run("grid", "mine.toml", "--status", "--done", "empty")[0] == 0
+
+
+# What is done and how much is left
+
+
+def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
+    table: Path, uninterrupted: list[Training], run: Run
+) -> None:
+    first, second, third = load(table)
+    write([first, replace(second, device_seconds=5.0), replace(third, device_seconds=7.0)], table)
+    train(uninterrupted[0].recipe, Path("runs/mine", first.name), device="cpu")  # here too
+    code, out, err = run("grid", "mine.toml", "--status", "--json", "--done", table)
+    assert (code, err) == (0, "")
+    shown = json.loads(out)
+    states = [unit["state"] for part in shown["configurations"] for unit in part["units"]]
+    assert states == ["done", "elsewhere", "elsewhere", "waiting"]
+    assert [shown[name] for name in ("done", "elsewhere", "waiting")] == [1, 2, 1]
+    here = json.loads(Path("runs/mine", first.name, "summary.json").read_text())["seconds"]
+    # The unit that was not trained by a grid has no device time.
+    assert shown["seconds_used"] == pytest.approx(12 + here)
+    assert shown["seconds_left"] == pytest.approx((12 + here) / 3)
+    assert shown["unmeasured_units"] == 1
+    out = run("grid", "mine.toml", "--status", "--done", table)[1]
+    words = " ".join(out.split())
+    assert "by the epochs of the 3 units that are done" in words
+    assert "of 1 of them the time of training steps, which others may have shared" in words
+    assert "unknown time left" in run("grid", "mine.toml", "--status", "--out", "none")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "done", "left"),
+    [
+        ("benchmarks/claims.toml", "cifar10-500-epochs.parquet", 8),
+        ("paper-cifar10 --epochs 50", "cifar10-50-epochs.parquet", 194),
+        ("paper-speech", "speech-120-epochs.parquet", 55),
+        ("paper-svhn --epochs 25", "svhn-25-epochs.csv", 12),
+    ],
+)
+def test_published_tables_are_units_of_the_designs(
+    words: str, done: str, left: int, run: Run
+) -> None:
+    """Their recipes are older than some fields."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    words = words.replace("benchmarks", str(RESULTS.parent / "benchmarks"))
+    path = RESULTS / "reproduction" / done
+    code, out, err = run("grid", *words.split(), "--status", "--json", "--done", path)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["elsewhere"] == left
+
+
+# A time limit
+
+
+def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    design = DESIGN.replace("folds = [0, 1]", "folds = [0]")
+    Path("mine.toml").write_text(design + "epochs = 100000\n")
+    now = [0.0]
+
+    def act(label: str, event: Event) -> None:
+        if label == "first/fold-0" and event["kind"] == "epoch":
+            now[0] = 1e12
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("softstair.train.pool.time", clock)
+    started = on_events(monkeypatch, act)
+    words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--table", "part.csv.gz"]
+    code, out, err = run("grid", *words, "--minutes", "5", "--partial")
+    assert (code, out) == (1, ""), err
+    assert "the time is over, 1 of 2 units are done; continue with" in err
+    assert started == ["second-in-the-alphabet/fold-0", "first/fold-0"]
+    assert [training.name for training in load("part.csv.gz")] == started[:1]
+    run_directory = Path("runs/mine/first/fold-0")
+    assert list(run_directory.glob("checkpoint/*.safetensors"))
+    assert json.loads((run_directory / "device.json").read_text())["seconds"] > 0
+
+    # The next time it is known that the unit does not finish: no process is started.
+    monkeypatch.setattr("softstair.train.pool.Worker", None)
+    before = files(Path("runs"))
+    code, out, err = run("grid", *words, "--minutes", "0.02")
+    assert (code, out) == (1, "")
+    assert files(Path("runs")) == before
+
+
+class Simulated:
+    """A timer with units of which each takes ``seconds`` an epoch."""
+
+    def __init__(self, deadline: float, **settings: Any) -> None:
+        self.now = 0.0
+        self.timer = Timer(deadline, clock=lambda: self.now, **settings)
+
+    def hear(self, unit: Unit, folder: Path, **event: Any) -> None:
+        self.timer.hear(unit, event, folder)
+
+
+def test_a_unit_begins_only_if_it_can_finish(uninterrupted: list[Training], tmp_path: Path) -> None:
+    short, long = (Unit(str(epochs), recipe(epochs=epochs)) for epochs in (10, 50))
+    known = [replace(uninterrupted[0], seconds=seconds) for seconds in (8.0, 6.0)]  # of 2 epochs
+    assert Simulated(0.1).timer.can_finish(long, tmp_path), "nothing is known"
+    assert Simulated(math.inf, known=known).timer.can_finish(long, tmp_path)
+    assert [Simulated(100.0, known=known).timer.can_finish(u, tmp_path) for u in (short, long)] == [
+        True,
+        False,
+    ]
+    assert Simulated(100.0, known=known, is_partial=True).timer.can_finish(long, tmp_path)
+    # What is measured here counts more: 1 second an epoch, and 4 to begin.
+    simulated = Simulated(100.0, known=known)
+    simulated.hear(short, tmp_path, kind="start")
+    for simulated.now, epoch in ((5.0, 1), (6.0, 2), (8.0, 4)):
+        simulated.hear(short, tmp_path, kind="epoch", epoch=epoch)
+    assert simulated.timer.can_finish(long, tmp_path)
+    simulated.now = 44.5
+    assert simulated.timer.can_finish(long, tmp_path)
+    simulated.now = 45.5
+    assert not simulated.timer.can_finish(long, tmp_path)
+    # Epochs that are done need not be trained.
+    long.path(tmp_path).mkdir(parents=True)
+    (long.path(tmp_path) / "metrics.jsonl").write_text('{"valid_accuracy": 0.5}\n' * 10)
+    assert simulated.timer.can_finish(long, tmp_path)
+    simulated.now = 100.0
+    assert not simulated.timer.can_finish(short, tmp_path)
+
+
+def test_units_that_train_at_a_time_share_the_time_of_the_device(tmp_path: Path) -> None:
+    simulated = Simulated(math.inf)
+    units = [Unit(name, recipe()) for name in "abc"]
+    for unit in units:
+        unit.path(tmp_path).mkdir(parents=True)
+    a, b, c = units
+    seconds = lambda unit: json.loads((unit.path(tmp_path) / "device.json").read_text())["seconds"]
+    for simulated.now, unit, kind in (
+        *((10.0, a, "start"), (20.0, b, "start"), (40.0, a, "done"), (45.0, c, "start")),
+        *((50.0, c, "failed"), (60.0, b, "stopped"), (70.0, b, "start"), (80.0, b, "done")),
+    ):
+        simulated.hear(unit, tmp_path, kind=kind)
+    assert [seconds(unit) for unit in units] == [20.0, 10.0 + 5 + 2.5 + 10 + 10, 2.5]
+
+
+# Files of limited size
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
+def test_large_tables_are_written_in_parts(ending: str) -> None:
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    draw = random.Random(1).random
+    many = []
+    for training in made("paper-speech", lambda *_: 0.5, epochs=120, folds=(0,)):
+        curve = tuple(Epoch(n, 1e-3, draw(), draw(), draw(), draw()) for n in range(120))
+        best = max(epoch.valid_accuracy for epoch in curve)
+        many.append(replace(training, curve=curve, best_valid_accuracy=best))
+    assert write_parts(many, Path(f"one{ending}")) == [Path(f"one{ending}")]
+    size = Path(f"one{ending}").stat().st_size
+    assert size < LARGEST_PART == 16_000_000
+    parts = write_parts(many, Path(f"table{ending}"), int(0.4 * size))
+    names = [f"table{ending}", *(f"table-{number}{ending}" for number in range(2, len(parts) + 1))]
+    assert [part.name for part in parts] == names
+    assert len(parts) > 2
+    assert all(part.stat().st_size <= 0.4 * size for part in parts)
+    assert exact([training for part in parts for training in load(part)]) == exact(many)
+    # A unit is never divided.
+    assert len(write_parts(many[:2], Path(f"few{ending}"), 10)) == 2
+
+
+def test_compressed_csv_has_every_digit(uninterrupted: list[Training]) -> None:
+    write(uninterrupted, Path("exact.csv.gz"))
+    assert [each.curve for each in load("exact.csv.gz")] == [each.curve for each in uninterrupted]
+    with gzip.open("exact.csv.gz", "rt", newline="") as file:
+        first = next(csv.DictReader(file))
+    assert float(first["train_loss"]) == uninterrupted[0].curve[0].train_loss
