@@ -11,10 +11,12 @@ from torch import nn
 import softstair as ss
 from softstair import data
 from softstair.models import NETWORKS, build, default_for, last_layer
+from softstair.nn import stair_modules
 
 pytestmark = pytest.mark.quick
 
 SHAPE = (1, 8, 8)
+TERNARY = ss.Stair.ternary()
 COUNT = iter(range(1000))
 
 
@@ -177,3 +179,13 @@ def test_last_layer() -> None:
     assert type(quantised[2]) is nn.Conv2d
     with pytest.raises(ValueError, match="must have a Linear, Conv1d or Conv2d"):
         last_layer(nn.ReLU())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stairs_on_sums_have_an_effect_where_the_entry_says_so(name: str) -> None:
+    with torch.device("meta"):  # no weights need to be drawn
+        model = NETWORKS[name].make(4, NETWORKS[name].shape[0] or 3)
+    settings = {"weights": TERNARY, "features": TERNARY, "init": "keep", "fit": None}
+    nets = [ss.quantise(model, **settings, sums=sums) for sums in (None, "sum", "branches")]
+    counts = {len(list(stair_modules(net))) for net in nets}
+    assert (len(counts) > 1) == NETWORKS[name].has_sums
