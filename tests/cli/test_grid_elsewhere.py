@@ -236,9 +236,12 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
     assert shown["unmeasured_units"] == 1
     out = run("grid", "mine.toml", "--status", "--done", table)[1]
     words = " ".join(out.split())
-    assert "by the epochs of the 3 units that are done" in words
+    assert "left, estimated from 3 of 4 units" in words
     assert "of 1 of them the time of training steps, which others may have shared" in words
-    assert "unknown time left" in run("grid", "mine.toml", "--status", "--out", "none")[1]
+    assert (
+        "time left unknown until a unit is done"
+        in run("grid", "mine.toml", "--status", "--out", "none")[1]
+    )
 
 
 @pytest.mark.parametrize(

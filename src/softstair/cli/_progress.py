@@ -254,7 +254,7 @@ def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
     accuracy = sums["valid_accuracy"]
     return [
         *(str(sums[state] or "") for state in STATES),
-        ", ".join(dict.fromkeys(str(u.unit.recipe.fold) for u in units if not u.is_done)),
+        ", ".join(sorted({str(unit.unit.recipe.fold) for unit in units if not unit.is_done})),
         f"{sums['epochs']}/{sums['of_epochs']}",
         "" if accuracy is None else f"{accuracy:.2%}",
     ]
@@ -264,9 +264,11 @@ def _time_note(units: Sequence[UnitStatus]) -> str:
     """Return a sentence on the time of the device, and what it is known from."""
     spent, done = results.time_spent(units), sum(unit.is_done for unit in units)
     words = [f"device time: {duration(spent['seconds_used'])} used"]
-    left = "unknown time" if spent["seconds_left"] is None else duration(spent["seconds_left"])
-    if done < len(units):
-        words.append(f"about {left} left, by the epochs of the {done} units that are done")
+    if spent["seconds_left"] is None:
+        words.append("time left unknown until a unit is done")
+    elif done < len(units):
+        left = duration(spent["seconds_left"])
+        words.append(f"about {left} left, estimated from {done} of {len(units)} units")
     if count := spent["unmeasured_units"]:
         words.append(f"of {count} of them the time of training steps, which others may have shared")
     return "; ".join(words)
