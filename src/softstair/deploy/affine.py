@@ -113,6 +113,8 @@ def wide_steps(
     occurs, levels = ~np.isnan(values), np.arange(1, len(limits) + 1)
     flat = thresholds[:, occurs].reshape(len(thresholds), 1, -1)
     late = limits - levels - (limits - levels).min()
+    if late.max() > 1:  # more than one level could be taken too early
+        return None
     for shift in WIDE_SHIFTS:
         added = np.rint(np.where(occurs, values, 0.0) * 2.0**shift).astype(np.int64)
         row = int(added[-1] - added[0]) // max(len(added) - 1, 1)
