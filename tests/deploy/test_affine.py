@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from compiled import BUILDS, affine_features, differing, needs_compiler, traced
-from random_networks import random_network
+from random_networks import RandomBuilder, random_network
 from torch import nn
 
 import softstair as ss
-from softstair.deploy.affine import affine_steps, wide_steps
+from softstair.deploy import IntegerNetwork, nodes
+from softstair.deploy.affine import affine_steps, small_wide_steps
 from softstair.deploy.c import write
+from softstair.deploy.onnx_graph import OnnxGraph, wide_levels
 from softstair.deploy.thresholds import IntegerFeatures, _floats
 from softstair.models.networks import ResidualBlock
 
@@ -77,12 +79,14 @@ def test_thresholds_of_no_line_and_numbers_beyond_32_bits_have_no_steps() -> Non
     assert affine_steps(gaps, *far) is None
 
 
-@pytest.mark.parametrize("quantum", [0.03125, 0.0235])
-def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: float) -> None:
-    """A normalisation, a shortcut and 60 levels in float32, for 20 values of the shortcut."""
+def rounded(quantum: float, first: int = -7) -> tuple[nodes.Steps, nodes.Sum, np.ndarray]:
+    """A normalisation, a shortcut and 63 thresholds in float32, for 20 values of the shortcut.
+
+    Returns the stair of two channels, their layer, and its sums, from -60,000 to 60,000.
+    """
     stair = ss.Stair.linear(6, signed=False, quantum=quantum)
-    values = tuple((float(np.float32(v * quantum)),) * 2 for v in range(-7, 13))
-    floats = _floats(stair, IntegerFeatures("", quantum, -7, 12, values))
+    values = tuple((float(np.float32(v * quantum)),) * 2 for v in range(first, first + 20))
+    floats = _floats(stair, IntegerFeatures("", quantum, first, first + 19, values))
     sums = np.arange(-60_000, 60_001)
     scale = np.float32(quantum) / np.array([[700.3], [1234.5]], dtype=np.float32)
     y = sums.astype(np.float32) * scale * np.float32(1.7) + np.float32(300)
@@ -92,8 +96,17 @@ def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: f
         index = stair.index(torch.from_numpy(y + np.float32(value))).numpy()
         reaches = index[:, None] >= np.arange(1, 64)[:, None]
         tables.append(np.where(reaches.any(2), sums[reaches.argmax(2)], sums[-1] + 1))
-    thresholds, ends = np.stack(tables, 1), (np.array([-60_000] * 2), np.array([60_000] * 2))
-    result = wide_steps(thresholds, *ends, *(numbers.numpy() for numbers in floats), low=-5)
+    table, ends = torch.from_numpy(np.stack(tables, 1)), (sums[[0, 0]], sums[[-1, -1]])
+    levels = tuple(range(64))
+    steps = nodes.Steps("", ("", ""), 0, 63, table, levels, first, floats=floats)
+    layer = nodes.Sum("", ("",), -60_000, 60_000, torch.ones(2, 1), *map(torch.from_numpy, ends))
+    return steps, layer, sums
+
+
+@pytest.mark.parametrize("quantum", [0.03125, 0.0235])
+def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: float) -> None:
+    steps, layer, sums = rounded(quantum)
+    result, thresholds = small_wide_steps(steps, layer, low=-5), steps.thresholds.numpy()
     assert result is not None
     assert (quantum == 0.0235) <= len(result.exceptions) < 60
     for c in range(2):
@@ -107,17 +120,68 @@ def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: f
             np.testing.assert_array_equal(index, reached(sums, thresholds[c, v]))
 
 
+@pytest.mark.parametrize(("quantum", "first", "low"), [(0.03125, 2, 0), (0.0235, -7, 3)])
+def test_wide_steps_in_float64_equal_thresholds_at_every_sum(
+    quantum: float, first: int, low: int
+) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    steps, layer, sums = rounded(quantum, first)
+    wide, graph = small_wide_steps(steps, layer, low), OnnxGraph({"sums", "beside", "levels"})
+    assert wide is not None
+    assert quantum == 0.03125 or {*wide.tables()} >= {"rows", "columns", "exceptions"}
+    total = wide_levels(graph, wide, "sums", "beside", first, low + 63, (-1, 1))
+    graph.apply("Cast", [total], name="levels", to=onnx.TensorProto.UINT8)
+    kinds, info = onnx.TensorProto, onnx.helper.make_tensor_value_info
+    inputs = [info(name, kinds.INT32, ["N", 2, "S"]) for name in ("sums", "beside")]
+    outputs = [info("levels", kinds.UINT8, ["N", 2, "S"])]
+    body = onnx.helper.make_graph(graph.nodes, "steps", inputs, outputs, graph.constants)
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(body, opset_imports=opsets, ir_version=8)
+    runner = ort.InferenceSession(model.SerializeToString())
+    for v, row in enumerate(steps.thresholds.numpy().swapaxes(0, 1)):
+        x = np.broadcast_to(sums.astype(np.int32), (1, 2, len(sums)))
+        (levels,) = runner.run(None, {"sums": x, "beside": np.full_like(x, first + v)})
+        for channel, thresholds in zip(levels[0], row, strict=True):
+            np.testing.assert_array_equal(channel, low + reached(sums, thresholds))
+
+
 @needs_compiler
-@pytest.mark.parametrize("kind", ["native", pytest.param("portable", marks=pytest.mark.nightly)])
-def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path) -> None:
+def test_levels_that_begin_more_than_a_quantum_late_keep_their_thresholds(tmp_path: Path) -> None:
+    net = RandomBuilder(0, (1, 6, 6), zero=0)
+    net.sum("first", 3, "ternary", padding=(1, 1))
+    net.steps("first.stair", tuple(range(8)), even=True)
+    net.sum("deep", 3, "int4", padding=(1, 1))
+    values = torch.arange(8.0)
+    for gap in (0.75, 2.5):
+        limits = torch.cat([torch.arange(1.0, 5), torch.arange(4, 16) + 1 + gap])
+        table = ((limits - values[:, None]) * 21).ceil().long() - 90
+        floats = (values.double(), limits.double())
+        steps = (table.expand(3, -1, -1).contiguous(), tuple(range(17)))
+        inputs = ("deep", "first.stair")
+        net.add(nodes.Steps(f"stair {gap}", inputs, 0, 16, *steps, floats=floats))
+        assert (small_wide_steps(net.nodes[net.last], net.nodes["deep"], 0) is None) == (gap > 1)  # type: ignore[arg-type]
+    net.flatten("flat")
+    net.scores("last", 4)
+    assert differing(net.results, traced(net.network(), net.bytes, tmp_path, "native")) == {}
+
+
+def residual_network(quantum: float, bits: int = 8) -> IntegerNetwork:
+    """A residual block of three channels, as of ResNet-8."""
     torch.manual_seed(0)
     body = nn.Sequential(ResidualBlock(1, 3, 1, True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), nn.ReLU(), body, nn.Linear(3, 2))
     model(torch.randn(64, 1, 8, 8) * 2)
-    features = ss.Stair.linear(8, signed=False, quantum=0.0235)
-    int8 = ss.Stair.linear(8, signed=True)
-    net = ss.quantise(model, int8, features, skip="4", init="keep", fit="channel").eval()
-    integer = ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
+    features = ss.Stair.linear(bits, signed=False, quantum=quantum)
+    weights = ss.Stair.linear(bits, signed=True)
+    net = ss.quantise(model, weights, features, skip="4", init="keep", fit="channel").eval()
+    return ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["native", pytest.param("portable", marks=pytest.mark.nightly)])
+def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path) -> None:
+    integer = residual_network(0.0235)
     x = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
     expected = {name: x for name, x in integer.features(x).items() if name != "4"}
     actual = traced(integer, x, tmp_path, kind)

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled import affine_features
 from random_networks import WEIGHT_BITS, RandomBuilder, random_network
+from test_affine import residual_network
+from test_c_targets import int8_resnet8
 
 import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, nodes
+from softstair.deploy import ExportError, IntegerNetwork, nodes, qonnx
 from softstair.deploy import onnx as export
 from softstair.deploy.onnx import digits
 
@@ -86,6 +89,61 @@ def test_random_networks_are_equal_under_the_reference_evaluator(seed: int) -> N
     names = [output.name for output in model.graph.output]
     values = ReferenceEvaluator(model).run(None, {"bytes": x.numpy()})
     assert_equal(network, x, dict(zip(names, values, strict=True)))
+
+
+def byte_inputs(network: IntegerNetwork, count: int) -> torch.Tensor:
+    """Random bytes, and bytes that are all 0, all 255, or either."""
+    shape, generator = network.input.shape, torch.Generator().manual_seed(0)
+    draws = [torch.randint(n, (count, *shape), generator=generator) for n in (256, 2)]
+    ends = torch.tensor([0, 255]).reshape(2, 1, 1, 1).expand(2, *shape)
+    return torch.cat([draws[0], ends, 255 * draws[1]]).to(torch.uint8)
+
+
+def assert_small_shortcuts(network: IntegerNetwork, x: torch.Tensor, levels: list[Any]) -> Any:
+    """Compare at optimisation levels, without thresholds at shortcuts; return the model."""
+    model, outputs = export.model(network, features=True), export.feature_outputs(network)
+    stairs = [node.name for node in network.nodes if isinstance(node, nodes.Steps)]
+    stairs = [name for name in stairs if len(network.node(name).inputs) == 2]
+    prefixes = tuple(outputs[name].removesuffix("_value") for name in stairs)
+    kinds = {node.op_type for node in model.graph.node if node.name.startswith(prefixes)}
+    assert "Max" in kinds
+    assert "GreaterOrEqual" not in kinds
+    for level in levels:
+        assert_equal(network, x, run(model, x, level=level))
+    return model
+
+
+@pytest.mark.parametrize(("quantum", "bits"), [(1 / 32, 8), (0.0235, 8), (0.2431, 4)])
+def test_residual_networks_have_no_thresholds_at_shortcuts(quantum: float, bits: int) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    network = residual_network(quantum, bits)
+    x = byte_inputs(network, 30)
+    model = assert_small_shortcuts(network, x, LEVELS)
+    assert ("Mod" in {node.op_type for node in model.graph.node}) == (bits == 8)  # exceptions
+    assert model.ByteSize() < 40_000
+    values = ReferenceEvaluator(model).run(None, {"bytes": x[:5].numpy()})
+    names = [output.name for output in model.graph.output]
+    assert_equal(network, x[:5], dict(zip(names, values, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_levels_of_affine_steps_are_equal(seed: int) -> None:
+    builder = affine_features(seed)
+    network, x = builder.network(), builder.bytes
+    model = export.model(network, features=True)
+    double = {node.name for node in model.graph.node if node.op_type == "Max"}
+    assert {"deep_stair_limited", "biased_stair_limited"} <= double
+    for level in LEVELS:
+        assert_equal(network, x, run(model, x, level=level))
+
+
+@pytest.mark.nightly
+def test_int8_resnet8_is_small_and_equal() -> None:
+    network = int8_resnet8()
+    assert_small_shortcuts(network, byte_inputs(network, 40), [None, "ORT_DISABLE_ALL"])
+    assert export.model(network).ByteSize() < 200_000
+    assert qonnx.model(network).ByteSize() < 700_000
 
 
 def test_results_do_not_depend_on_batch_size_or_threads() -> None:

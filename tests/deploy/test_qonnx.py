@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_networks import LEVELS, WEIGHT_BITS, WEIGHTS, RandomBuilder, random_network
+from test_affine import residual_network
 from torch import nn
 
 import softstair as ss
@@ -120,6 +121,17 @@ def test_residual_networks_are_equal(bits: int) -> None:
     assert sum(isinstance(node, nodes.Steps) and len(node.inputs) == 2 for node in network.nodes)
     model = ModelWrapper(export.model(network)).transform(ChangeBatchSize(len(x)))
     assert_equal(network, x, execute(model.transform(InferShapes()), x))
+
+
+def test_shortcuts_of_many_levels_are_equal_and_small() -> None:
+    network = residual_network(0.0235, bits=6)
+    x = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8)
+    model = ModelWrapper(export.model(network)).transform(ChangeBatchSize(len(x)))
+    assert len(model.get_nodes_by_op_type("MultiThreshold")) == 4  # one per stair
+    actual = execute(model.transform(InferShapes()), x)
+    assert_equal(network, x, actual)
+    (scores,) = execute(cleanup_model(model), x, everything=False).values()
+    np.testing.assert_array_equal(scores, actual["scores"])
 
 
 def test_thresholds_without_order_in_the_shortcut_raise() -> None:

@@ -74,7 +74,7 @@ class ExportFlags:
             convs, network = quantised_convs(source.integer), source.integer
             stairs = [node.name for node in network.nodes if isinstance(node, Steps)]
             if others := [name for name in stairs if name not in convs]:
-                print_line(f"thresholds instead of a QLinearConv: {', '.join(others)}")
+                print_line(f"steps without a QLinearConv: {', '.join(others)}")
         print_line(f"written: {out}")
         return 0
 

@@ -25,9 +25,13 @@ decrease with x, and the same two conditions of every level prove it, for every 
 """
 
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from softstair.deploy.nodes import Node, Steps, Sum, narrowest
 
 Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
@@ -61,10 +65,58 @@ class WideSteps:
     shift: int
     row: int  # r; v is the value of the shortcut minus its least
     rows: Integers  # (M,)
-    columns: Integers  # (K − 1,), at least 0
+    columns: Integers  # (K − 1,), from 0 to 2ˢ
     starts: Integers  # (C + 1,)
     exceptions: Integers  # sums
     corrections: Integers
+
+    def tables(self) -> dict[str, Integers]:
+        """Return the tables that are not all zero, by their names."""
+        names = [name for name in ("rows", "columns") if getattr(self, name).any()]
+        names += ["starts", "exceptions", "corrections"] if len(self.exceptions) else []
+        return {name: getattr(self, name) for name in names}
+
+    def hashed(self) -> tuple[Integers, Integers, Integers]:
+        """Return a hash table per channel: sizes, starts, and (2, slots) sums and corrections.
+
+        A size is the smallest by which the exceptions of the channel have different remainders.
+        """
+        parts = np.split(self.exceptions, self.starts[1:-1])
+        sizes = [next(n for n in count(1) if len({*(part % n)}) == len(part)) for part in parts]
+        starts = np.cumsum([0, *sizes])
+        slots = [part % n + start for part, n, start in zip(parts, sizes, starts, strict=False)]
+        table = np.zeros((2, starts[-1]), np.int64)
+        table[:, np.concatenate(slots)] = self.exceptions, self.corrections
+        return np.array(sizes), starts[:-1], table
+
+
+def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
+    """Return the least and the greatest sum of each channel."""
+    if isinstance(source, Sum):
+        return source.least.numpy(), source.greatest.numpy()
+    return np.full(channels, source.low), np.full(channels, source.high)
+
+
+def small_wide_steps(node: Steps, source: Node, low: int) -> WideSteps | None:
+    """Return the wide steps of a stair on the sums of ``source``; ``low`` is its lowest level.
+
+    They are smaller than thresholds. Tables have 32 bits, and all numbers and sums fewer than 53,
+    so that float64 is exact. Returns None if there are none.
+    """
+    table = node.thresholds.numpy()
+    rows, ends = table.reshape(len(table), -1, table.shape[-1]), sum_bounds(source, len(table))
+    floats = node.floats or map(torch.arange, rows.shape[1:])
+    values, limits = (numbers.double().numpy() for numbers in floats)
+    is_even = node.levels == tuple(range(node.low, node.high + 1))
+    steps = wide_steps(rows, *ends, values, limits, low) if is_even else None
+    if steps is None:
+        return None
+    products = (np.abs(ends).max(0) + 1) * steps.multiplier
+    largest = (products + np.abs(steps.offset)).max() + len(values) * abs(steps.row)
+    widest = max(np.abs(steps.rows).max(), steps.columns.max())
+    size = 12 * len(table) + 4 * sum(part.size for part in steps.tables().values())
+    fits = widest < INT32 and largest < 2**52 and size < narrowest(table).nbytes
+    return steps if fits else None
 
 
 def affine_steps(

@@ -4,8 +4,9 @@ Features are bytes with a zero point, and weights are packed into as few bits as
 QLinearConv gives the same levels at every sum, it is a layer and its stair (see qlinear_conv.py).
 Otherwise sums are ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and
 no fusion changes. Wider sums are float32, in parts of which every partial sum is an integer below
-2²⁴. A stair is one comparison per threshold, or a bisection where there are many. The scores of a
-float last layer are summed in double precision and rounded once.
+2²⁴. A stair is one comparison per threshold. With many, or with a shortcut, it is a product and a
+sum in double precision that are exact (wide steps, see affine.py), or else a bisection. The scores
+of a float last layer are summed in double precision and rounded once.
 
 Two other forms are not exact. DequantizeLinear before MatMul: ONNX Runtime's default optimisations
 replace it by an operator that quantises the features again (and in 2 bits gives wrong results where
@@ -23,8 +24,10 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes
+from softstair.deploy.affine import small_wide_steps
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.onnx_graph import (
+    MAX_COMPARISONS,
     Array,
     OnnxGraph,
     StoredTensor,
@@ -33,6 +36,7 @@ from softstair.deploy.onnx_graph import (
     node_names,
     packed_weights,
     sum_operands,
+    wide_levels,
     write_model,
     zero_point,
 )
@@ -43,7 +47,6 @@ __all__ = ["feature_outputs", "model", "write"]
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
-MAX_COMPARISONS = 31  # with more thresholds a bisection takes fewer operators
 
 
 def write(
@@ -79,8 +82,7 @@ def model(
     names = node_names(network, reserved, "_value")
     graph = OnnxGraph(reserved)
     stored: dict[str, StoredTensor] = {}
-    convs = quantised_convs(network)
-    within = {conv.node.name for conv in convs.values()}
+    convs, outputs = quantised_convs(network), feature_outputs(network)
     for node in network.nodes[:-1]:
         graph.prefix = names[node.name]
         if conv := convs.get(node.name):
@@ -88,7 +90,7 @@ def model(
             # The maximum of a window is limited after it: fewer elements.
             is_pooled = all(isinstance(user, nodes.MaxPool) for user in network.users(node.name))
             stored[node.name] = levels if is_pooled else levels.limited(graph)
-        elif node.name not in within:
+        elif node.name in outputs:
             stored[node.name] = _add_node(graph, network, node, [stored[x] for x in node.inputs])
     last, shape = network.last, network.sizes[network.last.name]
     graph.prefix = names[last.name]
@@ -136,7 +138,7 @@ def _add_node(
         case nodes.Sum() | nodes.SumPool():
             return _weighted_sum(graph, x[0], node, network.sizes[node.name][0])
         case nodes.Steps():
-            return _steps(graph, node, x, rank)
+            return _steps(graph, network, node, x)
         case nodes.MaxPool():
             if x[0].kind != "INT32":
                 largest = graph.max_pool(node, x[0].name, graph.prefix)
@@ -263,13 +265,15 @@ def _sum_of_floats(
     return sums
 
 
-def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int) -> StoredTensor:
-    """Add the levels of sums, as bytes where they fit; ``rank`` does not count the batch."""
+def _steps(
+    graph: OnnxGraph, network: IntegerNetwork, node: nodes.Steps, x: list[StoredTensor]
+) -> StoredTensor:
+    """Add the levels of sums, as bytes where they fit."""
     zero = zero_point(node.low, node.high)
     kind, zero = ("INT32", 0) if zero is None else ("UINT8", zero)
     levels: Array = (np.array(node.levels) + zero).astype(kind.lower())
     thresholds = node.thresholds.numpy().astype(np.int32)
-    per_channel = (-1, *[1] * (rank - node.axis))
+    per_channel = (-1, *[1] * (len(network.sizes[node.name]) - node.axis))
     sums = x[0].as_type(graph, "INT32")
     if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
         # The level is replaced by the next one for each threshold that a sum reaches.
@@ -280,12 +284,14 @@ def _steps(graph: OnnxGraph, node: nodes.Steps, x: list[StoredTensor], rank: int
             next_level = graph.constant("level", level)
             result = graph.apply("Where", [reached, next_level, result], "features")
         return StoredTensor(result, node.low, node.high, kind, zero)
+    shortcut = x[1].as_type(graph, "INT32", "beside_").name if len(x) == 2 else None
+    source = network.node(node.inputs[0])
+    if kind == "UINT8" and (wide := small_wide_steps(node, source, int(levels[0]))):
+        ends = (node.first, int(levels[-1]))
+        total = wide_levels(graph, wide, sums.name, shortcut, *ends, per_channel)
+        return StoredTensor(graph.cast(total, kind), node.low, node.high, kind, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
-    first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds))
-    shortcut = None
-    if len(x) == 2:
-        shortcut = x[1].as_type(graph, "INT32", "beside_").name
-        first_rows -= node.first
+    first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds)) - node.first
     first_rows = first_rows.reshape(per_channel).astype(np.int32)
     result = _bisected(graph, sums, shortcut, rows, first_rows, levels)
     return StoredTensor(result, node.low, node.high, kind, zero)

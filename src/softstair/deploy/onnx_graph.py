@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 import softstair
 from softstair._errors import SoftstairError, import_extra
 from softstair.deploy import nodes
+from softstair.deploy.affine import WideSteps
 from softstair.deploy.nodes import IntegerNetwork, narrowest
 
 Array = NDArray[Any]
 IR_VERSION = 8
 """Of 2023, so that readers older than the installed onnx package load the file."""
+MAX_COMPARISONS = 31  # with more thresholds other forms take fewer operators
 TensorInfo = tuple[str, str, Sequence[int | str]]
 """Name, type and shape of a tensor."""
 
@@ -204,6 +206,57 @@ def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
         values = graph.apply("BitShift", [values, one_bit], "weight_doubled", direction="LEFT")
     shape = graph.constant("weight_shape", np.array(weight.shape))
     return graph.apply("Reshape", [values, shape], "weight")
+
+
+def wide_levels(
+    graph: OnnxGraph,
+    steps: WideSteps,
+    sums: str,
+    shortcut: str | None,
+    first: int,
+    high: int,
+    per_channel: nodes.Shape,
+) -> str:
+    """Add wide steps (see affine.py) in float64; the integer parts of the results are the levels.
+
+    Sums and shortcut are int32, and the shortcut is at least ``first``. No level is negative; the
+    highest is ``high``.
+    """
+    unit = graph.constant("unit", np.float64(2.0**-steps.shift))
+
+    def scaled(hint: str, integers: Array, index: str | None = None) -> str:
+        numbers = graph.apply("Mul", [graph.integers(hint, integers, "DOUBLE"), unit], hint)
+        return numbers if index is None else graph.apply("Gather", [numbers, index], hint)
+
+    terms = [scaled("offset", steps.offset.reshape(per_channel))]
+    if shortcut is not None:
+        if first:
+            offset = graph.constant("first", np.int32(first))
+            shortcut = graph.apply("Sub", [shortcut, offset], "row")
+        rows = steps.rows + steps.row * np.arange(len(steps.rows))
+        terms.append(scaled("rows", rows, shortcut))
+    if len(steps.exceptions):
+        *hashing, table = steps.hashed()
+        size, start = (graph.integers("slots", n.reshape(per_channel), "INT32") for n in hashing)
+        slot = graph.apply("Add", [graph.apply("Mod", [sums, size], "slot"), start], "slot")
+        inputs = [graph.integers("exceptions", table[0], "INT32"), slot]
+        found = graph.apply("Equal", [sums, graph.apply("Gather", inputs, "exception")], "found")
+        inputs = [found, scaled("corrections", table[1], slot), graph.constant("zero", 0.0)]
+        terms.append(graph.apply("Where", inputs, "correction"))
+    factor = scaled("factor", steps.multiplier.reshape(per_channel))
+    total = graph.apply("Mul", [graph.cast(sums, "DOUBLE", "sums"), factor], "product")
+    for term in terms:
+        total = graph.apply("Add", [total, term], "total")
+    # A column delays a level by at most 1. The limit is above the highest level, then, and the 1
+    # at the end of the table moves it back.
+    is_late, low = bool(steps.columns.any()), high - len(steps.columns)
+    for kind, end in (("Max", low), ("Min", high + is_late)):  # in QONNX, Clip is not for float64
+        total = graph.apply(kind, [total, graph.constant("limit", float(end))], "limited")
+    if is_late:
+        late = np.array([0] * (low + 1) + [*steps.columns, 1])
+        inputs = [total, scaled("late", late, graph.cast(total, "INT32", "candidate"))]
+        total = graph.apply("Sub", inputs, "begun")
+    return total
 
 
 def node_names(network: IntegerNetwork, names: set[str], suffix: str = "") -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Tensors are float32 that hold integers. Weights follow a ``Quant`` (``BipolarQuant`` where all are
 −1 or 1), a stair with its normalisation is a ``MultiThreshold``, and every tensor is annotated with
-its integer type.
+its integer type. Where a stair of many levels has a shortcut, wide steps give the number of its
+thresholds that are reached, in float64.
 """
 
 import math
@@ -14,14 +15,17 @@ import numpy as np
 
 from softstair._errors import import_extra
 from softstair.deploy import nodes
+from softstair.deploy.affine import small_wide_steps
 from softstair.deploy.nodes import ExportError, IntegerNetwork, bits
 from softstair.deploy.onnx_graph import (
+    MAX_COMPARISONS,
     Array,
     OnnxGraph,
     TensorInfo,
     largest_sum,
     node_names,
     sum_operands,
+    wide_levels,
     write_model,
 )
 
@@ -95,7 +99,7 @@ def _add_node(
             weights = _add_weights(graph, weight.T if linear else weight)
             graph.apply("MatMul" if linear else "Conv", [*x, weights], **attributes)
         case nodes.Steps():
-            _add_steps(graph, node, x, network.sizes[node.name])
+            _add_steps(graph, network, node, x)
         case nodes.MaxPool():
             graph.max_pool(node, x[0], graph.prefix)
         case nodes.Expand():
@@ -136,13 +140,21 @@ def _add_weights(graph: _AnnotatedGraph, weight: Array) -> str:
 
 
 def _add_steps(
-    graph: _AnnotatedGraph, node: nodes.Steps, x: list[str], shape: Sequence[int]
+    graph: _AnnotatedGraph, network: IntegerNetwork, node: nodes.Steps, x: list[str]
 ) -> None:
     if node.axis != 1:
         raise ExportError.of(node.name, f"QONNX has no MultiThreshold on axis {node.axis}")
-    thresholds, sums = node.thresholds.numpy(), x[0]
+    thresholds, sums, shape = node.thresholds.numpy(), x[0], network.sizes[node.name]
     if len(x) == 2:
-        sums = _add_reached(graph, node, x, shape)
+        source, highest = network.node(node.inputs[0]), len(node.levels) - 1
+        if highest > MAX_COMPARISONS and (wide := small_wide_steps(node, source, 0)):
+            ends, per_channel = (node.first, highest), (-1, *[1] * (len(shape) - 1))
+            integers = graph.cast(x[0], "INT32"), graph.cast(x[1], "INT32", "beside")
+            total = graph.cast(wide_levels(graph, wide, *integers, *ends, per_channel), "INT32")
+            sums = graph.cast(total, "FLOAT", "reached")
+            graph.annotate(sums, _datatype(0, highest), (BATCH, *shape))
+        else:
+            sums = _add_reached(graph, node, x, shape)
         thresholds = np.arange(1, len(node.levels))[None]
     # Where levels are uneven, a threshold is repeated for each step of their common divisor.
     gaps = np.diff(node.levels)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from softstair.deploy import nodes
-from softstair.deploy.affine import Integers, affine_steps, wide_steps
+from softstair.deploy.affine import Integers, affine_steps, small_wide_steps, sum_bounds
 from softstair.deploy.c.layout import (
     Constant,
     Features,
@@ -265,35 +265,24 @@ def _affine_arrays(
     node: nodes.Steps, source: nodes.Node, table: Integers, low: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the constants of affine steps; none if there are none, or if they are larger."""
-    if node.levels != tuple(range(node.low, node.high + 1)):
-        return {}
-    least, greatest = np.full(len(table), source.low), np.full(len(table), source.high)
-    if isinstance(source, nodes.Sum):
-        least, greatest = source.least.numpy(), source.greatest.numpy()
-    steps = affine_steps(table, least, greatest, low) if table.ndim == 2 else None
+    is_even = table.ndim == 2 and node.levels == tuple(range(node.low, node.high + 1))
+    steps = affine_steps(table, *sum_bounds(source, len(table)), low) if is_even else None
     if steps is not None:
         return {
             "multipliers": steps.multiplier.astype(np.int32),
             "offsets": steps.offset.astype(np.int32),
             "shifts": steps.shift.astype(np.int8),
         }
-    rows = table.reshape(len(table), -1, table.shape[-1])
-    floats = node.floats or map(torch.arange, rows.shape[1:])
-    values, limits = (numbers.double().numpy() for numbers in floats)
-    wide = wide_steps(rows, least, greatest, values, limits, low)
-    if wide is None or max(np.abs(wide.rows).max(), wide.columns.max()) >= nodes.INT32_LIMIT:
+    wide = small_wide_steps(node, source, low)
+    if wide is None:
         return {}
-    arrays: dict[str, npt.NDArray[Any]] = {
+    return {
         "multipliers": wide.multiplier.astype(np.int32),
         "wide_offsets": wide.offset,
         "shift": np.array(wide.shift),
         "row": np.array(wide.row),
+        **{name: values.astype(np.int32) for name, values in wide.tables().items()},
     }
-    tables = [name for name in ("rows", "columns") if getattr(wide, name).any()]
-    tables += ["starts", "exceptions", "corrections"] if len(wide.exceptions) else []
-    arrays |= {name: getattr(wide, name).astype(np.int32) for name in tables}
-    size = sum(array.nbytes for array in arrays.values())
-    return arrays if size < narrowest(table).nbytes else {}
 
 
 def _padded(thresholds: Integers, levels: Integers) -> tuple[Integers, Integers]:
