@@ -169,21 +169,43 @@ def test_the_backward_pass_ends_at_annealed_layers(forward):
 )  # fmt: skip
 def test_integers_are_summed_exactly(images, inputs, outputs, height, width, taps, padding, high):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
-    from softstair.kernels.triton import convolution
+    from softstair.kernels.triton import convolution, moments
 
     torch.manual_seed(0)
     shapes = (images, inputs, height, width), (outputs, inputs, taps, taps)
     integers = [torch.randint(-high, high, shape).to(torch.int8) for shape in shapes]
     x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in integers)
-    mean, dtype = torch.randn(outputs), torch.int16 if high == 8 else torch.int32
-    sums, partial = convolution.convolve_int8(x, w, padding, dtype, mean)
+    module, dtype = nn.BatchNorm2d(outputs), torch.int16 if high == 8 else torch.int32
+    module.running_mean.normal_()
+    twin = copy.deepcopy(module).double()
+    zeros = moments.zeros_for(1, outputs, x.device)[0]
+    norm = moments.Normalisation(module, module.weight, module.bias, zeros)
+    sums, stats = convolution.convolve_int8(x, w, padding, dtype, norm, 0.5)
     expected = F.conv2d(x.double(), w.double(), padding=padding)
     assert sums.dtype == dtype
     assert torch.equal(sums.double(), expected)
-    moments, centred = partial.double().sum(0), expected - mean.double()[:, None, None]
-    assert distance(moments[0], centred.sum((0, 2, 3))) < 1e-5
-    assert distance(moments[1], centred.square().sum((0, 2, 3))) < 1e-5
+    twin(0.5 * expected)
+    bound = 1e-6 if dtype == torch.int16 else 1e-5  # moments are exact, or in float32
+    for name, buffer in twin.named_buffers():
+        assert distance(module.get_buffer(name), buffer) < bound, name
+    mean, variance = expected.mean((0, 2, 3)), expected.var((0, 2, 3), correction=0)
+    assert distance(stats[0], mean) < bound
+    assert distance(stats[2], (variance + 4 * module.eps).rsqrt()) < bound
+    assert int(zeros[2 * outputs :].count_nonzero()) == 0
     assert torch.equal(kernels.convolve_int8(x.float(), w.float(), padding).double(), expected)
+
+
+def test_a_second_backward_pass_gives_the_same_gradients():
+    """The counters of the first one are zeros again."""
+    net, _ = pair("ternary", "uniform", "mode", side=4)
+    x, y = batch(side=4)
+    loss, found = F.cross_entropy(fused(net)(x), y), []
+    for _ in range(2):
+        net.zero_grad()
+        loss.backward(retain_graph=True)
+        found.append([parameter.grad for parameter in net.parameters()])
+    assert all(torch.equal(*gradients) for gradients in zip(*found, strict=True))
+    assert all(gradient.count_nonzero() > 0 for gradient in found[1])
 
 
 def test_what_cannot_be_fused_runs_as_it_is():

@@ -58,10 +58,80 @@ def test_whole_numbers_are_summed_exactly() -> None:
         w = torch.randint(-high, high + 1, (outputs, inputs, 3, 3), device="cuda")
         whole = [t.to(torch.int8).contiguous(memory_format=torch.channels_last) for t in (x, w)]
         dtype = torch.int16 if high == 1 else torch.int32
-        nothing = torch.zeros(outputs, device="cuda")
-        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype, nothing)
+        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype)
         wanted = F.conv2d(x.double(), w.double(), padding=1)
         assert int((sums.double() != wanted).sum()) == 0
+
+
+def test_large_layers_have_exact_statistics_in_every_pass() -> None:
+    """The last of many programs adds what all have stored: the same bits in each of ten passes."""
+    from softstair.kernels.triton import convolution, moments, table
+    from softstair.kernels.triton.batchnorm_backward import reduce_dz
+    from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
+
+    ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device="cuda")
+    values = table(ternary, torch.float32, std.device)
+    row = prepare_rows(values, std * 0, std, 2, "uniform")[0]
+    stair = PreparedStair(values, row, {"COUNT": 2, "FAMILY": "uniform"})
+    shapes = (256, 16, 16, 32), (256, 32, 64, 16), (256, 128, 128, 32), (64, 256, 512, 8)
+    for images, inputs, outputs, side in shapes:
+        sizes = (images, inputs, side, side), (outputs, inputs, 3, 3)
+        integers = [torch.randint(-1, 2, size, device="cuda").to(torch.int8) for size in sizes]
+        x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in integers)
+        module = nn.BatchNorm2d(outputs, momentum=1.0, device="cuda").requires_grad_(False)
+        sums, _ = convolution.convolve_int8(x, w, 1, torch.int16)
+        wanted, found = sums.double(), []
+        variance, mean = torch.var_mean(wanted, (0, 2, 3), correction=0)
+        inverse = (variance + module.eps).rsqrt()
+        dy = torch.randn(sums.shape, device="cuda").contiguous(memory_format=torch.channels_last)
+        zeros = moments.zeros_for(11, outputs, std.device)
+        for zero in zeros:
+            norm = moments.Normalisation(module, module.weight, module.bias, zero)
+            stats = convolution.convolve_int8(x, w, 1, torch.int16, norm)[1]
+            floats = moments.batch_statistics(sums, norm)  # about the mean of the last pass
+            found.append((stats, floats, *(
+                reduce_dz(dy, sums, stats, stair, None, 1.0, zero, sizes=True) for _ in range(2)
+            )))  # fmt: skip
+        for pass_, tensors in enumerate(found[1:]):
+            for tensor, first in zip(tensors, found[1], strict=True):
+                assert torch.equal(tensor, first), (outputs, pass_)
+        for number, value in ((0, mean), (1, inverse), (2, inverse), (3, -mean * inverse)):
+            assert distance(found[1][0][number], value) < 1e-6, (outputs, number)
+            assert distance(found[1][1][number], value) < 1e-5, (outputs, number)
+        assert distance(module.running_mean, mean) < 1e-6
+        stats, _, coefficients, again = found[1]
+        assert torch.equal(coefficients, again)
+        z = (sums.float() * stats[2, :, None, None] + stats[3, :, None, None]).requires_grad_()
+        y = ss.regularise(z, ternary, "uniform", 0.0, 0.4, "mode")
+        (dz,) = torch.autograd.grad(y, z, dy)
+        dz, centred = dz.double(), (wanted - mean[:, None, None]) * inverse[:, None, None]
+        sizes = inverse * dz.square().mean((0, 2, 3)).sqrt()
+        expected = dz.sum((0, 2, 3)), (dz * centred).sum((0, 2, 3)), inverse, sizes
+        for number, value in zip((0, 1, 2, 5), expected, strict=True):
+            assert distance(coefficients[number], value) < 1e-5, (outputs, number)
+
+
+def test_networks_in_two_streams_train_as_alone() -> None:
+    """Kernels that count their programs run at the same time: the same bits, captured or not."""
+    torch.backends.cudnn.deterministic = True
+    options = {"static_std": True, "augment": "none"}
+    for kind in (Step, CapturedStep):
+        trained = [state("mode", **options) for _ in range(4)]
+        steps = [kind(*each) for each in trained]
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        for (each, _), step in zip(trained, steps, strict=True):
+            go(each, step, 1)  # compiled and captured
+        torch.cuda.synchronize()
+        for _ in range(12):
+            for stream, (each, _), step in zip(streams, trained[:2], steps[:2], strict=True):
+                with torch.cuda.stream(stream):
+                    go(each, step, 1)
+        torch.cuda.synchronize()
+        for (each, _), step in zip(trained[2:], steps[2:], strict=True):
+            go(each, step, 12)
+        found = [weights(each) for each, _ in trained]
+        assert all(torch.equal(each, found[3]) for each in found), kind
+    torch.backends.cudnn.deterministic = False
 
 
 def test_products_of_float8_are_those_of_float64() -> None:

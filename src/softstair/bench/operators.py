@@ -14,7 +14,7 @@ from itertools import product
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import softstair as ss
 from softstair import kernels
@@ -280,12 +280,14 @@ def measure_exact(
 
 
 def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRow:
-    from softstair.kernels.triton import batchnorm, convolution
+    from softstair.kernels.triton import convolution, moments
 
-    mean = torch.zeros(len(weight), device=x.device)
+    module = nn.BatchNorm2d(len(weight), device=x.device).requires_grad_(False)
+    zeros = lambda: moments.zeros_for(1, len(weight), x.device)[0]
+    norm = lambda: moments.Normalisation(module, module.weight, module.bias, zeros())
     features, weights = x.to(torch.int8), weight.to(torch.int8)
-    int8 = lambda: convolution.convolve_int8(features, weights, 1, torch.int16, mean)
-    bfloat16 = lambda: batchnorm.moments(F.conv2d(x, weight, padding=1), mean)
+    int8 = lambda: convolution.convolve_int8(features, weights, 1, torch.int16, norm())
+    bfloat16 = lambda: moments.batch_statistics(F.conv2d(x, weight, padding=1), norm())
     functions = {"int8": graph_of(int8, x.device), "bfloat16": graph_of(bfloat16, x.device)}
     times = race(functions, x.device, effort, each=GRAPH_CALLS)
     expected = F.conv2d(x.double(), weight.double(), padding=1)

@@ -17,6 +17,7 @@ from softstair.fused.integers import learns
 from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
+from softstair.kernels.triton.moments import zeros_for
 from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 from softstair.nn import StairActivation, StairModule, StairWeight
 from softstair.noise import Noise
@@ -37,6 +38,7 @@ class FusedNetwork:
 
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
         self.code, self.layers, self.evaluates = code, layers, evaluates
+        self._channels = max(layer.norm.num_features for layer in layers)
 
     def multiplies_float8(self, images: int) -> bool:
         """Whether a product of the backward pass is in FP8, with batches of so many images."""
@@ -50,7 +52,9 @@ class FusedNetwork:
                 seeds = torch.randint(2**63 - 1, shape, device=x.device)
             else:
                 seeds = torch.empty(shape, dtype=torch.int64, device=x.device)  # not read
-            context = Context(_prepare_stairs(self.layers), seeds, torch.is_grad_enabled())
+            # New ones for each pass, which may run in any stream or be captured.
+            zeros = zeros_for(len(self.layers), self._channels, x.device)
+            context = Context(_prepare_stairs(self.layers), seeds, zeros, torch.is_grad_enabled())
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             return self.code(context, x)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from softstair.kernels.triton.convolution import convolve_int8
+from softstair.kernels.triton.moments import Normalisation
 from softstair.nn import StairModule
 
 __all__ = ["Integers", "learns", "makes_int8", "quantum_of", "strategy_of", "sum_int8"]
@@ -50,12 +51,13 @@ def sum_int8(
     features: Tensor,
     weights: Tensor,
     padding: int,
-    running_mean: Tensor,
-) -> tuple[Tensor, Tensor, float]:
-    """Return exact sums in the narrowest dtype that holds them all, their moments and unit."""
+    norm: Normalisation | None,
+) -> tuple[Tensor, Tensor | None, float]:
+    """Return exact sums in the narrowest dtype that holds them all, their statistics if there is a
+    normalisation, and their unit."""
     widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
     largest = math.prod(widest) * math.prod(weights.shape[1:])
     dtype = torch.int16 if largest < 2**15 else torch.int32
     unit = math.prod(map(quantum_of, stairs))
-    sums, partial = convolve_int8(features, weights, padding, dtype, running_mean, unit)
-    return sums, partial, unit
+    sums, stats = convolve_int8(features, weights, padding, dtype, norm, unit)
+    return sums, stats, unit

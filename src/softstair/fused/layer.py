@@ -31,6 +31,7 @@ from softstair.fused.integers import (
     sum_int8,
 )
 from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
+from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
@@ -45,6 +46,8 @@ class Context:
     """Every stair, prepared for its present noise."""
     seeds: Tensor
     """(layers, 2): seeds for the draws of weights and of features."""
+    zeros: Tensor
+    """(layers, …): a row for the sums and counters of each layer's kernels."""
     needs_gradients: bool = True
     """Whether gradients are recorded."""
     integers: dict["FusedLayer", Integers] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class FusedLayer(nn.Module):
         training = [module.training for module in (self.sums, self.norm, self.stair)]
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
         if shapes_fit and shortcut is not None:
-            shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self._sides(x))
+            shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self.sides(x))
             shortcut = _rows(shortcut) if shapes_fit else shortcut
         if shapes_fit and self._can_evaluate(x) and not any(training):
             y = _evaluate(self, x, shortcut, context)
@@ -107,7 +110,7 @@ class FusedLayer(nn.Module):
                 weight_quantum = self.weight_stair.scaled_quantum(weight.numel())
                 weight = weight / weight_quantum
             if learns(self.stair):
-                area = math.prod(self._sides(x))
+                area = math.prod(self.sides(x))
                 quantum = self.stair.scaled_quantum(self.norm.num_features * area)
                 gamma, beta = gamma / quantum, beta / quantum
                 shortcut = None if shortcut is None else shortcut / quantum
@@ -129,9 +132,9 @@ class FusedLayer(nn.Module):
         """Whether pooling windows tile the image that x becomes, so that the kernels pool it."""
         if self.pool is None or not isinstance(self.sums, nn.Conv2d):
             return False
-        return all(side % 2 == 0 for side in self._sides(x))
+        return all(side % 2 == 0 for side in self.sides(x))
 
-    def _sides(self, x: Tensor) -> list[int]:
+    def sides(self, x: Tensor) -> list[int]:
         """Return height and width of the sums of a convolution; nothing of a linear layer."""
         sums: Any = self.sums
         if isinstance(sums, nn.Linear):
@@ -184,14 +187,14 @@ class FusedLayer(nn.Module):
         return context.integers.pop(self.source, None)
 
     def int8_sums(
-        self, features: Integers, weights: Integers, running_mean: Tensor
-    ) -> tuple[Tensor, Tensor, float]:
-        """Return the sums of integers of the source and of weights, their moments and unit."""
+        self, features: Integers, weights: Integers, norm: Normalisation | None = None
+    ) -> tuple[Tensor, Any, float]:
+        """Return the sums of integers of the source and of weights, their statistics and unit."""
         assert isinstance(self.sums, nn.Conv2d)
         assert self.source is not None
         assert self.weight_stair is not None
         stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
-        return sum_int8(stairs, features.int8, weights.int8, padding, running_mean)
+        return sum_int8(stairs, features.int8, weights.int8, padding, norm)
 
 
 class _Result(NamedTuple):
@@ -220,28 +223,26 @@ def _train(
     context: Context,
 ) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
+    if len(x) * math.prod(sides := layer.sides(x)) < 2:
+        raise ValueError(
+            "batch normalisation needs more than one value per channel in training, but its input "
+            f"has shape {(len(x), layer.norm.num_features, *sides)}."
+        )
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
     integers, weight = layer.source_integers(context), _rows(weight)
     x = x if integers is not None and integers.float8 is not None else _rows(x)
     values, weight_integers = _weights(layer, weight, x.dtype, integers, context)
-    unit, squares, running_mean = 1.0, None, layer.norm.running_mean
-    assert running_mean is not None  # checked before fusing
+    unit, squares = 1.0, None
+    norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number])
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
-            sums, partial, unit = layer.int8_sums(integers, weight_integers, running_mean)
+            sums, stats, unit = layer.int8_sums(integers, weight_integers, norm)
         elif layer.is_first:
-            sums, partial, squares = convolution.convolve_first(x, values, running_mean)
+            sums, stats, squares = convolution.convolve_first(x, values, norm)
         else:
             sums = _rows(products.sums_of(layer.sums, x, values))
-            partial = batchnorm.moments(sums, running_mean)
-    rows = sums.numel() // sums.shape[1]
-    if rows < 2:
-        raise ValueError(
-            "batch normalisation needs more than one value per channel in training, but its input "
-            f"has shape {tuple(sums.shape)}."
-        )
-    stats = batchnorm.batch_statistics(partial, layer.norm, gamma, beta, rows, unit)
+            stats = batch_statistics(sums, norm)
     y, argmax = _features(layer, sums, stats, shortcut, x, context)
     if weight_integers is not None and weight_integers.float8 is not None:
         assert integers is not None
@@ -253,7 +254,7 @@ def _train(
 def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
     """Run the forward pass in evaluation."""
     sums, unit = _evaluated_sums(layer, x, context)
-    stats = batchnorm.running_statistics(layer.norm, unit)
+    stats = running_statistics(layer.norm, unit)
     return _features(layer, _rows(sums), stats, shortcut, x, context)[0]
 
 
@@ -265,8 +266,7 @@ def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Ten
     weight = _rows(layer.sums.weight)
     _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
     assert weight_integers is not None
-    zeros = torch.zeros(len(weight), device=weight.device)
-    sums, _, unit = layer.int8_sums(integers, weight_integers, zeros)
+    sums, _, unit = layer.int8_sums(integers, weight_integers)
     return sums, unit
 
 
@@ -350,6 +350,7 @@ class _Layer(torch.autograd.Function):
         stair = layer.weight_stair
         ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
         ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
+        ctx.zeros = context.zeros[layer.number]
         ctx.float8 = result.x.dtype in gradients.FORMATS
         # As prepared for this pass: the noise may change before the backward pass.
         ctx.stair = context.stairs[layer.stair]
@@ -370,7 +371,7 @@ class _Layer(torch.autograd.Function):
             )
         else:
             coefficients = batchnorm_backward.reduce_dz(
-                dy, sums, stats, ctx.stair, argmax, ctx.unit, shortcut, sizes=ctx.float8
+                dy, sums, stats, ctx.stair, argmax, ctx.unit, ctx.zeros, shortcut, ctx.float8
             )
             gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
@@ -396,5 +397,4 @@ class _Layer(torch.autograd.Function):
                 dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
         if dx is not None:
             dx = dx.to(ctx.dtype)
-        d_beta, d_gamma = coefficients[:2]
-        return dx, dw, d_gamma, d_beta, d_shortcut, *d_quanta, None, None
+        return dx, dw, coefficients[1], coefficients[0], d_shortcut, *d_quanta, None, None

@@ -192,9 +192,8 @@ def convolve_int8(features: Tensor, weight: Tensor, padding: int) -> Tensor:
         tensor.to(torch.int8).contiguous(memory_format=torch.channels_last)
         for tensor in (features, weight)
     )
-    zeros = torch.zeros(len(weight), device=weight.device)
     with torch.cuda.device(features.device) if features.is_cuda else nullcontext():
-        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32, zeros)
+        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32)
     return sums.float()
 
 

@@ -1,16 +1,13 @@
 """Batch normalisation, stair and max-pooling in one pass over memory.
 
-The sums c of a layer, (rows, channels) in memory, are read once for their moments (unless the
-convolution has made these) and once for
+The sums c of a layer, (rows, channels) in memory, are read once for their statistics (unless the
+convolution has made these, :mod:`softstair.kernels.triton.moments`) and once for
 
     z = γ·(c − μ)/√(v + ε) + β = scale·c + shift        y = the value of the stair at z
 
 which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. In
 residual networks a shortcut is added to z. For the backward pass nothing is kept but c, the
 shortcut, and the argmax of pooling, one byte per element.
-
-Moments are those of c − m with m the running mean, so that the variance is no difference of large
-numbers. Partial sums of tiles are added in order, in float64: every run gives the same bits.
 """
 
 from typing import Any, NamedTuple
@@ -18,28 +15,17 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.distributions import ROUNDS
+from softstair.kernels.triton.moments import tile_constants
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
-__all__ = [
-    "LayerOutput",
-    "batch_statistics",
-    "forward",
-    "memory_format",
-    "moments",
-    "running_statistics",
-    "tile_constants",
-]
+__all__ = ["LayerOutput", "forward", "memory_format"]
 
-ELEMENTS, CHANNELS = 2048, 128
-"""Of a tile, or of each of the four that a program handles together; and most channels of it."""
-TILES, FEW_CHANNELS = 512, 4
-"""Partial sums that are added at a time: so many tiles of so few channels."""
-PROGRAMS = 1056
-"""Eight for each of the 132 multiprocessors of a large GPU."""
+ELEMENTS = 2048
+"""Of a tile, or of each of the four that a program handles together."""
 IMAGES = 64
 """Images of a tile whose transpose is stored; it has at most as many channels."""
 
@@ -52,92 +38,6 @@ class LayerOutput(NamedTuple):
     integers: Tensor | None
     argmax: Tensor | None
     transposed: Tensor | None
-
-
-@triton.jit
-def _moments(
-    sums_ptr, running_mean_ptr, partial_ptr, rows,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    channel_mask = channel < CHANNELS
-    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0)[None, :]
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & channel_mask[None, :]
-        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        sums = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
-        sums = tl.where(mask, sums - pivot, 0.0)
-        total += sums
-        squares += sums * sums
-    sums = tl.sum(total, 0)
-    store_partial(partial_ptr, channel, channel_mask, sums, tl.sum(squares, 0), sums, CHANNELS, 2)
-
-
-@triton.jit
-def store_partial(
-    partial_ptr, channel, channel_mask, first, second, third, CHANNELS: tl.constexpr,
-    SUMS: tl.constexpr,
-):  # fmt: skip
-    """Store two or three sums per channel as this tile's row of (tiles, SUMS, channels)."""
-    pointers = partial_ptr + tl.program_id(0) * SUMS * CHANNELS + channel
-    tl.store(pointers, first, mask=channel_mask)
-    tl.store(pointers + CHANNELS, second, mask=channel_mask)
-    if SUMS == 3:
-        tl.store(pointers + 2 * CHANNELS, third, mask=channel_mask)
-
-
-@triton.jit
-def add_partials(
-    partial_ptr, tiles, channel, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    SUMS: tl.constexpr,
-):  # fmt: skip
-    """The sums per channel over all tiles, in float64; the third is 0 if there are two."""
-    first = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
-    second = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
-    third = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
-    for start in range(0, tiles, ROWS):
-        tile = start + tl.arange(0, ROWS)
-        mask = (tile < tiles)[:, None] & (channel < CHANNELS)[None, :]
-        pointers = partial_ptr + tile[:, None] * SUMS * CHANNELS + channel[None, :]
-        first += tl.load(pointers, mask=mask, other=0).to(tl.float64)
-        second += tl.load(pointers + CHANNELS, mask=mask, other=0).to(tl.float64)
-        if SUMS == 3:
-            third += tl.load(pointers + 2 * CHANNELS, mask=mask, other=0).to(tl.float64)
-    return tl.sum(first, 0), tl.sum(second, 0), tl.sum(third, 0)
-
-
-@triton.jit
-def _statistics(
-    partial_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
-    tiles, rows, unit, per_unit, eps, momentum,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = channel < CHANNELS
-    total, squares, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
-    before = tl.load(running_mean_ptr + channel, mask=mask, other=0)
-    pivot = before * per_unit
-    beyond = total / rows
-    mean = pivot.to(tl.float64) + beyond
-    variance = tl.maximum(squares / rows - beyond * beyond, 0.0)
-    # c counts in units: the statistics of unit·c are unit·mean and unit²·variance.
-    inverse = 1 / tl.sqrt(variance + eps / unit / unit)
-    scale = tl.load(gamma_ptr + channel, mask=mask, other=0).to(tl.float64) * inverse
-    shift = tl.load(beta_ptr + channel, mask=mask, other=0).to(tl.float64) - mean * scale
-    tl.store(stats_ptr + channel, mean.to(tl.float32), mask=mask)
-    tl.store(stats_ptr + CHANNELS + channel, inverse.to(tl.float32), mask=mask)
-    tl.store(stats_ptr + 2 * CHANNELS + channel, scale.to(tl.float32), mask=mask)
-    tl.store(stats_ptr + 3 * CHANNELS + channel, shift.to(tl.float32), mask=mask)
-    now = before + momentum * ((mean * unit).to(tl.float32) - before)
-    tl.store(running_mean_ptr + channel, now, mask=mask)
-    before = tl.load(running_var_ptr + channel, mask=mask, other=0)
-    unbiased = (variance * unit * unit * (rows / (rows - 1.0))).to(tl.float32)
-    tl.store(running_var_ptr + channel, before + momentum * (unbiased - before), mask=mask)
-    if tl.program_id(0) == 0:
-        tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
 
 
 @triton.jit
@@ -239,46 +139,6 @@ def store_transposed(out_ptr, values, channel, index, mask, rows):
     tl.store(pointers, tl.trans(values.to(out_ptr.dtype.element_ty)), mask=tl.trans(mask))
 
 
-def moments(sums: Tensor, running_mean: Tensor) -> Tensor:
-    """Return Σ(c − m) and Σ(c − m)² per channel and tile, (tiles, 2, channels)."""
-    channels = sums.shape[1]
-    rows, block = sums.numel() // channels, channel_block(channels)
-    grid, tile = reduction_grid(rows, block, channels), ELEMENTS // block
-    partial = torch.empty((grid[0], 2, channels), dtype=torch.float32, device=sums.device)
-    _moments[grid](sums, running_mean, partial, rows, channels, tile, block, enable_fp_fusion=True)
-    return partial
-
-
-def batch_statistics(
-    partial: Tensor,
-    norm: nn.BatchNorm1d | nn.BatchNorm2d,
-    gamma: Tensor,
-    beta: Tensor,
-    rows: int,
-    unit: float,
-) -> Tensor:
-    """Return (mean, 1/deviation, scale, shift) of c per channel, (4, channels), from partial sums
-    of moments, and update the running statistics, which are those of unit·c."""
-    channels = partial.shape[2]
-    stats = torch.empty((4, channels), dtype=torch.float32, device=partial.device)
-    _statistics[(triton.cdiv(channels, FEW_CHANNELS),)](
-        partial, stats, gamma, beta, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, len(partial), rows, unit, 1 / unit, norm.eps, norm.momentum,
-        channels, TILES, FEW_CHANNELS, enable_fp_fusion=True,
-    )  # fmt: skip
-    return stats
-
-
-def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
-    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
-    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-    inverse = (variance.double() + norm.eps).rsqrt()
-    scale = norm.get_parameter("weight").double() * inverse
-    shift = norm.get_parameter("bias").double() - mean * scale
-    rows = (mean.double() / unit, inverse * unit, scale * unit, shift)
-    return torch.stack(rows).float()
-
-
 def forward(
     sums: Tensor,
     stats: Tensor | None,
@@ -333,25 +193,6 @@ def forward(
 def images_last(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an empty tensor (C, H, W, N) for the elements of one of shape (N, C, H, W)."""
     return torch.empty((*like.shape[1:], len(like)), dtype=dtype, device=like.device)
-
-
-def tile_constants(sums: Tensor) -> dict[str, int]:
-    """Return what a kernel must know of the shape of c; rows of a matrix are images of 1×1."""
-    height, width = (sums.shape[2], sums.shape[3]) if sums.dim() == 4 else (1, 1)
-    channels = sums.shape[1]
-    block = channel_block(channels)
-    return {"HEIGHT": height, "WIDTH": width, "CHANNELS": channels, "BLOCK": block}
-
-
-def channel_block(channels: int) -> int:
-    """Return how many channels a program handles."""
-    return min(CHANNELS, triton.next_power_of_2(channels))
-
-
-def reduction_grid(rows: int, block: int, channels: int) -> tuple[int, int]:
-    """Return the grid of a kernel that sums over rows: (tiles, blocks of channels)."""
-    blocks = triton.cdiv(channels, block)
-    return max(1, min(triton.cdiv(rows, ELEMENTS // block), PROGRAMS // blocks)), blocks
 
 
 def memory_format(tensor: Tensor) -> torch.memory_format:

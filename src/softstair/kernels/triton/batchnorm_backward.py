@@ -25,19 +25,21 @@ from torch import Tensor
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.batchnorm import (
     ELEMENTS,
-    FEW_CHANNELS,
     IMAGES,
-    TILES,
-    add_partials,
     images_last,
-    reduction_grid,
-    store_partial,
     store_transposed,
-    tile_constants,
     tile_rows,
     window_row,
 )
 from softstair.kernels.triton.convolution import first_constants, load_taps
+from softstair.kernels.triton.moments import (
+    WARPS,
+    add_partials,
+    is_last,
+    reduction,
+    store_partial,
+    tile_constants,
+)
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["backward", "first_weight_gradient", "reduce_dz", "stair_backward"]
@@ -84,14 +86,14 @@ def _load_dz(
 @triton.jit
 def _reduce_dz(
     dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, x_ptr, partial_ptr,
-    products_ptr, rows, count,
+    products_ptr, coefficients_ptr, zeros_ptr, rows, count, per_unit,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
     SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
     PRECISION: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles; with TAPS,
-    Xᵀdz as well."""
+    """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. With TAPS,
+    sum Xᵀdz as well; without, the last program stores the coefficients."""
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
@@ -132,18 +134,22 @@ def _reduce_dz(
         k = tl.arange(0, LENGTH)
         offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
         tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
+    else:
+        tiles, blocks = tl.num_programs(0), tl.num_programs(1)
+        if is_last(zeros_ptr + 2 * CHANNELS + blocks + tl.program_id(1), tiles):
+            sums = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS // 2, BLOCK, SUMS)
+            _store_coefficients(
+                coefficients_ptr, stats_ptr, sums[0], sums[1], sums[2], channel, channel_mask,
+                count, per_unit, CHANNELS, SUMS,
+            )  # fmt: skip
 
 
 @triton.jit
-def _coefficients(
-    partial_ptr, stats_ptr, out_ptr, tiles, rows, per_unit,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr,
+def _store_coefficients(
+    out_ptr, stats_ptr, d_beta, weighted, squares, channel, mask, rows, per_unit,
+    CHANNELS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = channel < CHANNELS
-    d_beta, weighted, squares = add_partials(
-        partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, SUMS
-    )
+    """Store (dβ, dγ, s, a, b) and, of three SUMS, √(Σ(s·dz)²/n); return (s, a, b)."""
     mean = tl.load(stats_ptr + channel, mask=mask, other=0).to(tl.float64)
     inverse = tl.load(stats_ptr + CHANNELS + channel, mask=mask, other=0).to(tl.float64)
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=mask, other=0).to(tl.float64)
@@ -159,11 +165,13 @@ def _coefficients(
     if SUMS == 3:
         size = tl.abs(s) * tl.sqrt(squares / rows)
         tl.store(out_ptr + 5 * CHANNELS + channel, size.to(tl.float32), mask=mask)
+    return s, a, b
 
 
 @triton.jit
 def _first_gradient(
-    products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles, square_tiles,
+    partial_ptr, stats_ptr, products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles,
+    square_tiles, rows,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
@@ -186,9 +194,11 @@ def _first_gradient(
         mask=mask[None, :] & (j < count)[:, None],
         other=0,
     ).to(tl.float64)
-    s = tl.load(coefficients_ptr + 2 * CHANNELS + channel, mask=mask, other=0)
-    a = tl.load(coefficients_ptr + 3 * CHANNELS + channel, mask=mask, other=0)
-    b = tl.load(coefficients_ptr + 4 * CHANNELS + channel, mask=mask, other=0)
+    d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
+    s, a, b = _store_coefficients(  # each row of programs the same
+        coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
+        2,
+    )  # fmt: skip
     gradient = s * tl.sum(total, 0) + a * tl.sum(row[:, None] * weights, 0)
     gradient += b * tl.sum(tl.where(j == count, row, 0.0), 0)
     tl.store(out_ptr + channel * count + k, gradient.to(tl.float32), mask=mask)
@@ -274,22 +284,28 @@ def reduce_dz(
     stair: PreparedStair,
     argmax: Tensor | None,
     unit: float,
+    zeros: Tensor,
     shortcut: Tensor | None = None,
     sizes: bool = False,
 ) -> Tensor:
-    """Return the :func:`coefficients` of the backward pass, with the sizes of s·dz if asked for."""
-    count = sums.numel() // sums.shape[1]
+    """Return (dβ, dγ, s, a, b), (5, channels): the gradient of unit·c is s·dz + a·c + b.
+
+    With ``sizes`` there is a sixth row, √(Σ(s·dz)²/n). The ``zeros`` are a row of
+    :func:`~softstair.kernels.triton.moments.zeros_for`.
+    """
+    channels = sums.shape[1]
+    count = sums.numel() // channels
     rows, number = count if argmax is None else count // 4, 3 if sizes else 2
-    constants = tile_constants(sums)
-    grid = reduction_grid(rows, constants["BLOCK"], sums.shape[1])
-    partial = torch.empty((grid[0], number, sums.shape[1]), device=sums.device)
+    grid, constants = reduction(sums, rows)
+    partial = torch.empty((grid[0], number, channels), device=sums.device)
+    coefficients = torch.empty((3 + number, channels), device=sums.device)
     _reduce_dz[grid](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
-        stair.table, stair.row, dy, partial, partial, rows, count, **constants,
-        **stair.constants, **NO_TAPS, ROWS=ELEMENTS // constants["BLOCK"], POOL=argmax is not None,
-        SHORTCUT=shortcut is not None, SUMS=number, num_warps=2, enable_fp_fusion=True,
+        stair.table, stair.row, dy, partial, partial, coefficients, zeros, rows, count, 1 / unit,
+        **constants, **stair.constants, **NO_TAPS, POOL=argmax is not None,
+        SHORTCUT=shortcut is not None, SUMS=number, num_warps=WARPS, enable_fp_fusion=True,
     )  # fmt: skip
-    return coefficients(partial, stats, count, unit)
+    return coefficients
 
 
 def first_weight_gradient(
@@ -306,40 +322,23 @@ def first_weight_gradient(
     float32, in their memory layout."""
     outputs = len(weight)
     count, constants = sums.numel() // outputs, first_constants(x, weight, sums)
-    rows = dy.numel() // outputs
+    rows, length = dy.numel() // outputs, constants["LENGTH"]
     tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
-    products = torch.empty(
-        (tiles, constants["LENGTH"], outputs), dtype=torch.float32, device=x.device
-    )
+    products = torch.empty((tiles, length, outputs), dtype=torch.float32, device=x.device)
     _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
         dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
-        products, rows, count, **constants, **stair.constants, ROWS=FIRST_ROWS,
-        POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4, num_stages=1,
+        products, partial, partial, rows, count, 1.0, **constants, **stair.constants,
+        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4, num_stages=1,
         enable_fp_fusion=True,
     )  # fmt: skip
-    out = coefficients(partial, stats, count, 1.0)
+    coefficients = torch.empty((5, outputs), device=x.device)
     gradient = torch.empty_like(weight, dtype=torch.float32)
-    length = constants["LENGTH"]
     _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FIRST_CHANNELS))](
-        products, squares, weight, out, gradient, tiles, len(squares), outputs, length,
-        FIRST_TILES, FIRST_CHANNELS, num_warps=8, enable_fp_fusion=True,
+        partial, stats, products, squares, weight, coefficients, gradient, tiles, len(squares),
+        count, outputs, length, FIRST_TILES, FIRST_CHANNELS, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
-    return out, gradient
-
-
-def coefficients(partial: Tensor, stats: Tensor, rows: int, unit: float) -> Tensor:
-    """Return (dβ, dγ, s, a, b), (5, channels), from Σdz and Σdz·(c − μ) per channel and tile.
-
-    The gradient of unit·c is s·dz + a·c + b. From Σdz² comes a sixth row, √(Σ(s·dz)²/n).
-    """
-    tiles, number, channels = partial.shape
-    out = torch.empty((3 + number, channels), device=partial.device)
-    _coefficients[(triton.cdiv(channels, FEW_CHANNELS),)](
-        partial, stats, out, tiles, rows, 1 / unit, channels, TILES, FEW_CHANNELS, number,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    return out
+    return coefficients, gradient
 
 
 class SumGradient(NamedTuple):

@@ -1,10 +1,11 @@
-"""Two convolutions that leave with the moments of their sums: of integers, and of the first layer.
+"""Two convolutions that leave with the statistics of their sums: of integers, and of a first layer.
 
 **Integers.** Quantised features and weights are small integers times a quantum: int8 operands with
 int32 sums on the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice
 its rate. Sums are stored as int16 where they fit. A tile of the output is a box of pixels; shifted
 by a tap of the kernel it is a box of the input, which the copy engine loads with zeros beyond the
-border, so that nothing is padded in memory.
+border, so that nothing is padded in memory. Moments of integers are integers: programs add theirs
+to the same two numbers per channel, and the result does not depend on their order.
 
 **First layer.** A convolution of few channels, whose products are too short for a library's tensor
 cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
@@ -20,7 +21,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from softstair.kernels.triton.batchnorm import store_partial, tile_constants
+from softstair.kernels.triton.moments import (
+    REDUCED_CHANNELS,
+    Normalisation,
+    is_last,
+    partial_statistics,
+    store_partial,
+    store_statistics,
+    tile_constants,
+)
 
 __all__ = [
     "convolve_first",
@@ -41,11 +50,12 @@ FIRST_ROWS, FIRST_PROGRAMS = 32, 528
 
 @triton.jit
 def _convolve_int8(
-    features, weights, running_mean_ptr, sums_ptr, partial_ptr, images, per_unit,
+    features, weights, sums_ptr, partial_ptr, images, stats_ptr, gamma_ptr, beta_ptr,
+    running_mean_ptr, running_var_ptr, tracked_ptr, rows, unit, per_unit, eps, momentum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
     BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, MOMENTS: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     down: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
     across: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
@@ -63,8 +73,8 @@ def _convolve_int8(
         y, x = top + tap // TAPS_ACROSS - PADDING, left + tap % TAPS_ACROSS - PADDING
         box = features.load([image, y, x, inputs]).reshape(pixels, DEPTH)
         # Beyond the last input of a tap come those of the next one: they meet zeros of the box.
-        rows = weights.load([channel, tap * INPUTS + inputs])
-        total = tl.dot(box, rows.T, total, out_dtype=tl.int32)
+        matrix = weights.load([channel, tap * INPUTS + inputs])
+        total = tl.dot(box, matrix.T, total, out_dtype=tl.int32)
     pixel = tl.arange(0, pixels)
     image += pixel // (BOX_HEIGHT * BOX_WIDTH)
     y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
@@ -75,11 +85,30 @@ def _convolve_int8(
     mask = inside[:, None] & output_mask[None, :]
     pointers = sums_ptr + offsets[:, None] + outputs[None, :]
     tl.store(pointers, total.to(sums_ptr.dtype.element_ty), mask=mask)
-    pivot = tl.load(running_mean_ptr + outputs, mask=output_mask, other=0) * per_unit
-    values = tl.where(mask, total.to(tl.float32) - pivot[None, :], 0.0)
-    pointers = partial_ptr + tile * 2 * OUTPUTS + outputs
-    tl.store(pointers, tl.sum(values, 0), mask=output_mask)
-    tl.store(pointers + OUTPUTS, tl.sum(values * values, 0), mask=output_mask)
+    if MOMENTS == "exact":
+        values = tl.where(mask, total, 0)
+        squares = values * values  # below 2³⁰; their sum is not
+        second = tl.sum(squares >> 15, 0).to(tl.int64) * 32768 + tl.sum(squares & 32767, 0)
+        pointers = partial_ptr + outputs
+        first = tl.sum(values, 0).to(tl.int64)
+        tl.atomic_add(pointers, first, mask=output_mask, sem="relaxed")
+        tl.atomic_add(pointers + OUTPUTS, second, mask=output_mask, sem="relaxed")
+    elif MOMENTS == "partial":
+        pivot = tl.load(running_mean_ptr + outputs, mask=output_mask, other=0) * per_unit
+        values = tl.where(mask, total.to(tl.float32) - pivot[None, :], 0.0)
+        pointers = partial_ptr + tile * 2 * OUTPUTS + outputs
+        tl.store(pointers, tl.sum(values, 0), mask=output_mask)
+        tl.store(pointers + OUTPUTS, tl.sum(values * values, 0), mask=output_mask)
+    if FINISH:
+        last = is_last(partial_ptr + 2 * OUTPUTS + channel // BLOCK, tl.num_programs(0) // blocks)
+        if last:
+            first = tl.load(pointers, mask=output_mask, cache_modifier=".cg")
+            second = tl.load(pointers + OUTPUTS, mask=output_mask, cache_modifier=".cg")
+            store_statistics(
+                first.to(tl.float64), second.to(tl.float64), tl.zeros((BLOCK,), dtype=tl.float32),
+                outputs, output_mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
+                running_var_ptr, tracked_ptr, rows, unit, eps, momentum, OUTPUTS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -156,14 +185,15 @@ def convolve_int8(
     weights: Tensor,
     padding: int,
     dtype: torch.dtype,
-    running_mean: Tensor,
+    norm: Normalisation | None = None,
     unit: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Convolve int8 features with int8 weights, both channels-last.
 
     Returns:
-        The sums, (N, C, H, W) channels-last in an integer ``dtype`` that must hold them, and their
-        moments per tile, (tiles, 2, C), about the running mean of unit·sums.
+        The sums, (N, C, H, W) channels-last in an integer ``dtype`` that must hold them, and what
+        :func:`~softstair.kernels.triton.moments.batch_statistics` returns, if a normalisation is
+        given.
     """
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
@@ -177,7 +207,17 @@ def convolve_int8(
     )
     block = min(128, max(16, triton.next_power_of_2(outputs)))
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
-    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=features.device)
+    rows, stats = images * new_height * new_width, None
+    partial, arguments = sums, (sums,) * 6 + (rows, unit, 1 / unit, 1.0, 1.0)
+    how, finish = None, False
+    if norm is not None:
+        stats, arguments = norm.arguments(rows, unit)
+        how = "exact" if dtype == torch.int16 else "partial"
+        # Of programs with few channels, a multiprocessor runs others while one waits for the count.
+        finish = how == "exact" and block <= REDUCED_CHANNELS
+        partial = norm.zeros[: 2 * outputs].view(1, 2, outputs)
+        if how == "partial":
+            partial = torch.empty((tiles, 2, outputs), device=features.device)
     boxes = TensorDescriptor(
         features,
         [images, height, width, inputs],
@@ -185,13 +225,15 @@ def convolve_int8(
         [box_images, box_height, box_width, depth],
     )
     length = down * across * inputs
-    rows = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
+    matrix = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
     _convolve_int8[(tiles * triton.cdiv(outputs, block),)](
-        boxes, rows, running_mean, sums, partial, images, 1 / unit, new_height, new_width, inputs,
-        outputs, down, across, padding, box_images, box_height, box_width, block, depth,
-        num_warps=4, num_stages=3, enable_fp_fusion=True,
+        boxes, matrix, sums, partial, images, *arguments, new_height, new_width, inputs, outputs,
+        down, across, padding, box_images, box_height, box_width, block, depth, MOMENTS=how,
+        FINISH=finish, num_warps=4, num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip
-    return sums, partial
+    if norm is not None and not finish:
+        stats = partial_statistics(partial, norm, rows, unit)
+    return sums, stats
 
 
 def pixel_box(height: int, width: int) -> tuple[int, int, int]:
@@ -213,10 +255,8 @@ def supports_first(
     return same and plain and inputs * down * across <= LONGEST and outputs >= 16
 
 
-def convolve_first(
-    x: Tensor, weight: Tensor, running_mean: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums in the weights' dtype, channels-last, and per tile their moments and XᵀX."""
+def convolve_first(x: Tensor, weight: Tensor, norm: Normalisation) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums in the weights' dtype, channels-last, their statistics, and XᵀX per tile."""
     images, _, height, width = x.shape
     outputs = len(weight)
     sums = _channels_last((images, outputs, height, width), weight.dtype, x.device)
@@ -226,10 +266,10 @@ def convolve_first(
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
     squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
     _first_layer[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, weight, running_mean, sums, partial, squares, rows, **constants, ROWS=FIRST_ROWS,
-        num_warps=4, enable_fp_fusion=True,
+        x, weight, norm.module.running_mean, sums, partial, squares, rows, **constants,
+        ROWS=FIRST_ROWS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
-    return sums, partial, squares
+    return sums, partial_statistics(partial, norm, rows, 1.0), squares
 
 
 def first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:

@@ -1,0 +1,245 @@
+"""Moments and statistics of the sums of a layer, for batch normalisation.
+
+Moments are those of c − m with m the running mean, so that the variance is no difference of large
+numbers; integers are summed exactly, with m = 0. Every program stores the sums of its tiles, and
+the last one to do so adds them all in order, in float64: every run gives the same bits. For the
+exact sums, and to count the programs that have stored theirs, each layer has a row of zeros.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+__all__ = [
+    "Normalisation",
+    "batch_statistics",
+    "partial_statistics",
+    "running_statistics",
+    "tile_constants",
+    "zeros_for",
+]
+
+CHANNELS = 128
+"""Most channels of a tile."""
+TILES, FEW_CHANNELS = 512, 4
+"""Partial sums that are added at a time: so many tiles of so few channels."""
+REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 8192, 64, 264, 8
+"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (two for each
+of the 132 multiprocessors of a large GPU) and their warps. The last program alone adds the partial
+sums, so there should be few of them, and many threads."""
+
+
+class Normalisation(NamedTuple):
+    """A batch normalisation in training; γ and β may be divided by a quantum."""
+
+    module: nn.BatchNorm1d | nn.BatchNorm2d
+    gamma: Tensor
+    beta: Tensor
+    zeros: Tensor
+    """A row of :func:`zeros_for`."""
+
+    def arguments(self, rows: int, unit: float) -> tuple[Tensor, tuple[Any, ...]]:
+        """Return a tensor for (mean, 1/deviation, scale, shift) per channel, (4, channels), and the
+        arguments of a kernel that computes them, for so many sums per channel in a ``unit``."""
+        norm = self.module
+        stats = torch.empty((4, norm.num_features), dtype=torch.float32, device=self.gamma.device)
+        tensors = (self.gamma, self.beta, norm.running_mean, norm.running_var)
+        numbers = (rows, unit, 1 / unit, norm.eps, norm.momentum)
+        return stats, (stats, *tensors, norm.num_batches_tracked, *numbers)
+
+
+def zeros_for(layers: int, channels: int, device: torch.device) -> Tensor:
+    """Return rows of zeros for layers of at most so many channels: two exact sums per channel, and
+    two counters per block of channels, for the forward and the backward pass."""
+    size = 2 * channels + 2 * triton.cdiv(channels, REDUCED_CHANNELS)
+    return torch.zeros((layers, size), dtype=torch.int64, device=device)
+
+
+@triton.jit
+def is_last(counter_ptr, programs):
+    """Whether all other programs have been here; what they stored before can then be loaded, but
+    not from this multiprocessor's own cache. The counter is 0 again."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
+def _moments(
+    sums_ptr, partial_ptr, zeros_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
+    running_var_ptr, tracked_ptr, rows, unit, per_unit, eps, momentum,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0) * per_unit
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        sums = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
+        sums = tl.where(mask, sums - pivot[None, :], 0.0)
+        total += sums
+        squares += sums * sums
+    first, second = tl.sum(total.to(tl.float64), 0), tl.sum(squares.to(tl.float64), 0)
+    store_partial(partial_ptr, channel, channel_mask, first, second, first, CHANNELS, 2)
+    if is_last(zeros_ptr + 2 * CHANNELS + tl.program_id(1), tl.num_programs(0)):
+        first, second, _ = add_partials(
+            partial_ptr, tl.num_programs(0), channel, CHANNELS, ROWS // 2, BLOCK, 2
+        )
+        store_statistics(
+            first, second, pivot, channel, channel_mask, stats_ptr, gamma_ptr, beta_ptr,
+            running_mean_ptr, running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_partial(
+    partial_ptr, channel, channel_mask, first, second, third, CHANNELS: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """Store two or three sums per channel as this tile's row of (tiles, SUMS, channels)."""
+    pointers = partial_ptr + tl.program_id(0) * SUMS * CHANNELS + channel
+    tl.store(pointers, first, mask=channel_mask)
+    tl.store(pointers + CHANNELS, second, mask=channel_mask)
+    if SUMS == 3:
+        tl.store(pointers + 2 * CHANNELS, third, mask=channel_mask)
+
+
+@triton.jit
+def add_partials(
+    partial_ptr, tiles, channel, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """The sums per channel over all tiles, in float64; the third is 0 if there are two."""
+    first = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    second = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    third = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for start in range(0, tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)
+        mask = (tile < tiles)[:, None] & (channel < CHANNELS)[None, :]
+        pointers = partial_ptr + tile[:, None] * SUMS * CHANNELS + channel[None, :]
+        first += _load_partial(pointers, mask)
+        second += _load_partial(pointers + CHANNELS, mask)
+        if SUMS == 3:
+            third += _load_partial(pointers + 2 * CHANNELS, mask)
+    return tl.sum(first, 0), tl.sum(second, 0), tl.sum(third, 0)
+
+
+@triton.jit
+def _load_partial(pointers, mask):
+    return tl.load(pointers, mask=mask, other=0, cache_modifier=".cg").to(tl.float64)
+
+
+@triton.jit
+def store_statistics(
+    total, squares, pivot, channel, mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
+    running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Store what follows from the moments of c about a pivot, and update the running statistics,
+    which are those of unit·c."""
+    beyond = total / rows
+    mean = pivot.to(tl.float64) + beyond
+    variance = tl.maximum(squares / rows - beyond * beyond, 0.0)
+    # c counts in units: the statistics of unit·c are unit·mean and unit²·variance.
+    inverse = 1 / tl.sqrt(variance + eps / unit / unit)
+    scale = tl.load(gamma_ptr + channel, mask=mask, other=0).to(tl.float64) * inverse
+    shift = tl.load(beta_ptr + channel, mask=mask, other=0).to(tl.float64) - mean * scale
+    tl.store(stats_ptr + channel, mean.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + CHANNELS + channel, inverse.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + 2 * CHANNELS + channel, scale.to(tl.float32), mask=mask)
+    tl.store(stats_ptr + 3 * CHANNELS + channel, shift.to(tl.float32), mask=mask)
+    before = tl.load(running_mean_ptr + channel, mask=mask, other=0)
+    now = before + momentum * ((mean * unit).to(tl.float32) - before)
+    tl.store(running_mean_ptr + channel, now, mask=mask)
+    before = tl.load(running_var_ptr + channel, mask=mask, other=0)
+    unbiased = (variance * unit * unit * (rows / (rows - 1.0))).to(tl.float32)
+    tl.store(running_var_ptr + channel, before + momentum * (unbiased - before), mask=mask)
+    tracked = tl.load(tracked_ptr + channel, mask=channel == 0, other=0)
+    tl.store(tracked_ptr + channel, tracked + 1, mask=channel == 0)
+
+
+@triton.jit
+def _statistics(
+    partial_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
+    rows, unit, per_unit, eps, momentum, tiles,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    total, squares, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
+    pivot = tl.load(running_mean_ptr + channel, mask=mask, other=0) * per_unit
+    if partial_ptr.dtype.element_ty == tl.int64:
+        pivot = tl.zeros((BLOCK,), dtype=tl.float32)
+    store_statistics(
+        total, squares, pivot, channel, mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
+        running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS,
+    )  # fmt: skip
+
+
+def batch_statistics(sums: Tensor, norm: Normalisation, unit: float = 1.0) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) of sums per channel, (4, channels), and update the
+    running statistics, which are those of unit·sums."""
+    channels = sums.shape[1]
+    rows = sums.numel() // channels
+    grid, constants = reduction(sums, rows)
+    partial = torch.empty((grid[0], 2, channels), dtype=torch.float32, device=sums.device)
+    stats, arguments = norm.arguments(rows, unit)
+    _moments[grid](
+        sums, partial, norm.zeros, *arguments, channels, constants["ROWS"], constants["BLOCK"],
+        num_warps=WARPS, enable_fp_fusion=True,
+    )  # fmt: skip
+    return stats
+
+
+def partial_statistics(partial: Tensor, norm: Normalisation, rows: int, unit: float) -> Tensor:
+    """Do what :func:`batch_statistics` does, from moments per channel and tile, (tiles, 2,
+    channels): about the running mean, or of integers about 0."""
+    tiles, _, channels = partial.shape
+    stats, arguments = norm.arguments(rows, unit)
+    _statistics[(triton.cdiv(channels, FEW_CHANNELS),)](
+        partial, *arguments, tiles, channels, min(TILES, triton.next_power_of_2(tiles)),
+        FEW_CHANNELS, enable_fp_fusion=True,
+    )  # fmt: skip
+    return stats
+
+
+def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
+    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    inverse = (variance.double() + norm.eps).rsqrt()
+    scale = norm.get_parameter("weight").double() * inverse
+    shift = norm.get_parameter("bias").double() - mean * scale
+    rows = (mean.double() / unit, inverse * unit, scale * unit, shift)
+    return torch.stack(rows).float()
+
+
+def tile_constants(sums: Tensor) -> dict[str, int]:
+    """Return what a kernel must know of the shape of c; rows of a matrix are images of 1×1."""
+    height, width = (sums.shape[2], sums.shape[3]) if sums.dim() == 4 else (1, 1)
+    channels = sums.shape[1]
+    block = channel_block(channels)
+    return {"HEIGHT": height, "WIDTH": width, "CHANNELS": channels, "BLOCK": block}
+
+
+def channel_block(channels: int) -> int:
+    """Return how many channels a program handles."""
+    return min(CHANNELS, triton.next_power_of_2(channels))
+
+
+def reduction(sums: Tensor, rows: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Return the grid (tiles, blocks of channels) and the constants of a kernel that sums over so
+    many rows."""
+    constants = tile_constants(sums)
+    constants["BLOCK"] = block = min(REDUCED_CHANNELS, constants["BLOCK"])
+    constants["ROWS"] = tile = REDUCED // block
+    blocks = triton.cdiv(sums.shape[1], block)
+    tiles = max(1, min(triton.cdiv(rows, tile), PROGRAMS // blocks))
+    return (tiles, blocks), constants
