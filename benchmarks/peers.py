@@ -7,7 +7,8 @@
 All start from one float network (MobileNetV1-0.25 on digits of 16×16, ResNet-20 on CIFAR-10), with
 the same batches in the same order, AdamW and half a cosine of the rate. With ``--latent-rate`` the
 weights of softstair's layers have a rate of their own, in quanta: rows with it are not compared at
-equal settings. The last layer stays in float, and the first reads bytes.
+equal settings. With ``--teacher`` all learn the scores of the float network too, by the defaults of
+``softstair train``. The last layer stays in float, and the first reads bytes.
 
 Each training adds a row: the accuracies in per cent of the float network, after quantisation and
 calibration (untrained) and after fine-tuning (trained), the seconds of fine-tuning, what is
@@ -16,6 +17,7 @@ Brevitas and torchao are imported from PYTHONPATH.
 """
 
 import argparse
+import copy
 import csv
 import itertools
 import math
@@ -35,6 +37,7 @@ from softstair.data import load
 from softstair.train import Recipe
 from softstair.train.execution import training_settings
 from softstair.train.optimiser import OptimiserOptions, Rates, make_optimiser
+from softstair.train.teacher import FloatRun, Teacher
 
 sys.path.append(str(Path(__file__).parent / "baselines"))
 from harness import Run
@@ -50,8 +53,9 @@ FOLDS = 2
 
 
 def train(run: Run, latent_rate: float | None = None) -> float:
-    """Train the network of a run, and return the seconds."""
-    begin = time.perf_counter()
+    """Train the network of a run, and return the seconds; on a CPU, those of this process."""
+    clock = time.perf_counter if run.is_cuda else time.process_time
+    begin = clock()
     run.network.train()
     options = OptimiserOptions(
         optimiser="adamw",
@@ -69,7 +73,7 @@ def train(run: Run, latent_rate: float | None = None) -> float:
         optimiser.step()
     if run.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def new_run(given: argparse.Namespace, seed: int, fold: int, epochs: int, rate: float) -> Run:
@@ -105,17 +109,21 @@ def float_network(given: argparse.Namespace, seed: int, fold: int) -> nn.Module:
 
 
 def measure(
-    method: str, bits: str, model: nn.Module, run: Run, latent_rate: float | None
+    method: str, bits: str, model: nn.Module, run: Run, given: argparse.Namespace
 ) -> dict[str, Any]:
     """Quantise, fine-tune and deploy once; return the row of the table."""
+    if given.teacher:
+        start = FloatRun(run.recipe, copy.deepcopy(model), digest="")
+        run.teacher = Teacher(start, run.recipe, run.dataset, run.device)
     chunks = islice(run.training.chunks(run.recipe.batch), CALIBRATION_BATCHES)
     candidate = METHODS[method](model, bits, [x for x, _ in chunks])
     row: dict[str, Any] = {"method": method, "bits": bits, "rate": f"{run.rate:g}"}
-    row["latent_rate"] = "" if latent_rate is None else f"{latent_rate:g}"
+    row["latent_rate"] = "" if given.latent_rate is None else f"{given.latent_rate:g}"
+    row |= {"epochs": run.recipe.epochs, "teacher": "yes" if given.teacher else ""}
     row |= {"seed": run.recipe.seed, "fold": run.recipe.fold, "float": accuracy(model, run)}
     row["untrained"] = accuracy(candidate.untrained, run)
     run.network = candidate.network.to(run.device)
-    seconds = train(run, latent_rate)
+    seconds = train(run, given.latent_rate)
     row |= {"trained": accuracy(candidate.trained(), run), "seconds": seconds}
     try:
         deployed = candidate.deploy(run)
@@ -133,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folds", type=int, nargs="+", help="of the digits")
     parser.add_argument("--data", choices=NETWORKS, default="digits")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--teacher", action="store_true", help="learn the float network's scores")
     parser.add_argument("--limit", type=int, help="use only N random examples")
     for name, default in (("epochs", 10), ("float-epochs", 30), ("batch", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -147,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for bits, method in itertools.product(given.bits, given.methods):
             run = new_run(given, seed, fold, given.epochs, given.rate)
             with training_settings(run.recipe, run.device):
-                row = measure(method, bits, model, run, given.latent_rate)
+                row = measure(method, bits, model, run, given)
             is_new = not given.out.exists()
             with given.out.open("a", newline="") as file:
                 csv.writer(file).writerows([row, row.values()] if is_new else [row.values()])

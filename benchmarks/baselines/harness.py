@@ -39,6 +39,7 @@ class Run:
         weight_decay: The decoupled weight decay of weights.
         first_layer: Whether the first layer's weights are quantised ("same") or not ("float").
         forward: What computes the scores in training instead of the network.
+        teacher: What a float network makes of the loss, given the scores and the batch.
         is_eager: Whether steps on CUDA are neither compiled nor captured.
         seconds: The time that training took.
     """
@@ -57,6 +58,7 @@ class Run:
         self.first_layer, self.is_cuda = first_layer, device.type == "cuda"
         self.dataset, self.start, self.seconds = dataset, start, 0.0  # all examples
         self.forward: Callable[[Tensor], Tensor] | None = None
+        self.teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         self.is_eager = False
         dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
         numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
@@ -141,7 +143,7 @@ class Run:
         loss = F.cross_entropy(scores, y)
         if share is not None:
             loss = (1 - share) * loss + share * F.cross_entropy(scores, y.flip(0))
-        return loss
+        return loss if self.teacher is None else self.teacher(loss, scores, x)
 
     def fit(
         self,
