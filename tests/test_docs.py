@@ -477,43 +477,63 @@ def test_accuracies_of_sums_are_those_of_the_table() -> None:
 
 
 def test_comparison_of_tools_is_that_of_the_table() -> None:
-    """Over the seeds that all tools have: means, the least and the most, what exports differ in."""
+    """Means over seeds, the least and the most, and what exports differ in."""
+    page = text_of(DOCS / "float.md")
     tools: dict[str, dict[str, list[dict[str, str]]]] = {}
     with_rate: list[dict[str, str]] = []
+    recipes: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    exports: dict[str, list[dict[str, str]]] = {}
     for run in results_table("peers.csv"):
-        if run["latent_rate"]:
+        bits, tool, is_new = run["bits"], run["tool"], run["machine"] == "x86-64"
+        if run["teacher"] or (is_new and run["latent_rate"]):
+            key = (bits, tool, run["rate"], run["teacher"] or "no")
+            recipes.setdefault(key, []).append(run)
+        elif bits == "int8" and is_new:
+            exports.setdefault(tool, []).append(run)
+        elif run["latent_rate"]:
             with_rate.append(run)
         else:
-            tools.setdefault(run["bits"], {}).setdefault(run["tool"], []).append(run)
+            tools.setdefault(bits, {}).setdefault(tool, []).append(run)
+    numbers = lambda runs, column: [Decimal(run[column]) for run in runs]
+    mean = lambda runs, column: f"{statistics.mean(numbers(runs, column)):.1f}"
+    differ = lambda runs: [
+        f"{sum(int(run[column] or 0) for run in runs):,}" for column in ("differ", "compared")
+    ]
     lines = []
     for bits, runs_of in tools.items():
-        seeds = set.intersection(*({run["seed"] for run in runs} for runs in runs_of.values()))
-        for tool, every_run in runs_of.items():
-            if len(runs_of) < 3:
-                continue
-            runs = [run for run in every_run if run["seed"] in seeds]
-            columns = ("float", "untrained", "trained", "seconds")
-            *accuracies, seconds = ([Decimal(run[column]) for run in runs] for column in columns)
-            cells = [f"{statistics.mean(values):.1f}" for values in accuracies]
-            cells += [f"{min(accuracies[2]):.1f}", f"{max(accuracies[2]):.1f}"]
-            cells.append(f"{statistics.mean(seconds):.0f}")
-            differ, compared = (
-                sum(int(run[column] or 0) for run in runs) for column in ("differ", "compared")
-            )
-            cells += [f"{differ:,}", f"{compared:,}"] if compared else ["–", "–"]
+        for tool, runs in runs_of.items():
+            assert len(runs) == 3
+            trained = numbers(runs, "trained")
+            cells = [mean(runs, column) for column in ("float", "untrained", "trained")]
+            cells += [f"{min(trained):.1f}", f"{max(trained):.1f}"]
+            cells.append(f"{statistics.mean(numbers(runs, 'seconds')):.0f}")
+            cells += differ(runs) if any(run["compared"] for run in runs) else ["–", "–"]
             lines.append(f"| {bits} | {tool} | {len(runs)} | {' | '.join(cells)} |")
-    assert "\n".join(lines) in text_of(DOCS / "float.md")
+    assert "\n".join(lines) in page
     lines = []
     for bits, runs_of in tools.items():
         ours = [run for run in with_rate if run["bits"] == bits]
         cells = []
         for runs in (ours, runs_of["brevitas"], runs_of["torchao"]):
-            trained = [Decimal(run["trained"]) for run in runs]
+            trained = numbers(runs, "trained")
             assert len(trained) == 3
             least, most = min(trained), max(trained)
             cells.append(f"{statistics.mean(trained):.1f} ({least:.1f} to {most:.1f})")
         lines.append(f"| {bits} | {' | '.join(cells)} |")
-    assert "\n".join(lines) in text_of(DOCS / "float.md")
+    assert "\n".join(lines) in page
+    lines = []
+    for key, runs in recipes.items():
+        pairs = zip(numbers(runs, "trained"), numbers(runs, "float"), strict=True)
+        gains = [trained - start for trained, start in pairs]
+        cells = [mean(runs, column) for column in ("float", "untrained", "trained")]
+        cells += [f"{gain:+.2f}" for gain in (statistics.mean(gains), min(gains), max(gains))]
+        line = f"| {' | '.join(key)} | {len(runs)} | {' | '.join(cells)} |"
+        lines.append(line.replace("-", "−"))
+    assert "\n".join(lines) in page
+    lines = [
+        f"| {tool} | {len(runs)} | {' | '.join(differ(runs))} |" for tool, runs in exports.items()
+    ]
+    assert "\n".join(lines) in page
 
 
 def recipe_of(name: str, options: str) -> str:
