@@ -12,6 +12,7 @@ from softstair import kernels
 from softstair.data.batches import Examples
 from softstair.fused import fused, update
 from softstair.fused.update import supports_update, update_weights
+from softstair.kernels.triton import adam
 from softstair.train.optimiser import Rates
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
@@ -71,6 +72,30 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
         for key, value in optimisers[1].state[other].items():
             assert distance(optimisers[0].state[weight][key], value) < 1e-5, (name, key)
     assert float(weights[1].detach().abs().max()) == pytest.approx(bound)
+
+
+def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
+    """The first layer is INT8, the three others are ternary; with two at most in a launch, the
+    weights have the same bits."""
+    launch, weights, counts = adam._launch, [], []
+    record = lambda layers: (counts.append(len(layers)), launch(layers))
+    monkeypatch.setattr(adam, "_launch", record)
+    for most, expected in ((24, [1, 3]), (2, [1, 2, 1])):
+        counts.clear()
+        monkeypatch.setattr(adam, "LAYERS", most)
+        net, _ = pair("INT8 first", "uniform", "mode", side=4)
+        run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
+        for layer in run.layers:
+            layer.keeps_gradient = True
+        x, y = batch(side=4, images=2)
+        torch.nn.functional.cross_entropy(run(x), y).backward()
+        before = [layer.sums.weight.detach().clone() for layer in run.layers]
+        update_weights(run.layers, optimiser, {})
+        weights.append([layer.sums.weight.detach() for layer in run.layers])
+        assert counts == expected
+        for weight, old in zip(weights[-1], before, strict=True):
+            assert 0.009 < float((weight - old).abs().max()) < 0.011  # Adam's first step: the rate
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
 
 
 def test_a_weight_that_is_no_number_stays_so():

@@ -579,15 +579,19 @@ def test_backward_products_and_adam_compile_without_the_interpreter(
     constants |= dict(BOX_IMAGES=1, BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=128, DEPTH=128)
     constants |= dict(PARTS=11, BLOCK_OUT=128, BLOCK_IN=128, TAPS=3, COUNT=2, FAMILY="uniform")
     constants |= dict(BETA_1=0.9, BETA_2=0.999, LOG_1=-0.15, LOG_2=-0.0014)
-    types = dict.fromkeys(("unit", "decay", "low", "high", "eps"), "fp32")
-    types |= {"images": "i32", "size": "i32", "weights": "tensordesc<fp8e5[128,128]>"}
+    constants |= dict(LAYERS=21)
+    types = {"unit": "fp32", "eps": "fp32", "images": "i32"}
+    types |= {"weights": "tensordesc<fp8e5[128,128]>"}
     dx = types | {"gradients": "tensordesc<fp8e5[1,8,16,128]>"}
     dw = types | {"gradients": "tensordesc<fp8e5[128,128]>"}
     dw |= {"features": f"tensordesc<{features}[128,1,1,128]>"}
     for kernel, own in ((products._feature_gradient, dx), (products._weight_gradient, dw)):
         # Factors in registers are wrong on Hopper with Triton 3.6.
         assert "ttg.local_load" not in compile_kernel(kernel, constants, own, "*fp32")["ttgir"]
-    compile_kernel(adam._adam, constants, types, "*fp32")
+    types |= dict.fromkeys(("first", "sizes", "parts"), ("i32",) * 21)
+    types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
+    types |= {"parts_ptrs": ("*bf16",) * 21}
+    compile_kernel(adam._adam, constants, types, ("*fp32",) * 21)
 
 
 def compile_kernel(kernel, constants, types, default):

@@ -1,4 +1,4 @@
-"""The optimiser's step for the latent weights of fused layers, in one pass each."""
+"""The optimiser's step for the latent weights of fused layers, in one pass."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softstair.fused.layer import FusedLayer
-from softstair.kernels.triton.adam import adam_step
+from softstair.kernels.triton.adam import Weights, adam_steps
 
 __all__ = ["supports_update", "update_weights"]
 
@@ -39,25 +39,30 @@ def update_weights(
     states = [_state(optimiser, layer.sums.weight) for layer in waiting]
     if states:
         torch._foreach_add_([state["step"] for state in states], 1)
+    given: list[Weights] = []
     for layer, state in zip(waiting, states, strict=True):
         assert layer.raw_gradient is not None
         (parts, stair), layer.raw_gradient = layer.raw_gradient, None
         weight = layer.sums.weight
         group = groups[weight]
-        adam_step(
-            parts,
-            weight,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            group["lr"],
-            state["step"],
-            stair,
-            group["weight_decay"],
-            bounds.get(weight, (-math.inf, math.inf)),
-            group["betas"],
-            group["eps"],
+        given.append(
+            Weights(
+                parts,
+                weight,
+                state["exp_avg"],
+                state["exp_avg_sq"],
+                group["lr"],
+                state["step"],
+                stair,
+                group["weight_decay"],
+                bounds.get(weight, (-math.inf, math.inf)),
+                group["betas"],
+                group["eps"],
+            )
         )
-        torch.autograd.graph.increment_version(weight)
+    adam_steps(given)
+    for layer in waiting:
+        torch.autograd.graph.increment_version(layer.sums.weight)
     return {layer.sums.weight for layer in waiting}
 
 
