@@ -14,7 +14,7 @@ from torch import nn
 
 import softstair as ss
 from softstair.deploy import IntegerNetwork, nodes
-from softstair.deploy.affine import affine_steps, small_wide_steps
+from softstair.deploy.affine import WideSteps, affine_steps, small_wide_steps
 from softstair.deploy.c import write
 from softstair.deploy.onnx_graph import OnnxGraph, wide_levels
 from softstair.deploy.thresholds import IntegerFeatures, _floats
@@ -118,6 +118,24 @@ def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: f
             begins = (np.arange(1, 64) - 5 << result.shift) + result.columns
             index = np.searchsorted(begins, x + v * result.row + result.rows[v], side="right")
             np.testing.assert_array_equal(index, reached(sums, thresholds[c, v]))
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 90), (5, 200)])
+def test_exceptions_are_found_in_hash_tables_of_limited_size(counts: tuple[int, ...]) -> None:
+    draw, corrections = np.random.default_rng(0), np.arange(1, sum(counts) + 1)
+    parts = [draw.choice(np.arange(-60_000, 60_000), count, replace=False) for count in counts]
+    none, starts = np.arange(0), np.cumsum([0, *counts])
+    exceptions = np.concatenate(parts).astype(np.int64)
+    wide = WideSteps(none, none, 0, 0, none, none, starts, exceptions, corrections, 2000)
+    if max(counts) > 100:  # random sums need more slots
+        assert wide.hashed is None
+        return
+    assert wide.hashed is not None
+    sizes, begins, (sums, found) = wide.hashed
+    for c, part in enumerate(parts):
+        slots = part % sizes[c] + begins[c]
+        np.testing.assert_array_equal(sums[slots], part)
+        np.testing.assert_array_equal(found[slots], corrections[starts[c] : starts[c + 1]])
 
 
 @pytest.mark.parametrize(("quantum", "first", "low"), [(0.03125, 2, 0), (0.0235, -7, 3)])

@@ -25,7 +25,7 @@ decrease with x, and the same two conditions of every level prove it, for every 
 """
 
 from dataclasses import dataclass
-from itertools import count
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,7 @@ class WideSteps:
     starts: Integers  # (C + 1,)
     exceptions: Integers  # sums
     corrections: Integers
+    most_slots: int  # of a hash table with 8 bytes a slot, smaller than thresholds of 2 bytes
 
     def tables(self) -> dict[str, Integers]:
         """Return the tables that are not all zero, by their names."""
@@ -76,18 +77,29 @@ class WideSteps:
         names += ["starts", "exceptions", "corrections"] if len(self.exceptions) else []
         return {name: getattr(self, name) for name in names}
 
-    def hashed(self) -> tuple[Integers, Integers, Integers]:
-        """Return a hash table per channel: sizes, starts, and (2, slots) sums and corrections.
+    @cached_property
+    def hashed(self) -> tuple[Integers, Integers, Integers] | None:
+        """A hash table per channel: sizes, starts, and (2, slots) sums and corrections.
 
-        A size is the smallest by which the exceptions of the channel have different remainders.
+        The size is the smallest number n with which all exceptions of the channel have different
+        remainders. None if a channel needs more than ``most_slots``.
         """
-        parts = np.split(self.exceptions, self.starts[1:-1])
-        sizes = [next(n for n in count(1) if len({*(part % n)}) == len(part)) for part in parts]
+        parts, sizes = np.split(self.exceptions, self.starts[1:-1]), []
+        for part in parts:
+            candidates = range(max(1, len(part)), self.most_slots + 1)
+            if not (size := next((n for n in candidates if _is_injective(part % n)), 0)):
+                return None
+            sizes.append(size)
         starts = np.cumsum([0, *sizes])
         slots = [part % n + start for part, n, start in zip(parts, sizes, starts, strict=False)]
         table = np.zeros((2, starts[-1]), np.int64)
         table[:, np.concatenate(slots)] = self.exceptions, self.corrections
         return np.array(sizes), starts[:-1], table
+
+
+def _is_injective(remainders: Integers) -> bool:
+    """Return whether all remainders are different."""
+    return int(np.bincount(remainders).max(initial=0)) <= 1
 
 
 def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
@@ -100,8 +112,8 @@ def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
 def small_wide_steps(node: Steps, source: Node, low: int) -> WideSteps | None:
     """Return the wide steps of a stair on the sums of ``source``; ``low`` is its lowest level.
 
-    They are smaller than thresholds. Tables have 32 bits, and all numbers and sums fewer than 53,
-    so that float64 is exact. Returns None if there are none.
+    Returns None if there are none, or if they are not smaller than the thresholds. Numbers in
+    tables fit into 32 bits. All numbers and sums are below 2⁵³, so that float64 is exact.
     """
     table = node.thresholds.numpy()
     rows, ends = table.reshape(len(table), -1, table.shape[-1]), sum_bounds(source, len(table))
@@ -185,7 +197,8 @@ def wide_steps(
             starts = np.cumsum([0, *map(len, exceptions)])
             lists = (starts, np.concatenate(exceptions), np.concatenate(corrections))
             offsets = np.array(offset) + (low << shift) + added[0]
-            return WideSteps(np.array(multiplier), offsets, shift, row, rows, columns, *lists)
+            tables, slots = (rows, columns, *lists), thresholds[0].size // 4
+            return WideSteps(np.array(multiplier), offsets, shift, row, *tables, slots)
     return None
 
 

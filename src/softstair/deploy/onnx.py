@@ -286,7 +286,8 @@ def _steps(
         return StoredTensor(result, node.low, node.high, kind, zero)
     shortcut = x[1].as_type(graph, "INT32", "beside_").name if len(x) == 2 else None
     source = network.node(node.inputs[0])
-    if kind == "UINT8" and (wide := small_wide_steps(node, source, int(levels[0]))):
+    wide = small_wide_steps(node, source, int(levels[0])) if kind == "UINT8" else None
+    if wide is not None and wide.hashed is not None:
         ends = (node.first, int(levels[-1]))
         total = wide_levels(graph, wide, sums.name, shortcut, *ends, per_channel)
         return StoredTensor(graph.cast(total, kind), node.low, node.high, kind, zero)

@@ -219,8 +219,8 @@ def wide_levels(
 ) -> str:
     """Add wide steps (see affine.py) in float64; the integer parts of the results are the levels.
 
-    Sums and shortcut are int32, and the shortcut is at least ``first``. No level is negative; the
-    highest is ``high``.
+    Sums and shortcut are int32, and the shortcut is at least ``first``. Levels are from 0 to
+    ``high``. The steps must have hash tables.
     """
     unit = graph.constant("unit", np.float64(2.0**-steps.shift))
 
@@ -236,7 +236,8 @@ def wide_levels(
         rows = steps.rows + steps.row * np.arange(len(steps.rows))
         terms.append(scaled("rows", rows, shortcut))
     if len(steps.exceptions):
-        *hashing, table = steps.hashed()
+        assert steps.hashed is not None
+        *hashing, table = steps.hashed
         size, start = (graph.integers("slots", n.reshape(per_channel), "INT32") for n in hashing)
         slot = graph.apply("Add", [graph.apply("Mod", [sums, size], "slot"), start], "slot")
         inputs = [graph.integers("exceptions", table[0], "INT32"), slot]
@@ -247,8 +248,8 @@ def wide_levels(
     total = graph.apply("Mul", [graph.cast(sums, "DOUBLE", "sums"), factor], "product")
     for term in terms:
         total = graph.apply("Add", [total, term], "total")
-    # A column delays a level by at most 1. The limit is above the highest level, then, and the 1
-    # at the end of the table moves it back.
+    # A column makes a level begin later, by at most 1. Totals are then limited to high + 1 instead
+    # of high, from which the last entry of the table, 1, is subtracted.
     is_late, low = bool(steps.columns.any()), high - len(steps.columns)
     for kind, end in (("Max", low), ("Min", high + is_late)):  # in QONNX, Clip is not for float64
         total = graph.apply(kind, [total, graph.constant("limit", float(end))], "limited")

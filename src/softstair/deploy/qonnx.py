@@ -147,7 +147,8 @@ def _add_steps(
     thresholds, sums, shape = node.thresholds.numpy(), x[0], network.sizes[node.name]
     if len(x) == 2:
         source, highest = network.node(node.inputs[0]), len(node.levels) - 1
-        if highest > MAX_COMPARISONS and (wide := small_wide_steps(node, source, 0)):
+        wide = small_wide_steps(node, source, 0) if highest > MAX_COMPARISONS else None
+        if wide is not None and wide.hashed is not None:
             ends, per_channel = (node.first, highest), (-1, *[1] * (len(shape) - 1))
             integers = graph.cast(x[0], "INT32"), graph.cast(x[1], "INT32", "beside")
             total = graph.cast(wide_levels(graph, wide, *integers, *ends, per_channel), "INT32")
