@@ -32,6 +32,7 @@ from softstair import cli
 from softstair.data import Dataset, load
 from softstair.train import Interrupted, Run, RunError, checkpoint, records, train, trained_network
 from softstair.train.checkpoint import CheckpointError
+from softstair.train.loop import _commit
 from softstair.train.recipe import OLDER_VALUES
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
@@ -613,3 +614,11 @@ def test_the_command_names_the_learning_rate(
     assert "--learning-rate" in refused(*flags, "--out", "x", capsys=capsys)
     config = json.loads((tmp_path / "x" / "config.json").read_text())
     assert config["recipe"]["model"] == "poison:Net"
+
+
+def test_commit_is_one_short_line_and_git_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTSTAIR_COMMIT", "abc\n" + 1000 * "d")
+    assert _commit.__wrapped__() == "abc" + 97 * "d"
+    monkeypatch.delenv("SOFTSTAIR_COMMIT")
+    monkeypatch.setenv("PATH", "")
+    assert _commit.__wrapped__() is None

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -384,7 +384,9 @@ def _commit() -> str | None:
     """Return the commit of softstair: SOFTSTAIR_COMMIT, or that of the repository it runs from."""
     folder = Path(softstair.__file__).parents[2]
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
-    if (given := os.environ.get("SOFTSTAIR_COMMIT")) or not (folder / ".git").exists():
-        return given
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    commit = os.environ.get("SOFTSTAIR_COMMIT", "")
+    if not commit and (folder / ".git").exists():
+        with suppress(OSError):  # git is not installed
+            commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # Tables have no long texts and no control characters.
+    return "".join(filter(str.isprintable, commit))[:100] or None
