@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from data.mutations import mutations
+from experiments.made import made
 from softstair.data import load as load_data
 from softstair.experiments import Training, load
 from softstair.experiments.report.lines import gather
 from softstair.experiments.results import collect, find
-from softstair.experiments.tables import ForeignTable, rows, write
+from softstair.experiments.tables import ForeignTable, rows, write, write_parts
 from softstair.train import Recipe, RunError, train
 from train.short import recipe
 
@@ -636,3 +637,21 @@ def test_a_run_of_another_version_is_said_to_be_one(change: dict[str, Any], mine
     said = no_run(mine, "")
     assert "0.7.3" in said
     assert "restore" not in said
+
+
+def test_a_table_in_parts_has_every_unit_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = list(made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0, 1)))
+    names = {unit.name for unit in units}
+    write_parts(units, tmp_path / "t.csv", 20_000)
+    calls = []
+
+    def write_and_check(part: list[Training], path: Path) -> None:
+        write(part, path)
+        calls.append(path)
+        assert {training.name for training in load(tmp_path)} == names
+
+    monkeypatch.setattr("softstair.experiments.tables.write", write_and_check)
+    assert len(write_parts(units, tmp_path / "t.csv", 5_000)) > 4
+    assert len(calls) > 5

@@ -1,9 +1,10 @@
 """Tables of trainings, in CSV or Parquet.
 
 A table has a row for every epoch of every unit: what was trained (the fields of the recipe that
-every table has, the version of the data set where it is recorded, and every other field that has
-not its default), what the epoch gave, what the unit gave in the end, and where it was trained. As
-CSV it needs nothing; as Parquet, where each column has the type of its field, it needs pyarrow.
+every table has, the version of the data set where it is recorded, and every other field that
+differs from its default), the metrics of the epoch, the results of the unit, and the device and
+commit it was trained with. CSV needs no other package. Parquet, where each column has the type of
+its field, needs pyarrow.
 """
 
 import csv
@@ -26,12 +27,12 @@ from softstair.train.records import RunError
 
 Fold = int | Literal["all"]
 LARGEST_FILE = 1 << 28
-"""Bytes of a table in CSV, before compression."""
+"""Largest table in CSV that is read, in bytes before compression."""
 LARGEST_PART = 16_000_000
-"""Bytes of a file of a table that is written in parts."""
+"""Largest file of a table that is written in parts, in bytes."""
 LONGEST_TEXT = 200
 LARGEST_NUMBER = 1e100
-"""Whose square is still a number."""
+"""Its square is still finite in float64."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ METRICS = tuple(field.name for field in fields(Epoch))
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
 TEXTS = ("device", "commit")
 ORIGIN = ("device_seconds", *TEXTS)
-"""Columns of tables whose trainings record them."""
+"""Columns that a table has only if one of its trainings records them."""
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
 NAMES = (*FIELDS, DATA_VERSION)
 """What identifies a training: the fields of its recipe, and the version of the data set."""
@@ -84,8 +85,8 @@ class Training:
     curve            its epochs, in order
     best_valid_accuracy, test_accuracy, seconds, images_per_second   once it is done; the second is
                      None where there is no test set
-    device_seconds   of a unit of a grid, the time of the device that it took: while several train,
-                     each takes its share
+    device_seconds   device time of a unit of a grid; while several units train, each is charged an
+                     equal share
     device, commit   name of the device, and commit of softstair; "" where they are not recorded
     data_version     of the data set; "unknown" where none is recorded
     path             its run directory, if it was read from one
@@ -208,12 +209,13 @@ def write_parts(
 
     Returns the files. A training is never divided.
     """
-    ending, count, paths = kind_of(path), 1, [path]
+    ending, count = kind_of(path), 1
     while True:
         names = (f"{path.name.removesuffix(ending)}-{n}{ending}" for n in range(2, count + 1))
         paths = [path, *(path.with_name(name) for name in names)]
         ends = [len(trainings) * number // count for number in range(count + 1)]
-        for part, first, last in zip(paths, ends, ends[1:], strict=False):
+        # From the last to the first, so that every unit is in a file at any time.
+        for part, first, last in reversed([*zip(paths, ends, ends[1:], strict=False)]):
             write(trainings[first:last], part)
         if count >= len(trainings) or all(part.stat().st_size <= largest for part in paths):
             return paths
