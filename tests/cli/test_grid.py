@@ -348,13 +348,13 @@ def test_dry_run_estimates_what_is_left(
 
     monkeypatch.setattr("softstair.experiments.grid.estimate", estimate)
     out = run("grid", "mine.toml", "--dry-run")[1]
-    assert f"of these 4 done in {done}, none waiting" in out
+    assert f"of these 4 done, none waiting; runs: {done}" in out
     assert not measured, "there is nothing to estimate"
     (done / "forward=mode" / "fold-1" / "summary.json").unlink()
     keep_one_epoch(done / "forward=mode" / "fold-1")
     shutil.rmtree(done / "forward=random" / "fold-0")
     out = run("grid", "mine.toml", "--dry-run")[1]
-    assert f"of these 2 done, 1 begun in {done}, 1 waiting" in out
+    assert f"of these 2 done, 1 begun, 1 waiting; runs: {done}" in out
     assert "about 20.0 s a unit, and 30.0 s for what is left of 2 units, one after another" in out
 
 

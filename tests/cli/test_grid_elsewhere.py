@@ -1,5 +1,4 @@
-"""A grid over several machines: what one has trained, the next one knows from a table; a time limit
-ends it with every finished unit saved."""
+"""A grid over several machines, which exchange tables; a time limit; tables in several files."""
 
 import csv
 import gzip
@@ -48,7 +47,7 @@ TIMES = ("seconds", "images_per_second", "device_seconds")
 
 
 def exact(trainings: list[Training]) -> list[dict[str, Any]]:
-    """Return the rows of trainings, without what depends on the time of the day."""
+    """Return the rows of trainings, without measured times."""
     return [{n: v for n, v in row.items() if n not in TIMES} for row in rows(trainings, True)]
 
 
@@ -162,9 +161,24 @@ def test_a_unit_of_another_recipe_or_data_version_is_refused(table: Path, run: R
     write(other, table)
     error = run.rejected("grid", "mine.toml", "--status", "--done", table)
     assert "data_version = other digits, here scikit-learn digits" in error
-    # A unit that is not of the design is nobody's concern.
+    # Units of other designs are ignored, with a line if there are no others.
     write([replace(training, configuration="third") for training in other], table)
-    assert run("grid", "mine.toml", "--status", "--done", table)[0] == 0
+    code, _, err = run("grid", "mine.toml", "--status", "--done", table)
+    assert (code, err) == (0, f"softstair grid: no unit of mine is done in {table}\n")
+
+
+def test_tables_beside_run_directories_are_read(
+    table: Path, uninterrupted: list[Training], run: Run
+) -> None:
+    last = uninterrupted[3]
+    train(last.recipe, Path("both", last.name), device="cpu")
+    table.rename(Path("both", table.name))
+    words = ["grid", "mine.toml", "--status", "--json", "--done", "both"]
+    assert json.loads(run(*words)[1])["elsewhere"] == 4
+    # Without metrics, the epochs of a unit are not known.
+    shutil.move(Path("both", last.name, "metrics.jsonl"), "metrics.jsonl")
+    words = ["grid", "mine.toml", "--status", "--json", "--out", "both"]
+    assert json.loads(run(*words)[1])["seconds_left"] is None
 
 
 def test_a_unit_with_two_results_is_refused_and_rounding_is_not(table: Path, run: Run) -> None:
@@ -237,15 +251,13 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
     out = run("grid", "mine.toml", "--status", "--done", table)[1]
     words = " ".join(out.split())
     assert "left, estimated from 3 of 4 units" in words
-    assert "of 1 of them the time of training steps, which others may have shared" in words
-    assert (
-        "time left unknown until a unit is done"
-        in run("grid", "mine.toml", "--status", "--out", "none")[1]
-    )
+    assert "units with only the time of training steps: 1" in words
+    out = run("grid", "mine.toml", "--status", "--out", "none")[1]
+    assert "time left unknown until a unit is done" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "done", "left"),
+    ("words", "done", "count"),
     [
         ("benchmarks/claims.toml", "cifar10-500-epochs.parquet", 8),
         ("paper-cifar10 --epochs 50", "cifar10-50-epochs.parquet", 194),
@@ -254,7 +266,7 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
     ],
 )
 def test_published_tables_are_units_of_the_designs(
-    words: str, done: str, left: int, run: Run
+    words: str, done: str, count: int, run: Run
 ) -> None:
     """Their recipes are older than some fields."""
     pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -262,7 +274,7 @@ def test_published_tables_are_units_of_the_designs(
     path = RESULTS / "reproduction" / done
     code, out, err = run("grid", *words.split(), "--status", "--json", "--done", path)
     assert (code, err) == (0, "")
-    assert json.loads(out)["elsewhere"] == left
+    assert json.loads(out)["elsewhere"] == count
 
 
 # A time limit
@@ -285,23 +297,24 @@ def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
     words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--table", "part.csv.gz"]
     code, out, err = run("grid", *words, "--minutes", "5", "--partial")
     assert (code, out) == (1, ""), err
-    assert "the time is over, 1 of 2 units are done; continue with" in err
+    assert "stopped by --minutes, 1 of 2 units are done; continue with" in err
     assert started == ["second-in-the-alphabet/fold-0", "first/fold-0"]
     assert [training.name for training in load("part.csv.gz")] == started[:1]
     run_directory = Path("runs/mine/first/fold-0")
     assert list(run_directory.glob("checkpoint/*.safetensors"))
     assert json.loads((run_directory / "device.json").read_text())["seconds"] > 0
 
-    # The next time it is known that the unit does not finish: no process is started.
+    # The finished unit shows that the other cannot finish: no process is started.
     monkeypatch.setattr("softstair.train.pool.Worker", None)
     before = files(Path("runs"))
     code, out, err = run("grid", *words, "--minutes", "0.02")
     assert (code, out) == (1, "")
+    assert "no other can finish in 0.02 minutes: give more --minutes, or --partial" in err
     assert files(Path("runs")) == before
 
 
 class Simulated:
-    """A timer with units of which each takes ``seconds`` an epoch."""
+    """A timer with a clock that is set by hand."""
 
     def __init__(self, deadline: float, **settings: Any) -> None:
         self.now = 0.0
@@ -316,12 +329,10 @@ def test_a_unit_begins_only_if_it_can_finish(uninterrupted: list[Training], tmp_
     known = [replace(uninterrupted[0], seconds=seconds) for seconds in (8.0, 6.0)]  # of 2 epochs
     assert Simulated(0.1).timer.can_finish(long, tmp_path), "nothing is known"
     assert Simulated(math.inf, known=known).timer.can_finish(long, tmp_path)
-    assert [Simulated(100.0, known=known).timer.can_finish(u, tmp_path) for u in (short, long)] == [
-        True,
-        False,
-    ]
+    timer = Simulated(100.0, known=known).timer
+    assert [timer.can_finish(unit, tmp_path) for unit in (short, long)] == [True, False]
     assert Simulated(100.0, known=known, is_partial=True).timer.can_finish(long, tmp_path)
-    # What is measured here counts more: 1 second an epoch, and 4 to begin.
+    # Times that are measured here replace the known ones: 1 second an epoch, and 4 to begin.
     simulated = Simulated(100.0, known=known)
     simulated.hear(short, tmp_path, kind="start")
     for simulated.now, epoch in ((5.0, 1), (6.0, 2), (8.0, 4)):
@@ -331,7 +342,7 @@ def test_a_unit_begins_only_if_it_can_finish(uninterrupted: list[Training], tmp_
     assert simulated.timer.can_finish(long, tmp_path)
     simulated.now = 45.5
     assert not simulated.timer.can_finish(long, tmp_path)
-    # Epochs that are done need not be trained.
+    # Only epochs that are left count.
     long.path(tmp_path).mkdir(parents=True)
     (long.path(tmp_path) / "metrics.jsonl").write_text('{"valid_accuracy": 0.5}\n' * 10)
     assert simulated.timer.can_finish(long, tmp_path)

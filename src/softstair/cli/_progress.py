@@ -261,7 +261,7 @@ def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
 
 
 def _time_note(units: Sequence[UnitStatus]) -> str:
-    """Return a sentence on the time of the device, and what it is known from."""
+    """Return the device time used, the estimate of that left, and what it is estimated from."""
     spent, done = results.time_spent(units), sum(unit.is_done for unit in units)
     words = [f"device time: {duration(spent['seconds_used'])} used"]
     if spent["seconds_left"] is None:
@@ -270,5 +270,5 @@ def _time_note(units: Sequence[UnitStatus]) -> str:
         left = duration(spent["seconds_left"])
         words.append(f"about {left} left, estimated from {done} of {len(units)} units")
     if count := spent["unmeasured_units"]:
-        words.append(f"of {count} of them the time of training steps, which others may have shared")
+        words.append(f"units with only the time of training steps: {count}")
     return "; ".join(words)

@@ -74,10 +74,10 @@ class Command:
         (), "Tables of units that are done elsewhere, or folders of tables or runs; not trained."
     )
     minutes: float | None = flag(
-        None, "Stop after so many minutes, and begin no unit that would take longer."
+        None, "Stop after this many minutes, and begin no unit that would take longer."
     )
     partial: bool = flag(
-        False, "With --minutes: begin units that cannot finish too, and keep their checkpoint."
+        False, "With --minutes: also begin units that cannot finish, and keep their checkpoints."
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
     device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
@@ -126,6 +126,9 @@ class Command:
                 f"{'run directory' if is_run else 'file'}: give another --out."
             )
         elsewhere = results.done_elsewhere(design, self.done, self.data_dir)
+        if self.done and not elsewhere:
+            paths = ", ".join(map(str, self.done))
+            print(f"softstair grid: no unit of {design.name} is done in {paths}", file=sys.stderr)
         if self.dry_run:
             return self._dry_run(design, folder, elsewhere)
         if self.status:
@@ -136,6 +139,7 @@ class Command:
                 import_extra("pyarrow.parquet", "tables")
             table, probe = begin_output(self.table, "table")
             probe.unlink()
+            tables.check_table(table)  # the file that a link points to
         return self._train(design, folder, elsewhere, table)
 
     def chosen(self) -> Design:
@@ -181,13 +185,13 @@ class Command:
         if self.json:
             print(json.dumps(design.to_json(), indent=1))
             return 0
-        units = results.statuses(design, folder, elsewhere)  # or an error: another recipe
+        units = results.statuses(design, folder, elsewhere)  # raises if a recipe differs
         _show_design(design)
         counts = results.summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
         if words:
             waiting = counts["waiting"] or "none"
-            print_line(f"of these {', '.join(words)} in {folder}, {waiting} waiting")
+            print_line(f"of these {', '.join(words)}, {waiting} waiting; runs: {folder}")
         if all(unit.is_done for unit in units):
             return 0
         first = design.configurations[0].recipe
@@ -203,7 +207,7 @@ class Command:
         every = list(design.units())
         units = [unit for unit in every if unit.name not in elsewhere]
         left = list(grid.unfinished(units, folder))
-        due = 0.0
+        due, began = 0.0, False
 
         def save() -> list[Path]:
             """Write the table, and return its files."""
@@ -213,18 +217,23 @@ class Command:
             found = results.finished(every, folder, elsewhere)
             return tables.write_parts(found, table) if found else []
 
-        def again() -> str:
+        def try_save() -> None:
             # The disk may be full, or a run damaged: the runs are saved in any case.
             with contextlib.suppress(ValueError, OSError):
                 save()
+
+        def again() -> str:
+            """Write the table, and return the command that continues."""
+            try_save()
             is_own = sys.argv[1:2] == ["grid"]
             return shlex.join(["softstair", *sys.argv[1:]]) if is_own else "the same command"
 
         def on_event(unit: Unit, event: Event) -> None:
-            nonlocal due
+            nonlocal due, began
             progress.show(unit.name, event)
+            began = True
             if event["kind"] == "done" and table is not None and (now := monotonic()) >= due:
-                again()
+                try_save()
                 due = monotonic() + 20 * (monotonic() - now)  # at most a twentieth of the time
 
         failed = 0
@@ -235,14 +244,21 @@ class Command:
             raise SystemExit(stop.exit_code)
         left = list(grid.unfinished(units, folder))
         if failed:
-            again()
+            try_save()
             raise SoftstairError(
                 f"{failed} of {len(every)} units failed; when that is corrected, give the same "
                 "command again."
             )
         if left:
             done = f"{len(every) - len(left)} of {len(every)} units are done"
-            progress.note(f"the time is over, {done}; continue with {again()}")
+            if began:
+                progress.note(f"stopped by --minutes, {done}; continue with {again()}")
+            else:
+                try_save()
+                progress.note(
+                    f"{done}, and no other can finish in {self.minutes:g} minutes: give more "
+                    "--minutes, or --partial."
+                )
             return 1
         paths = save()
         _show_outcome(results.finished(every, folder, elsewhere))

@@ -1,4 +1,4 @@
-"""Grids: the local engine, which trains the units of a design, their time, and an estimate of it.
+"""Grids: the local engine, which trains the units of a design, and the time that units take.
 
 An engine is a function ``run(units, folder, on_event, …)`` that returns how many units failed. It
 trains each in its run directory, which is all that it leaves behind: a unit that is done there is
@@ -78,8 +78,8 @@ def run(
     """Train the units that are not done, in parallel, on this machine; return how many failed.
 
     With ``jobs="auto"``, it begins with one unit on a GPU, and with as many as there are cores on a
-    CPU, and adds one after the other as long as that makes all of them faster together. At the
-    deadline of the ``timer`` the units that are training save their runs, and it returns.
+    CPU, and adds one at a time as long as that raises the number of steps per second. It returns at
+    the deadline of the ``timer``, after the units that are training have saved their runs.
     """
     timer = timer or Timer()
     left = [unit for unit in unfinished(units, folder) if timer.can_finish(unit, folder)]
@@ -108,19 +108,19 @@ def run(
     tasks = (
         Task(unit.name, unit.recipe, unit.path(folder), key=unit)
         for unit in left
-        if timer.can_finish(unit, folder)  # asked again when there is room for it
+        if timer.can_finish(unit, folder)  # evaluated again when the unit could start
     )
     with StopRequest() as stop, ProcessPool(tasks, report, count, settings) as pool:
         return pool.run(stop, timer.deadline)
 
 
 class Timer:
-    """Measures the time of the device that each unit takes, and says which can finish in time.
+    """Measures the device time of each unit, and estimates which units finish before a deadline.
 
-    While several units train, each takes an equal share of the time. An epoch takes as long as that
-    of the slowest unit here, once one has trained two epochs, and before as that of the fastest of
-    ``known``. ``deadline`` is a time of ``clock``; ``is_partial`` lets units begin that cannot
-    finish.
+    While several units train, each is charged an equal share of the time. The estimate assumes that
+    an epoch takes as long as in the slowest unit that has trained two epochs here, or, if there is
+    none, as in the fastest of ``known``. ``deadline`` is a time of ``clock``. With ``is_partial``,
+    units that do not finish may begin too.
     """
 
     def __init__(
@@ -136,10 +136,11 @@ class Timer:
         self._shares: dict[str, float] = {}  # of the units that train
         self._begun: dict[str, float] = {}
         self._first: dict[str, tuple[float, int]] = {}  # time and number of their first epoch
-        self._now, self._delay = clock(), 0.0  # of the latest unit until its first epoch
+        self._now = clock()
+        self._delay = 0.0  # seconds from the start of the latest unit to the end of its first epoch
 
     def hear(self, unit: Unit, event: Event, folder: Path) -> None:
-        """Take note of an event; at the end of a unit, write its time to its run directory."""
+        """Measure an event; at the end of a unit, write its time to its run directory."""
         before, self._now = self._now, self._clock()
         for name in self._shares:
             self._shares[name] += (self._now - before) / len(self._shares)
@@ -160,7 +161,7 @@ class Timer:
                 write(path / DEVICE_FILE, json.dumps({"seconds": seconds}) + "\n")
 
     def can_finish(self, unit: Unit, folder: Path) -> bool:
-        """Return whether a unit that begins now ends before the deadline, as far as is known."""
+        """Return whether a unit that begins now is estimated to end before the deadline."""
         left = self.deadline - self._clock()
         if self._is_partial or left <= 0:
             return left > 0

@@ -1,10 +1,10 @@
-"""Results of a grid: the trainings in run directories and tables, and where each unit stands."""
+"""Results of a grid: the trainings in run directories and tables, and the state of each unit."""
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -166,7 +166,7 @@ def device_seconds_of(path: Path) -> float | None:
     return seconds if is_valid else None
 
 
-# Where each unit stands
+# The state of each unit
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class UnitStatus:
 
     @property
     def cost(self) -> float:
-        """Time of the device so far; of its training steps alone if no other is known."""
+        """Device time so far in seconds, or that of training steps if no other is recorded."""
         return (self.seconds if self.device_seconds is None else self.device_seconds) or 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -217,12 +217,11 @@ def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dic
     """Return the units of a design that are done in tables, or folders of tables or runs.
 
     Raises RunError if one has a unit with another recipe or data version than would be trained
-    here, or with other results than another one, or is damaged.
+    here, or with other results than another one, or is damaged. Empty folders are allowed.
     """
     units, found = {unit.name: unit for unit in design.units()}, dict[str, Training]()
     versions = {data: version(data, data_dir) for data in {u.recipe.data for u in units.values()}}
-    filled = (path for path in paths if not path.is_dir() or any(path.iterdir()))
-    for training, path in (pair for place in filled for pair in located(place)):
+    for training, path in (pair for source in _sources(paths) for pair in located(source)):
         if not training.is_done or (unit := units.get(training.name)) is None:
             continue
         given, here = training.settings, {**training.settings, **unit.recipe.to_row()}
@@ -239,6 +238,15 @@ def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dic
                 field="done",
             )
     return found
+
+
+def _sources(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the paths that are not empty folders, and the tables beside run directories."""
+    for path in paths:
+        if not path.is_dir() or any(path.iterdir()):
+            yield path
+        if path.is_dir() and find(path):  # located() reads only the runs
+            yield from sorted(p for p in path.iterdir() if kind_of(p) in READERS and p.is_file())
 
 
 def _is_close(first: Training, second: Training) -> bool:
@@ -262,18 +270,18 @@ def finished(
 
 
 def time_spent(units: Sequence[UnitStatus]) -> dict[str, Any]:
-    """Return the seconds of the device that units took, and those that are left.
+    """Return the device time that units took, and an estimate of the time left, in seconds.
 
-    These are estimated from the mean epoch of the units that are done; None if none is. Of
-    ``unmeasured_units`` only the seconds of training steps are known, during which others may have
-    trained too.
+    The estimate is the mean time of an epoch of the units that are done, times the epochs left; it
+    is None if no unit is done. The ``unmeasured_units`` of them record only the seconds of their
+    training steps, which count the time of other units that trained at the same time.
     """
     done = [status for status in units if status.is_done]
     cost, epochs = (sum(getattr(s, name) for s in done) for name in ("cost", "epochs"))
     left = sum(max(0, s.unit.recipe.epochs - s.epochs) for s in units if not s.is_done)
     return {
         "seconds_used": sum(status.cost for status in units),
-        "seconds_left": left * cost / epochs if done else None,
+        "seconds_left": left * cost / epochs if epochs else None,
         "unmeasured_units": sum(status.device_seconds is None for status in done),
     }
 
