@@ -73,7 +73,7 @@ def output_file(
 def begin_output(
     path: Path, field: str, endings: tuple[str, ...] = (), follow: bool = True
 ) -> tuple[Path, Path]:
-    """Return the file to write, and an empty file beside it that shows that it can be written."""
+    """Return the file to write and a new empty file beside it; raise if this is not possible."""
     target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
     # Short, since the name of the file may be as long as the system allows.
     partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")

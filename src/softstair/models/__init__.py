@@ -51,7 +51,7 @@ class Entry:
         make: Function of (classes, channels) that returns the network.
         shape: (channels, height, width) of its examples; None where any number is allowed.
         about: Short description.
-        has_sums: Whether it adds features, so that the option ``sums`` of a recipe has an effect.
+        has_sums: Whether it adds features, as shortcuts do; if not, ``Recipe.sums`` has no effect.
     """
 
     make: Callable[[int, int], nn.Module]

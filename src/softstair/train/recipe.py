@@ -296,9 +296,9 @@ class Recipe(
     def from_row(cls, row: Mapping[str, Any]) -> "Recipe":
         """Return the recipe of a row of a table, whose other columns are ignored.
 
-        A field without a column, or with an empty cell, has its default, or the value that files
-        older than the field mean if that has an effect. Cells are text or have the type of their
-        field.
+        A field without a column, or with an empty cell, has the value with which runs older than
+        the field were trained, if that has an effect, and otherwise its default. Cells are text or
+        have the type of their field.
 
         >>> Recipe.from_row({"epochs": "50", "static_std": "TRUE", "interval": "none"}).interval
         'partition'
