@@ -423,7 +423,8 @@ def test_status_from_nothing_to_done(done: Path, run: Run) -> None:
         *("1", "", "", "", "1", "1", "2/4", mean(values["forward=mode"][:1]))
     ]
     assert shown["forward=random"] == ["", "", "", "", "2", "0, 1", "0/4", ""]
-    # A part, and another folder.
+    # Folds are in order, a part, and another folder.
+    assert status(run, "--set", "folds=12", "--folds", "2,10", "--out", "none")["all"][5] == "2, 10"
     assert set(status(run, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
     done.rename("elsewhere")
     assert status(run)["all"] == ["", "", "", "", "4", "0, 1", "0/8", ""]

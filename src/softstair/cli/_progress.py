@@ -252,9 +252,10 @@ def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> 
 def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
     sums = results.summarise(units)
     accuracy = sums["valid_accuracy"]
+    folds = {str(unit.unit.recipe.fold) for unit in units if not unit.is_done}
     return [
         *(str(sums[state] or "") for state in STATES),
-        ", ".join(sorted({str(unit.unit.recipe.fold) for unit in units if not unit.is_done})),
+        ", ".join(sorted(folds, key=lambda fold: (len(fold), fold))),
         f"{sums['epochs']}/{sums['of_epochs']}",
         "" if accuracy is None else f"{accuracy:.2%}",
     ]
