@@ -18,6 +18,7 @@ from test_c_targets import int8_resnet8
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, nodes, qonnx
 from softstair.deploy import onnx as export
+from softstair.deploy.affine import WideSteps
 from softstair.deploy.onnx import digits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -125,6 +126,14 @@ def test_residual_networks_have_no_thresholds_at_shortcuts(quantum: float, bits:
     values = ReferenceEvaluator(model).run(None, {"bytes": x[:5].numpy()})
     names = [output.name for output in model.graph.output]
     assert_equal(network, x[:5], dict(zip(names, values, strict=True)))
+
+
+def test_shortcuts_without_hash_tables_have_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WideSteps, "hashed", None)
+    network = residual_network(0.2431, bits=4)
+    model, x = export.model(network, features=True), byte_inputs(network, 30)
+    assert "GreaterOrEqual" in {node.op_type for node in model.graph.node}
+    assert_equal(network, x, run(model, x))
 
 
 @pytest.mark.parametrize("seed", range(5))
