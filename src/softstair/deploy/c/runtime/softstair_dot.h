@@ -183,8 +183,8 @@ static inline void ss_sum_dot(const ss_dot_sum *sum) {
                     windows[p] = to;
                 }
             }
-            for (int32_t p = group; p < SS_PLACES; p++) {
-                windows[p] = windows[0]; /* places beyond the last are computed, too */
+            for (int32_t p = 1; p < SS_PLACES; p++) {
+                windows[p] = windows[p < group ? p : 0]; /* those beyond the last are computed */
             }
             if (SS_PACKED_CHANNELS(sum)) {
                 ss_pack(windows, packed_length, sum->chunk, 13, sum->operands);
