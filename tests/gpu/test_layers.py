@@ -113,25 +113,24 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
 
 def test_networks_in_two_streams_train_as_alone() -> None:
     """Kernels that count their programs run at the same time: the same bits, captured or not."""
-    torch.backends.cudnn.deterministic = True
     options = {"static_std": True, "augment": "none"}
-    for kind in (Step, CapturedStep):
-        trained = [state("mode", **options) for _ in range(4)]
-        steps = [kind(*each) for each in trained]
-        streams = [torch.cuda.Stream() for _ in range(2)]
-        for (each, _), step in zip(trained, steps, strict=True):
-            go(each, step, 1)  # compiled and captured
-        torch.cuda.synchronize()
-        for _ in range(12):
-            for stream, (each, _), step in zip(streams, trained[:2], steps[:2], strict=True):
-                with torch.cuda.stream(stream):
-                    go(each, step, 1)
-        torch.cuda.synchronize()
-        for (each, _), step in zip(trained[2:], steps[2:], strict=True):
-            go(each, step, 12)
-        found = [weights(each) for each, _ in trained]
-        assert all(torch.equal(each, found[3]) for each in found), kind
-    torch.backends.cudnn.deterministic = False
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        for kind in (Step, CapturedStep):
+            trained = [state("mode", **options) for _ in range(4)]
+            steps = [kind(*each) for each in trained]
+            streams = [torch.cuda.Stream() for _ in range(2)]
+            for (each, _), step in zip(trained, steps, strict=True):
+                go(each, step, 1)  # compiled and captured
+            torch.cuda.synchronize()
+            for _ in range(12):
+                for stream, (each, _), step in zip(streams, trained[:2], steps[:2], strict=True):
+                    with torch.cuda.stream(stream):
+                        go(each, step, 1)
+            torch.cuda.synchronize()
+            for (each, _), step in zip(trained[2:], steps[2:], strict=True):
+                go(each, step, 12)
+            found = [weights(each) for each, _ in trained]
+            assert all(torch.equal(each, found[3]) for each in found), kind
 
 
 def test_products_of_float8_are_those_of_float64() -> None:
@@ -157,7 +156,7 @@ def test_products_of_float8_are_those_of_float64() -> None:
             dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor, (taps, taps), padding,
             1.0,
         )  # fmt: skip
-        # Hopper adds 32 products of FP8 at a time to a sum that it cuts after 13 binary digits:
+        # Hopper adds 32 products of FP8 at a time to a sum that it truncates to 13 bits:
         # each of these additions loses at most 2⁻¹³ of the sum.
         pixels = -(-(side**2) // len(dw))
         additions = taps**2 * outputs / 32, pixels * 64 / 32

@@ -55,7 +55,7 @@ class Weights(NamedTuple):
 
 @triton.jit
 def _own(values, first, COUNT: tl.constexpr):
-    """Return the value of the layer that this program updates: the last that begins before it."""
+    """Return the value of this program's layer: the last whose first program is not after it."""
     value = values[0]
     for layer in tl.static_range(1, COUNT):
         value = tl.where(tl.program_id(0) >= first[layer], values[layer], value)

@@ -60,8 +60,8 @@ def zeros_for(layers: int, channels: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def is_last(counter_ptr, programs):
-    """Whether all other programs have been here; what they stored before can then be loaded, but
-    not from this multiprocessor's own cache. The counter is 0 again."""
+    """Return whether this is the last program to arrive. What the others stored before can then be
+    loaded, but not from this multiprocessor's own cache. The last one resets the counter to 0."""
     tl.debug_barrier()
     last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == programs - 1
     if last:
