@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,6 +56,44 @@ def _quick_files_and_digits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr(data, "_digits", cache(data._digits))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patch_triton_once() -> Iterator[None]:
+    """Let Triton's interpreter patch its language once for each launch.
+
+    It does so again for each function that a kernel calls, in half of its time. What it patches
+    depends on nothing but whether a function sees the modules ``tl`` and ``tl.core``.
+    """
+    if not INTERPRETED:
+        yield
+        return
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    patch_lang, done = interpreter._patch_lang, set[tuple[bool, bool]]()
+
+    @cache
+    def visible(function: Callable[..., Any]) -> tuple[bool, bool]:
+        modules = [
+            value for value in function.__globals__.values() if isinstance(value, ModuleType)
+        ]
+        return tl in modules, tl.core in modules
+
+    def patch_once(function: Callable[..., Any]) -> Any:
+        if visible(function) in done:
+            return None
+        scope = patch_lang(function)
+        if not done:  # a launch, which undoes it at its end; for other functions nobody does
+            restore = scope.restore
+            scope.restore = lambda: (done.clear(), restore())
+        done.add(visible(function))
+        return scope
+
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(interpreter, "_LangPatchScope"):
+            patch.setattr(interpreter, "_patch_lang", patch_once)
         yield
 
 

@@ -50,8 +50,8 @@ def test_products_are_those_of_float64(images, inputs, outputs, height, width, t
     ("stairs", "forward"), [("ternary", "mode"), ("INT4", "mode"), ("ternary", "random")]
 )
 def test_layers_keep_their_values_and_round_their_gradients(stairs, forward, monkeypatch):
-    net, _ = pair(stairs, "uniform", forward, side=4)
-    twin, (x, y) = copy.deepcopy(net), batch(side=4, images=16)
+    net, _ = pair(stairs, "uniform", forward, side=4, channels=1)
+    twin, (x, y) = copy.deepcopy(net), batch(side=4, images=16, channels=1)
     rounded, transposed = [], []
     forward_pass, backward_pass = batchnorm.forward, batchnorm_backward.backward
 
@@ -92,7 +92,7 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = [(3, 16), (16, 24), (16, 32), (24, 16), (32, 16)]
+        layers = [(1, 16), (16, 24), (16, 32), (24, 16), (32, 16)]
         self.convs = nn.ModuleList(nn.Conv2d(*c, 3, padding=1, bias=False) for c in layers)
         self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _, outputs in layers)
         self.activations = nn.ModuleList(nn.ReLU() for _ in layers)
@@ -119,7 +119,7 @@ def test_networks_with_branches_keep_their_values(change):
         net.convs[4].weight_stair.std.zero_()
     if change == "norm in eval":
         net.norms[4].eval()
-    twin, (x, y) = copy.deepcopy(net), batch(side=2, images=16)
+    twin, (x, y) = copy.deepcopy(net), batch(side=2, images=16, channels=1)
     runs = fused(net, float8=True), fused(twin)
     assert [layer.read_once for layer in runs[0].layers] == [False, False, True, False, False]
     for layer in runs[0].layers:  # what must not be read is no number
@@ -141,9 +141,9 @@ def _spoil(layer, inputs, y):
 
 
 def test_features_may_be_changed_in_place():
-    net, _ = pair("ternary", "uniform", "mode", side=4)
+    net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)
     net[2] = nn.Sequential(net[2], nn.Hardtanh(-0.5, 0.5, inplace=True))
-    x, y = batch(side=4, images=2)
+    x, y = batch(side=4, images=2, channels=1)
     assert torch.isfinite(learn(fused(net), x, y)).all()
 
 

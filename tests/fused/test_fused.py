@@ -61,8 +61,8 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     [("INT4", "uniform", "mode"), ("ternary", "normal", "expectation"), *CELLS[-2:]],
 )
 def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward, side=4, quanta="learned")
-    x, y = batch(side=4)
+    net, twin = pair(stairs, noise, forward, side=4, quanta="learned", channels=1)
+    x, y = batch(side=4, channels=1)
     for module in (*net.modules(), *twin.modules()):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0
@@ -197,8 +197,8 @@ def test_integers_are_summed_exactly(images, inputs, outputs, height, width, tap
 
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The counters of the first one are zeros again."""
-    net, _ = pair("ternary", "uniform", "mode", side=4)
-    x, y = batch(side=4)
+    net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)
+    x, y = batch(side=4, images=2, channels=1)
     loss, found = F.cross_entropy(fused(net)(x), y), []
     for _ in range(2):
         net.zero_grad()

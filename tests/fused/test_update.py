@@ -29,7 +29,7 @@ def small() -> nn.Module:
     """A first convolution and a linear layer; each launch of a kernel costs the interpreter."""
     names = ("conv", "norm", "relu", "flat", "linear", "norm_2", "relu_2", "fc")
     layers = [
-        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
+        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
         nn.Linear(256, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5),
     ]  # fmt: skip
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
@@ -46,7 +46,7 @@ def small() -> nn.Module:
 )
 def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     """Two steps with a rate that changes, decay and bounds."""
-    net, _ = pair("ternary", "uniform", "mode", side=4, make=None if float8 else small)
+    net, _ = pair("ternary", "uniform", "mode", 4, make=None if float8 else small, channels=1)
     twin, bound = copy.deepcopy(net), 0.05
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
@@ -54,7 +54,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     for layer in runs[0].layers:
         layer.keeps_gradient = True
     for rate in (1e-2, 3e-3):
-        x, y = batch(side=4, images=16 if float8 else 2)
+        x, y = batch(4, 16 if float8 else 2, channels=1)
         for run, optimiser in zip(runs, optimisers, strict=True):
             optimiser.zero_grad()
             optimiser.param_groups[0]["lr"] = torch.tensor(rate)
@@ -83,11 +83,11 @@ def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
     for most, expected in ((24, [1, 3]), (2, [1, 2, 1])):
         counts.clear()
         monkeypatch.setattr(adam, "LAYERS", most)
-        net, _ = pair("INT8 first", "uniform", "mode", side=4)
+        net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
         for layer in run.layers:
             layer.keeps_gradient = True
-        x, y = batch(side=4, images=2)
+        x, y = batch(side=4, images=2, channels=1)
         torch.nn.functional.cross_entropy(run(x), y).backward()
         before = [layer.sums.weight.detach().clone() for layer in run.layers]
         update_weights(run.layers, optimiser, {})
@@ -103,7 +103,7 @@ def test_a_weight_that_is_no_number_stays_so():
     run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
     layer = run.layers[-1]
     layer.keeps_gradient = True
-    x, y = batch(side=4, images=2)
+    x, y = batch(side=4, images=2, channels=1)
     torch.nn.functional.cross_entropy(run(x), y).backward()
     layer.raw_gradient[0][0, 0] = torch.nan
     update_weights(run.layers, optimiser, {layer.sums.weight: (-1.0, 1.0)})
