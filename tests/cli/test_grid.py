@@ -250,7 +250,7 @@ def build(classes):
 """
 
 
-def test_grid_of_runs_without_validation(run: Run) -> None:
+def test_grid_of_runs_without_validation(run: Run, no_drawings: None) -> None:
     Path("bars.py").write_text(BARS)
     Path("bars.toml").write_text(
         """folds = ["all"]
