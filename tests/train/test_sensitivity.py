@@ -59,11 +59,11 @@ def training_batches(path: Path) -> tuple[torch.Tensor, ...]:
 
 
 def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) -> None:
-    measured = layer_sensitivity(float_run, ["int8", "int2/float"])
+    measured = layer_sensitivity(float_run, ["int4", "int2/float"])
     net = trained_network(float_run, load("digits"))
     assert measured[0] == ("*", "float", FLOAT_BYTES, *evaluate(net, validation()))
     assert [(cost.name, cost.bits) for cost in measured[1:]] == [
-        (name, bits) for name in NAMES for bits in ("int8", "int2/float")
+        (name, bits) for name in NAMES for bits in ("int4", "int2/float")
     ]
     batches = training_batches(float_run)
     for cost in measured[1:]:
@@ -71,7 +71,7 @@ def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) ->
         ss.calibrate(alone.eval(), batches)
         assert (cost.loss, cost.accuracy) == evaluate(alone, validation())
     saved = [measured[0].bytes - cost.bytes for cost in measured[1:3]]
-    assert saved == [64 * WIDTH * 3, 64 * WIDTH * 15 // 4]
+    assert saved == [64 * WIDTH * 7 // 2, 64 * WIDTH * 15 // 4]
     assert measured[1].loss < measured[2].loss
 
 

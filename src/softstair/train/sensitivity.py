@@ -106,7 +106,7 @@ class _Trial:
         self.examples = pick((valid if len(valid) else training[order])[:limit])
         self.inputs, _ = next(pick(training[order[:EXAMPLES]]).chunks(EXAMPLES))
         self.recipe, self.network = recipe, source.network.to(device)
-        net = self._quantised("int8") if recipe.is_float else copy.deepcopy(self.network)
+        net = self._quantised("ternary") if recipe.is_float else copy.deepcopy(self.network)
         self.names = [name for name, m in net.named_modules() if isinstance(m, StairLayer)]
 
     def measure(self, name: str, bits: str) -> Cost:
