@@ -22,23 +22,8 @@ from softstair.experiments.grid import Pace, unfinished
 from softstair.experiments.results import statuses, summarise
 from softstair.train import Interrupted, Recipe, RunError, train
 from softstair.train.progress import Event
-from train.short import files, metrics_of, recipe
+from train.short import OWN_DATA, OWN_MODEL, files, metrics_of, recipe
 
-OWN = """
-import torch
-from torch import nn
-from softstair.data import Dataset
-
-def load():
-    numbers = torch.Generator().manual_seed(1)
-    y = torch.randint(4, (240,), generator=numbers)
-    x = 20 * torch.randn(240, 1, 6, 6, generator=numbers) + 30 * y[:, None, None, None] + 50
-    return Dataset("own", x.clamp(0, 200).byte(), y, tuple("abcd"), mean=100.0, std=40.0)
-
-def build():
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(),
-                         nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
-"""
 DESIGN = """
 folds = [0, 1]
 [recipe]
@@ -108,7 +93,7 @@ def interrupt(folder: Path) -> int:
 def test_an_interrupted_grid_equals_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "grid_own.py").write_text(OWN)
+    (tmp_path / "grid_own.py").write_text(OWN_DATA + OWN_MODEL)
     (tmp_path / "mine.toml").write_text(DESIGN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

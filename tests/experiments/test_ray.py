@@ -23,36 +23,21 @@ import softstair
 from softstair.experiments import _ray_cluster, ray_engine
 from softstair.experiments.design import Unit
 from softstair.experiments.ray_engine import choose_resources
-from softstair.train import Recipe, train
+from softstair.train import train
 from softstair.train.parallel import Interrupted
 from softstair.train.records import RunError
 from softstair.train.run import Run
+from train.short import OWN_DATA, RECIPE, metrics_of
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed"
 )
-RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
-"""Three epochs of five steps on 160 digits: some tenths of a second."""
-OWN = """
-import torch
-from torch import nn
-from softstair.data import Dataset
-
-def load():
-    numbers = torch.Generator().manual_seed(1)
-    y = torch.randint(4, (240,), generator=numbers)
-    x = 20 * torch.randn(240, 1, 6, 6, generator=numbers) + 30 * y[:, None, None, None] + 50
-    return Dataset("own", x.clamp(0, 200).byte(), y, tuple("abcd"), mean=100.0, std=40.0)
-
+OWN = f"""{OWN_DATA}
 def build():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
                          nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
                          nn.Flatten(), nn.Linear(32, 4))
 """
-
-
-def metrics_of(out: Path) -> bytes:
-    return (out / "metrics.jsonl").read_bytes()
 
 
 # Whole grids, on a Ray of their own

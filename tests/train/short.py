@@ -11,6 +11,8 @@ from softstair.train import Recipe, train
 from softstair.train.state import State
 
 __all__ = [
+    "OWN_DATA",
+    "OWN_MODEL",
     "RECIPE",
     "At",
     "files",
@@ -25,6 +27,23 @@ __all__ = [
 
 RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
 """Three epochs of five steps on 160 digits: some tenths of a second."""
+OWN_DATA = """
+import torch
+from torch import nn
+from softstair.data import Dataset
+
+def load():
+    numbers = torch.Generator().manual_seed(1)
+    y = torch.randint(4, (240,), generator=numbers)
+    x = 20 * torch.randn(240, 1, 6, 6, generator=numbers) + 30 * y[:, None, None, None] + 50
+    return Dataset("own", x.clamp(0, 200).byte(), y, tuple("abcd"), mean=100.0, std=40.0)
+"""
+OWN_MODEL = """
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(),
+                         nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+"""
+"""The source of a module with data and a model of a user's own."""
 
 
 def recipe(**changes: Any) -> Recipe:
