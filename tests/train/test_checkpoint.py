@@ -110,16 +110,6 @@ def test_other_files_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
     assert all(path.exists() for path in others)
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    save(tmp_path / "c", SMALL)
-    for name in ("00000002.safetensors", ".00000002.safetensors.77.part", ".00000003.json.78.part"):
-        (tmp_path / "c" / name).write_bytes(b"half")
-    assert same(load(tmp_path / "c"), SMALL)
-    save(tmp_path / "c", {"a": 1})
-    save(tmp_path / "c", {"a": 2})
-    assert len(list((tmp_path / "c").iterdir())) == 4
-
-
 @pytest.mark.parametrize(
     ("place", "call"),
     [("os.replace", 1), ("os.replace", 2), ("os.fsync", 1), ("pathlib.Path.write_text", 1)],

@@ -1,8 +1,6 @@
 """Metrics: fresh statistics against a network written by hand, stairs against counting."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from softstair.nn import StairLayer, stair_modules
 from softstair.train import train, trained_network
 from softstair.train.metrics import Health, evaluate, refresh_statistics, stair_health
 from softstair.train.network import make_network
-from softstair.train.parallel import Interrupted
 from softstair.train.state import State
 
 WIDTHS = {"uniform": 3**0.5, "triangular": 6**0.5}
@@ -270,24 +267,6 @@ def test_a_run_is_measured_with_them_and_keeps_them(tmp_path: Path) -> None:
     kept = {name: value.clone() for name, value in net.state_dict().items()}
     refresh_statistics(net.train(), training, fresh.batch, fresh.seed, fresh.augmentation)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
-
-
-def test_a_run_that_was_stopped_goes_on_to_the_same(tmp_path: Path) -> None:
-    fresh = recipe(statistics="fresh", augment="crop")
-    train(fresh, tmp_path / "whole")
-
-    class Stop:
-        def begin(self, state: object) -> None: ...
-
-        def step(self, state: object) -> None: ...
-
-        def epoch(self, state: object, metrics: object) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        train(fresh, tmp_path / "parts", watchers=[Stop()])
-    train(fresh, tmp_path / "parts", resume=True)
-    assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
 
 
 class Operations(TorchDispatchMode):

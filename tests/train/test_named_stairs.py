@@ -161,30 +161,26 @@ def test_features_are_calibrated_before_the_first_step(
     assert is_same == {name: name.endswith("weight_stair") for name in before}
 
 
-@pytest.mark.parametrize("quanta", ["auto", pytest.param("learned", marks=pytest.mark.nightly)])
-def test_a_stopped_run_is_not_calibrated_again(
-    quanta: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bits": "int4", "augment": "crop"},
+        {"bits": "int4", "augment": "crop", "quanta": "learned"},
+        # The quanta of a float start are not those of the network that the resumed run builds.
+        {"bits": "features.1=int8,*=int4", "init_from": "auto", "latent_rate": 0.03},
+    ],
+    ids=["calibrated", "learned", "started"],
+)
+def test_a_stopped_run_keeps_its_quanta_and_is_not_calibrated_again(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = recipe(bits="int4", quanta=quanta, augment="crop", clip_latent=True)
+    chosen = recipe(**changes, clip_latent=True)
     wanted = uninterrupted(tmp_path / "whole", chosen)
     out = tmp_path / "parts"
     with pytest.raises(Interrupted):
         train(chosen, out, resume=True, watchers=[At(1, 2, strike(signal.SIGTERM))])
     monkeypatch.delattr("softstair.train.loop.calibrate")
-    summary = train(chosen, out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == wanted
-
-
-@pytest.mark.nightly
-def test_a_stopped_run_follows_the_quanta_of_its_checkpoint(tmp_path: Path) -> None:
-    """Those of a float start are not those of the network that the resumed run builds first."""
-    chosen = recipe(
-        bits="features.1=int8,*=int4", init_from="auto", latent_rate=0.03, clip_latent=True
-    )
-    wanted = uninterrupted(tmp_path / "whole", chosen)
-    out = tmp_path / "parts"
-    with pytest.raises(Interrupted):
-        train(chosen, out, resume=True, watchers=[At(1, 2, strike(signal.SIGTERM))])
     summary = train(chosen, out, resume=True)
     assert (metrics_of(out), summary_of(summary)) == wanted
 
