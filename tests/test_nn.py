@@ -248,15 +248,6 @@ def test_an_annealed_stair_computes_what_it_did_at_std_0(forward, mean):
     assert torch.equal(activation(x), before)
 
 
-def test_the_quantum_is_saved_and_restored():
-    first = ss.nn.StairLinear(6, 3, weight_stair=ss.nn.StairWeight(INT4.with_quantum(0.125)))
-    second = ss.nn.StairLinear(6, 3, weight_stair=ss.nn.StairWeight(INT4))
-    second.load_state_dict(first.state_dict())
-    x = torch.randn(5, 6)
-    assert torch.equal(first.eval()(x), second.eval()(x))
-    assert second.weight_stair.stair == first.weight_stair.stair
-
-
 def test_layer_count_refuses_a_float_network():
     with pytest.raises(ValueError, match="net must be"):
         ss.nn.layer_count(nn.Linear(2, 2))

@@ -68,7 +68,8 @@ TRANSFORMS = {
     "jacrev": wrapped(lambda f: lambda x: jacrev(f)(x).diagonal()),
     "forward_ad": by_forward_ad,
 }
-COMPILED = ["jvp", *(name for name in TRANSFORMS if name not in ("jvp", "forward_ad"))]
+# Forward AD is not compiled; the default lane has the first and the fourth.
+COMPILED = ["func.grad", "backward", "vmap(grad)", "jvp", "vmap(jvp)", "jacfwd", "jacrev"]
 
 
 def operator(name, forward, stair=STAIR, mean=MEAN, std=STD):
@@ -131,23 +132,17 @@ ROTATED = [
 ]
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(("transform", "name", "forward"), ROTATED)
 def test_every_compiled_transform_gives_the_density_sum(transform, name, forward):
-    """compile(fullgraph=True) of each, against the oracle; every forward meets every family."""
+    """compile(fullgraph=True) of each, against the oracle; every forward meets every family.
+
+    A plain autograd.Function gives zeros under compile(func.grad(f)), without a word.
+    """
     std = torch.tensor(STD, dtype=X.dtype)
     f = operator(name, forward, mean=torch.tensor(MEAN, dtype=X.dtype), std=std)
     compiled = TRANSFORMS[transform](f, aot_eager)
     check_slope(compiled(X), name)
-
-
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("forward", oracle.FORWARDS)
-@pytest.mark.parametrize("name", ["uniform", "logistic"])
-def test_compile_of_func_grad(name, forward):
-    """compile(func.grad(f)): a plain autograd.Function gives zeros here, without a word."""
-    f = operator(name, forward, LINEAR)
-    check_slope(aot_eager(grad(lambda x: f(x).sum()))(X), name, LINEAR)
 
 
 @pytest.mark.nightly(keep=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -88,20 +86,3 @@ def test_stairs_of_sums_are_signed_and_may_be_chosen() -> None:
             assert torch.equal(both(x), given(x).clamp(max=levels[1]))
     with pytest.raises(ValueError, match="thresholds must increase"):
         signed(ss.Stair((0.0, 1.0, 4.0), (0.0, 2.5)))
-
-
-@pytest.mark.filterwarnings("ignore:all weights that are loaded")
-def test_copies_and_checkpoints_have_the_stairs() -> None:
-    model, x = make("mobilenetv2")
-    net = ss.quantise(model, TERNARY, UINT4).eval()
-    other = ss.quantise(model, TERNARY, UINT4).eval()
-    other.load_state_dict(net.state_dict())
-    with torch.no_grad():
-        assert torch.equal(copy.deepcopy(net)(x), net(x))
-        assert torch.equal(other(x), net(x))
-    net.load_state_dict(model.state_dict())
-
-
-def test_unknown_place_raises() -> None:
-    with pytest.raises(ValueError, match="sums"):
-        ss.quantise(make("resnet")[0], TERNARY, UINT4, sums="terms")  # type: ignore[arg-type]
