@@ -253,8 +253,8 @@ def _backward(
         if POOL:
             sums = tl.load(sums_ptr + offsets + step, mask=mask, other=0).to(tl.float32)
         dc = a * sums + b + (tl.where(argmax == j, dz, 0.0) if POOL else dz)
-        dc = (dc * power).to(dc_ptr.dtype.element_ty)
-        tl.store(dc_ptr + offsets + step, dc, mask=mask)
+        dc *= power
+        tl.store(dc_ptr + offsets + step, dc.to(dc_ptr.dtype.element_ty), mask=mask)
         if TRANSPOSE:
             pixel = window_row(position, j, HEIGHT, WIDTH) if POOL else position
             index = pixel * images + image

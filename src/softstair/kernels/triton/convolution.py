@@ -41,8 +41,8 @@ __all__ = [
     "supports_int8",
 ]
 
-PIXELS = 128
-"""Pixels of a tile of the integer convolution; it has as many channels."""
+PIXELS, NARROW = 128, 32
+"""Pixels of a tile of the integer convolution, twice as many if it has at most NARROW channels."""
 LONGEST = 63
 """Products per sum of a first layer; the column of ones is added."""
 FIRST_ROWS, FIRST_PROGRAMS = 32, 528
@@ -198,7 +198,8 @@ def convolve_int8(
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
     new_height, new_width = height + 2 * padding - down + 1, width + 2 * padding - across + 1
-    box_images, box_height, box_width = pixel_box(new_height, new_width)
+    pixels = PIXELS * (2 if outputs <= NARROW else 1)
+    box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
     tiles = (
         triton.cdiv(images, box_images)
@@ -236,11 +237,11 @@ def convolve_int8(
     return sums, stats
 
 
-def pixel_box(height: int, width: int) -> tuple[int, int, int]:
-    """Return images, height and width of a tile of PIXELS pixels, for images of this size."""
+def pixel_box(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int, int]:
+    """Return images, height and width of a tile of so many pixels, for images of this size."""
     box_width = min(16, triton.next_power_of_2(width))
-    box_height = min(PIXELS // box_width, triton.next_power_of_2(height))
-    return PIXELS // (box_width * box_height), box_height, box_width
+    box_height = min(pixels // box_width, triton.next_power_of_2(height))
+    return pixels // (box_width * box_height), box_height, box_width
 
 
 def supports_first(
