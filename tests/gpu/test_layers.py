@@ -88,6 +88,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
         for zero in zeros:
             norm = moments.Normalisation(module, module.weight, module.bias, zero)
             stats = convolution.convolve_int8(x, w, 1, torch.int16, norm)[1]
+            assert distance(module.running_mean, mean) < 1e-6
             floats = moments.batch_statistics(sums, norm)  # about the mean of the last pass
             found.append((stats, floats, *(
                 reduce_dz(dy, sums, stats, stair, None, 1.0, zero, sizes=True) for _ in range(2)
@@ -98,7 +99,7 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
         for number, value in ((0, mean), (1, inverse), (2, inverse), (3, -mean * inverse)):
             assert distance(found[1][0][number], value) < 1e-6, (outputs, number)
             assert distance(found[1][1][number], value) < 1e-5, (outputs, number)
-        assert distance(module.running_mean, mean) < 1e-6
+        assert distance(module.running_mean, mean) < 1e-5
         stats, _, coefficients, again = found[1]
         assert torch.equal(coefficients, again)
         z = (sums.float() * stats[2, :, None, None] + stats[3, :, None, None]).requires_grad_()
