@@ -73,10 +73,9 @@ def test_each_channel_for_itself(stair):
         assert fit_quantum(row[None], stair).quantum == pytest.approx(quantum, rel=1e-6)
 
 
-@pytest.mark.parametrize("thresholds", ["floor", "midpoint"])
-def test_each_channel_as_well_as_by_quantising(thresholds):
+def test_thresholds_at_levels_are_fitted_as_well_as_by_quantising():
     torch.manual_seed(2)
-    weight, stair = torch.randn(3, 50), ss.Stair.linear(3, signed=True, thresholds=thresholds)
+    weight, stair = torch.randn(3, 50), ss.Stair.linear(3, signed=True, thresholds="floor")
     for row, quantum in zip(weight, fit_quantum(weight, stair, True).quantum, strict=True):
         candidates = [float(row.abs().max()) / 4 * k / 80 for k in range(1, 101)]
         least = min(error(row, stair.with_quantum(candidate)) for candidate in candidates)
