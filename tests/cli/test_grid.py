@@ -502,21 +502,6 @@ def test_status_as_json(done: Path, run: Run) -> None:
     assert (random["waiting"], random["epochs"], random["valid_accuracy"]) == (2, 0, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("metrics.jsonl", "half\n"),
-        ("metrics.jsonl", "[" * 100_000 + "\n"),
-        ("summary.json", "{}"),
-    ],
-    ids=lambda content: content[:30],
-)
-def test_status_of_a_damaged_unit(name: str, content: str, done: Path, run: Run) -> None:
-    file = done / "forward=mode" / "fold-0" / name
-    file.write_text(content)
-    assert str(file) in run.rejected("grid", "mine.toml", "--status")
-
-
 def test_status_on_a_terminal_refreshes_until_all_is_done(
     done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

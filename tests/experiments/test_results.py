@@ -534,10 +534,7 @@ def test_damaged_metrics_are_named(change: Callable[[str], str], mine: Path) -> 
     assert change(text) != text
     file.write_text(change(text))
     no_run(mine, "metrics.jsonl")
-
-
-def test_metrics_that_are_gone_are_missed(mine: Path) -> None:
-    (mine / RUN / "metrics.jsonl").unlink()
+    file.unlink()
     no_run(mine, "metrics.jsonl")
 
 
