@@ -39,12 +39,16 @@ class Pattern:
     def floats(self, x: Tensor) -> Tensor:
         return (x.float() - self.zero) / self.scale
 
+    def quantised(self) -> nn.Module:
+        """The stair network as it is before training."""
+        torch.manual_seed(0)
+        model = self.build()
+        model(self.floats(self.inputs()))  # lazy layers
+        return ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | self.settings)
+
     def trained(self) -> nn.Module:
         """The stair network after two steps, in ``eval()``."""
-        torch.manual_seed(0)
-        model, x = self.build(), self.floats(self.inputs())
-        model(x)  # lazy layers
-        net = ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | self.settings)
+        net, x = self.quantised(), self.floats(self.inputs())
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for _ in range(2):
             optimizer.zero_grad()

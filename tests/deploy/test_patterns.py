@@ -29,11 +29,14 @@ def differing(network: IntegerNetwork, x: Tensor, results: dict[str, Tensor]) ->
 
 @pytest.fixture(scope="module")
 def networks() -> dict[str, IntegerNetwork]:
-    """The integer networks of all patterns, which were compared with the trained ones."""
+    """The integer networks of all patterns, which were compared with the trained ones; the report
+    said before training that they export."""
     integers = {}
     for name, pattern in PATTERNS.items():
+        inputs = pattern.shape, pattern.zero, pattern.scale, pattern.dtype
+        assert ss.report(pattern.quantised(), *inputs).exports_exactly, name
         net, x = pattern.trained(), pattern.inputs()
-        integers[name] = integerise(net, pattern.shape, pattern.zero, pattern.scale, pattern.dtype)
+        integers[name] = integerise(net, *inputs)
         comparison = verify(net, integers[name], x)["integer network"]
         assert comparison.mismatches == 0, f"{name}: {comparison}"
     return integers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from patterns import PATTERNS
 from torch import Tensor, nn
 
 import networks
@@ -100,16 +99,6 @@ def test_what_training_may_change_is_said() -> None:
     assert isinstance(norm, nn.BatchNorm2d)
     norm.weight.data[1] = -0.5
     assert not ss.report(net, (1, 6, 6)).exports_exactly
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_patterns_that_export_are_reported_so_before_training(name: str) -> None:
-    pattern = PATTERNS[name]
-    model = pattern.build()
-    model(pattern.floats(pattern.inputs()))
-    net = ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | pattern.settings)
-    report = ss.report(net, pattern.shape, pattern.zero, pattern.scale, pattern.dtype)
-    assert report.exports_exactly, report
 
 
 def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
