@@ -10,7 +10,6 @@ from torch import nn
 
 from softstair.train import Recipe, train
 from softstair.train.execution import Compiled
-from softstair.train.network import stair_network
 from softstair.train.state import State
 
 # Inductor's own imports.
@@ -44,23 +43,3 @@ def test_a_compiler_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match=r"torch\.compile cannot .*`compile=never`\.$") as caught:
         compiled(torch.zeros(1, 4))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.nightly
-def test_no_quantised_layer_loses_its_gradient_when_compiled() -> None:
-    """aot_eager traces the backward pass as Inductor does, without its compiler."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(),
-        nn.Linear(16, 3),
-    )  # fmt: skip
-    network = stair_network(model, Recipe()).train()
-    x = torch.randn(32, 8)
-    gradients = []
-    for run in (network, torch.compile(network, backend="aot_eager")):
-        network.zero_grad()
-        run(x).square().sum().backward()
-        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert float(one.abs().max()) > 0
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -279,16 +279,6 @@ def test_a_run_killed_many_times_equals_the_uninterrupted_run(
     assert not (tmp_path / "run-1").exists()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "more",
-    [("--forward", "random", "--epochs", "4"), ("--no-static-mean", "--epochs", "4")],
-    ids=" ".join,
-)
-def test_kills_of_other_recipes(more: tuple[str, ...], warm: Warm, tmp_path: Path) -> None:
-    assert len(killed(warm, tmp_path, 8, reference(warm, tmp_path, *more), *more)) == 8
-
-
 @pytest.mark.parametrize("attempts", [5, pytest.param(30, marks=pytest.mark.nightly)])
 def test_killed_while_it_writes(attempts: int, warm: Warm, tmp_path: Path) -> None:
     """At the opening, renaming or removing of a file, one after the other, wherever that is."""
