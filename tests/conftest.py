@@ -144,6 +144,12 @@ def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def blank_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`softstair train` with an empty picture: to draw it takes as long as a short training."""
+    monkeypatch.setattr("softstair.cli.train._draw", lambda metrics, title, out: out.touch())
+
+
+@pytest.fixture
 def plain_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An empty current directory, an environment without colours, one thread."""
     import torch

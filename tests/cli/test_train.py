@@ -40,10 +40,9 @@ def build(classes):
 
 
 @pytest.fixture(autouse=True)
-def _blank_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw pictures only where they are looked at: one takes as long as a short training."""
+def _draw_where_it_is_looked_at(request: pytest.FixtureRequest) -> None:
     if request.node.originalname not in ("test_output_to_a_file", "test_every_fold"):
-        monkeypatch.setattr("softstair.cli.train._draw", lambda metrics, title, out: out.touch())
+        request.getfixturevalue("blank_picture")
 
 
 def parsed(words: str | list[str]) -> Command:

@@ -30,6 +30,12 @@ def _narrow(narrow_digits: None) -> None:
     """Networks that cost little, but for children of `warm`, which are struck while they train."""
 
 
+@pytest.fixture(autouse=True)
+def _draw_where_links_are_tested(request: pytest.FixtureRequest) -> None:
+    if request.path.name != "test_links.py":
+        request.getfixturevalue("blank_picture")
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator["object"]:
     """A process with everything imported, whose children begin at once."""
