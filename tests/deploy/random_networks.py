@@ -98,19 +98,20 @@ class RandomBuilder:
         if monotone:
             table = table.sort(1, descending=True).values
             table[::3] = table[::3].flip(1)
+        floats = None
         if even:
             # Levels from the least sum that occurs to the greatest, or a part of them.
             span, step = sums.amax(1) - sums.amin(1), self.random.uniform(0.6, 1.7, len(sums))
-            gap = (span * torch.tensor(step) / len(levels))[:, None, None]
-            index = torch.arange(1, len(levels)) - torch.arange(rows)[:, None]
-            table = (sums.amin(1)[:, None, None] + gap * index).floor().long()
+            slope = len(levels) / (span * torch.tensor(step))
+            table, floats = _in_float32(source, slope, sums.amin(1), rows, len(levels))
         inputs: tuple[str, ...] = (self.last,)
         if shortcut is None:
             table = table[:, 0]
             self.sums_on_thresholds += int((sums[:, :, None] == table[:, None]).sum())
         else:
             inputs = (self.last, shortcut)
-        return self.add(nodes.Steps(name, inputs, levels[0], levels[-1], table, levels, first))
+        steps = (table, levels, first)
+        return self.add(nodes.Steps(name, inputs, levels[0], levels[-1], *steps, floats=floats))
 
     def max_pool(self, name: str, kernel: int, stride: int, padding: int) -> str:
         windows = ((kernel, kernel), (stride, stride), (padding, padding))
@@ -150,6 +151,20 @@ class RandomBuilder:
     def network(self) -> IntegerNetwork:
         sizes = {name: tuple(x.shape[1:]) for name, x in self.results.items()}
         return IntegerNetwork(tuple(self.nodes.values()), sizes)
+
+
+def _in_float32(
+    source: nodes.Node, slope: Tensor, start: Tensor, values: int, levels: int
+) -> tuple[Tensor, nodes.FloatSteps]:
+    """Thresholds of slope · (sum − start) + value, which is compared with 1, 2, … in float32."""
+    factor, addend = slope.float(), -(slope * start).float()
+    shortcut, limits = torch.arange(float(values)), torch.arange(1.0, levels)
+    sums = torch.arange(source.low, source.high + 1)
+    y = sums.float() * factor[:, None] + addend[:, None]
+    totals, begins = y[:, None] + shortcut[:, None], limits.repeat(len(y), values, 1)
+    stages = (factor[None], addend[None], False)
+    floats = nodes.FloatSteps(*stages, shortcut, limits, 1.0)
+    return torch.searchsorted(totals, begins) + source.low, floats
 
 
 def random_network(seed: int, monotone: bool = False, widest: bool = True) -> RandomBuilder:

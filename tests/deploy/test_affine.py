@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,9 @@ from torch import nn
 
 import softstair as ss
 from softstair.deploy import IntegerNetwork, nodes
-from softstair.deploy.affine import WideSteps, affine_steps, small_wide_steps
+from softstair.deploy.affine import affine_steps, small_wide_steps
 from softstair.deploy.c import write
 from softstair.deploy.onnx_graph import OnnxGraph, wide_levels
-from softstair.deploy.thresholds import IntegerFeatures, _floats
 from softstair.models.networks import ResidualBlock
 
 
@@ -79,76 +79,90 @@ def test_thresholds_of_no_line_and_numbers_beyond_32_bits_have_no_steps() -> Non
     assert affine_steps(gaps, *far) is None
 
 
-def rounded(quantum: float, first: int = -7) -> tuple[nodes.Steps, nodes.Sum, np.ndarray]:
-    """A normalisation, a shortcut and 63 thresholds in float32, for 20 values of the shortcut.
+def rounded(
+    quantum: float, first: int = -7, is_fused: bool = False, far: int = 60_000
+) -> tuple[nodes.Steps, nodes.Sum, np.ndarray]:
+    """A bias, a normalisation, a shortcut and 63 thresholds in float32, for 20 shortcuts.
 
-    Returns the stair of two channels, their layer, and its sums, from -60,000 to 60,000.
+    Returns the stair of two channels, their layer, and its sums, from -``far`` to ``far``. The
+    shortcut has another quantum than the levels.
     """
     stair = ss.Stair.linear(6, signed=False, quantum=quantum)
-    values = tuple((float(np.float32(v * quantum)),) * 2 for v in range(first, first + 20))
-    floats = _floats(stair, IntegerFeatures("", quantum, first, first + 19, values))
-    sums = np.arange(-60_000, 60_001)
+    values = (np.arange(first, first + 20) * 0.83 * quantum).astype(np.float32)
+    sums = np.arange(-far, far + 1)
     scale = np.float32(quantum) / np.array([[700.3], [1234.5]], dtype=np.float32)
-    y = sums.astype(np.float32) * scale * np.float32(1.7) + np.float32(300)
-    y = y - np.float32(299.877)  # with the rounding of 300
+    bias, factor, addend = np.float32(300), np.float32(1.7), np.float32(-509.877)
+    z = sums.astype(np.float32) * scale + bias  # with the rounding of 300
+    kind = np.float64 if is_fused else np.float32
+    y = (z.astype(kind) * factor.astype(kind) + addend.astype(kind)).astype(np.float32)
     tables = []
-    for value, _ in values:
-        index = stair.index(torch.from_numpy(y + np.float32(value))).numpy()
+    for value in values:
+        index = stair.index(torch.from_numpy(y + value)).numpy()
         reaches = index[:, None] >= np.arange(1, 64)[:, None]
         tables.append(np.where(reaches.any(2), sums[reaches.argmax(2)], sums[-1] + 1))
     table, ends = torch.from_numpy(np.stack(tables, 1)), (sums[[0, 0]], sums[[-1, -1]])
+    factors = torch.tensor(np.stack([scale[:, 0], [factor] * 2]))
+    addends = torch.tensor([[300.0] * 2, [float(addend)] * 2])
+    limits = torch.tensor(stair.rounded(torch.float32).thresholds)
+    stages = (factors, addends, is_fused)
+    floats = nodes.FloatSteps(*stages, torch.from_numpy(values), limits, quantum)
     levels = tuple(range(64))
     steps = nodes.Steps("", ("", ""), 0, 63, table, levels, first, floats=floats)
-    layer = nodes.Sum("", ("",), -60_000, 60_000, torch.ones(2, 1), *map(torch.from_numpy, ends))
+    layer = nodes.Sum("", ("",), -far, far, torch.ones(2, 1), *map(torch.from_numpy, ends))
     return steps, layer, sums
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("quantum", [0.03125, 0.0235])
-def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(quantum: float) -> None:
-    steps, layer, sums = rounded(quantum)
+def test_wide_steps_have_the_rounding_of_a_float_network_at_every_sum(
+    quantum: float, is_fused: bool
+) -> None:
+    steps, layer, sums = rounded(quantum, is_fused=is_fused)
     result, thresholds = small_wide_steps(steps, layer, low=-5), steps.thresholds.numpy()
     assert result is not None
-    assert (quantum == 0.0235) <= len(result.exceptions) < 60
     for c in range(2):
-        x = sums * result.multiplier[c] + result.offset[c]
-        of_channel = slice(result.starts[c], result.starts[c + 1])
-        x[result.exceptions[of_channel] + 60_000] += result.corrections[of_channel]
-        assert (np.diff(x) >= 0).all()
+        y = result.rescaled(sums, c) + result.origin
+        assert (np.diff(y) >= 0).all()
         for v in range(20):
-            begins = (np.arange(1, 64) - 5 << result.shift) + result.columns
-            index = np.searchsorted(begins, x + v * result.row + result.rows[v], side="right")
-            np.testing.assert_array_equal(index, reached(sums, thresholds[c, v]))
+            levels = result.levels(y + v * result.row + result.rows[v])
+            np.testing.assert_array_equal(levels + 5, reached(sums, thresholds[c, v]))
 
 
-@pytest.mark.parametrize("counts", [(0, 1, 90), (5, 200)])
-def test_exceptions_are_found_in_hash_tables_of_limited_size(counts: tuple[int, ...]) -> None:
-    draw, corrections = np.random.default_rng(0), np.arange(1, sum(counts) + 1)
-    parts = [draw.choice(np.arange(-60_000, 60_000), count, replace=False) for count in counts]
-    none, starts = np.arange(0), np.cumsum([0, *counts])
-    exceptions = np.concatenate(parts).astype(np.int64)
-    wide = WideSteps(none, none, 0, 0, none, none, starts, exceptions, corrections, 2000)
-    if max(counts) > 100:  # random sums need more slots
-        assert wide.hashed is None
-        return
-    assert wide.hashed is not None
-    sizes, begins, (sums, found) = wide.hashed
-    for c, part in enumerate(parts):
-        slots = part % sizes[c] + begins[c]
-        np.testing.assert_array_equal(sums[slots], part)
-        np.testing.assert_array_equal(found[slots], corrections[starts[c] : starts[c + 1]])
+def test_sums_beyond_24_bits_are_rounded_as_floats() -> None:
+    steps, layer, _ = rounded(0.03125)
+    result = small_wide_steps(steps, layer, low=0)
+    assert result is not None
+    alone = replace(result, factors=np.array([[1]]), shifts=0 * result.shifts[:1, :1])
+    alone = replace(alone, addends=np.array([[0]]), is_fused=True)
+    x = np.random.default_rng(0).integers(-(2**31), 2**31, 10_000)
+    np.testing.assert_array_equal(alone.rescaled(x, 0), x.astype(np.float32).astype(np.int64))
+
+
+def test_stages_that_are_not_those_of_the_thresholds_are_refused() -> None:
+    steps, layer, _ = rounded(0.0235, is_fused=True)
+    assert steps.floats is not None
+    for change in (
+        replace(steps.floats, is_fused=False),
+        replace(steps.floats, factors=-steps.floats.factors),
+        replace(steps.floats, addends=torch.nextafter(steps.floats.addends, torch.tensor(0.0))),
+    ):
+        assert small_wide_steps(replace(steps, floats=change), layer, low=0) is None
+    table = steps.thresholds.clone()
+    table[1, 3, 20] += 1  # one threshold of 2,520
+    assert small_wide_steps(replace(steps, thresholds=table), layer, low=0) is None
 
 
 @pytest.mark.parametrize(("quantum", "first", "low"), [(0.03125, 2, 0), (0.0235, -7, 3)])
-def test_wide_steps_in_float64_equal_thresholds_at_every_sum(
+def test_wide_steps_in_onnx_equal_thresholds_at_every_sum(
     quantum: float, first: int, low: int
 ) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    steps, layer, sums = rounded(quantum, first)
-    wide, graph = small_wide_steps(steps, layer, low), OnnxGraph({"sums", "beside", "levels"})
-    assert wide is not None
-    assert quantum == 0.03125 or {*wide.tables()} >= {"rows", "columns", "exceptions"}
-    total = wide_levels(graph, wide, "sums", "beside", first, low + 63, (-1, 1))
+    steps, layer, sums = rounded(quantum, first, is_fused=low > 0)
+    graph = OnnxGraph({"sums", "beside", "levels"})
+    assert steps.floats is not None
+    assert small_wide_steps(steps, layer, low) is not None
+    total = wide_levels(graph, steps.floats, "sums", "beside", first, low, (-1, 1))
     graph.apply("Cast", [total], name="levels", to=onnx.TensorProto.UINT8)
     kinds, info = onnx.TensorProto, onnx.helper.make_tensor_value_info
     inputs = [info(name, kinds.INT32, ["N", 2, "S"]) for name in ("sums", "beside")]
@@ -173,8 +187,9 @@ def test_levels_that_begin_more_than_a_quantum_late_keep_their_thresholds(tmp_pa
     values = torch.arange(8.0)
     for gap in (0.75, 2.5):
         limits = torch.cat([torch.arange(1.0, 5), torch.arange(4, 16) + 1 + gap])
-        table = ((limits - values[:, None]) * 21).ceil().long() - 90
-        floats = (values.double(), limits.double())
+        table = ((limits - values[:, None]) * 32).ceil().long() - 90
+        stages = (torch.full((1, 3), 1 / 32), torch.full((1, 3), 90 / 32), False)
+        floats = nodes.FloatSteps(*stages, values, limits, 1.0)
         steps = (table.expand(3, -1, -1).contiguous(), tuple(range(17)))
         inputs = ("deep", "first.stair")
         net.add(nodes.Steps(f"stair {gap}", inputs, 0, 16, *steps, floats=floats))
@@ -206,7 +221,6 @@ def test_int8_residual_network_is_equal_in_c_and_small(kind: str, tmp_path: Path
     assert differing(expected, {name: actual[name] for name in expected}) == {}
     text = (tmp_path / "network.c").read_text()
     assert "ss_store_wide" in text
-    assert ".exceptions" in text
     assert "ss_store_with_shortcut" not in text
     assert write(integer, tmp_path).flash < 6_000
 

@@ -18,7 +18,6 @@ from test_c_targets import int8_resnet8
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, nodes, qonnx
 from softstair.deploy import onnx as export
-from softstair.deploy.affine import WideSteps
 from softstair.deploy.onnx import digits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -122,15 +121,15 @@ def test_residual_networks_have_no_thresholds_at_shortcuts(quantum: float, bits:
     network = residual_network(quantum, bits)
     x = byte_inputs(network, 30)
     model = assert_small_shortcuts(network, x, LEVELS)
-    assert ("Mod" in {node.op_type for node in model.graph.node}) == (bits == 8)  # exceptions
+    assert "Less" in {node.op_type for node in model.graph.node}  # of wide steps alone
     assert model.ByteSize() < 40_000
     values = ReferenceEvaluator(model).run(None, {"bytes": x[:5].numpy()})
     names = [output.name for output in model.graph.output]
     assert_equal(network, x[:5], dict(zip(names, values, strict=True)))
 
 
-def test_shortcuts_without_hash_tables_have_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WideSteps, "hashed", None)
+def test_shortcuts_without_wide_steps_have_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "small_wide_steps", lambda *_: None)
     network = residual_network(0.2431, bits=4)
     model, x = export.model(network, features=True), byte_inputs(network, 30)
     assert "GreaterOrEqual" in {node.op_type for node in model.graph.node}
@@ -142,8 +141,8 @@ def test_levels_of_affine_steps_are_equal(seed: int) -> None:
     builder = affine_features(seed)
     network, x = builder.network(), builder.bytes
     model = export.model(network, features=True)
-    double = {node.name for node in model.graph.node if node.op_type == "Max"}
-    assert {"deep_stair_limited", "biased_stair_limited"} <= double
+    wide = {node.name for node in model.graph.node if node.op_type == "Less"}
+    assert {"deep_stair_too_high", "biased_stair_too_high"} <= wide
     for level in LEVELS:
         assert_equal(network, x, run(model, x, level=level))
 

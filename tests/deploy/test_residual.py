@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled import needs_compiler, program_of, run_in_program
+from compiled import needs_compiler, program_of, run_in_program, traced
 from test_random_modules import by_onnx
 from torch import Tensor, nn
 
 import softstair as ss
 from networks import InvertedBottleneck, make
 from softstair.convert.shortcuts import Sums
-from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
+from softstair.convert.sites import set_input_units
+from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx, verify
+from softstair.deploy.c import write
 from softstair.models import last_layer
 from softstair.models.networks import ResidualBlock
+from softstair.nn import StairActivation, stair_modules
 
 TERNARY, UINT4 = ss.Stair.ternary(), ss.Stair.linear(4, quantum=0.25)
 SHAPE = (3, 8, 8)
@@ -127,3 +130,45 @@ def test_bottlenecks_of_many_levels_export_exactly(sums: Sums, bits: int) -> Non
     features = ss.Stair.linear(bits, quantum=0.05)
     net = quantised(ends(InvertedBottleneck(4, 4), InvertedBottleneck(4, 4)), features, sums)
     exported(net, torch.randint(256, (12, *SHAPE), dtype=torch.uint8))
+
+
+def fitted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """An INT8 network with what training leaves: quanta of their own, and normalisations."""
+    torch.manual_seed(2)
+    model(torch.randn(64, *shape) * 2)
+    int8, features = ss.Stair.linear(8, signed=True), ss.Stair.linear(8, quantum=1 / 32)
+    last = last_layer(model)
+    net = ss.quantise(model, int8, features, skip=last, init="keep", fit="channel", sums="sum")
+    for _, stair in stair_modules(net):
+        if isinstance(stair, StairActivation):
+            stair.set_quantum(float(torch.empty(()).uniform_(0.02, 0.05)))
+    set_input_units(net)
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            sign = torch.where(torch.rand(norm.num_features) < 0.2, -1, 1)
+            norm.weight.data = sign * torch.empty(norm.num_features).uniform_(0.5, 1.5)
+            nn.init.normal_(norm.bias, std=0.3)
+    return net.eval()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("build", "size", "constants", "file"),
+    [
+        (lambda: ends(ResidualBlock(4, 6, 2, True), channels=6), 8, 7_000, 24_000),
+        pytest.param(ss.models.resnet8, 32, 120_000, 150_000, marks=pytest.mark.nightly),
+    ],
+)
+def test_int8_residual_network_with_fitted_quanta_is_small_and_equal(
+    build: Callable[[], nn.Module], size: int, constants: int, file: int, tmp_path: Path
+) -> None:
+    net, x = fitted(build(), (3, size, size)), torch.randint(256, (4, 3, size, size))
+    network, x = integerise(net, (3, size, size), 128, 64.0), x.to(torch.uint8)
+    assert verify(net, network, x)["integer network"].mismatches == 0
+    expected = network.features(x)
+    del expected[network.last.name]  # sums of floats, in another order
+    compiled = traced(network, x, tmp_path, "native")
+    for actual in (by_onnx(network, x), compiled):
+        assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert write(network, tmp_path).flash <= constants
+    assert onnx.write(network, tmp_path / "network.onnx").stat().st_size <= file

@@ -14,28 +14,34 @@ the least upper bound is a concave function of m, so bisection finds the smalles
 if there is one. A solution for s is one for s + 1, with 2m and 2b: bisection finds the smallest s,
 and with it the smallest numbers.
 
-With 8 bits or a shortcut v, 64 bits and tables are needed, since the float network rounds its
-thresholds, its shortcuts and the sums with them to float32:
+With 8 bits or a shortcut, rounding decides: the float network rounds every product and sum to
+float32, and at a shortcut of 8 bits a channel has 65,025 thresholds, of which hundreds are not
+where real numbers would have them. Wide steps repeat these roundings in fixed point: with round24
+for rounding to 24 significant bits, half to even, as float32 does,
 
-    number of k with x·m + b + v·r + rows[v] + correction(x) ≥ k·2ˢ + columns[k − 1]
+    y = round24(round24(x·factor₁ + addend₁)·factor₂ + addend₂)
+    number of k with y + value(v) ≥ limitₖ
 
-The tables are those of the layer, from the floats of the network; the corrections, of a few sums of
-each channel, are the rest of its rounding. They are less than m/2, so that the left side does not
-decrease with x, and the same two conditions of every level prove it, for every v.
+where limitₖ is half-way between the float that the network compares with and the float before it:
+sums beyond it round to that float. Neither this number nor that of the thresholds that x reaches
+decreases with x, so they are equal if they are at every threshold and at the sum before it.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from softstair.deploy.nodes import Node, Steps, Sum, narrowest
+from softstair.deploy.nodes import FloatSteps, Node, Steps, Sum, narrowest
 
 Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
-WIDE_SHIFTS = (36, 30, 24, 18)
+UNIT_BITS = 46  # of a quantum in fixed point
+FIXED_BITS = 61  # of all numbers in fixed point
+RECIPROCAL_SHIFT = 44
+LATEST = 2.0**-9  # a level begins late by less than a quantum minus so many
 INT32 = 2**31
 FAR = 2**61
 """A bound that nothing reaches."""
@@ -55,51 +61,57 @@ class AffineSteps:
 
 @dataclass(frozen=True)
 class WideSteps:
-    """Affine steps in 64 bits with tables.
+    """The float network's steps in fixed point; level k begins at k·unit + columns[k − 1 − low].
 
-    The sums with a correction in channel c are exceptions[starts[c] : starts[c + 1]].
+    A stage multiplies by factor·2^−shift and adds. The value of the shortcut minus its least, v,
+    adds v·row + rows[v].
     """
 
-    multiplier: Integers  # (C,)
-    offset: Integers  # (C,)
-    shift: int
-    row: int  # r; v is the value of the shortcut minus its least
+    factors: Integers  # (S, C)
+    shifts: Integers  # (S, C), 0 in the first of two stages
+    addends: Integers  # (S, C)
+    is_fused: bool  # whether the last stage does not round its product
+    unit: int
+    low: int
+    origin: int  # added to y
+    row: int
     rows: Integers  # (M,)
-    columns: Integers  # (K − 1,), from 0 to 2ˢ
-    starts: Integers  # (C + 1,)
-    exceptions: Integers  # sums
-    corrections: Integers
-    most_slots: int  # of a hash table with 8 bytes a slot, smaller than thresholds of 2 bytes
+    columns: Integers  # (K − 1,)
 
-    def tables(self) -> dict[str, Integers]:
-        """Return the tables that are not all zero, by their names."""
-        names = [name for name in ("rows", "columns") if getattr(self, name).any()]
-        names += ["starts", "exceptions", "corrections"] if len(self.exceptions) else []
-        return {name: getattr(self, name) for name in names}
+    @property
+    def scalars(self) -> dict[str, int]:
+        """The numbers of a layer, as in softstair_steps.h."""
+        coarse = self.unit.bit_length() - 16
+        reciprocal = -(-(1 << (RECIPROCAL_SHIFT + coarse)) // self.unit)
+        numbers = {"unit": self.unit, "origin": self.origin, "row": self.row}
+        return numbers | {"fused": int(self.is_fused), "coarse": coarse, "reciprocal": reciprocal}
 
-    @cached_property
-    def hashed(self) -> tuple[Integers, Integers, Integers] | None:
-        """A hash table per channel: sizes, starts, and (2, slots) sums and corrections.
+    def rescaled(self, x: Integers, channel: int) -> Integers:
+        """Return y of sums of one channel."""
+        y = _round24(x)
+        stages = zip(self.factors, self.shifts, self.addends, strict=True)
+        for stage, numbers in enumerate(stages, 1):
+            factor, shift, addend = (each[channel] for each in numbers)
+            excess = np.maximum(np.frexp(y.astype(np.float64))[1] - 24, 0)
+            left, y = excess - shift, (y >> excess) * factor
+            y = np.where(left < 0, y >> np.maximum(-left, 0), y << np.maximum(left, 0))
+            is_rounded = stage < len(self.factors) or not self.is_fused
+            y = _round24((_round24(y) if is_rounded else y) + addend)
+        return y
 
-        The size is the smallest number n with which all exceptions of the channel have different
-        remainders. None if a channel needs more than ``most_slots``.
-        """
-        parts, sizes = np.split(self.exceptions, self.starts[1:-1]), []
-        for part in parts:
-            candidates = range(max(1, len(part)), self.most_slots + 1)
-            if not (size := next((n for n in candidates if _is_injective(part % n)), 0)):
-                return None
-            sizes.append(size)
-        starts = np.cumsum([0, *sizes])
-        slots = [part % n + start for part, n, start in zip(parts, sizes, starts, strict=False)]
-        table = np.zeros((2, starts[-1]), np.int64)
-        table[:, np.concatenate(slots)] = self.exceptions, self.corrections
-        return np.array(sizes), starts[:-1], table
+    def levels(self, total: Integers) -> Integers:
+        """Return the levels of y + origin + v·row + rows[v], as C does."""
+        coarse, reciprocal = self.scalars["coarse"], self.scalars["reciprocal"]
+        high = self.low + len(self.columns)
+        total = np.clip(total, self.low * self.unit, (high + 1) * self.unit)
+        candidate = (((total >> coarse) + 1) * reciprocal) >> RECIPROCAL_SHIFT
+        level = np.minimum(candidate, high)
+        column = np.concatenate([[-FAR], self.columns])[level - self.low]
+        return level - (total < level * self.unit + column)
 
 
-def _is_injective(remainders: Integers) -> bool:
-    """Return whether all remainders are different."""
-    return int(np.bincount(remainders).max(initial=0)) <= 1
+def _round24(x: Integers) -> Integers:
+    return x.astype(np.float32).astype(np.int64)
 
 
 def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
@@ -112,23 +124,19 @@ def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
 def small_wide_steps(node: Steps, source: Node, low: int) -> WideSteps | None:
     """Return the wide steps of a stair on the sums of ``source``; ``low`` is its lowest level.
 
-    Returns None if there are none, or if they are not smaller than the thresholds. Numbers in
-    tables fit into 32 bits. All numbers and sums are below 2⁵³, so that float64 is exact.
+    Returns None if there are none, or if they are not smaller than the thresholds. Where there are,
+    ``node.floats`` gives the same levels in float32 and float64.
     """
-    table = node.thresholds.numpy()
+    table, floats = node.thresholds.numpy(), node.floats
     rows, ends = table.reshape(len(table), -1, table.shape[-1]), sum_bounds(source, len(table))
-    floats = node.floats or map(torch.arange, rows.shape[1:])
-    values, limits = (numbers.double().numpy() for numbers in floats)
     is_even = node.levels == tuple(range(node.low, node.high + 1))
-    steps = wide_steps(rows, *ends, values, limits, low) if is_even else None
-    if steps is None:
+    steps = wide_steps(floats, *ends, low) if floats is not None and is_even else None
+    if steps is None or floats is None:
         return None
-    products = (np.abs(ends).max(0) + 1) * steps.multiplier
-    largest = (products + np.abs(steps.offset)).max() + len(values) * abs(steps.row)
-    widest = max(np.abs(steps.rows).max(), steps.columns.max())
-    size = 12 * len(table) + 4 * sum(part.size for part in steps.tables().values())
-    fits = widest < INT32 and largest < 2**52 and size < narrowest(table).nbytes
-    return steps if fits else None
+    arrays = (steps.factors, *(each for each in (steps.rows, steps.columns) if each.any()))
+    size = sum(4 * each.size for each in arrays) + 17 * len(table)
+    is_smaller = size < narrowest(table).nbytes
+    return steps if is_smaller and _is_exact(steps, floats, rows, *ends) else None
 
 
 def affine_steps(
@@ -162,44 +170,81 @@ def affine_steps(
 
 
 def wide_steps(
-    thresholds: Integers,
-    least: Integers,
-    greatest: Integers,
-    values: npt.NDArray[np.float64],
-    limits: npt.NDArray[np.float64],
-    low: int = 0,
+    floats: FloatSteps, least: Integers, greatest: Integers, low: int = 0
 ) -> WideSteps | None:
-    """Return wide steps that equal thresholds (C, M, K − 1), or None if there are none.
+    """Return the steps of a float network in fixed point, or None if 64 bits are not enough."""
+    limits, quantum = floats.limits, floats.quantum
+    farthest = torch.from_numpy(np.maximum(np.abs(least), np.abs(greatest)))[:, None]
+    magnitudes = replace(floats, factors=floats.factors.abs(), addends=floats.addends.abs())
+    largest = float(magnitudes.rescaled(farthest).max() + floats.values.abs().nan_to_num().max())
+    largest = max(largest, float(limits.abs().max()), quantum)
+    levels = np.arange(1, len(limits) + 1)
+    late = float(np.ptp(limits.double().numpy() / quantum - levels))
+    bits = min(
+        UNIT_BITS, 31 - math.frexp(late)[1], FIXED_BITS - 1 - math.frexp(largest / quantum)[1]
+    )
+    place = bits - math.frexp(quantum)[1]  # the unit of fixed point is 2^−place
+    unit = round(quantum * 2.0**place)
 
-    ``values`` (M,) and ``limits`` (K − 1,) are the floats of the shortcut and of the thresholds, in
-    quanta of the levels. A value that does not occur is NaN.
-    """
-    occurs, levels = ~np.isnan(values), np.arange(1, len(limits) + 1)
-    flat = thresholds[:, occurs].reshape(len(thresholds), 1, -1)
-    late = limits - levels - (limits - levels).min()
-    if late.max() > 1:  # more than one level could be taken too early
-        return None
-    for shift in WIDE_SHIFTS:
-        added = np.rint(np.where(occurs, values, 0.0) * 2.0**shift).astype(np.int64)
-        row = int(added[-1] - added[0]) // max(len(added) - 1, 1)
-        rows = np.where(occurs, added - added[0] - row * np.arange(len(added)), 0)
-        columns = np.rint(late * 2.0**shift).astype(np.int64)
-        begins = ((levels << shift) + columns - added[occurs, None]).reshape(1, -1)
-        channels = []
-        for table, *ends in zip(flat, least, greatest, strict=True):
-            conditions = _conditions(table, begins, *(np.array([end]) for end in ends)).tightest()
-            channel = conditions.with_exceptions()
-            if channel is None:
-                break
-            channels.append(channel)
-        else:
-            multiplier, offset, exceptions, corrections = zip(*channels, strict=True)
-            starts = np.cumsum([0, *map(len, exceptions)])
-            lists = (starts, np.concatenate(exceptions), np.concatenate(corrections))
-            offsets = np.array(offset) + (low << shift) + added[0]
-            tables, slots = (rows, columns, *lists), thresholds[0].size // 4
-            return WideSteps(np.array(multiplier), offsets, shift, row, *tables, slots)
-    return None
+    def fixed(numbers: torch.Tensor) -> Integers:
+        scaled = numbers.double().nan_to_num().numpy() * 2.0**place
+        return np.rint(scaled).astype(np.int64)
+
+    # A sum half-way between two floats is rounded to that whose last bit is 0.
+    before = torch.nextafter(limits, torch.tensor(-torch.inf))
+    is_odd = (limits.view(torch.int32) & 1).numpy()
+    columns = fixed((limits.double() + before.double()) / 2) + is_odd - levels * unit
+    values = fixed(floats.values)
+    row = int(values[-1] - values[0]) // max(len(values) - 1, 1)
+    rows = values - values[0] - row * np.arange(len(values))
+    rows = np.where(floats.values.isnan().numpy(), 0, rows)
+    origin = low * unit - int(columns.min()) + int(values[0])
+
+    mantissas, exponents = np.frexp(floats.factors.double().numpy())
+    factors, exponents = (mantissas * 2.0**24).astype(np.int64), exponents - 24
+    shifts, addends = np.zeros_like(factors), np.stack([fixed(each) for each in floats.addends])
+    shifts[-1] = -place - exponents.sum(0)
+    if len(factors) == 2:
+        bias = floats.addends[0].double().numpy() * 2.0 ** -exponents[0]
+        reach = np.abs(bias) + np.abs(factors[0]) * farthest.numpy()[:, 0]
+        if reach.max() >= 2.0**FIXED_BITS:
+            return None
+        addends[0] = np.rint(bias).astype(np.int64)
+    factors[shifts > FIXED_BITS] = 0  # what is left of the products is below 1
+    shifts[shifts > FIXED_BITS] = 0
+    columns = columns - columns.min()
+    begins = (levels + low) * unit + columns
+    steps = WideSteps(
+        *(factors, shifts, addends, floats.is_fused, unit, low, origin, row, rows, columns)
+    )
+    # The levels never decrease, so they are right everywhere if they are where levels begin.
+    is_right = np.array_equal(steps.levels(begins), levels + low)
+    is_right &= np.array_equal(steps.levels(begins - 1), levels + low - 1)
+    is_right &= late < 1 - LATEST
+    fits = bits >= 16 and max(np.abs(rows).max(), columns.max()) < INT32
+    return steps if fits and is_right and np.abs(shifts).max() <= FIXED_BITS else None
+
+
+def _is_exact(
+    steps: WideSteps, floats: FloatSteps, table: Integers, least: Integers, greatest: Integers
+) -> bool:
+    """Return whether both give the same levels as thresholds (C, M, K − 1) for every sum."""
+    occurs = ~floats.values.isnan()
+    values, beside = floats.values[occurs], steps.rows + steps.row * np.arange(len(steps.rows))
+    beside = beside[occurs.numpy(), None] + steps.origin
+    for c, (low, high) in enumerate(zip(least, greatest, strict=True)):
+        thresholds = table[c, occurs.numpy()]
+        ends = np.broadcast_to([low, high], (len(thresholds), 2))
+        x = np.clip(np.concatenate([thresholds, thresholds - 1, ends], 1), low, high)
+        rows = zip(thresholds, x, strict=True)
+        expected = np.stack([np.searchsorted(row, points, "right") for row, points in rows])
+        y = floats.of_channels(torch.tensor([c])).rescaled(torch.from_numpy(x).reshape(1, -1))
+        totals = y.reshape(x.shape) + values[:, None]
+        reached = torch.searchsorted(floats.limits, totals, right=True).numpy()
+        levels = steps.levels(steps.rescaled(x, c) + beside) - steps.low
+        if not (np.array_equal(expected, levels) and np.array_equal(expected, reached)):
+            return False
+    return True
 
 
 def _conditions(
@@ -258,36 +303,3 @@ class _Conditions:
         middle = (least + greatest) // 2
         offset = np.where(least == -FAR, greatest, np.where(greatest == FAR, least, middle))
         return multiplier, offset
-
-    def tightest(self) -> "_Conditions":
-        """Return the conditions of one channel with each sum once."""
-        x, place = np.unique(self.x[0], return_inverse=True)
-        lower = np.full(len(x), -FAR)
-        np.maximum.at(lower, place, self.lower[0])
-        y, place = np.unique(self.y[0], return_inverse=True)
-        upper = np.full(len(y), FAR)
-        np.minimum.at(upper, place, self.upper[0])
-        return _Conditions(x[None], lower[None], y[None], upper[None], self.steepest)
-
-    def with_exceptions(self) -> tuple[int, int, Integers, Integers] | None:
-        """Return the multiplier and offset of one channel, and sums with their corrections."""
-        (multiplier,), (offset,) = self.solution()
-        (x, lower), (y, upper) = (self.x[0], self.lower[0]), (self.y[0], self.upper[0])
-        needed = np.maximum(lower - multiplier * x - offset, 0)
-        excess = np.minimum(upper - multiplier * y - offset, 0)
-        sums = np.concatenate([x[needed > 0], y[excess < 0]])
-        corrections = np.concatenate([needed[needed > 0], excess[excess < 0]])
-        order = np.argsort(sums)
-        sums, corrections = sums[order], corrections[order]
-        corrected = [np.zeros_like(x), np.zeros_like(y)]
-        for points, correction in zip((x, y), corrected, strict=True):
-            _, found, place = np.intersect1d(points, sums, return_indices=True)
-            correction[found] = corrections[place]
-        is_exact = (
-            multiplier < INT32
-            and 2 * np.abs(corrections).max(initial=0) <= multiplier
-            and bool((np.diff(sums) > 0).all())
-            and bool((multiplier * x + offset + corrected[0] >= lower).all())
-            and bool((multiplier * y + offset + corrected[1] <= upper).all())
-        )
-        return (int(multiplier), int(offset), sums, corrections) if is_exact else None

@@ -107,8 +107,10 @@ class NodeBuilder:
         if shape != self._sizes[x.source]:  # the shortcut is larger than the sum
             expand = nodes.Expand(f"{name}.expanded", (x.source,), source.low, source.high, shape)
             inputs = (self._add(expand).name, *steps.inputs[1:])
-            table = steps.thresholds.expand(shape[axis - 1], *steps.thresholds.shape[1:])
-            steps = replace(steps, inputs=inputs, thresholds=table.contiguous())
+            channels = torch.arange(shape[axis - 1]) % len(steps.thresholds)  # one may be repeated
+            floats = steps.floats and steps.floats.of_channels(channels)
+            table = steps.thresholds[channels]
+            steps = replace(steps, inputs=inputs, thresholds=table, floats=floats)
         names = [*(f"{name}.{number}" for number in range(len(x.pools))), name]
         self._add(replace(steps, name=names[0]))
         for before, after, pool in zip(names, names[1:], x.pools, strict=False):

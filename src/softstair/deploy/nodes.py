@@ -8,7 +8,7 @@ its channels last. Windows have one or two axes, as the tensors.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,37 @@ class Sum(Node):
 
 
 @dataclass(frozen=True)
+class FloatSteps:
+    """What the float network computes from sums to levels; it rounds every result to float32.
+
+    Each stage multiplies by a factor and adds an addend; their results are y. A shortcut has one of
+    M values, and y + value is compared with the limits.
+    """
+
+    factors: Tensor  # (S, C) float32, of S stages
+    addends: Tensor  # (S, C)
+    is_fused: bool  # whether the last stage rounds once, after its addition
+    values: Tensor  # (M,); NaN where a value does not occur
+    limits: Tensor  # (K − 1,)
+    quantum: float  # about the distance of two limits
+
+    def rescaled(self, sums: Tensor) -> Tensor:
+        """Return y, (C, n) float32, of sums (C, n)."""
+        y, last = sums.float(), len(self.factors) - 1
+        for stage in range(last + 1):
+            factor, addend = self.factors[stage, :, None], self.addends[stage, :, None]
+            if stage == last and self.is_fused:
+                y = (y.double() * factor.double() + addend.double()).float()
+            else:
+                y = y * factor + addend
+        return y
+
+    def of_channels(self, channels: Tensor) -> "FloatSteps":
+        """Return the same for a choice of channels."""
+        return replace(self, factors=self.factors[:, channels], addends=self.addends[:, channels])
+
+
+@dataclass(frozen=True)
 class Steps(Node):
     """A stair, with all that precedes it since the sum: levels[how many thresholds s reaches].
 
@@ -95,15 +126,14 @@ class Steps(Node):
                 the sum) (C, M, K − 1), one row for each of its values from ``first`` on
     levels      (K,) integers, increasing
     axis        axis of the channels; the batch is axis 0
-    floats      what the float network adds for each value of the shortcut, (M,), and compares with,
-                (K − 1,), in quanta: where thresholds are to be expected (see affine.py)
+    floats      what the float network computes instead, where it is known (see affine.py)
     """
 
     thresholds: Tensor
     levels: tuple[int, ...]
     first: int = 0
     axis: int = 1
-    floats: tuple[Tensor, Tensor] | None = None
+    floats: FloatSteps | None = None
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0]

@@ -4,8 +4,8 @@ Features are bytes with a zero point, and weights are packed into as few bits as
 QLinearConv gives the same levels at every sum, it is a layer and its stair (see qlinear_conv.py).
 Otherwise sums are ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and
 no fusion changes. Wider sums are float32, in parts of which every partial sum is an integer below
-2²⁴. A stair is one comparison per threshold. With many, or with a shortcut, it is a product and a
-sum in double precision that are exact (wide steps, see affine.py), or else a bisection. The scores
+2²⁴. A stair is one comparison per threshold. With many, or with a shortcut, it is what the float
+network computes, where that is exact (wide steps, see affine.py), or else a bisection. The scores
 of a float last layer are summed in double precision and rounded once.
 
 Two other forms are not exact. DequantizeLinear before MatMul: ONNX Runtime's default optimisations
@@ -286,10 +286,10 @@ def _steps(
         return StoredTensor(result, node.low, node.high, kind, zero)
     shortcut = x[1].as_type(graph, "INT32", "beside_").name if len(x) == 2 else None
     source = network.node(node.inputs[0])
-    wide = small_wide_steps(node, source, int(levels[0])) if kind == "UINT8" else None
-    if wide is not None and wide.hashed is not None:
-        ends = (node.first, int(levels[-1]))
-        total = wide_levels(graph, wide, sums.name, shortcut, *ends, per_channel)
+    low = int(levels[0])
+    if kind == "UINT8" and node.floats is not None and small_wide_steps(node, source, low):
+        ends = (node.first, low)
+        total = wide_levels(graph, node.floats, sums.name, shortcut, *ends, per_channel)
         return StoredTensor(graph.cast(total, kind), node.low, node.high, kind, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
     first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds)) - node.first

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import softstair
 from softstair._errors import SoftstairError, import_extra
 from softstair.deploy import nodes
-from softstair.deploy.affine import WideSteps
+from softstair.deploy.affine import LATEST
 from softstair.deploy.nodes import IntegerNetwork, narrowest
 
 Array = NDArray[Any]
@@ -210,54 +210,48 @@ def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
 
 def wide_levels(
     graph: OnnxGraph,
-    steps: WideSteps,
+    floats: nodes.FloatSteps,
     sums: str,
     shortcut: str | None,
     first: int,
-    high: int,
+    low: int,
     per_channel: nodes.Shape,
 ) -> str:
-    """Add wide steps (see affine.py) in float64; the integer parts of the results are the levels.
+    """Add what the float network computes; returns the levels from ``low`` on, as int32.
 
-    Sums and shortcut are int32, and the shortcut is at least ``first``. Levels are from 0 to
-    ``high``. The steps must have hash tables.
+    Sums and shortcut are int32, and the shortcut is at least ``first``. Operations are in float32,
+    except that a fused stage is in float64 and then rounded, as in :class:`FloatSteps`.
     """
-    unit = graph.constant("unit", np.float64(2.0**-steps.shift))
-
-    def scaled(hint: str, integers: Array, index: str | None = None) -> str:
-        numbers = graph.apply("Mul", [graph.integers(hint, integers, "DOUBLE"), unit], hint)
-        return numbers if index is None else graph.apply("Gather", [numbers, index], hint)
-
-    terms = [scaled("offset", steps.offset.reshape(per_channel))]
+    y, last = graph.cast(sums, "FLOAT", "sums"), len(floats.factors) - 1
+    for stage in range(last + 1):
+        kind = "DOUBLE" if stage == last and floats.is_fused else "FLOAT"
+        y = y if kind == "FLOAT" else graph.cast(y, kind, "exact")
+        for operator, numbers in (("Mul", floats.factors), ("Add", floats.addends)):
+            if operator == "Mul" or bool(numbers[stage].any()):
+                term = graph.constant(operator.lower(), numbers[stage].reshape(per_channel).numpy())
+                term = term if kind == "FLOAT" else graph.cast(term, kind)
+                y = graph.apply(operator, [y, term], "rescaled")
+        y = y if kind == "FLOAT" else graph.cast(y, "FLOAT", "rounded")
     if shortcut is not None:
         if first:
             offset = graph.constant("first", np.int32(first))
             shortcut = graph.apply("Sub", [shortcut, offset], "row")
-        rows = steps.rows + steps.row * np.arange(len(steps.rows))
-        terms.append(scaled("rows", rows, shortcut))
-    if len(steps.exceptions):
-        assert steps.hashed is not None
-        *hashing, table = steps.hashed
-        size, start = (graph.integers("slots", n.reshape(per_channel), "INT32") for n in hashing)
-        slot = graph.apply("Add", [graph.apply("Mod", [sums, size], "slot"), start], "slot")
-        inputs = [graph.integers("exceptions", table[0], "INT32"), slot]
-        found = graph.apply("Equal", [sums, graph.apply("Gather", inputs, "exception")], "found")
-        inputs = [found, scaled("corrections", table[1], slot), graph.constant("zero", 0.0)]
-        terms.append(graph.apply("Where", inputs, "correction"))
-    factor = scaled("factor", steps.multiplier.reshape(per_channel))
-    total = graph.apply("Mul", [graph.cast(sums, "DOUBLE", "sums"), factor], "product")
-    for term in terms:
-        total = graph.apply("Add", [total, term], "total")
-    # A column makes a level begin later, by at most 1. Totals are then limited to high + 1 instead
-    # of high, from which the last entry of the table, 1, is subtracted.
-    is_late, low = bool(steps.columns.any()), high - len(steps.columns)
-    for kind, end in (("Max", low), ("Min", high + is_late)):  # in QONNX, Clip is not for float64
-        total = graph.apply(kind, [total, graph.constant("limit", float(end))], "limited")
-    if is_late:
-        late = np.array([0] * (low + 1) + [*steps.columns, 1])
-        inputs = [total, scaled("late", late, graph.cast(total, "INT32", "candidate"))]
-        total = graph.apply("Sub", inputs, "begun")
-    return total
+        values = graph.constant("values", floats.values.nan_to_num().numpy())
+        y = graph.apply("Add", [y, graph.apply("Gather", [values, shortcut], "value")], "total")
+    # The candidate is at most one too high: limits are a quantum apart, or later by less than one.
+    limits, count = floats.limits.numpy(), len(floats.limits)
+    late = limits.astype(np.float64) / floats.quantum - np.arange(1, count + 1)
+    candidate = graph.cast(y, "DOUBLE", "quanta")
+    line = (("Mul", 1 / floats.quantum), ("Add", LATEST / 2 - float(late.min())))
+    for operator, number in (*line, ("Max", 0.0), ("Min", float(count))):
+        candidate = graph.apply(operator, [candidate, graph.constant("number", number)], "quanta")
+    candidate = graph.cast(candidate, "INT32", "candidate")
+    begins = np.concatenate([np.array([-np.inf], np.float32), limits])
+    begin = graph.apply("Gather", [graph.constant("limits", begins), candidate], "begin")
+    less = graph.cast(graph.apply("Less", [y, begin], "too_high"), "INT32")
+    if low:
+        candidate = graph.apply("Add", [candidate, graph.constant("low", np.int32(low))], "level")
+    return graph.apply("Sub", [candidate, less], "levels")
 
 
 def node_names(network: IntegerNetwork, names: set[str], suffix: str = "") -> dict[str, str]:

@@ -3,7 +3,7 @@
 Tensors are float32 that hold integers. Weights follow a ``Quant`` (``BipolarQuant`` where all are
 −1 or 1), a stair with its normalisation is a ``MultiThreshold``, and every tensor is annotated with
 its integer type. Where a stair of many levels has a shortcut, wide steps give the number of its
-thresholds that are reached, in float64.
+thresholds that are reached.
 """
 
 import math
@@ -147,11 +147,11 @@ def _add_steps(
     thresholds, sums, shape = node.thresholds.numpy(), x[0], network.sizes[node.name]
     if len(x) == 2:
         source, highest = network.node(node.inputs[0]), len(node.levels) - 1
-        wide = small_wide_steps(node, source, 0) if highest > MAX_COMPARISONS else None
-        if wide is not None and wide.hashed is not None:
-            ends, per_channel = (node.first, highest), (-1, *[1] * (len(shape) - 1))
+        floats = node.floats if highest > MAX_COMPARISONS else None
+        if floats is not None and small_wide_steps(node, source, 0):
+            ends, per_channel = (node.first, 0), (-1, *[1] * (len(shape) - 1))
             integers = graph.cast(x[0], "INT32"), graph.cast(x[1], "INT32", "beside")
-            total = graph.cast(wide_levels(graph, wide, *integers, *ends, per_channel), "INT32")
+            total = wide_levels(graph, floats, *integers, *ends, per_channel)
             sums = graph.cast(total, "FLOAT", "reached")
             graph.annotate(sums, _datatype(0, highest), (BATCH, *shape))
         else:

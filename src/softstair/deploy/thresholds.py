@@ -5,18 +5,20 @@ the sum, however it rounds. So the sums that reach level k are all integers from
 (or up to one, where the function decreases), and bisection finds it by asking the network itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from softstair.deploy.nodes import MaxPool, Steps, Sum
+from softstair.deploy.nodes import FloatSteps, MaxPool, Steps, Sum
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
 MAX_PAIRS = 2**22  # pairs of values of which the sums are computed
-TIE = 2.0**-34  # quanta: below the distance of two floats, above the rounding of affine steps
+FAR = 2.0**64  # times a factor, it leaves nothing of an addend
+MAX_STAGES = 2  # a layer's scale and bias, and a normalisation
+SAMPLES = 65  # sums of each channel for which stages are compared with the network
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
@@ -105,7 +107,11 @@ def fold(
         rows = [LevelThresholds(same, torch.zeros_like(largest, dtype=torch.bool))] * len(values)
     decreasing = torch.stack([row.decreasing for row in rows]).any(0)
     tables = [_oriented(row, decreasing, source) for row in rows]
-    ends, floats = (levels[0], levels[-1]), _floats(activation.stair, shortcut)
+    ends = (levels[0], levels[-1])
+    if searched:
+        floats = _float_steps(activation.stair, pending, source, decreasing)
+    else:
+        floats = _constant(activation.stair, shortcut, tables[0][:, 0] > source.least)
     if shortcut is None:
         steps = Steps(name, (pending.source,), *ends, tables[0], levels, axis=axis, floats=floats)
     else:
@@ -143,19 +149,60 @@ def sum_values(a: IntegerFeatures, b: IntegerFeatures) -> tuple[tuple[float, flo
     return tuple(zip(*ends, strict=True))
 
 
-def _floats(stair: Stair, shortcut: IntegerFeatures | None) -> tuple[Tensor, Tensor]:
-    """Return the floats of :class:`Steps`."""
-    limits, quantum = torch.tensor(stair.rounded(torch.float32).thresholds), stair.quantum
+def _float_steps(
+    stair: Stair, pending: PendingSum, source: Sum, decreasing: Tensor
+) -> FloatSteps | None:
+    """Return what the network computes as stages of one product and one sum each, or None.
+
+    Factors and addends are found by asking the network. That it computes nothing else is tested for
+    some sums here, and at all thresholds in affine.py.
+    """
+    relus = nn.ReLU | nn.ReLU6 | nn.Hardtanh  # the stair clips as well
+    functions = [function for function in pending.before if not isinstance(function, relus)]
+    if len(functions) > MAX_STAGES or pending.after:
+        return None
+    count, rank = len(source.weight), source.weight.dim()
+    points = torch.tensor([[0.0], [FAR]]).repeat(1, count)  # contiguous: strides change roundings
+    part = torch.linspace(0, 1, SAMPLES).double()
+    sums = (source.least[:, None] + part * (source.greatest - source.least)[:, None]).long()
+    with torch.no_grad():
+        ends = torch.stack([_apply([function], points, rank) for function in functions], 1)
+        expected = _apply(functions, sums.t().contiguous(), rank).t()
+    for is_fused in (True, False):
+        steps = _with_stages(stair, pending.shortcut, ends[1] / FAR, ends[0], is_fused)
+        if torch.equal(steps.rescaled(sums), expected) and bool(expected.isfinite().all()):
+            steps.factors[0] *= torch.where(decreasing, -1, 1)
+            return steps
+    return None
+
+
+def _constant(stair: Stair, shortcut: IntegerFeatures | None, is_lowest: Tensor) -> FloatSteps:
+    """Return stages that give the lowest level of a channel, or the highest."""
+    far = torch.where(is_lowest, -1.0, 1.0) * 2.0**12 * (stair.levels[1] - stair.levels[0])
+    ones, zeros = torch.ones_like(far), torch.zeros_like(far)
+    stages = torch.stack([ones, zeros]), torch.stack([zeros, far])
+    return _with_stages(stair, shortcut, *stages, is_fused=True)
+
+
+def _with_stages(
+    stair: Stair,
+    shortcut: IntegerFeatures | None,
+    factors: Tensor,
+    addends: Tensor,
+    is_fused: bool,
+) -> FloatSteps:
+    quantum, limits = stair.quantum, torch.tensor(stair.rounded(torch.float32).thresholds)
     assert isinstance(quantum, float)
-    if shortcut is None:
-        return torch.zeros(1).double(), limits.double() / quantum
-    # Sums beyond half-way from the float before a threshold are rounded to it; those that are
-    # half-way only if its last bit is 0.
-    before = torch.nextafter(limits, torch.tensor(-torch.inf))
-    halfway = (limits.double() + before.double()) / (2 * quantum)
-    last_bit = limits.view(torch.int32) & 1
-    values = torch.tensor(shortcut.values, dtype=torch.float64)[:, 0]
-    return values / quantum, halfway + (2 * last_bit - 1) * TIE
+    values = torch.zeros(1) if shortcut is None else torch.tensor(shortcut.values)[:, 0]
+    return FloatSteps(factors, addends, is_fused, values, limits, quantum)
+
+
+def _apply(functions: Sequence[Function], sums: Tensor, rank: int) -> Tensor:
+    """Return the functions of sums (N, C), for weights of that rank."""
+    y = sums.reshape(*sums.shape, *[1] * (rank - 2))
+    for function in functions:
+        y = function(y)
+    return y.reshape(sums.shape)
 
 
 def _search_at(

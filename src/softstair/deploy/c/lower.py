@@ -235,8 +235,9 @@ def _sink(
     if arrays:
         fields: dict[str, object] = {"low": low, "high": node.high - output.bias}
         fields |= {key: f"{name}_{key}" for key in arrays}
-        fields |= {key: int(arrays.pop(key)) for key in ("shift", "row") if key in arrays}
-        store = "ss_store_wide" if "shift" in fields else "ss_store_affine"
+        fields |= {key: int(array) for key, array in arrays.items() if array.ndim == 0}
+        arrays = {key: array for key, array in arrays.items() if array.ndim}
+        store = "ss_store_wide" if "unit" in fields else "ss_store_affine"
     else:
         store, levels = "ss_store_planes", np.array(node.levels)
         if in_planes:
@@ -276,12 +277,18 @@ def _affine_arrays(
     wide = small_wide_steps(node, source, low)
     if wide is None:
         return {}
+    optional: dict[str, npt.NDArray[Any]] = {
+        "scales": wide.factors[:-1].astype(np.int32),
+        "biases": wide.addends[:-1],
+        "rows": wide.rows.astype(np.int32),
+        "columns": wide.columns.astype(np.int32),
+    }
     return {
-        "multipliers": wide.multiplier.astype(np.int32),
-        "wide_offsets": wide.offset,
-        "shift": np.array(wide.shift),
-        "row": np.array(wide.row),
-        **{name: values.astype(np.int32) for name, values in wide.tables().items()},
+        **{name: numbers for name, numbers in optional.items() if numbers.any()},
+        "factors": wide.factors[-1].astype(np.int32),
+        "shifts": wide.shifts[-1].astype(np.int8),
+        "addends": wide.addends[-1],
+        **{name: np.array(number) for name, number in wide.scalars.items()},
     }
 
 

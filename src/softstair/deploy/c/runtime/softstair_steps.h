@@ -28,13 +28,18 @@ struct ss_sink {
     const int32_t *multipliers, *offsets; /* of affine steps, by channel */
     const int8_t *shifts;
     int32_t low, high; /* levels, as stored */
-    /* Of wide steps, those of 64 bits; null where there are none: */
-    const int64_t *wide_offsets;
-    int32_t shift;
+    /* Of wide steps, which round in fixed point as a float network does; tables may be null: */
+    const int32_t *scales; /* of a first stage, by channel */
+    const int64_t *biases;
+    const int32_t *factors; /* of the last stage, with the shifts above; */
+    const int64_t *addends;
+    int32_t fused; /* its product is not rounded */
+    int64_t unit, origin;   /* the distance of two levels, and what is added after the stages */
     int64_t row;            /* what the shortcut is multiplied by, and what is added to that */
     const int32_t *rows;
     const int32_t *columns; /* by how much each level but the lowest begins later */
-    const int32_t *starts, *exceptions, *corrections; /* sums of each channel, and what they add */
+    int32_t coarse;         /* the candidate of x is ((x >> coarse) + 1) * reciprocal >> 44 */
+    int64_t reciprocal;
 };
 
 static inline int32_t ss_threshold(const ss_sink *sink, int32_t at) {
@@ -195,28 +200,62 @@ static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t p
     }
 }
 
+/* The bits of a magnitude beyond the 24 of a float. */
+static inline int32_t ss_excess(int64_t x) {
+    const uint64_t magnitude = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
+    int32_t bits = 0;
+#ifdef __GNUC__
+    bits = 64 - __builtin_clzll((unsigned long long)magnitude | 1U);
+#else
+    while (bits < 64 && magnitude >> bits) {
+        bits++;
+    }
+#endif
+    return bits > 24 ? bits - 24 : 0;
+}
+
+/* Rounds to 24 bits, half to even, as a float does. */
+static inline int64_t ss_round24(int64_t x) {
+    const int32_t excess = ss_excess(x);
+    const int64_t last = (int64_t)1 << excess;
+    return excess ? ((x + last / 2 - 1 + (x >> excess & 1)) >> excess) * last : x;
+}
+
+/* The product of a number with at most 24 bits, then zeros, and factor / 2^shift. */
+static inline int64_t ss_scaled(int64_t x, int32_t factor, int32_t shift) {
+    const int32_t excess = ss_excess(x), left = excess - shift;
+    x = (x >> excess) * factor;
+    return left < 0 ? x >> -left : x * ((int64_t)1 << left);
+}
+
+/* What a float network adds the shortcut to, in fixed point. */
+static inline int64_t ss_rescaled(const ss_sink *sink, int32_t channel, int32_t sum) {
+    int64_t x = ss_round24(sum);
+    if (sink->scales) {
+        x = ss_round24(ss_scaled(x, sink->scales[channel], 0));
+        x = sink->biases ? ss_round24(x + sink->biases[channel]) : x;
+    }
+    x = ss_scaled(x, sink->factors[channel], sink->shifts[channel]);
+    return ss_round24((sink->fused ? x : ss_round24(x)) + sink->addends[channel]) + sink->origin;
+}
+
 /* Stores levels by wide steps. The candidate may be one too high. */
 static inline void ss_store_wide(const ss_sink *sink, int32_t place, int32_t places,
                                  int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
         for (int32_t c = channel; c < channel + count; c++) {
-            const int32_t sum = sums[p * SS_BLOCK + c - channel];
-            int64_t x = (int64_t)sum * sink->multipliers[c] + sink->wide_offsets[c];
-            for (int32_t i = sink->starts ? sink->starts[c] : 0;
-                 sink->starts && i < sink->starts[c + 1]; i++) {
-                x += sink->exceptions[i] == sum ? sink->corrections[i] : 0;
-            }
+            int64_t x = ss_rescaled(sink, c, sums[p * SS_BLOCK + c - channel]);
             if (sink->shortcut) {
                 const int32_t value = ss_at(sink->shortcut, place + p, c) - sink->first;
                 x += value * sink->row + (sink->rows ? sink->rows[value] : 0);
             }
-            const int64_t candidate = x >> sink->shift;
-            int32_t level = candidate < sink->low    ? sink->low
-                            : candidate > sink->high ? sink->high
-                                                     : (int32_t)candidate;
-            if (sink->columns && level > sink->low) {
-                const int64_t begin = level * ((int64_t)1 << sink->shift);
-                level -= x < begin + sink->columns[level - sink->low - 1];
+            const int64_t least = sink->low * sink->unit, most = (sink->high + 1) * sink->unit;
+            x = x < least ? least : x > most ? most : x;
+            const int64_t candidate = (((x >> sink->coarse) + 1) * sink->reciprocal) >> 44;
+            int32_t level = candidate < sink->high ? (int32_t)candidate : sink->high;
+            if (level > sink->low) {
+                const int32_t column = sink->columns ? sink->columns[level - sink->low - 1] : 0;
+                level -= x < level * sink->unit + column;
             }
             ss_put(sink->out, place + p, c, level + sink->out->bias);
         }
