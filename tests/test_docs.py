@@ -342,14 +342,12 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script(name)
 
 
-def test_tables_of_speed_are_those_that_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = text_of(DOCS / "speed.md")
-    assert script("speed", monkeypatch).rewritten(text) == text
-
-
-def test_table_of_layers_is_that_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = text_of(DOCS / "layers.md")
-    assert script("layers", monkeypatch).rewritten(text) == text
+@pytest.mark.parametrize("page", ["speed", "layers"])
+def test_tables_are_those_that_the_script_writes(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = text_of(DOCS / f"{page}.md")
+    assert script(page, monkeypatch).rewritten(text) == text
 
 
 def test_pages_of_the_reproduction_are_those_that_the_script_writes(

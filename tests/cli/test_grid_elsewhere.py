@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +19,12 @@ import pytest
 
 from experiments.made import made
 from helpers.commands import Run
+from helpers.worker import WorkerHere
 from softstair.cli._progress import Progress
 from softstair.experiments import Training, Unit, load, read_design
 from softstair.experiments.grid import Timer
 from softstair.experiments.tables import LARGEST_PART, Epoch, rows, write, write_parts
-from softstair.train import Recipe, progress, train
-from softstair.train.pool import Worker
+from softstair.train import progress, train
 from softstair.train.progress import Event
 from train.short import files, recipe
 
@@ -65,32 +64,6 @@ def on_events(monkeypatch: pytest.MonkeyPatch, act: Callable[[str, Event], None]
 
     monkeypatch.setattr(Progress, "show", heard)
     return started
-
-
-class WorkerHere(Worker):
-    """Trains in this process: importing torch in another one takes seconds.
-
-    A run is done before anybody can stop it.
-    """
-
-    process: Any = SimpleNamespace(terminate=lambda: None)
-
-    def __init__(self, events: Any) -> None:
-        self.task, self.is_free, self.events = None, True, events
-
-    def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
-        self.task, self.is_free = task, False
-        with tempfile.TemporaryFile() as file:
-            progress._train({"recipe": recipe.to_json(), "out": out, **settings}, file.fileno())
-            file.seek(0)
-            for line in file:
-                self.events.put((self, json.loads(line)))
-
-    def dismiss(self) -> None:
-        self.is_free = False
-
-    def end(self, timeout: float) -> None:
-        pass
 
 
 # Two machines
