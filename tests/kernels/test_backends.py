@@ -88,3 +88,18 @@ def test_stairs_finer_than_the_dtype(bits, quantum, dtype):
 def test_a_stair_may_be_made_inside_a_compiled_function():
     function = torch.compile(lambda x: ss.Stair.ternary()(x), backend="aot_eager")
     assert torch.equal(function(torch.tensor([-0.7, 0.2])), torch.tensor([-1.0, 0.0]))
+
+
+def test_tables_of_stairs_stay_until_they_are_freed():
+    """A captured graph reads them at their addresses, however many stairs follow."""
+    device, stair = torch.device("cpu"), ss.Stair.ternary(quantum=(0.5, 1.0), axis=1)
+    assert kernels.triton.table.cache_info().maxsize is None
+    assert kernels.bound.cached_quanta_tensor.cache_info().maxsize is None
+    found = [
+        (kernels.triton.table(stair, torch.float32, device), kernels.channel_quanta(stair, x))
+        for x in (torch.zeros(3, 2), torch.ones(3, 2))
+    ]
+    assert all(a is b for a, b in zip(*found, strict=True))
+    kernels.free_tables()
+    assert kernels.triton.table(stair, torch.float32, device) is not found[0][0]
+    assert kernels.channel_quanta(stair, torch.zeros(3, 2)) is not found[0][1]

@@ -4,7 +4,7 @@ Thresholds are numbered 0 … K−2 here, levels 0 … K−1. What a bound stair
 or a tensor that broadcasts against x, in the dtype of computation.
 """
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -146,7 +146,7 @@ def channel_quanta(stair: Stair, x: Tensor) -> Tensor | None:
     axis = stair.axis
     check_channels(x, len(stair.quantum), axis)
     trailing = -axis - 1 if axis < 0 else x.dim() - axis - 1
-    make = _quanta_tensor if torch.compiler.is_compiling() else _cached_quanta_tensor
+    make = _quanta_tensor if torch.compiler.is_compiling() else cached_quanta_tensor
     return make(stair.quantum, x.device, trailing)
 
 
@@ -155,4 +155,5 @@ def _quanta_tensor(quanta: tuple[float, ...], device: torch.device, trailing: in
     return tensor.reshape(-1, *[1] * trailing)
 
 
-_cached_quanta_tensor = lru_cache(maxsize=4096)(_quanta_tensor)
+# Not limited: a captured graph reads the tensor where it is.
+cached_quanta_tensor = cache(_quanta_tensor)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from softstair import kernels
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
@@ -257,6 +258,7 @@ def _dataset(name: str, data_dir: str, loading: Loading) -> Dataset:
 
 def free_memory() -> None:
     """Free what a run has left, the device's memory included, for the next run."""
+    kernels.free_tables()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ Triton is imported when a tensor is first worked on by it, not before.
 """
 
 import importlib.util
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import torch
@@ -141,7 +141,7 @@ def is_native(stair: Stair, dtype: torch.dtype) -> bool:
     return exact and bool(error.abs().max() < 0.45)
 
 
-@lru_cache(maxsize=4096)
+@cache  # a captured graph reads a table where it is, so none may be freed
 def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the stair for tensors of the dtype: one row per channel, in the dtype of computation.
 
