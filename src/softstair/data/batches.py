@@ -48,16 +48,17 @@ class Examples:
             draws = augmentation.draw(self.x, len(indices), generator)
             return batch(self.x, self.y, indices, augmentation, draws, self.mean, self.std)
         x = augmentation.move_and_erase(self.x[indices], generator)
-        inputs = augmentation.mask(self._normalised(x), generator)
+        inputs = augmentation.mask(self.normalised(x), generator)
         inputs, share = augmentation.mix(inputs, generator)
         return inputs, self.y[indices], share
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all examples in order, ``size`` at a time, without augmentation."""
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
-            yield self._normalised(x), y
+            yield self.normalised(x), y
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return (x − mean)/std of bytes, in float32."""
         inputs = x.to(torch.float32).sub_(self.mean).div_(self.std)
         if x.is_cuda and x.dim() == 4:  # cuDNN's convolutions are fastest in this layout
             return inputs.contiguous(memory_format=torch.channels_last)

@@ -19,6 +19,7 @@ from softstair.norms import Arguments, average_statistics, running_norms
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
+from softstair.train.step import Replay
 
 CHUNK, CHUNK_ON_GPU = 500, 1000
 """Examples per evaluation step; on a GPU more, since launching kernels takes time too."""
@@ -27,8 +28,8 @@ ENOUGH_EXAMPLES = 4096
 NEARLY_ALL = 0.995
 NARROW = 0.05
 """Standard deviation in quanta; narrower noise is about to end, and its gradient with it."""
-FEW_LEVELS = 16
-"""Up to so many levels, comparing with each is faster on a GPU than a histogram."""
+MOST_COMPARISONS = 1 << 28
+"""Up to so many, comparing with each level is faster on a GPU than a histogram, which waits."""
 
 
 @torch.no_grad()
@@ -38,22 +39,29 @@ def evaluate(
     callback: Callable[[], None] = lambda: None,
     team: Team = SINGLE_PROCESS,
     forward: Callable[[Tensor], Tensor] | None = None,
+    replay: Replay | None = None,
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy) of the network in ``eval()``, without noise and in float32.
 
     ``callback`` is called after every chunk of examples, and may raise to stop. The processes of a
-    team share the chunks; each gets the result that one alone would get.
+    team share the chunks; each gets the result that one alone would get. ``replay`` calls what is
+    computed of a chunk.
     """
+
+    def score(x: Tensor, y: Tensor) -> Tensor:
+        scores = (forward or network)(examples.normalised(x)).float()
+        loss = F.cross_entropy(scores, y, reduction="sum")
+        return torch.stack([loss.double(), (scores.argmax(1) == y).sum().double()])
+
     size = CHUNK_ON_GPU if examples.y.device.type == "cuda" else CHUNK
     chunks = -(-len(examples) // size)
     # The sums stay on the device: reading them would wait for it.
     sums = torch.zeros((chunks, 2), dtype=torch.float64, device=examples.y.device)
     with training_mode(network, training=False), matmul_precision("float32"):
-        for number, (x, y) in enumerate(examples.chunks(size)):
+        parts = zip(examples.x.split(size), examples.y.split(size), strict=True)
+        for number, part in enumerate(parts):
             if number % team.size == team.rank:
-                scores = (forward or network)(x).float()
-                sums[number, 0] = F.cross_entropy(scores, y, reduction="sum")
-                sums[number, 1] = (scores.argmax(1) == y).sum()
+                sums[number] = score(*part) if replay is None else replay("score", score, *part)
             if (number + 1) % team.size == 0 or number + 1 == chunks:
                 callback()
     team.add(sums)
@@ -145,12 +153,32 @@ class Health:
 
 @torch.no_grad()
 def stair_health(
-    network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds] | None = None
+    network: nn.Module,
+    x: Tensor,
+    bounds: Mapping[str, Bounds] | None = None,
+    replay: Replay | None = None,
 ) -> list[Health]:
     """Return the health of every stair of a network for some inputs; draws no random numbers.
 
     ``bounds`` are those to which the weights of layers are clipped, by the name of the layer.
+    ``replay`` calls what is computed on the device.
     """
+    stairs, limits = dict(stair_modules(network)), bounds or {}
+    if not stairs:
+        return []
+    measure = lambda x: _measure_stairs(network, x, limits)
+    measured = measure(x) if replay is None else replay("stairs", measure, x)
+    # One transfer for all stairs, instead of three for each.
+    rows = measured.cpu().split([3 + len(module.stair) for module in stairs.values()])
+    return [
+        _health(name, stairs[name], row.tolist(), name.removesuffix(".weight_stair") in limits)
+        for name, row in zip(stairs, rows, strict=True)
+        if not row[0].isnan()
+    ]
+
+
+def _measure_stairs(network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds]) -> Tensor:
+    """Return what :func:`_measure` returns, of one stair after another; NaN of those not used."""
     stairs = dict(stair_modules(network))
     inputs: dict[str, Tensor] = {}
     hooks = []
@@ -164,30 +192,29 @@ def stair_health(
     finally:
         for hook in hooks:
             hook.remove()
-    for name, module in network.named_modules():
+    layers: Any = dict(network.named_modules())
+    for name, module in layers.items():
         if isinstance(module, StairLayer):
             inputs[f"{name}.weight_stair"] = module.weight
-    used = [name for name in stairs if name in inputs]
-    # One transfer for all stairs, instead of three for each.
-    layers: Any = dict(network.named_modules())
     limits = {
         f"{name}.weight_stair": absolute_bounds(layers[name], limit)
-        for name, limit in (bounds or {}).items()
+        for name, limit in bounds.items()
     }
-    measured = [_measure(stairs[name], inputs[name], limits.get(name)) for name in used]
-    numbers = torch.cat(measured).cpu().split([len(part) for part in measured]) if measured else ()
-    return [
-        _health(name, stairs[name], part.tolist(), name in limits)
-        for name, part in zip(used, numbers, strict=True)
+    unused = lambda stair: x.new_full((3 + len(stair),), torch.nan, dtype=torch.float64)
+    rows = [
+        _measure(site, inputs[name], limits.get(name)) if name in inputs else unused(site.stair)
+        for name, site in stairs.items()
     ]
+    return torch.cat(rows)
 
 
 def _measure(module: StairModule, x: Tensor, limits: Bounds | None) -> Tensor:
     """Return (std, share without gradient, share at the limits, share of each level …) of ``x``."""
-    index = module.stair.index(x).flatten()
+    # On a GPU, without a table that is copied there, for which the host would wait.
+    index = (kernels.index(x, module.stair) if x.is_cuda else module.stair.index(x)).flatten()
     levels = len(module.stair)
     x = x.float()
-    if x.is_cuda and levels <= FEW_LEVELS:
+    if x.is_cuda and levels * x.numel() <= MOST_COMPARISONS:
         counts = (index == torch.arange(levels, device=x.device)[:, None]).sum(1)
     else:
         counts = torch.bincount(index, minlength=levels)

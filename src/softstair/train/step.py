@@ -2,20 +2,23 @@
 
 :class:`Step` runs it operation by operation, on any device. :class:`CapturedStep` replays it as a
 CUDA graph. Both call :func:`train_on`; what a step reads and changes is in
-:class:`~softstair.train.state.State`.
+:class:`~softstair.train.state.State`. :class:`Replay` does the same for what is measured of the
+network after each epoch.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from softstair import _check, _plugins
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
+from softstair.nn import stair_modules
 from softstair.train.state import State
 
 WARM_UP_STEPS = 2
@@ -24,6 +27,8 @@ WARM_UP_STEPS = 2
 
 class Step:
     """A training step that runs operation by operation, on any device."""
+
+    replay: "Replay | None" = None  # of what is measured, if steps are captured
 
     def __init__(self, state: State, examples: Examples) -> None:
         self.state, self.examples = state, examples
@@ -110,7 +115,7 @@ class CapturedStep(Step):
 
     def __init__(self, state: State, examples: Examples) -> None:
         super().__init__(state, examples)
-        device = state.device
+        device, self.replay = state.device, Replay(state.network)
         # The graph reads these three tensors at fixed addresses: only their values may change.
         self._order = torch.zeros(state.example_count, dtype=torch.int64, device=device)
         self._next_step = torch.zeros((), dtype=torch.int64, device=device)  # as state.step
@@ -158,20 +163,92 @@ class CapturedStep(Step):
             torch.cuda.current_stream().wait_stream(stream)
         # Without gradients, the captured backward pass allocates them in the graph's own memory.
         self.state.clear_gradients()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                self._train_on_next_batch()
-        except RuntimeError as error:
-            if "captur" not in str(error):  # CUDA's errors name a "capture" or "capturing"
-                raise
-            raise SoftstairError(
-                "a training step of this model cannot be captured as a CUDA graph "
-                f"({first_line(error)}): train with `capture=never`.",
-                field="capture",
-            ) from None
-        self._graph = graph
+        self._graph, _ = _captured("a training step", self._train_on_next_batch)
         self.captures += 1
+
+
+class Replay:
+    """Calls functions that measure a network; on CUDA, a CUDA graph replays what they compute.
+
+    The host needs longer to launch the kernels of a small network than the device to run them. A
+    graph keeps the addresses of parameters and buffers, and what the host knows of the network: its
+    stairs, whose quanta may be learned. A function is captured if these were the same at the end of
+    the epoch before, and if it does not wait for the device. Its values have the same bits.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._constants: tuple[Any, ...] = ()
+        self._is_repeated = False
+        self._graphs: dict[Any, Any] = {}  # each with its result and inputs; None if it waits
+
+    def begin(self) -> None:
+        """Begin to measure; forget graphs of a network with other tensors or other stairs."""
+        modules = [module for _, module in stair_modules(self._network)]
+        for module in modules:
+            module.synchronise()
+        tensors = (*self._network.parameters(), *self._network.buffers())
+        constants = [x.data_ptr() for x in tensors], [module.stair for module in modules]
+        self._is_repeated = constants == self._constants
+        if not self._is_repeated:
+            self._constants = constants
+            self._graphs.clear()
+
+    def __call__(self, name: str, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Return ``compute(*inputs)``; a call of the same name and shapes may overwrite it."""
+        key = name, *(x.shape for x in inputs)
+        if key not in self._graphs and self._is_repeated:
+            waits = _waits(lambda: compute(*inputs))
+            self._graphs[key] = None if waits else self._capture(compute, inputs)
+        if (recorded := self._graphs.get(key)) is None:
+            return compute(*inputs)
+        graph, result, buffers = recorded
+        for buffer, x in zip(buffers, inputs, strict=True):
+            buffer.copy_(x)
+        graph.replay()
+        return result
+
+    def _capture(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any:
+        buffers = [x.clone() for x in inputs]
+        # Graphs that run one after another share memory.
+        pool = next((other[0].pool() for other in self._graphs.values() if other), None)
+        return *_captured("the evaluation", lambda: compute(*buffers), pool), buffers
+
+
+def _captured(name: str, compute: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
+    """Return a CUDA graph of what a function computes, and the result, which a replay fills."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            return graph, compute()
+    except RuntimeError as error:
+        if "captur" not in str(error):  # CUDA's errors name a "capture" or "capturing"
+            raise
+        raise SoftstairError(
+            f"{name} of this model cannot be captured as a CUDA graph ({first_line(error)}): train "
+            "with `capture=never`.",
+            field="capture",
+        ) from None
+
+
+def _waits(compute: Callable[[], object]) -> bool:
+    """Call a function; return whether it waits for the device, so that no graph can record it.
+
+    A capture that fails would leave torch's random numbers unusable.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        compute()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    return False
 
 
 @contextmanager
