@@ -217,7 +217,7 @@ def test_statuses_say_how_far_each_unit_is(few: list[Unit], tmp_path: Path) -> N
 class Pretended:
     """A process that needs no time, and refuses batches that are too large as a real one does."""
 
-    def __init__(self, said: Any) -> None:
+    def __init__(self, said: Any, device: str) -> None:
         self.said, self.task, self.process = said, None, self
         self.is_free = True
 

@@ -371,10 +371,11 @@ def _train(task: dict[str, Any], send: Any) -> None:
     from softstair._files import refuse_link
     from softstair.train.loop import train
     from softstair.train.parallel import Interrupted
-    from softstair.train.progress import EventSender, free_memory
+    from softstair.train.progress import EventSender, forget_compiled, free_memory
     from softstair.train.recipe import Recipe
 
     sender, recipe, out = EventSender(send), Recipe.from_json(task["recipe"]), Path(task["out"])
+    forget_compiled(recipe)
     # Ray allows a process one thread for each of its CPUs; results must not depend on that.
     torch.set_num_threads(task["threads"])
     if (out / "config.json").exists():

@@ -40,7 +40,7 @@ START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from softstair.train.progress import main
-main(int(sys.argv[2]))
+main(int(sys.argv[2]), sys.argv[3])
 """
 """A new interpreter, since CUDA and threads do not survive a fork. Unlike multiprocessing it does
 not run the user's script again; with -P, files in the current directory do not hide modules."""
@@ -189,11 +189,11 @@ class Pool(ABC):
 class Worker:
     """The parent's end of a process that trains; an event of None says that the process ended."""
 
-    def __init__(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
+    def __init__(self, events: "Events", device: str) -> None:
         self.task: Any = None  # what it trains now
         self.is_free = True  # to be given a run
         # Networks that are not small take as many threads as torch has here.
-        arguments = [json.dumps(sys.path), str(torch.get_num_threads())]
+        arguments = [json.dumps(sys.path), str(torch.get_num_threads()), device]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", START, *arguments],
             stdin=subprocess.PIPE,
@@ -204,7 +204,7 @@ class Worker:
         self._listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self._listener.start()
 
-    def _listen(self, events: "queue.SimpleQueue[tuple[Worker, Event | None]]") -> None:
+    def _listen(self, events: "Events") -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):  # an incomplete line: the process was killed
@@ -242,6 +242,9 @@ class Worker:
                 pipe.close()
 
 
+Events = queue.SimpleQueue[tuple[Worker, Event | None]]
+
+
 class ProcessPool(Pool):
     """Trains tasks in processes of this machine. Use it as a context manager.
 
@@ -261,12 +264,13 @@ class ProcessPool(Pool):
     ) -> None:
         super().__init__(tasks, on_event, alike)
         self._count, self._settings, self._again = count, settings, again
-        self._events: queue.SimpleQueue[tuple[Worker, Event | None]] = queue.SimpleQueue()
+        self._device = str(settings.get("device", "auto"))
+        self._events: Events = queue.SimpleQueue()
         self._workers: list[Worker] = []
 
     def __enter__(self) -> "ProcessPool":
         # All at once: the others import their modules while the first trains alone.
-        self._workers += [Worker(self._events) for _ in range(self._count(None))]
+        self._workers += [Worker(self._events, self._device) for _ in range(self._count(None))]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -283,7 +287,7 @@ class ProcessPool(Pool):
     def start(self, task: Task) -> None:
         worker = next((worker for worker in self._workers if worker.is_free), None)
         if worker is None:
-            self._workers.append(worker := Worker(self._events))
+            self._workers.append(worker := Worker(self._events, self._device))
         worker.give(task, task.recipe, task.out, self._settings)
         self.handle(task, {"kind": "start"})
 

@@ -13,10 +13,12 @@ import json
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from softstair import kernels
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
+from softstair.train.execution import choose_device
 from softstair.train.loop import train
 from softstair.train.network import advice
 from softstair.train.parallel import Interrupted
@@ -156,7 +159,7 @@ class TensorBoardEvents:
         self._writer.flush()
 
 
-def main(threads: int) -> None:
+def main(threads: int, device: str) -> None:
     """Train what the parent sends, with so many threads of torch, until there is no more."""
     torch.set_num_threads(threads)
     incoming, outgoing = os.dup(0), os.dup(1)
@@ -165,7 +168,7 @@ def main(threads: int) -> None:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    inbox = _Inbox()
+    inbox = _Inbox(device)
     with contextlib.suppress(KeyboardInterrupt):
         # Until a training handles signals itself, SIGTERM unwinds the stack as Ctrl-C does.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -179,7 +182,8 @@ def main(threads: int) -> None:
 class _Inbox:
     """What the parent sent, and whether the parent is still there."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = self._ended = False
@@ -200,8 +204,7 @@ class _Inbox:
         try:
             message = self._messages.get(timeout=0.2)
         except queue.Empty:
-            # Optimisers import it, which takes seconds: better while there is nothing to do.
-            importlib.import_module("torch._dynamo")
+            _get_ready(self._device)
             message = self._messages.get()
         with self._lock:
             self._busy = message is not None and not self._ended
@@ -211,6 +214,14 @@ class _Inbox:
         """Nothing trains now that the end of the input would have to stop."""
         with self._lock:
             self._busy = False
+
+
+def _get_ready(device: str) -> None:
+    """Do what takes seconds at the beginning of a run, while there is nothing else to do."""
+    importlib.import_module("torch._dynamo")  # optimisers import it
+    with contextlib.suppress(Exception):  # a run that has the same error reports it
+        if kernels.can_fuse(choose_device(device)):  # which creates the CUDA context
+            importlib.import_module("softstair.fused.fuse")
 
 
 def _train(message: dict[str, Any], outgoing: int) -> bool:
@@ -225,6 +236,7 @@ def _train(message: dict[str, Any], outgoing: int) -> bool:
     try:
         with contextlib.ExitStack() as stack:
             recipe, out = Recipe.from_json(message.pop("recipe")), Path(message.pop("out"))
+            forget_compiled(recipe)
             sender = EventSender(send)
             watchers: list[Any] = [sender]
             if message.pop("tensorboard", False):
@@ -254,6 +266,21 @@ def _dataset(name: str, data_dir: str, loading: Loading) -> Dataset:
         _datasets.clear()
         _datasets[name, data_dir] = load(name, data_dir, loading)
     return _datasets[name, data_dir]
+
+
+_compiled_for: list[Recipe] = []  # the last recipe of this process, apart from fold and seed
+
+
+def forget_compiled(recipe: Recipe) -> None:
+    """Forget compiled networks if the next run compiles others than the last.
+
+    Dynamo compiles a function for a limited number of networks, and compiles another batch size
+    differently if it has compiled one before.
+    """
+    kind = [replace(recipe, fold=0, seed=0)]
+    if kind != _compiled_for and (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+    _compiled_for[:] = kind
 
 
 def free_memory() -> None:
