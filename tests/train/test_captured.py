@@ -231,6 +231,16 @@ def test_what_waits_for_the_device_is_not_captured(captures: Captures) -> None:
     assert not captures
 
 
+def test_a_measurement_that_fails_leaves_the_modes_of_modules() -> None:
+    state, step = begun(quanta="learned")
+    state.network.train()
+    *_, (_, last) = stair_modules(state.network)
+    failing = patch.object(last, "synchronise", side_effect=RuntimeError("synchronizing"))
+    with failing, pytest.raises(RuntimeError, match="synchronizing"):
+        measured(state, step.examples, None)
+    assert all(module.training for module in state.network.modules())
+
+
 def test_a_run_with_replayed_measurements_is_the_same_run(
     captures: Captures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,8 +119,8 @@ class Graph:
 def training_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Set the model to training or evaluation, and each module back to its own mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
-    model.train(training)
     try:
+        model.train(training)  # a learned quantum may be invalid
         yield
     finally:
         for module, own in before:
