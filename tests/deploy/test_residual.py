@@ -156,7 +156,8 @@ def fitted(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     ("build", "size", "constants", "file"),
     [
         (lambda: ends(ResidualBlock(4, 6, 2, True), channels=6), 8, 7_000, 24_000),
-        pytest.param(ss.models.resnet8, 32, 120_000, 150_000, marks=pytest.mark.nightly),
+        # In ONNX, layers with a weight of -128 in a channel that decreases have words as weights.
+        pytest.param(ss.models.resnet8, 32, 120_000, 200_000, marks=pytest.mark.nightly),
     ],
 )
 def test_int8_residual_network_with_fitted_quanta_is_small_and_equal(
