@@ -61,8 +61,8 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     [("INT4", "uniform", "mode"), ("ternary", "normal", "expectation"), *CELLS[-2:]],
 )
 def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward, side=4, quanta="learned", channels=1)
-    x, y = batch(side=4, channels=1)
+    net, twin = pair(stairs, noise, forward, side=4, quanta="learned")
+    x, y = batch(side=4)
     for module in (*net.modules(), *twin.modules()):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0
