@@ -117,9 +117,12 @@ class _Option:
     """A flag of a command, or a word if it has a metavar; ``path`` leads to its field."""
 
     path: tuple[str, ...]
-    kind: Any
+    kinds: Sequence[Any]  # the alternatives of its annotation, each word of a Literal by itself
     default: Any
-    metadata: Mapping[str, Any]
+    help: str
+    spelling: str
+    metavar: str | None
+    short: str | None
 
     @property
     def key(self) -> str:
@@ -127,27 +130,8 @@ class _Option:
         return ".".join(self.path)
 
     @property
-    def metavar(self) -> str | None:
-        return self.metadata.get("metavar")
-
-    @property
-    def help(self) -> str:
-        source = self.metadata.get("option")  # of a field of a recipe
-        return str(self.metadata["help"] if source is None else source.help)
-
-    @property
-    def spelling(self) -> str:
-        name = self.metadata.get("name")
-        return self.metavar or (f"--{name}" if name else spelling(self.path[-1]))
-
-    @property
     def is_list(self) -> bool:
-        return get_origin(self.kind) is tuple
-
-    @property
-    def kinds(self) -> tuple[Any, ...]:
-        """The alternatives of the annotation, each word of a Literal by itself."""
-        return tuple(_alternatives(self.kind))
+        return get_origin(self.kinds[0]) is tuple
 
     @property
     def choices(self) -> list[str]:
@@ -158,7 +142,7 @@ class _Option:
         if isinstance(text, bool):
             return text
         if isinstance(text, list):
-            return tuple(map(get_args(self.kind)[0], text))
+            return tuple(map(get_args(self.kinds[0])[0], text))
         if text in self.choices:
             return text
         if text == "None" and NoneType in self.kinds:
@@ -174,12 +158,10 @@ class _Option:
         raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given.")
 
 
-def _alternatives(kind: Any) -> Iterator[Any]:
+def _alternatives(kind: Any) -> list[Any]:
     if get_origin(kind) in (Union, UnionType, Literal):
-        for inner in get_args(kind):
-            yield from _alternatives(inner)
-    else:
-        yield kind
+        return [each for inner in get_args(kind) for each in _alternatives(inner)]
+    return [kind]
 
 
 def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option]:
@@ -188,8 +170,13 @@ def _options(command: type[Any], path: tuple[str, ...] = ()) -> Iterator[_Option
         kind, inner = kinds[each.name], (*path, each.name)
         if isinstance(kind, type) and is_dataclass(kind):
             yield from _options(kind, inner)
-        else:
-            yield _Option(inner, kind, each.default, each.metadata)
+            continue
+        known = each.metadata
+        text = known["option"].help if "option" in known else known["help"]  # of a recipe, or not
+        metavar, name = known.get("metavar"), known.get("name")
+        shown = metavar or (f"--{name}" if name else spelling(each.name))
+        short = known.get("short")
+        yield _Option(inner, _alternatives(kind), each.default, text, shown, metavar, short)
 
 
 def _renamed(options: Sequence[_Option], words: Sequence[str]) -> list[str]:
@@ -257,14 +244,14 @@ def _parser(
             continue
         default = option.default if base is None else reduce(getattr, option.path, base)
         text += "" if default in (None, ()) else f" (default: {default})"
-        names = filter(None, (option.metadata.get("short"), option.spelling))
+        names = filter(None, (option.short, option.spelling))
         parser.add_argument(*names, dest=option.key, help=text, **_shape(option))
     return parser
 
 
 def _shape(option: _Option) -> dict[str, Any]:
     """Return how argparse reads and shows the value of a flag."""
-    if option.kind is bool:
+    if option.kinds == [bool]:
         return {"action": argparse.BooleanOptionalAction}
     if option.is_list:
         return {"nargs": "+", "action": "extend", "metavar": "VALUE"}

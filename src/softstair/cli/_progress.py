@@ -94,7 +94,7 @@ class Progress:
         self._tasks: dict[str, TaskID] = {}
         self._titles: dict[str, str] = {}
         self._accuracies: dict[str, str] = {}
-        self._warned: set[str] = set()
+        self._noted: set[str] = set()
 
     def __enter__(self) -> "Progress":
         self._bars.start()
@@ -147,11 +147,9 @@ class Progress:
         if self._resuming and not event["done"] and "part" not in event:
             self.note(f"{f'{label}: ' if label else ''}no checkpoint to resume; starting anew.")
         for advice in event["advice"]:
-            self._warn(advice, f"{flags_in(advice)}.")
-        exports = event.get("exports")
-        if exports and self._verb == "train" and exports not in self._warned:
-            self._warned.add(exports)
-            self.note(f"{flags_in(exports).rstrip('.')}.")
+            self._note_once(advice, f"warning: {flags_in(advice)}.")
+        if (exports := event.get("exports")) and self._verb == "train":
+            self._note_once(exports, f"{flags_in(exports).rstrip('.')}.")
 
     def _advance(self, label: str, event: Event) -> None:
         more: dict[str, Any] = {}
@@ -169,7 +167,7 @@ class Progress:
         for warning in event.get("warnings", ()):
             # It begins with a share that changes from epoch to epoch; the rest is its subject.
             epoch = f"epoch {event['epoch']}" + (f" of {label}" if label else "")
-            self._warn(warning.partition(" ")[2], f"{warning} in {epoch}.")
+            self._note_once(warning.partition(" ")[2], f"warning: {warning} in {epoch}.")
         title, noise = self._epoch(label, event), self._noise(event["noise"])
         self._update(label, completed=event["done"], description=title, noise=noise, **more)
 
@@ -199,11 +197,11 @@ class Progress:
     def _update(self, label: str, **settings: Any) -> None:
         self._bars.update(self._tasks[label], **settings)
 
-    def _warn(self, subject: str, sentence: str) -> None:
-        """Print a warning once for each subject."""
-        if subject not in self._warned:
-            self._warned.add(subject)
-            self.note(f"warning: {sentence}")
+    def _note_once(self, subject: str, sentence: str) -> None:
+        """Print a sentence once for each subject."""
+        if subject not in self._noted:
+            self._noted.add(subject)
+            self.note(sentence)
 
     def note(self, sentence: str) -> None:
         """Print a sentence on stderr, above the bars."""
