@@ -8,6 +8,7 @@ of :mod:`softstair.data.augment_triton` does. With the same draws, it gives the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,12 +85,8 @@ class Augmentation:
     def draw(self, x: Tensor, count: int, generator: Generator | None = None) -> Draws:
         """Draw the numbers of a batch of ``count`` examples of the bytes x, on the device of x."""
         uniform = torch.rand((len(ROWS), count), generator=generator, device=x.device)
-        if not self.erase:
-            return Draws(uniform)
-        shape = (count, *x.shape[1:])
-        return Draws(
-            uniform, torch.randint(256, shape, generator=generator, device=x.device, dtype=x.dtype)
-        )
+        noise = _noise(x, (count, *x.shape[1:]), generator) if self.erase else None
+        return Draws(uniform, noise)
 
     def move_and_erase(self, x: Tensor, generator: Source = None) -> Tensor:
         """Return bytes after what keeps them bytes: crops, flips, shifts and erased rectangles."""
@@ -193,16 +190,12 @@ def erase(x: Tensor, probability: float, generator: Source = None) -> Tensor:
     first, second, third = _uniform(x, generator, "area", "ratio", "is_erased")
     area = (AREAS[0] + (AREAS[1] - AREAS[0]) * first) * (height * width)
     half = (second - 0.5) * math.log2(RATIO)  # of the logarithm of the ratio
-    rows = _rounded(area.sqrt() * torch.exp2(half)).clamp(1, height) * (third < probability)
-    columns = _rounded(area.sqrt() * torch.exp2(-half)).clamp(1, width)
-    erased = _somewhere(x, 2, rows, generator, "erase") & _somewhere(
-        x, 3, columns, generator, "erase"
-    )
-    if isinstance(generator, Draws):
-        noise = generator.noise
-        assert noise is not None
-    else:
-        noise = torch.randint(256, x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    rows = (area.sqrt() * torch.exp2(half) + 0.5).floor().clamp(1, height) * (third < probability)
+    columns = (area.sqrt() * torch.exp2(-half) + 0.5).floor().clamp(1, width)
+    erased = _somewhere(x, 2, rows, generator, "erase")
+    erased = erased & _somewhere(x, 3, columns, generator, "erase")
+    noise = generator.noise if isinstance(generator, Draws) else _noise(x, x.shape, generator)
+    assert noise is not None
     return torch.where(erased, noise, x)
 
 
@@ -230,16 +223,16 @@ def cutmix(x: Tensor, largest: float, generator: Source = None) -> tuple[Tensor,
     CutMix (Yun et al., 2019).
     """
     share, *centre = _common(x, generator, "share", "mix_2", "mix_3")
-    root, sizes = (largest * share).sqrt(), x.shape[2:]
-    begins, lengths = [], []
-    for middle, size in zip(centre, sizes, strict=True):
+    root, area = (largest * share).sqrt(), torch.ones_like(share)
+    inside = torch.ones_like(share, dtype=torch.bool)
+    for axis, middle in zip((2, 3), centre, strict=True):
+        size = x.shape[axis]
         half = root * size / 2
         begin = ((middle * size - half - 0.5).floor() + 1).clamp_min(0)
-        begins.append(begin)
-        lengths.append(((middle * size + half - 0.5).ceil().clamp_max(size) - begin).clamp_min(0))
-    rows, columns = (_between(x, axis, begins[axis - 2], lengths[axis - 2]) for axis in (2, 3))
-    area = lengths[0] * lengths[1] / (sizes[0] * sizes[1])
-    return torch.where(rows & columns, x.flip(0), x), area
+        length = ((middle * size + half - 0.5).ceil().clamp_max(size) - begin).clamp_min(0)
+        inside = inside & _between(x, axis, begin, length)
+        area = area * length
+    return torch.where(inside, x.flip(0), x), area / (x.shape[2] * x.shape[3])
 
 
 def _uniform(x: Tensor, source: Source, *names: str) -> Tensor:
@@ -258,13 +251,12 @@ def _integers(x: Tensor, count: int, source: Source, *names: str) -> Tensor:
 
 def _common(x: Tensor, source: Source, *names: str) -> Tensor:
     """Return uniform numbers that the examples of a batch have in common."""
-    if isinstance(source, Draws):
-        return torch.stack([source.uniform[ROWS.index(name), 0] for name in names])
-    return torch.rand(len(names), generator=source, device=x.device)
+    return _uniform(x[:1], source, *names)[:, 0]
 
 
-def _rounded(x: Tensor) -> Tensor:
-    return (x + 0.5).floor()
+def _noise(x: Tensor, shape: Sequence[int], generator: Generator | None) -> Tensor:
+    """Return random bytes of a shape."""
+    return torch.randint(256, shape, generator=generator, device=x.device, dtype=x.dtype)
 
 
 def _somewhere(x: Tensor, axis: int, length: Tensor, source: Source, name: str) -> Tensor:
