@@ -98,10 +98,11 @@ def test_every_field_has_help_and_facts() -> None:
 def values_of(name: str) -> st.SearchStrategy[Any]:
     """Return values that a field allows, whatever the others are."""
     known = describe(Recipe)[name]
-    numbers = st.floats(1e-6 if known.low is None else known.low, known.high or 1e6)
+    low, high = known.within
+    numbers = st.floats(1e-6 if low is None else low, high or 1e6)
     kinds: dict[type, st.SearchStrategy[Any]] = {
         bool: st.booleans(),
-        int: st.integers(known.low, known.high),
+        int: st.integers(low, high),
         float: numbers,
         str: st.sampled_from(known.choices or ["mine", "ü:load"]),
         tuple: st.lists(st.sampled_from(["fc1", "conv.*"])).map(tuple),

@@ -13,7 +13,7 @@ from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE, conversion_of
 from softstair.nn import StairLayer, stair_modules
 from softstair.schedule import Schedule
-from softstair.train.options import Options, option
+from softstair.train.options import POSITIVE, RATE, SHARE, TIME, Options, option
 
 INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
@@ -29,13 +29,12 @@ class OptimiserOptions(Options):
     optimiser: Literal["adam", "adamw", "sgd", "nesterov"] = option(
         "adam", "Adam, AdamW (decoupled weight decay), or SGD with momentum or Nesterov's."
     )
-    learning_rate: float = option(1e-3, "Initial learning rate.", low=0.0, high=1e6)
+    learning_rate: float = option(1e-3, "Initial learning rate.", within=RATE)
     latent_rate: float | None = option(
         None,
         "Initial learning rate of latent weights, in quanta (None: the learning rate; with bits "
         "and Adam, 0.03).",
-        low=0.0,
-        high=1e6,
+        within=RATE,
         older_value=None,
     )
     quanta: Literal["auto", "fixed", "calibrated", "learned"] = option(
@@ -49,23 +48,19 @@ class OptimiserOptions(Options):
         None,
         "Initial learning rate of learned quanta, relative to the quantum (None: the learning "
         "rate).",
-        low=0.0,
-        high=1e6,
+        within=RATE,
         older_value=None,
     )
     norm_rate: float = option(
-        1.0, f"{FACTOR} normalisations and biases.", low=0.0, high=1e6, older_value=1.0
+        1.0, f"{FACTOR} normalisations and biases.", within=RATE, older_value=1.0
     )
     first_rate: float = option(
         1.0,
         f"{FACTOR} the first layer's weights, if their stair is not that of the others.",
-        low=0.0,
-        high=1e6,
+        within=RATE,
         older_value=1.0,
     )
-    last_rate: float = option(
-        1.0, f"{FACTOR} a last layer in float.", low=0.0, high=1e6, older_value=1.0
-    )
+    last_rate: float = option(1.0, f"{FACTOR} a last layer in float.", within=RATE, older_value=1.0)
     rate_shape: Literal["drop", "cosine", "linear", "flat-then-linear"] = option(
         "drop",
         "Learning rate over the run: one drop, or a fall to 0 along a cosine or a line; "
@@ -76,25 +71,19 @@ class OptimiserOptions(Options):
         0.0,
         "Epochs in which the learning rate rises from 0.",
         "scales_with_epochs",
-        low=0.0,
-        high=1e9,
+        within=TIME,
         older_value=0.0,
     )
-    momentum: float = option(0.9, "Momentum of sgd and nesterov.", low=0.0, high=0.999999)
-    weight_decay: float = option(0.0, "Weight decay.", low=0.0, high=1e6)
+    momentum: float = option(0.9, "Momentum of sgd and nesterov.", within=(0.0, 0.999999))
+    weight_decay: float = option(0.0, "Weight decay.", within=RATE)
     norm_decay: float | None = option(
         None,
         "Weight decay of normalisations and biases (None: as of weights).",
-        low=0.0,
-        high=1e6,
+        within=RATE,
         older_value=None,
     )
     clip_gradient: float | None = option(
-        None,
-        "Largest norm of the gradient (None: any).",
-        low=1e-30,
-        high=1e30,
-        older_value=None,
+        None, "Largest norm of the gradient (None: any).", within=POSITIVE, older_value=None
     )
     clip_latent: bool = option(
         False,
@@ -102,28 +91,23 @@ class OptimiserOptions(Options):
         older_value=False,
     )
     label_smoothing: float = option(
-        0.0,
-        "Share of each label that is spread over all classes.",
-        low=0.0,
-        high=1.0,
-        older_value=0.0,
+        0.0, "Share of each label that is spread over all classes.", within=SHARE, older_value=0.0
     )
     loss: str | None = option(
         None, "Your own loss, package.module:object.", "own_code", older_value=None
     )
     drop: float | None = option(
-        32.0, "Epoch of the drop (None: never).", "scales_with_epochs", low=0.0, high=1e9
+        32.0, "Epoch of the drop (None: never).", "scales_with_epochs", within=TIME
     )
-    drop_factor: float = option(0.1, "Factor by which the learning rate drops.", low=0.0, high=1e6)
+    drop_factor: float = option(0.1, "Factor by which the learning rate drops.", within=RATE)
     batch: int = option(
-        64, "Examples per batch; an incomplete last batch is left out.", low=2, high=10**9
+        64, "Examples per batch; an incomplete last batch is left out.", within=(2, 10**9)
     )
     epochs: int = option(
         40,
         "Passes over the data; as a flag, scales all times in epochs.",
         "in_tables",
-        low=1,
-        high=10**7,
+        within=(1, 10**7),
     )
 
     def learning_rate_at(self, t: float) -> float:
@@ -171,7 +155,7 @@ class OptimiserOptions(Options):
     def _check_together(self) -> None:
         super()._check_together()
         if self.optimiser == "nesterov" and not self.momentum:
-            raise _check.invalid("momentum", "must be above 0 with nesterov, but 0 was given")
+            raise _check.wrong("momentum", 0, "above 0 with nesterov")
 
 
 def parameter_groups(network: nn.Module, options: OptimiserOptions) -> list[dict[str, Any]]:

@@ -33,8 +33,7 @@ class Option:
 
     help: str
     facts: frozenset[str]
-    low: Any = None
-    high: Any = None
+    within: tuple[Any, Any] = (None, None)  # the least and the greatest number
     older_value: Any = ...  # of files written before the field existed; ...: all files have it
     name: str = ""
     kind: type = str  # bool, int, float, str or tuple
@@ -56,16 +55,15 @@ class Option:
         if self.words and self.kind is int and type(value) is not int:
             raise _check.wrong(self.name, value, f"{', '.join(self.words)} or an integer")
         if self.kind is int:
-            return _check.integer(self.name, value, self.low, self.high)
+            return _check.integer(self.name, value, *self.within)
         if self.kind is float:
-            return _check.number(self.name, value, self.low, self.high)
+            return _check.number(self.name, value, *self.within)
         if self.kind is tuple and isinstance(value, tuple | list):
             value = tuple(value)
         texts, allowed = (value, "names of modules") if self.kind is tuple else ((value,), "a name")
         if isinstance(texts, tuple) and all(isinstance(text, str) and text for text in texts):
             return value
-        given = _check.shortened(value)
-        raise _check.invalid(self.name, f"must be {allowed}, but {given} was given")
+        raise _check.wrong(self.name, value, allowed)
 
     def to_text(self, value: Any) -> str:
         """Return the value as a cell of a table: true, 9.0, None, ``fc1,fc2`` or none."""
@@ -156,6 +154,10 @@ IDENTITY: tuple[Fact, ...] = ("architecture", "in_tables")
 AXIS: tuple[Fact, ...] = ("paper_axis", "in_tables")
 SCHEDULE_AXIS: tuple[Fact, ...] = ("schedule", *AXIS)
 
+COUNT, POSITIVE = (0, 10**6), (1e-30, 1e30)
+RATE, SHARE, TIME = (0.0, 1e6), (0.0, 1.0), (0.0, 1e9)
+"""Ranges of numbers; times are in epochs."""
+
 IMAGES = ("digits", "cifar10", "svhn")
 AUGMENTATIONS = {
     **dict.fromkeys(IMAGES, ("none", "crop", "crop-flip")),
@@ -186,40 +188,34 @@ class DataOptions(Options):
         *IDENTITY,
     )
     limit: int | None = option(
-        None, "Use only N random examples of each set, for a quick trial.", low=1, high=10**12
+        None, "Use only N random examples of each set, for a quick trial.", within=(1, 10**12)
     )
     augment: Literal["none", "crop", "crop-flip", "shift"] = option(
         "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
     cutout: int = option(
-        0,
-        "Side of a random square of each image that is set to 0.",
-        low=0,
-        high=10**6,
-        older_value=0,
+        0, "Side of a random square of each image that is set to 0.", within=COUNT, older_value=0
     )
     erase: float = option(
         0.0,
         "Probability that a rectangle of 2 to 33 % of an image is replaced by noise.",
-        low=0.0,
-        high=1.0,
+        within=SHARE,
         older_value=0.0,
     )
     mixup: float = option(
-        0.0, "Largest share of a second example in a mixture.", low=0.0, high=1.0, older_value=0.0
+        0.0, "Largest share of a second example in a mixture.", within=SHARE, older_value=0.0
     )
     cutmix: float = option(
         0.0,
         "Largest share of the area that a second example replaces.",
-        low=0.0,
-        high=1.0,
+        within=SHARE,
         older_value=0.0,
     )
     time_mask: int = option(
-        0, "Most frames of a recording that are set to 0.", low=0, high=10**6, older_value=0
+        0, "Most frames of a recording that are set to 0.", within=COUNT, older_value=0
     )
     coefficient_mask: int = option(
-        0, "Most coefficients of a recording that are set to 0.", low=0, high=10**6, older_value=0
+        0, "Most coefficients of a recording that are set to 0.", within=COUNT, older_value=0
     )
     integer_input: bool = option(
         False,
@@ -243,8 +239,7 @@ class DataOptions(Options):
         allowed = AUGMENTATIONS.get(self.data, (self.augment,))
         if self.augment not in allowed:
             names = ", ".join(allowed)
-            problem = f"must be one of {names} for {self.data}, but {self.augment!r} was given"
-            raise _check.invalid("augment", problem)
+            raise _check.wrong("augment", self.augment, f"one of {names} for {self.data}")
         for name in UNSUITED.get(self.data, ()):
             if getattr(self, name):
                 raise _check.wrong(name, getattr(self, name), f"0 for {self.data}")
@@ -262,13 +257,13 @@ class NetworkOptions(Options):
 
     weights: StairName | Literal["float"] = option("ternary", "Stair of weights.", "architecture")
     weight_quantum: float = option(
-        1.0, "Quantum of the weights' stair.", "architecture", low=1e-30, high=1e30
+        1.0, "Quantum of the weights' stair.", "architecture", within=POSITIVE
     )
     features: StairName | Literal["float"] = option(
         "ternary", "Stair of the features (both in float: float twin).", "architecture"
     )
     feature_quantum: float = option(
-        1.0, "Quantum of the features' stair.", "architecture", low=1e-30, high=1e30
+        1.0, "Quantum of the features' stair.", "architecture", within=POSITIVE
     )
     thresholds: Literal["midpoint", "floor"] = option(
         "midpoint", "Thresholds of intN and uintN: between levels, or at them.", "architecture"
@@ -359,10 +354,10 @@ class TeacherOptions(Options):
         None, "Learn the scores of a float run too: its directory, or auto.", older_value=None
     )
     teacher_weight: float = option(
-        0.9, "Weight of the teacher in the loss.", low=0.0, high=1.0, older_value=0.9
+        0.9, "Weight of the teacher in the loss.", within=SHARE, older_value=0.9
     )
     temperature: float = option(
-        4.0, "Divisor of all scores before the softmax.", low=1e-3, high=1e6, older_value=4.0
+        4.0, "Divisor of all scores before the softmax.", within=(1e-3, 1e6), older_value=4.0
     )
 
     def _check_together(self) -> None:
@@ -384,16 +379,14 @@ class SplitOptions(Options):
     fold: int | Literal["all"] = option(
         0,
         "Fold that validates, counting from 0 (all: train on every example, validate on none).",
-        low=0,
-        high=10**9,
+        within=(0, 10**9),
     )
-    folds: int = option(5, "Number of folds of the training set.", low=2, high=10**9)
+    folds: int = option(5, "Number of folds of the training set.", within=(2, 10**9))
     seed: int = option(
-        0, "Seed of weights, order, augmentation and random forward passes.", low=0, high=2**63 - 1
+        0, "Seed of weights, order, augmentation and random forward passes.", within=(0, 2**63 - 1)
     )
 
     def _check_together(self) -> None:
         super()._check_together()
         if self.fold != "all" and self.fold >= self.folds:
-            problem = f"must be from 0 to {self.folds - 1}, but {self.fold} was given"
-            raise _check.invalid("fold", problem)
+            raise _check.wrong("fold", self.fold, f"from 0 to {self.folds - 1}")

@@ -16,6 +16,7 @@ from softstair.train.optimiser import OptimiserOptions
 from softstair.train.options import (
     AXIS,
     SCHEDULE_AXIS,
+    TIME,
     DataOptions,
     Fact,
     NetworkOptions,
@@ -78,8 +79,7 @@ class NoiseOptions(Options):
         0.0,
         "Epoch at which annealing begins, or a share of the epochs such as 50%.",
         "scales_with_epochs",
-        low=0.0,
-        high=1e9,
+        within=TIME,
         older_value=0.0,
     )
     update: Literal["iteration", "epoch"] = option(
@@ -132,18 +132,14 @@ class ExecutionOptions(Options):
             return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
         needed = {"tf32": (8, 0), "float8": (9, 0)}.get(self.precision)
         if needed and not (cuda and torch.cuda.get_device_capability(device) >= needed):
-            raise _check.invalid(
-                "precision",
-                f"must be auto, float32 or bfloat16 on {device}, which has no compute capability "
-                f"of {needed[0]}.{needed[1]}, but {self.precision!r} was given",
-            )
+            allowed = f"auto, float32 or bfloat16 on {device}, which has no compute capability of"
+            raise _check.wrong("precision", self.precision, f"{allowed} {needed[0]}.{needed[1]}")
         return self.precision
 
     def _check_together(self) -> None:
         super()._check_together()
         if self.kernels == "triton" and self.compile == "always":
-            problem = "must be auto or reference with compile=always, but 'triton' was given"
-            raise _check.invalid("kernels", problem)
+            raise _check.wrong("kernels", "triton", "auto or reference with compile=always")
 
 
 @dataclass(frozen=True)
