@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from softstair import bench
-from softstair._check import integer
+from softstair import _check, bench
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.bench import Times
@@ -79,20 +78,14 @@ class Command:
     def __post_init__(self) -> None:
         parts = _split(self.only)
         if not parts or not set(parts) <= set(PARTS):
-            raise SoftstairError(
-                f"only must be one or more of {', '.join(PARTS)}, separated by commas, but "
-                f"{self.only!r} was given.",
-                field="only",
-            )
+            allowed = f"one or more of {', '.join(PARTS)}, separated by commas"
+            raise _check.wrong("only", self.only, allowed)
         if self.stairs is not None and not _split(self.stairs):
-            raise SoftstairError(
-                "stairs must be one or more stairs such as ternary or int4@0.07, separated by "
-                f"commas, but {self.stairs!r} was given.",
-                field="stairs",
-            )
+            allowed = "one or more stairs such as ternary or int4@0.07, separated by commas"
+            raise _check.wrong("stairs", self.stairs, allowed)
         for name, (low, high) in RANGES.items():
             if (value := getattr(self, name)) is not None:
-                integer(name, value, low, high)
+                _check.integer(name, value, low, high)
 
     def run(self) -> int:
         device = choose_device(self.device)

@@ -305,11 +305,8 @@ def _numbers(text: str, count: int) -> tuple[Fold, ...]:
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or (match and match[2] and last >= count):
-            raise SoftstairError(
-                f"folds must be integers from 0 to {count - 1}, as in 0,1 or 0-1, or all, but "
-                f"{text!r} was given.",
-                field="folds",
-            )
+            allowed = f"integers from 0 to {count - 1}, as in 0,1 or 0-1, or all"
+            raise _check.wrong("folds", text, allowed)
         folds += range(first, last + 1)
     return tuple(folds)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from softstair._check import integer
+from softstair import _check
 from softstair._errors import MissingExtraError, SoftstairError, first_line
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
@@ -52,12 +52,9 @@ class Command(OwnFlags):
 
     def __post_init__(self) -> None:
         if not set(self._backends()) <= set(BACKENDS):
-            raise SoftstairError(
-                f"backends must be onnx, c, onnx,c or none, but {self.backends!r} was given.",
-                field="backends",
-            )
+            raise _check.wrong("backends", self.backends, "onnx, c, onnx,c or none")
         if self.limit is not None:
-            integer("limit", self.limit, 1)
+            _check.integer("limit", self.limit, 1)
 
     def run(self) -> int:
         source = deployed(self.trained, self.data_dir, self.last_layer, **self.own())

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from softstair import _plugins
-from softstair._errors import SoftstairError, import_extra
+from softstair import _check, _plugins
+from softstair._errors import import_extra
 from softstair.data.dataset import DataError, Dataset
 
 __all__ = ["NAMES", "DataError", "Dataset", "Loading", "load", "version"]
@@ -42,11 +42,9 @@ def load(name: str, root: Path | str = "data", loading: Loading | None = None) -
     if ":" in name:
         return _plugins.call(name, "data", Dataset, root=Path(root))
     if name not in NAMES:
-        raise SoftstairError(
-            f"data must be one of {', '.join(NAMES)}, or package.module:function for data of your "
-            f"own, but {name!r} was given.",
-            field="data",
-        )
+        names = ", ".join(NAMES)
+        own = "package.module:function for data of your own"
+        raise _check.wrong("data", name, f"one of {names}, or {own}")
     if name == "digits":
         return _digits()
     module: Any = importlib.import_module(f"softstair.data.{name}")

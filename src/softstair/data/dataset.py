@@ -108,7 +108,7 @@ class Dataset:
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
             allowed = f"from 0 to {len(self.classes) - 1}, as there are {len(self.classes)} classes"
             given = f"{int(y.min())} to {int(y.max())} was given"
-            raise SoftstairError(f"{y_name} must be {allowed}, but {given}.", field=y_name)
+            raise _check.invalid(y_name, f"must be {allowed}, but {given}")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -130,13 +130,15 @@ class Dataset:
             return zero, scale
         return float(min(max(round(zero), 0), 255)), 2.0 ** round(math.log2(scale))
 
-    def sample(self, count: int, seed: int = 0) -> "Dataset":
-        """Return at most ``count`` random examples, and as many of the test set.
+    def sample(self, count: int | None, seed: int = 0) -> "Dataset":
+        """Return at most ``count`` random examples, and as many of the test set; None: all.
 
         >>> x, y = torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
         >>> len(Dataset("blank", x, y, ("no", "yes"), mean=0.0, std=1.0).sample(5))
         5
         """
+        if count is None:
+            return self
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(self), generator=generator)[:count].sort().values
         groups = None if self.groups is None else self.groups[chosen]
@@ -159,7 +161,7 @@ def _as_tensor(name: str, value: Any) -> Any:
 def _invalid(name: str, allowed: str, given: Any) -> SoftstairError:
     is_array = isinstance(given, Tensor | np.ndarray)
     text = f"{tuple(given.shape)} of {given.dtype}" if is_array else f"a {type(given).__name__}"
-    return SoftstairError(f"{name} must be {allowed}, but {text} was given.", field=name)
+    return _check.invalid(name, f"must be {allowed}, but {text} was given")
 
 
 @contextmanager

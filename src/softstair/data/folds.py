@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from softstair import _check
-from softstair._errors import SoftstairError
 from softstair.data.dataset import Dataset
 
 __all__ = ["held_out", "split"]
@@ -32,11 +31,8 @@ def split(
     _check.integer("folds", folds, 2)
     if folds > count:
         unit = "examples" if groups is None else "groups"
-        raise SoftstairError(
-            f"folds must be at most the number of {unit}, {count} in {dataset.name!r}, but {folds} "
-            "was given.",
-            field="folds",
-        )
+        allowed = f"at most the number of {unit}, {count} in {dataset.name!r}"
+        raise _check.wrong("folds", folds, allowed)
     _check.integer("fold", fold, 0, folds - 1)
     _check.integer("seed", seed, 0, 2**63 - 1)
     generator = torch.Generator().manual_seed(seed)
@@ -56,12 +52,11 @@ def held_out(
     With ``limit``, the data set is first cut to so many examples, as training does. Raises
     SoftstairError if there is no test set and ``fold`` is "all".
     """
-    dataset = dataset if limit is None else dataset.sample(limit)
+    dataset = dataset.sample(limit)
     if dataset.test_x is not None and dataset.test_y is not None:
         return f"test set of {dataset.name}", dataset.test_x, dataset.test_y
     if fold == "all":
-        problem = f"must be a number for {dataset.name!r}, which has no test set"
-        raise _check.invalid("fold", f"{problem}, but 'all' was given")
+        raise _check.wrong("fold", fold, f"a number for {dataset.name!r}, which has no test set")
     chosen = split(dataset, fold, folds)[1]
     return f"fold {fold} of {dataset.name}", dataset.x[chosen], dataset.y[chosen]
 

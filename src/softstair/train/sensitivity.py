@@ -99,7 +99,7 @@ class _Trial:
     def __init__(self, source: Trained, limit: int | None) -> None:
         recipe, data, device = source.recipe, source.dataset, choose_device("auto")
         assert data is not None
-        data = data if recipe.limit is None else data.sample(recipe.limit)
+        data = data.sample(recipe.limit)
         training, valid = split(data, recipe.fold, recipe.folds)
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))
         pick = lambda at: Examples(data.x[at], data.y[at], source.mean, source.std, device)

@@ -228,9 +228,7 @@ def distances_on_run(
             f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
             "pass `trust_code` if you trust it."
         )
-    dataset = load(recipe.data, data_dir)
-    if recipe.limit is not None:
-        dataset = dataset.sample(recipe.limit)
+    dataset = load(recipe.data, data_dir).sample(recipe.limit)
     training, valid = split(dataset, recipe.fold, recipe.folds)
     chosen = (valid if len(valid) else training)[:INPUTS]
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
