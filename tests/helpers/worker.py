@@ -20,7 +20,7 @@ class WorkerHere(Worker):
 
     process: Any = SimpleNamespace(terminate=lambda: None)
 
-    def __init__(self, events: Any) -> None:
+    def __init__(self, events: Any, device: str) -> None:
         self.task, self.is_free, self.events = None, True, events
 
     def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
