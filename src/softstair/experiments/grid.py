@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 
 from softstair._files import write
+from softstair.bench.clock import synchronise
+from softstair.bench.workload import StepRunner
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -25,7 +27,7 @@ from softstair.experiments.results import (
     DEVICE_FILE,
     device_seconds_of,
     find,
-    has_begun,
+    is_finished,
     last_epoch,
 )
 from softstair.experiments.tables import Training
@@ -33,12 +35,10 @@ from softstair.train.execution import choose_device, choose_threads, training_se
 from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.network import make_network
 from softstair.train.parallel import StopRequest
-from softstair.train.pool import ProcessPool, Task, cores, worker_count
+from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, refuse_other_data, summary_of
-from softstair.train.state import State
-from softstair.train.step import CapturedStep, Step
+from softstair.train.records import RunError, refuse_other_data
 
 OnEvent = Callable[[Unit, Event], None]
 WINDOW = 20.0
@@ -52,10 +52,8 @@ EVALUATED = 500
 
 
 def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
-    """Yield the units that are not done."""
-    for unit in units:
-        if not has_begun(unit, folder) or summary_of(unit.path(folder)) is None:
-            yield unit
+    """Return the units that are not done."""
+    return (unit for unit in units if not is_finished(unit, folder))
 
 
 def refuse_mixed_data(units: Iterable[Unit], folder: Path, data_dir: str) -> None:
@@ -86,17 +84,12 @@ def run(
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
-    is_cpu = choose_device(device).type == "cpu"
-    if jobs != "auto":
-        pace = Pace(first=jobs, most=min(jobs, len(left)))
-    elif is_cpu:
-        pace = Pace(first=1, most=min(cores(), len(left)))
-    else:
-        pace = Pace(first=1, most=worker_count("auto", "cuda", len(left)))
+    place = choose_device(device).type
+    pace = Pace(first=1 if jobs == "auto" else jobs, most=worker_count(jobs, place, len(left)))
 
     def count(known: int | None) -> int:
-        if jobs == "auto" and is_cpu:
-            pace.begin(worker_count("auto", device, len(left), known or threads))
+        if jobs == "auto" and place == "cpu":
+            pace.begin(worker_count("auto", place, len(left), known or threads))
         return pace()
 
     def report(unit: Unit, event: Event) -> None:
@@ -260,8 +253,12 @@ def estimate(
         numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
         training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
         # Compiling takes longer than what is measured, and pays off only in a complete unit.
-        state = State(replace(recipe, compile="never"), network, len(training), place)
-        step = _seconds_of_a_step(state, training)
+        runner = StepRunner(replace(recipe, compile="never"), network, training, place)
+        state, seconds, count = runner.state, 0.0, 0
+        while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
+            seconds += _seconds(place, runner)
+            count += 1
+        step = seconds / count
         few = Examples(training.x[:EVALUATED], training.y[:EVALUATED], *numbers)
         score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
         score()  # the first call is slower
@@ -273,23 +270,8 @@ def estimate(
     return Estimate(step, evaluation, unit, str(place))
 
 
-def _seconds_of_a_step(state: State, training: Examples) -> float:
-    step = (CapturedStep if state.execution.captured else Step)(state, training)
-    state.begin_epoch()
-    _seconds(state.device, step)  # the first call is slower
-    seconds, count = 0.0, 0
-    while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
-        if state.step >= state.steps:
-            state.step, state.order = 0, None
-            state.begin_epoch()
-        seconds += _seconds(state.device, step)
-        count += 1
-    return seconds / count
-
-
 def _seconds(device: torch.device, call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronise(device)
     return time.perf_counter() - begun

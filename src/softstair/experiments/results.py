@@ -55,26 +55,26 @@ def find(folder: Path) -> list[Path]:
     return sorted((run for run in runs if run.parent not in runs), key=_order)
 
 
-def readable(folder: Path, is_strict: bool = False) -> list[Training]:
-    """Return every unit in a folder that has an epoch; damaged ones are left out or are errors."""
+def readable(folder: Path) -> list[Training]:
+    """Return every unit in a folder that has an epoch, without those that are damaged."""
     trainings: list[Training] = []
     for path in find(folder):
-        with contextlib.suppress(*(() if is_strict else (RunError,))):
+        with contextlib.suppress(RunError):
             trainings += filter(None, [read(path, folder)])
     return trainings
 
 
-def collect(folder: Path | str) -> list[Training]:
+def collect(folder: Path) -> list[Training]:
     """Return every unit with an epoch in a folder.
 
     Raises RunError if there is none, or if a run directory is damaged.
     """
-    if trainings := readable(Path(folder), is_strict=True):
+    if trainings := [unit for path in find(folder) if (unit := read(path, folder))]:
         return trainings
     raise RunError(
         f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table of "
         "them (.csv, .csv.gz, .parquet), but "
-        + ("none has an epoch." if Path(folder).exists() else "it does not exist.")
+        + ("none has an epoch." if folder.exists() else "it does not exist.")
     )
 
 
@@ -261,12 +261,11 @@ def finished(
     units: Iterable[Unit], folder: Path, elsewhere: Mapping[str, Training]
 ) -> list[Training]:
     """Return the units that are done, in a folder or else by :func:`done_elsewhere`."""
-    trainings = []
-    for unit in units:
-        is_here = has_begun(unit, folder) and summary_of(path := unit.path(folder)) is not None
-        training = read(path, folder) if is_here else elsewhere.get(unit.name)
-        trainings += [] if training is None else [training]
-    return trainings
+    trainings = [
+        read(unit.path(folder), folder) if is_finished(unit, folder) else elsewhere.get(unit.name)
+        for unit in units
+    ]
+    return [training for training in trainings if training is not None]
 
 
 def time_spent(units: Sequence[UnitStatus]) -> dict[str, Any]:
@@ -297,13 +296,12 @@ def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:
     """Return how many units are in each state, their epochs, and their mean accuracy, which is
     None if they are of several versions of the data."""
     scores = [status.accuracy for status in units if status.accuracy is not None]
-    if len(data_versions(units)) > 1:
-        scores = []
+    has_mean = scores and len(data_versions(units)) == 1
     return {
         **{state: sum(status.state == state for status in units) for state in STATES},
         "epochs": sum(status.epochs for status in units),
         "of_epochs": sum(status.unit.recipe.epochs for status in units),
-        "valid_accuracy": sum(scores) / len(scores) if scores else None,
+        "valid_accuracy": sum(scores) / len(scores) if has_mean else None,
     }
 
 
@@ -329,6 +327,11 @@ def has_begun(unit: Unit, folder: Path) -> bool:
         return False
     check_same_recipe(unit.recipe, begun, path)
     return True
+
+
+def is_finished(unit: Unit, folder: Path) -> bool:
+    """Return whether a unit is done in a folder; raise RunError if it has another recipe there."""
+    return has_begun(unit, folder) and summary_of(unit.path(folder)) is not None
 
 
 def _status(unit: Unit, folder: Path, elsewhere: Training | None) -> UnitStatus:
