@@ -69,18 +69,12 @@ def run(
         return 0
     refuse_mixed_data(left, folder, data_dir)
     here = cores() if jobs == "auto" else max(cores(), jobs)
-    asked: dict[str, Any] = {
-        "device": device,
-        "threads": threads,
-        "jobs": jobs,
-        "cpus": cpus,
-        "gpus": gpus,
-    }
+    choose = partial(choose_resources, threads=threads, jobs=jobs, cpus=cpus, gpus=gpus)
     with StopRequest() as stop, joined(address, here) as ray, token_in(folder) as token:
-        resources = choose_resources(_machines(ray), **asked)
-        settings = {"data_dir": os.path.abspath(data_dir), "threads": threads}
+        device = choose(_machines(ray), device).device
+        data_dir = os.path.abspath(data_dir)
         surroundings = {
-            "settings": {**settings, "device": resources.device},
+            "settings": {"data_dir": data_dir, "threads": threads, "device": device},
             "token": token,
             "threads": torch.get_num_threads(),
             "versions": {"softstair": softstair.__version__, "torch": str(torch.__version__)},
@@ -88,7 +82,7 @@ def run(
             "folder": os.getcwd(),
             "environment": {n: v for n, v in os.environ.items() if n.startswith("SOFTSTAIR_")},
         }
-        choose = partial(choose_resources, **{**asked, "device": resources.device})
+        choose = partial(choose, device=device)
         with RayPool(ray, left, folder.absolute(), on_event, choose, surroundings) as pool:
             return pool.run(stop)
 
