@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -90,7 +89,7 @@ class Judgement:
 
     @property
     def trainings(self) -> int:
-        every = chain.from_iterable(cell.trainings for cell in self.cells.values())
+        every = (training for cell in self.cells.values() for training in cell.trainings)
         return len({(training.configuration, training.repetition) for training in every})
 
     @property
@@ -98,15 +97,14 @@ class Judgement:
         """What was measured: evaluation, length, folds, accuracies, differences, what is absent."""
         if self.verdict == "not tested":
             return f"{self.study.title}: it takes {self.needs}."
-        few, most = (pick((c.folds for c in self.cells.values()), key=len) for pick in (min, max))
-        least = f"{len(few)} to " if len(few) < len(most) else ""
         parts = [", ".join(f"{label} {cell.mean}" for label, cell in self.cells.items())]
         if len(self.gaps) <= MOST_GAPS:
             parts += [f"{label}: {gap.in_hundredths()} points" for label, gap in self.gaps.items()]
         if self.missing:
             parts.append(f"without {', '.join(self.missing)}")
         scale = f"{self.study.epochs} epochs, {self.study.statistics} statistics"
-        return f"Validation, {scale}, {least}{counted(most)}: {'; '.join(parts)}."
+        folds = counted(*(cell.folds for cell in self.cells.values()))
+        return f"Validation, {scale}, {folds}: {'; '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,11 @@ def judge(claim: Claim, study: Study) -> Judgement:
     )
     if not all(families.values()) or not (claim.needs or is_full):
         return untested
-    kept = [pair for pairs in families.values() for pair in _kept(pairs, claim.keep)]
+    kept = [pair for pairs in families.values() for pair in pairs]
+    if claim.keep != "all":
+        reduce = np.ptp if claim.keep == "widest" else np.max
+        level = lambda pair: reduce([cell.mean.value for cell in pair[1].values()])
+        kept = [max(pairs, key=level) for pairs in families.values()]
     words: list[Word] = []
     shown: dict[str, Mean] = {}
     known: dict[str, Folds] = {}
@@ -189,13 +191,6 @@ def judge(claim: Claim, study: Study) -> Judgement:
         verdict = "holds in part"
     every = {group.label(label): cell for group, cells in kept for label, cell in cells.items()}
     return Judgement(verdict, study, every, shown, missing)
-
-
-def _kept(pairs: list[tuple[Group, dict[str, Cell]]], keep: str) -> Any:
-    if keep == "all":
-        return pairs
-    reduce = np.ptp if keep == "widest" else np.max
-    return [max(pairs, key=lambda pair: reduce([cell.mean.value for cell in pair[1].values()]))]
 
 
 def _variability(study: Study, cell: Cell) -> float:
@@ -224,10 +219,6 @@ def _missing(claim: Claim, compared: list[tuple[Group, dict[str, Cell]]]) -> Ite
 # The file of claims
 
 
-def _settings(words: str) -> dict[str, str]:
-    return {name: value for word in words.split() for name, value in WORDS[word].items()}
-
-
 def _groups(table: Mapping[str, Any], each: Sequence[str] | None) -> Iterator[Group]:
     """The groups that an entry of ``groups`` describes: one for each word of ``each``."""
     facts = dict(table)
@@ -235,10 +226,11 @@ def _groups(table: Mapping[str, Any], each: Sequence[str] | None) -> Iterator[Gr
     own_each, apart = facts.pop("each", [""]), facts.pop("apart", False)
     facts["gaps"] = tuple(Gap(**gap) for gap in facts.get("gaps", ()))
     for name in each or own_each:
-        settings = {
-            label.format(words.replace(" ", " / ")): _settings(f"{given} {name} {words}")
-            for words in cells
-        }
+        settings: dict[str, dict[str, str]] = {}
+        for words in cells:
+            own = settings.setdefault(label.format(words.replace(" ", " / ")), {})
+            for word in f"{given} {name} {words}".split():
+                own |= WORDS[word]
         parts = [{cell: settings[cell]} for cell in settings] if apart else [settings]
         yield from (Group(part, name=name, family=label, **facts) for part in parts)
 

@@ -91,16 +91,23 @@ def draw_panel(study: Study, panel: Panel, caption: str = "") -> Any:
     figure = blank(5.6, 3.5)
     axes = figure.subplots()
     shown = trainings_of(study, panel)
-    baseline = _baseline(study, panel)
     field = "interval" if panel.noise else "noise"
-    groups = _grouped(shown, field)
+    # The folds of each line, in the order of the colours, homogeneous first.
+    lines = [(value, power) for value in COLOURS[field] for power in (*STYLES, "none")]
+    groups = {line: select(shown, {field: line[0], "power": line[1]}) for line in lines}
+    groups = {line: folds for line, folds in groups.items() if folds}
+    baseline: list[Training] = []
     curves: list[Curve] = []
     ends: dict[str, tuple[float, str, str]] = {}
-    if baseline:
-        curves.append(curve_of(baseline))
-        _plot(axes, curves[0], color=GREY, linewidth=0.8, zorder=1.5)
-        label = f"static {baseline[0].settings['forward']}"
-        ends[label] = (100 * curves[0].mean[-1], label, GREY)
+    if panel.noise:
+        # The expectation makes no sense under static noise, and is compared with the mode.
+        forward = "mode" if panel.forward == "expectation" else panel.forward
+        static = {**STATIC, "noise": panel.noise, "forward": forward}
+        if baseline := select(study.trainings, static):
+            curves.append(curve_of(baseline))
+            _plot(axes, curves[0], color=GREY, linewidth=0.8, zorder=1.5)
+            label = f"static {forward}"
+            ends[label] = (100 * curves[0].mean[-1], label, GREY)
     for (value, power), folds in groups.items():
         colour, label = COLOURS[field][value], words(value)
         curves.append(curve_of(folds))
@@ -112,8 +119,12 @@ def draw_panel(study: Study, panel: Panel, caption: str = "") -> Any:
     _mark_drop(axes, shown)
     _explain_styles(axes, {power for _, power in groups})
     label_ends(axes, list(ends.values()))
+    # In grey under the title is what is shown, in place of a label of the vertical axis.
     below = [caption, _described(curves), _uneven([baseline, *groups.values()])]
-    _set_heading(axes, f"{study.title.split(',')[0]}: {panel.title}", list(filter(None, below)))
+    below = [line for line in below if line]
+    heading = f"{study.title.split(',')[0]}: {panel.title}" + "\n" * len(below)
+    axes.set_title(heading, loc="left", fontsize=11, fontweight="bold", color=INK)
+    annotate(axes, "\n".join(below), (0, 1), "axes fraction", (0, 6))
     return figure
 
 
@@ -145,22 +156,6 @@ def draw_schedules(layers: int) -> Any:
     place = {"loc": "outside right center", "frameon": False, "handlelength": 1.0}
     figure.legend(handles=handles, title="layer", fontsize=9, title_fontsize=9, **place)
     return figure
-
-
-def _baseline(study: Study, panel: Panel) -> list[Training]:
-    """Return static noise to compare with: the same forward, or mode where that is expectation,
-    which makes no sense under static noise."""
-    if panel.noise is None:
-        return []
-    forward = "mode" if panel.forward == "expectation" else panel.forward
-    return select(study.trainings, {**STATIC, "noise": panel.noise, "forward": forward})
-
-
-def _grouped(trainings: Sequence[Training], field: str) -> dict[tuple[str, str], list[Training]]:
-    """Return the folds of each line, in the order of the colours: homogeneous first."""
-    lines = [(value, power) for value in COLOURS[field] for power in (*STYLES, "none")]
-    groups = {line: select(trainings, {field: line[0], "power": line[1]}) for line in lines}
-    return {line: folds for line, folds in groups.items() if folds}
 
 
 def _plot_with_band(axes: Any, curve: Curve, colour: str, style: Any) -> None:
@@ -224,13 +219,6 @@ def _explain_styles(axes: Any, powers: set[str]) -> None:
         axes.legend(handles=handles, ncols=2, columnspacing=1.4, **place, **look)
 
 
-def _set_heading(axes: Any, heading: str, below: Sequence[str]) -> None:
-    """Set a title, and in grey what is shown, in place of a label of the vertical axis."""
-    text = heading + "\n" * len(below)
-    axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=INK)
-    annotate(axes, "\n".join(below), (0, 1), "axes fraction", (0, 6))
-
-
 def _uneven(lines: Sequence[Sequence[Training]]) -> str:
     """Say which epochs a mean covers, where the folds of a line differ in length."""
     lengths = [sorted(len(training.curve) for training in folds) for folds in lines if folds]
@@ -242,12 +230,11 @@ def _uneven(lines: Sequence[Sequence[Training]]) -> str:
 
 
 def _described(curves: Sequence[Curve]) -> str:
-    few, most = (pick((c.repetitions for c in curves), key=len) for pick in (min, max))
-    if len(most) == 1:
+    most = max(len(curve.repetitions) for curve in curves)
+    if most == 1:
         return "validation accuracy in %, one fold"
-    least = f"{len(few)} to " if len(few) < len(most) else ""
-    mean = "mean and 95 % interval" if len(most) >= FEWEST else "mean"
-    return f"validation accuracy in %, {mean} of {least}{counted(most)}"
+    mean = "mean and 95 % interval" if most >= FEWEST else "mean"
+    return f"validation accuracy in %, {mean} of {counted(*(c.repetitions for c in curves))}"
 
 
 # The look of figures

@@ -241,14 +241,17 @@ def curve_of(trainings: Sequence[Training], metric: str = "valid_accuracy") -> C
     return Curve(np.arange(1, length + 1), *_interval(np.array(values, np.float64)), repetitions)
 
 
-def counted(repetitions: Collection[tuple[Fold, int]]) -> str:
-    """Return how many repetitions there are.
+def counted(*repetitions: Collection[tuple[Fold, int]]) -> str:
+    """Return how many repetitions there are, of the mean that has fewest to that which has most.
 
-    >>> counted([(0, 0), (1, 0)]), counted([(0, 0)]), counted([(0, 0), (0, 1), (0, 2)])
-    ('2 folds', '1 fold', '3 runs')
+    >>> counted([(0, 0), (1, 0)]), counted([(0, 0)]), counted([(0, 0)], [(0, 0), (0, 1), (0, 2)])
+    ('2 folds', '1 fold', '1 to 3 runs')
     """
-    noun = "fold" if len({seed for _, seed in repetitions}) < 2 else "run"
-    return f"{len(repetitions)} {noun}{'' if len(repetitions) == 1 else 's'}"
+    most = max(repetitions, key=len)
+    fewest, count = min(map(len, repetitions)), len(most)
+    noun = "fold" if len({seed for _, seed in most}) < 2 else "run"
+    numbers = f"{fewest} to {count}" if fewest < count else str(count)
+    return f"{numbers} {noun}{'' if count == 1 else 's'}"
 
 
 def drop_of(training: Training) -> int | None:
@@ -347,15 +350,12 @@ def best_of(configurations: Iterable[Repetitions]) -> list[tuple[Repetitions, Me
     Validated trainings come before those on all examples, which only the test set can rank. Float
     networks beside quantised ones are left out.
     """
-    best: dict[str, tuple[tuple[bool, float], Repetitions, Mean]] = {}
+    ranked: dict[str, list[tuple[Repetitions, Mean]]] = {}
     for each in configurations:
-        if each.is_twin or (mean := each.accuracy) is None:
-            continue
-        rank = (each.trainings[0].fold != "all", mean.value)
-        data = each.settings["data"]
-        if data not in best or rank > best[data][0]:
-            best[data] = (rank, each, mean)
-    return [(each, mean) for _, each, mean in best.values()]
+        if not each.is_twin and (mean := each.accuracy):
+            ranked.setdefault(each.settings["data"], []).append((each, mean))
+    rank = lambda pair: (pair[0].trainings[0].fold != "all", pair[1].value)
+    return [max(pairs, key=rank) for pairs in ranked.values()]
 
 
 def refuse_repeated(trainings: Sequence[Training], places: Sequence[Path] = ()) -> None:
