@@ -29,7 +29,7 @@ from softstair.experiments.studies import (
     studies,
 )
 from softstair.experiments.tables import Training
-from softstair.experiments.variance import BLOCKS, FOLDS, Block, Share, Variance, explained, tabled
+from softstair.experiments.variance import BLOCKS, FOLDS, Share, Variance, explained, tabled
 from softstair.models import DEFAULTS
 
 __all__ = ["drawings", "figures", "rendered"]
@@ -150,8 +150,24 @@ class Facet:
 
 def freedom_facets(study: Study) -> list[Facet]:
     """Return a facet for each degree of freedom that has at least two values in a study."""
-    facets = [_freedom_facet(BLOCKS[block], field, study) for block, field in FACETS]
-    return [facet for facet in facets if len(facet.values) > 1]
+    facets = []
+    for name, field in FACETS:
+        block = BLOCKS[name]
+        done = [unit for unit in select(study.trainings, block.fixed) if unit.is_done]
+        every = {value: select(done, {field: value}) for value in panels.COLOURS[field]}
+        values = {value: trainings for value, trainings in every.items() if trainings}
+        if len(values) < 2:
+            continue
+        about, means = block.about, dict[str, Mean]()
+        if (table := tabled(block, study.trainings)) is None:
+            about += "; combinations are missing, so there are no means"
+        elif field in table.factors:
+            axis = list(table.factors).index(field)
+            for index, value in enumerate(table.factors[field]):
+                accuracies = table.values.take(index, axis)
+                means[value] = mean_of(accuracies.reshape(-1, len(table.repetitions)).mean(0))
+        facets.append(Facet(field, about, values, means))
+    return facets
 
 
 def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Facet]:
@@ -176,7 +192,8 @@ def setting_facets(studies: Sequence[Study], fields: Sequence[str]) -> list[Face
 def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") -> Any:
     """Draw a small point for each configuration, and a large one for the mean of each value."""
     rows = [len(facet.values) for facet in facets]
-    figure, grid = _stacked(rows, 1.1 + sum(0.27 * count + 0.42 for count in rows))
+    height = 1.1 + sum(0.27 * count + 0.42 for count in rows)
+    figure, grid = _stacked(heading, caption, rows, height)
     for axes, facet in zip(grid, facets, strict=True):
         for row, (value, trainings) in enumerate(facet.values.items()):
             colour = panels.COLOURS.get(facet.field, {}).get(value, panels.BLUE)
@@ -193,35 +210,19 @@ def draw_accuracies(heading: str, facets: Sequence[Facet], caption: str = "") ->
         f"{'test' if is_tested else 'validation'} accuracy in the end, in %\n"
         "small: a configuration; large: their mean, with its 95 % interval (from three runs on)",
     )
-    _set_title(figure, heading, caption)
     return figure
 
 
 def draw_variances(heading: str, variances: Sequence[Variance], caption: str = "") -> Any:
     rows = [len(variance.shares) for variance in variances]
-    figure, grid = _stacked(rows, 0.9 + sum(0.24 * count + 0.66 for count in rows))
+    height = 0.9 + sum(0.24 * count + 0.66 for count in rows)
+    figure, grid = _stacked(heading, caption, rows, height)
     for axes, variance in zip(grid, variances, strict=True):
         _draw_bars(axes, variance)
     panels.note(
         grid[-1], "share of the variance of final accuracy, in % (ω²; lines: 95 % interval)"
     )
-    _set_title(figure, heading, caption)
     return figure
-
-
-def _freedom_facet(block: Block, field: str, study: Study) -> Facet:
-    done = [unit for unit in select(study.trainings, block.fixed) if unit.is_done]
-    every = {value: select(done, {field: value}) for value in panels.COLOURS[field]}
-    values = {value: trainings for value, trainings in every.items() if trainings}
-    table = tabled(block, study.trainings)
-    if table is None:
-        missing = "combinations are missing, so there are no means"
-        return Facet(field, f"{block.about}; {missing}", values, {})
-    means = {}
-    for index, value in enumerate(table.factors.get(field, ())):
-        accuracies = table.values.take(index, list(table.factors).index(field))
-        means[value] = mean_of(accuracies.reshape(-1, len(table.repetitions)).mean(0))
-    return Facet(field, block.about, values, means)
 
 
 def _balanced_means(
@@ -249,8 +250,11 @@ def _balanced_means(
     return means, f"{len(cells)} combination{plural} of the others, {counted(runs)}"
 
 
-def _stacked(rows: Sequence[int], height: float) -> tuple[Any, Any]:
+def _stacked(heading: str, caption: str, rows: Sequence[int], height: float) -> tuple[Any, Any]:
+    """Return a figure and its axes, one above the other, each with so many rows."""
     figure = panels.blank(7.0, height)
+    first = heading if len(heading) <= TITLE_WIDTH else heading.replace(": ", ":\n", 1)
+    panels.title(figure, "\n".join(filter(None, [first, caption])))
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)
     return figure, grid[:, 0]
 
@@ -328,8 +332,3 @@ def _subtitle(axes: Any, name: str, about: str) -> None:
         texts.append(write("\n".join(rest), (0, 0), bold, (0, -3), va="top"))
     for text in texts:
         text.set_in_layout(False)
-
-
-def _set_title(figure: Any, heading: str, caption: str) -> None:
-    first = heading if len(heading) <= TITLE_WIDTH else heading.replace(": ", ":\n", 1)
-    panels.title(figure, "\n".join(filter(None, [first, caption])))

@@ -43,7 +43,6 @@ NEGLIGIBLE = 1e-12
 class Block:
     """A part of the grid: the settings that vary in it, that must vary, and that are fixed."""
 
-    name: str
     about: str
     factors: Mapping[str, tuple[str, ...]]
     fixed: Mapping[str, str]
@@ -98,29 +97,20 @@ class Variance:
         return float(self.table.values.std())
 
 
+NOISES = tuple(noises.names())
 BLOCKS: dict[str, Block] = {
-    block.name: block
-    for block in (
-        Block(
-            "static",
-            "static noise",
-            {"noise": tuple(noises.names()), "forward": ("mode", "random")},
-            STATIC,
-        ),
-        Block(
-            "dynamic",
-            "uniform noise, static mean, dynamic std",
-            {"forward": FORWARDS, "interval": INTERVALS, "power": POWERS},
-            {"noise": "uniform", **DYNAMIC},
-        ),
-        Block(
-            "dynamic-expectation",
-            "expectation, static mean, dynamic std",
-            {"noise": tuple(noises.names()), "interval": INTERVALS, "power": POWERS},
-            {"forward": "expectation", **DYNAMIC},
-            must=("noise",),
-        ),
-    )
+    "static": Block("static noise", {"noise": NOISES, "forward": ("mode", "random")}, fixed=STATIC),
+    "dynamic": Block(
+        "uniform noise, static mean, dynamic std",
+        {"forward": FORWARDS, "interval": INTERVALS, "power": POWERS},
+        fixed={"noise": "uniform", **DYNAMIC},
+    ),
+    "dynamic-expectation": Block(
+        "expectation, static mean, dynamic std",
+        {"noise": NOISES, "interval": INTERVALS, "power": POWERS},
+        fixed={"forward": "expectation", **DYNAMIC},
+        must=("noise",),
+    ),
 }
 """Blocks of the paper's figures."""
 
