@@ -181,21 +181,19 @@ def _paper(name: str, is_full: bool) -> Design:
     uniform noise with annealed variance and static mean.
     """
     base = preset(name)
-    recipes = []
+    configurations = []
     static = (True, False)
     axes = (noises.names(), FORWARDS, static, static, INTERVALS, POWERS)
     for values in itertools.product(*axes):
         freedoms: dict[str, Any] = dict(zip(FREEDOMS, values, strict=True))
         recipe = replace(base, **freedoms)
-        if recipe.static_std and recipe.forward == "expectation":
-            continue
+        is_moving = not (recipe.static_mean and recipe.static_std)
         is_first = (recipe.interval, recipe.power) == (base.interval, base.power)
-        if recipe.static_mean and recipe.static_std and not is_first:
-            continue
+        is_stair = not recipe.static_std or recipe.forward != "expectation"
         is_small = recipe.static_mean and (recipe.static_std or recipe.noise == "uniform")
-        if is_full or is_small:
-            recipes.append(configuration(recipe))
-    return Design(name, tuple(recipes), tuple(range(base.folds)), names_folds=False)
+        if is_stair and (is_moving or is_first) and (is_full or is_small):
+            configurations.append(configuration(recipe))
+    return Design(name, tuple(configurations), tuple(range(base.folds)), names_folds=False)
 
 
 DESIGNS = {

@@ -177,16 +177,14 @@ def difference(gap: Gap, group: Mapping[str, Folds], others: Mapping[str, Folds]
     left, right = (_picked(side, group, others) for side in (gap.left, gap.right))
     if left is None or right is None:
         return None
-    if isinstance(left, float):
-        left = dict.fromkeys(right, left)
-    if isinstance(right, float):
-        right = dict.fromkeys(left, right)
     return {fold: left[fold] - right[fold] for fold in left if fold in right}
 
 
-def _picked(side: str | float, group: Mapping[str, Folds], others: Mapping[str, Folds]) -> Any:
+def _picked(
+    side: str | float, group: Mapping[str, Folds], others: Mapping[str, Folds]
+) -> Folds | None:
     if isinstance(side, float):
-        return side
+        return {fold: side for folds in (*group.values(), *others.values()) for fold in folds}
     how, _, which = side.partition(" ")
     if how not in ("highest", "lowest", "mean"):
         return group.get(side, others.get(side))

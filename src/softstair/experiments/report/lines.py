@@ -1,6 +1,7 @@
 """The data of the page: lines, each the mean of a configuration's repetitions, and their JSON."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -62,18 +63,19 @@ def varied(lines: Sequence[Repetitions], strict: bool = False) -> list[str]:
     """Return the fields in which lines differ, without those that another one determines, such as
     the quanta of each data set; those of the paper's tables stay, unless ``strict``."""
     chosen: list[str] = []
+    count = lambda *names: len({tuple(line.settings[name] for name in names) for line in lines})
+    # Each value of the other field comes with one value of this one.
     is_determined = lambda name: any(
-        _determines(lines, other, name) for other in chosen if other != name
+        count(other, name) == count(other) for other in chosen if other != name
     )
     for name in dict.fromkeys((*SETTINGS, *NAMES)):
         if name in ("fold", "seed") or len(values_of(lines, name)) < 2:
             continue
         if name in SETTINGS or not is_determined(name):
             chosen.append(name)
-    if strict:
-        for name in reversed(chosen[:]):
-            if is_determined(name):
-                chosen.remove(name)
+    for name in reversed(chosen[:] if strict else []):
+        if is_determined(name):
+            chosen.remove(name)
     return chosen
 
 
@@ -113,12 +115,6 @@ def study_titles(lines: Sequence[Repetitions]) -> tuple[list[str], list[str]]:
         place[titles[-1]] = list(fields).index(data)
     count = Counter(titles)
     return titles, sorted(count, key=lambda title: (place[title], -count[title]))
-
-
-def _determines(lines: Sequence[Repetitions], field: str, other: str) -> bool:
-    """Return whether each value of a field comes with one value of the other."""
-    pairs = {(line.settings[field], line.settings[other]) for line in lines}
-    return len(pairs) == len({line.settings[field] for line in lines})
 
 
 def data_of(lines: Sequence[Repetitions], folder: Path) -> dict[str, Any]:
@@ -175,17 +171,13 @@ def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
     paper = {**panels.COLOURS[name], "none": panels.GREY} if name in ("noise", "interval") else {}
     names = {getattr(panels, colour.upper()): colour for colour in PAPER_COLOURS}
     known = {value: names[paper[value]] for value in values if paper.get(value) in names}
-    free = [colour for colour in PALETTE if colour not in known.values()]
-    others = [value for value in values if value not in known]
+    free = itertools.cycle(colour for colour in PALETTE if colour not in known.values())
     return {
         "name": name,
         "label": in_words(name),
         "values": [clean(value) for value in values],
         "labels": [clean(in_words(name, value)) for value in values],
-        "colours": [
-            known[value] if value in known else free[others.index(value) % len(free)]
-            for value in values
-        ],
+        "colours": [known.get(value) or next(free) for value in values],
     }
 
 
