@@ -12,13 +12,14 @@ import itertools
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from softstair import noise as noises
-from softstair._check import invalid, shortened, suggestion, wrong
+from softstair._check import choice, invalid, shortened, suggestion, wrong
 from softstair._errors import SoftstairError
 from softstair.experiments.tables import Fold
 from softstair.schedule import INTERVALS, POWERS
@@ -85,9 +86,8 @@ class Design:
         names = [configuration.name for configuration in self.configurations]
         if not names:
             raise SoftstairError("a design must have at least one configuration.")
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise SoftstairError(f"two configurations have the same name, {twice!r}.")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise SoftstairError(f"two configurations have the same name, {twice[0]!r}.")
         most = min(configuration.recipe.folds for configuration in self.configurations)
         valid = all(type(fold) is int and 0 <= fold < most for fold in self.folds)
         valid = (valid and len(self.folds) > 0) or self.folds == ("all",)
@@ -257,8 +257,7 @@ def parse(table: Mapping[str, Any], name: str = "design") -> Design:
     ['forward=mode,seed=0', 'forward=mode,seed=1', 'forward=random,seed=0', 'forward=random,seed=1']
     """
     for key, value in table.items():
-        if key not in KEYS:
-            raise SoftstairError(f"a key must be one of {', '.join(KEYS)}, but {key!r} was given.")
+        choice("a key", key, KEYS)
         if not isinstance(value, KEYS[key]):
             raise wrong(key, value, f"a {KEYS[key].__name__}")
     name = table.get("name", name)
@@ -303,8 +302,8 @@ def _check_varied(rows: Sequence[Mapping[str, Any]], vary: Mapping[str, Any]) ->
         if any(field in row for row in rows):
             raise SoftstairError(f"{field} must be in rows or in vary, but is in both.")
         if not isinstance(values, list) or not values:
-            raise SoftstairError(
-                f"{field} must vary over a list of values, but {shortened(values)} was given."
+            raise invalid(
+                field, f"must vary over a list of values, but {shortened(values)} was given"
             )
     if len(rows) * math.prod(map(len, vary.values())) > MOST_CONFIGURATIONS:
         raise SoftstairError(f"a design must have at most {MOST_CONFIGURATIONS:,} configurations.")
@@ -320,26 +319,24 @@ def _configurations(
     fields = [{field: row[field] for field in row if field != "name"} for row in rows]
     _check_varied(fields, vary)
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    recipes: list[tuple[str, Recipe]] = []
+    every: list[Configuration] = []
     for row, of_row in zip(rows, fields, strict=True):
         shown = vary if "name" in row else {**of_row, **vary}
         for values in chosen:
             recipe = replace(changed(base, {**of_row, **values}), fold=0)
-            recipes.append((_name(row.get("name"), recipe, shown), recipe))
+            every.append(Configuration(_name(row.get("name"), recipe, shown), recipe))
     for field, values in vary.items():
         if len({_from_toml(field, value) for value in values}) < len(values):
             raise SoftstairError(f"{field} must vary over different values, but one is repeated.")
-    unwanted = [_alternatives(entry, [recipe for _, recipe in recipes]) for entry in without]
+    unwanted = [_alternatives(entry, [each.recipe for each in every]) for entry in without]
     kept: dict[tuple[str, ...], Configuration] = {}
-    for name, recipe in recipes:
-        is_unwanted = any(
-            all(getattr(recipe, field) in values for field, values in entry.items())
+    for each in every:
+        if not any(
+            all(getattr(each.recipe, field) in values for field, values in entry.items())
             for entry in unwanted
-        )
-        if not is_unwanted:
+        ):
             # Where nothing moves, interval and power do not matter: the first stands for all.
-            row_of_table = (name, *recipe.to_row().values())
-            kept.setdefault(row_of_table, Configuration(name, recipe))
+            kept.setdefault((each.name, *each.recipe.to_row().values()), each)
     return kept.values()
 
 

@@ -143,10 +143,8 @@ def choose_resources(
     count = best.get("GPU", 0.0)
     if device == "cuda" and (not count or gpus == 0):
         reason = "0 GPUs for each unit" if count else "the cluster has no GPU"
-        raise SoftstairError(
-            f"device must be one that the cluster has, but 'cuda' was given, and {reason}.",
-            field="device",
-        )
+        problem = f"must be one that the cluster has, but 'cuda' was given, and {reason}"
+        raise _check.invalid("device", problem)
     device = "cuda" if device != "cpu" and count and gpus != 0 else "cpu"
     share = 0.0
     if device == "cuda":

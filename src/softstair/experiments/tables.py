@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from softstair._check import invalid
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
 from softstair.train.options import describe
@@ -174,9 +175,8 @@ def kind_of(path: Path) -> str:
 def check_table(path: Path) -> None:
     """Raise SoftstairError if the name of a file is not that of a table."""
     if kind_of(path) not in READERS:
-        raise SoftstairError(
-            f"table must end in .csv, .csv.gz or .parquet, but {str(path)!r} was given.",
-            field="table",
+        raise invalid(
+            "table", f"must end in .csv, .csv.gz or .parquet, but {str(path)!r} was given"
         )
 
 
