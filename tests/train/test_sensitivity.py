@@ -109,7 +109,8 @@ def test_features_of_a_quantised_network_are_calibrated_alone(int4_run: Path) ->
 
 def test_a_run_without_validation_is_measured_on_training_examples(float_run: Path) -> None:
     own = dict.fromkeys(("model", "data", "zero", "scale"))
-    source = trained_run(float_run, "data", own)._replace(recipe=replace(FLOAT, fold="all"))
+    source = trained_run(float_run, "data", own)
+    source = replace(source, recipe=replace(FLOAT, fold="all"))
     assert len(_Trial(source, limit=None).examples) == 200
     assert len(_Trial(source, limit=50).examples) == 50
 

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +37,32 @@ _Own = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """A trained network and its integer network.
+class Trained:
+    """A trained network and its input.
 
-    ``integer`` equals ``network``: ``trained``, or a copy with its last layer in INT8. The recipe
-    of a packed file is what the file keeps of it, and its data set is read when it is needed.
+    The recipe of a packed file is what the file keeps of it, and its data set is read when it is
+    needed.
     """
 
     source: Path
     recipe: Recipe
-    trained: nn.Module
     network: nn.Module
-    integer: IntegerNetwork
+    shape: tuple[int, ...]
     classes: tuple[str, ...]
-    dataset: Dataset | None = None
+    mean: float
+    std: float
+    dataset: Dataset | None
+
+
+@dataclass(frozen=True)
+class Deployed(Trained):
+    """A trained network and its integer network.
+
+    ``integer`` equals ``network``: ``trained``, or a copy with its last layer in INT8.
+    """
+
+    trained: nn.Module
+    integer: IntegerNetwork
 
     def examples(
         self, data_dir: Path | str = "data", limit: int | None = None
@@ -111,20 +123,8 @@ def deployed(
         )
     given = (source.shape, int(mean), source.std)
     network = trained if last_layer == "float" else quantise_last_layer(trained, *given)
-    integer, dataset = integerise(network, *given), source.dataset
-    return Deployed(run, source.recipe, trained, network, integer, source.classes, dataset)
-
-
-class Trained(NamedTuple):
-    """A trained network and its input."""
-
-    recipe: Recipe
-    network: nn.Module
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: float
-    std: float
-    dataset: Dataset | None = None
+    facts = {**vars(source), "network": network}
+    return Deployed(**facts, trained=trained, integer=integerise(network, *given))
 
 
 def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
@@ -148,11 +148,17 @@ def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
     given = None if model is None else build(model, len(dataset.classes), shape)
     network = trained_network(run, dataset, given)
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    return Trained(recipe, network, shape, dataset.classes, *numbers, dataset)
+    return Trained(run, recipe, network, shape, dataset.classes, *numbers, dataset)
 
 
 def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
-    file = run if run.is_file() else _zoo_file(run)
+    file = run
+    if not run.is_file():
+        try:
+            file = zoo.path_of(str(run))
+        except SoftstairError as error:
+            name = _check.shortened(str(run))
+            raise RunError(f"{name} is no run or packed network, and {error}") from None
     about, network = packed.about(file), packed.packed_network(file)
     try:
         recipe = packed.packed_recipe(about, "fold", "folds", "limit")
@@ -162,7 +168,7 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
     _refuse(run, own, "model", "zero", "scale", *([] if is_own else ["data"]))
     dataset = load(own["data"], data_dir) if own["data"] else None
     shape, classes = tuple(about["shape"]), tuple(about["classes"])
-    return Trained(recipe, network, shape, classes, about["mean"], about["std"], dataset)
+    return Trained(run, recipe, network, shape, classes, about["mean"], about["std"], dataset)
 
 
 def _saved(file: Path, data_dir: Path | str, own: _Own) -> Trained:
@@ -200,7 +206,7 @@ def _saved(file: Path, data_dir: Path | str, own: _Own) -> Trained:
     mean = dataset.mean if zero is None else float(zero)
     std = dataset.std if scale is None else scale
     recipe = Recipe(data=data, model=model)
-    return Trained(recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
+    return Trained(file, recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
 
 
 def trained_recipe(run: Path) -> tuple[Recipe, int]:
@@ -236,15 +242,6 @@ def distances_on_run(
     times = [schedule.end * index / (TIMES - 1) for index in range(TIMES)]
     network = trained_network(run, dataset, own_code=trust_code)
     return distances_on_network(network, inputs, schedule, times)
-
-
-def _zoo_file(name: Path) -> Path:
-    try:
-        return zoo.path_of(str(name))
-    except SoftstairError as error:
-        raise RunError(
-            f"{_check.shortened(str(name))} is no run or packed network, and {error}"
-        ) from None
 
 
 def _refuse(run: Path, own: _Own, *names: str) -> None:
