@@ -118,13 +118,12 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     if summary is None:
         return None
     try:
-        has_validation = Recipe.from_json(summary["config"]["recipe"]).fold != "all"
+        is_validated = Recipe.from_json(summary["config"]["recipe"]).fold != "all"
         numbers = [summary[name] for name in ("images_per_second", "seconds", "epochs")]
         accuracies = [summary[name] for name in ("valid_accuracy", "best_valid_accuracy")]
-        test_accuracy = summary["test_accuracy"]
-        valid = all(map(_finite, numbers + accuracies * has_validation))
-        valid = valid and (has_validation or accuracies == [None, None])
-        valid = valid and (test_accuracy is None or _finite(test_accuracy))
+        given = [x for x in (*accuracies, summary["test_accuracy"]) if x is not None]
+        valid = all(map(_finite, numbers + given))
+        valid = valid and all((x is not None) == is_validated for x in accuracies)
         valid = valid and isinstance(summary["config"]["data"]["name"], str)
     except (LookupError, TypeError, ValueError):
         valid = False
