@@ -74,6 +74,10 @@ def bars(shares: Sequence[float]) -> str:
     return "".join("·▁▂▃▄▅▆▇█"[min(8, math.ceil(8 * share))] for share in shares)
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def print_line(text: str) -> None:
     """Print a text as it is to stdout, without wrapping it."""
     Console().print(text, soft_wrap=True)

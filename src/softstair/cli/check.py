@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -92,14 +92,12 @@ class Command:
         schedule = recipe.schedule(layers)
         values = {name: getattr(recipe, name) for name in names}
         values |= {"period": schedule.period, "anneal_from": schedule.start}
-        base = cls(layers=layers, **values)
         stair: Any = recipe.stair("features")
         if recipe.bits is not None:
             stair = stairs_of(parse_layers(recipe.bits).get("*", "float"))[1]
-        if stair is None:
-            return base
-        values = {"stair": name_of(stair), "quantum": stair.quantum}
-        return replace(base, **values)
+        if stair is not None:
+            values |= {"stair": name_of(stair), "quantum": stair.quantum}
+        return cls(layers=layers, **values)
 
     def schedule(self) -> Schedule:
         """Return the schedule that the flags describe."""

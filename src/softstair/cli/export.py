@@ -62,18 +62,16 @@ class ExportFlags:
     def export(self, trained: Path, **own: Any) -> int:
         source = deployed(trained, self.data_dir, self.last_layer, **own)
         name = "c" if self.to == "c" else f"network.{self.to}"
-        inside = trained.is_dir()
-        default = trained / name if inside else Path(f"{trained.stem}-{name}")
-        out = self.out or default
+        out = self.out or (trained / name if trained.is_dir() else Path(f"{trained.stem}-{name}"))
         limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads)
         plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
         _show_costs(source.integer)
         if plan is not None:
             print_line(str(plan))
         elif self.to == "onnx":
-            convs, network = quantised_convs(source.integer), source.integer
-            stairs = [node.name for node in network.nodes if isinstance(node, Steps)]
-            if others := [name for name in stairs if name not in convs]:
+            steps = [node.name for node in source.integer.nodes if isinstance(node, Steps)]
+            convs = quantised_convs(source.integer)
+            if others := [name for name in steps if name not in convs]:
                 print_line(f"steps without a QLinearConv: {', '.join(others)}")
         print_line(f"written: {out}")
         return 0
@@ -111,17 +109,16 @@ def _show_costs(network: IntegerNetwork) -> None:
     """Print weights, products and the range of the sums of every layer."""
     layers, rows = costs(network), []
     for layer in layers:
-        counts = (f"{layer.weights:,}", layer.weight_bits, f"{layer.bytes:,}")
-        sums = (f"{layer.low:,}", f"{layer.high:,}", layer.sum_bits)
-        is_exact = layer.sum_bits > 0
-        rows.append(
-            (layer.name, *counts, f"{layer.products:,}", *(sums if is_exact else ("float", "", "")))
+        counts = (
+            f"{layer.weights:,}",
+            layer.weight_bits,
+            f"{layer.bytes:,}",
+            f"{layer.products:,}",
         )
-    weights, size, products = (
-        f"{sum(getattr(layer, name) for layer in layers):,}"
-        for name in ("weights", "bytes", "products")
-    )
-    total = ("all", weights, "", size, products, "", "", "")
+        sums = (f"{layer.low:,}", f"{layer.high:,}", layer.sum_bits)
+        rows.append((layer.name, *counts, *(sums if layer.sum_bits else ("float", "", ""))))
+    sum_of = lambda name: f"{sum(getattr(layer, name) for layer in layers):,}"
+    total = ("all", sum_of("weights"), "", sum_of("bytes"), sum_of("products"), "", "", "")
     names = ("weights", "bits", "bytes", "products", "least", "greatest", "bits")
     title = "weights, products, and the range of the sums"
     print_table(title, ("layer",), names, rows, total=total)

@@ -17,7 +17,7 @@ from softstair._errors import SoftstairError, import_extra
 from softstair._files import begin_output
 from softstair.cli._args import argument, conditions, flag
 from softstair.cli._progress import Elsewhere, Progress, Stoppable, show_status
-from softstair.cli._table import print_line, print_table
+from softstair.cli._table import plural, print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import grid, results, tables
 from softstair.experiments.design import DESIGNS, Design, Unit, changed, read_design
@@ -267,11 +267,7 @@ class Command:
         return 0
 
     def _run_engine(
-        self,
-        units: list[Unit],
-        folder: Path,
-        elsewhere: Elsewhere,
-        on_event: OnEvent,
+        self, units: list[Unit], folder: Path, elsewhere: Elsewhere, on_event: OnEvent
     ) -> int:
         """Train the units; return how many failed."""
         settings: dict[str, Any] = {"data_dir": str(self.data_dir), "device": self.device}
@@ -322,7 +318,7 @@ def _show_design(design: Design) -> None:
         print_line("\n".join(configuration.name for configuration in design.configurations))
     epochs = ", ".join(str(epochs) for epochs in sorted({recipe.epochs for recipe in recipes}))
     print_line(
-        f"{_plural(len(recipes), 'configuration')} × {_plural(len(design.folds), 'fold')} = "
+        f"{plural(len(recipes), 'configuration')} × {plural(len(design.folds), 'fold')} = "
         f"{len(design)} units of {epochs} epochs"
     )
 
@@ -333,7 +329,7 @@ def _show_estimate(design: Design, measured: Estimate, units: Sequence[UnitStatu
     left = [unit for unit in units if not unit.is_done]
     epochs = sum(max(0, unit.unit.recipe.epochs - unit.epochs) for unit in left)
     is_begun = epochs < sum(unit.unit.recipe.epochs for unit in units)
-    subject = f"what is left of {_plural(len(left), 'unit')}" if is_begun else "all"
+    subject = f"what is left of {plural(len(left), 'unit')}" if is_begun else "all"
     print_line(
         f"a step of {first.name} takes {1000 * measured.step:.3g} ms on {measured.device}, and an "
         f"evaluation {measured.evaluation:.2g} s: about {duration(measured.unit)} a unit, and "
@@ -370,7 +366,3 @@ def _show_outcome(trainings: Sequence[Training]) -> None:
             print_line(f"best: {names[lines.index(line)]}, {part} {mean.in_percent()}")
     if versions != [UNKNOWN]:
         print_line(f"data: {'; '.join(versions)}")
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

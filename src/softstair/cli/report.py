@@ -5,6 +5,7 @@ from pathlib import Path
 
 from softstair._files import output_file, write
 from softstair.cli._args import argument, flag
+from softstair.cli._table import plural
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,6 @@ class Command:
                     write(self.figures / f"{name}.svg", drawing)
         for path in skipped:
             print(f"{str(path)!r} is not a table of trainings; skipped.")
-        units = f"{len(trainings)} unit{'' if len(trainings) == 1 else 's'}"
+        units = plural(len(trainings), "unit")
         print(f"{self.out}: {units}, {size / 1e6:.2f} MB; open it in a browser.")
         return 0

@@ -14,7 +14,8 @@ from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, spelling, words_of
 from softstair.cli._progress import Progress, Stoppable
-from softstair.cli._table import bars, print_line, print_table
+from softstair.cli._table import bars, plural, print_line, print_table
+from softstair.experiments import panels
 from softstair.experiments.studies import FEWEST, mean_of
 from softstair.train import parallel, records
 from softstair.train.loop import train
@@ -317,8 +318,8 @@ def _show(runs: list[Path], picture: Path) -> None:
 def _result(summaries: list[dict[str, Any]]) -> str:
     """Return the result in one line."""
     recipe = Recipe.from_json(summaries[0]["config"]["recipe"])
-    epochs = "1 epoch" if recipe.epochs == 1 else f"{recipe.epochs} epochs"
-    subject = f"{levels_of(recipe)} network on {summaries[0]['config']['data']['name']}, {epochs}"
+    data, epochs = summaries[0]["config"]["data"]["name"], plural(recipe.epochs, "epoch")
+    subject = f"{levels_of(recipe)} network on {data}, {epochs}"
     if summaries[0]["valid_accuracy"] is None:
         return f"{subject}: {mean_of([summaries[0]['test_accuracy']]).in_percent()} test accuracy"
     scores = [summary["valid_accuracy"] for summary in summaries]
@@ -352,10 +353,9 @@ def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:
     """Draw accuracy and noise over the epochs, folds of one recipe in one picture."""
     import numpy as np
     from matplotlib import colormaps
-    from matplotlib.figure import Figure  # not by pyplot, which would ask for a window system
 
     epochs = np.arange(1, len(metrics[0]) + 1)
-    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    figure = panels.blank(8, 6.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     above.set_title(title, fontsize="medium")
     for name, label, colour in (
