@@ -6,7 +6,6 @@ never trained again, one that was begun is resumed.
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +15,13 @@ from typing import Any, Literal
 
 import torch
 
-from softstair._files import write
 from softstair.bench.clock import synchronise
 from softstair.bench.workload import StepRunner
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.experiments.design import Unit
-from softstair.experiments.results import (
-    DEVICE_FILE,
-    device_seconds_of,
-    find,
-    is_finished,
-    last_epoch,
-)
+from softstair.experiments.results import add_device_seconds, find, is_finished, last_epoch
 from softstair.experiments.tables import Training
 from softstair.train.execution import choose_device, choose_threads, training_settings
 from softstair.train.metrics import evaluate, refresh_statistics
@@ -148,10 +140,8 @@ class Timer:
             if (count := event["epoch"] - first) > 0:
                 self._epochs[name] = (self._now - start) / count
         elif kind in ("done", "stopped", "failed") and name in self._shares:
-            seconds, path = self._shares.pop(name), unit.path(folder)
             with contextlib.suppress(OSError, RunError):  # the run itself is saved
-                seconds += device_seconds_of(path) or 0.0
-                write(path / DEVICE_FILE, json.dumps({"seconds": seconds}) + "\n")
+                add_device_seconds(unit.path(folder), self._shares.pop(name))
 
     def can_finish(self, unit: Unit, folder: Path) -> bool:
         """Return whether a unit that begins now is estimated to end before the deadline."""

@@ -10,6 +10,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from softstair._files import write
 from softstair.data import version
 from softstair.experiments.design import Design, Unit
 from softstair.experiments.tables import (
@@ -164,6 +165,12 @@ def device_seconds_of(path: Path) -> float | None:
     seconds = (read_json(path, DEVICE_FILE) or {}).get("seconds")
     is_valid = type(seconds) is float and 0 <= seconds < LARGEST_NUMBER
     return seconds if is_valid else None
+
+
+def add_device_seconds(path: Path, seconds: float) -> None:
+    """Add device time to that which is recorded for a run directory."""
+    seconds += device_seconds_of(path) or 0.0
+    write(path / DEVICE_FILE, json.dumps({"seconds": seconds}) + "\n")
 
 
 # The state of each unit
