@@ -296,11 +296,6 @@ class Repetitions:
         return [training for training in self.trainings if training.is_done]
 
     @property
-    def shown(self) -> list[Training]:
-        """The trainings that its curve averages: those that are done, or all until one is."""
-        return self.done or list(self.trainings)
-
-    @property
     def accuracy(self) -> Mean | None:
         """The mean accuracy in the end, by which configurations are ranked."""
         return final_of(self.trainings)

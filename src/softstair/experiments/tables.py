@@ -152,17 +152,14 @@ def rows(trainings: Iterable[Training], typed: bool = False) -> Iterator[dict[st
     names = [*SETTINGS, *unlike]
     others = (name for name in NAMES if name not in names)
     names += [name for name in others if any(t.settings[name] != DEFAULTS[name] for t in trainings)]
-    ends = [
-        *OUTCOME,
-        *(n for n in ORIGIN if any(getattr(t, n) not in ("", None) for t in trainings)),
-    ]
+    origin = [n for n in ORIGIN if any(getattr(t, n) not in ("", None) for t in trainings)]
     for training in trainings:
         settings: dict[str, Any] = {"configuration": training.configuration}
         for name in names:
             is_plain = typed and KINDS.get(COLUMNS[name]) in (bool, int, float)
             cells = vars(training.recipe) if is_plain else training.settings
             settings[COLUMNS[name]] = cells[name]
-        outcome = {name: getattr(training, name) for name in ends}
+        outcome = {name: getattr(training, name) for name in (*OUTCOME, *origin)}
         for epoch in training.curve:
             yield {**settings, **{name: getattr(epoch, name) for name in METRICS}, **outcome}
 

@@ -13,14 +13,7 @@ from urllib.parse import quote
 
 from softstair.experiments import panels
 from softstair.experiments.results import located
-from softstair.experiments.studies import (
-    TITLES,
-    Numbers,
-    Repetitions,
-    curve_of,
-    drop_of,
-    refuse_repeated,
-)
+from softstair.experiments.studies import TITLES, Repetitions, curve_of, drop_of, refuse_repeated
 from softstair.experiments.tables import NAMES, SETTINGS, Training
 from softstair.train.records import read_json
 
@@ -184,7 +177,7 @@ def _field(name: str, values: Sequence[str]) -> dict[str, Any]:
 def _curves(
     line: Repetitions, fold_points: int, epochs: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
-    trainings = line.shown
+    trainings = line.done or line.trainings  # until one is done, all of them
     curves = {metric: curve_of(trainings, metric) for metric in METRICS}
     longest = max(trainings, key=lambda training: len(training.curve))
     length = len(curves["valid_accuracy"].epochs)
@@ -199,8 +192,8 @@ def _curves(
         "fold_at": epochs.setdefault(few, len(epochs)),
         **{
             metric: {
-                "mean": _rounded(curve.mean, kept),
-                "half": None if curve.margin is None else _rounded(curve.margin, kept),
+                "mean": _rounded(curve.mean.tolist(), kept),
+                "half": None if curve.margin is None else _rounded(curve.margin.tolist(), kept),
                 "folds": [
                     _rounded([getattr(epoch, metric) for epoch in training.curve], few)
                     for training in trainings
@@ -217,10 +210,12 @@ def _thinned(length: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({*range(length, 0, -step), 1}))
 
 
-def _rounded(values: Sequence[float | None] | Numbers, kept: Sequence[int]) -> list[int | None]:
+def _rounded(values: Sequence[float | None], kept: Sequence[int]) -> list[int | None]:
     chosen = [values[epoch - 1] for epoch in kept if epoch <= len(values)]
-    numbers = [math.nan if value is None else float(value) for value in chosen]
-    return [round(number * SCALE) if math.isfinite(number) else None for number in numbers]
+    return [
+        round(value * SCALE) if value is not None and math.isfinite(value) else None
+        for value in chosen
+    ]
 
 
 def _unit(training: Training, folder: Path, texts: dict[str, int]) -> dict[str, Any]:
