@@ -134,12 +134,9 @@ def _forward(
 
 @triton.jit
 def store_transposed(out_ptr, values, channel, index, mask, rows):
-    """Store values of (index, channel) as (channel, index), in the dtype of the pointer.
-
-    They are transposed before they are rounded: of values in FP8 that are stored both ways, Triton
-    3.6 stores every fourth channel wrong."""
+    """Store values of (index, channel) as (channel, index), in the dtype of the pointer."""
     pointers = out_ptr + channel.to(tl.int64)[:, None] * rows + index[None, :]
-    tl.store(pointers, tl.trans(values).to(out_ptr.dtype.element_ty), mask=tl.trans(mask))
+    tl.store(pointers, tl.trans(values.to(out_ptr.dtype.element_ty)), mask=tl.trans(mask))
 
 
 def forward(

@@ -258,6 +258,9 @@ def _backward(
         if TRANSPOSE:
             pixel = window_row(position, j, HEIGHT, WIDTH) if POOL else position
             index = pixel * images + image
+            # ptxas 12.8 loses a byte in four of a value that is rounded to FP8 once and stored
+            # both ways. With + 0.0, which the compiler must keep, it is rounded twice.
+            dc += 0.0
             store_transposed(transposed_ptr, dc, channel, index, mask, images * HEIGHT * WIDTH)
 
 
