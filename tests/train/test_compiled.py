@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_a_compiled_run_learns_anneals_and_ends_where_the_eager_one_does(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=4, period=1.0, drop=3.0, limit=900)
+    recipe = Recipe(epochs=12, period=3.0, drop=9.0, limit=900)
     eager = train(recipe, tmp_path / "eager")
     compiled = train(replace(recipe, compile="always"), tmp_path / "compiled")
     # Two right backends part at thresholds; what they learn is as good.
