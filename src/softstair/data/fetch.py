@@ -330,12 +330,11 @@ def _attempt(download: Download, part: Path, start: int, progress: Progress) -> 
 
 
 class Layout(NamedTuple):
-    """A set of files that a data set can be read from; training does not need ``test``."""
+    """Files that a data set can be read from: those of training, then those of the test set."""
 
     name: str
     where: str
-    training: Download
-    test: Download | None = None
+    parts: tuple[Download, ...]
 
 
 @dataclass(frozen=True)
@@ -359,13 +358,13 @@ _PICKLES = [name.removesuffix(".bin") for name in CIFAR10_SHA256]
 _FEATURES = ("features_v001.npz", "testset_v002.npz", "background.npz")
 
 LAYOUTS = (
-    Layout("cifar10", "cifar-10-batches-bin", CIFAR10),
-    Layout("cifar10", "cifar-10-batches-py", _own("cifar-10-batches-py", *_PICKLES)),
-    Layout("svhn", "svhn/*.mat", SVHN_TRAIN, SVHN_TEST),
-    Layout("svhn", "svhn/*.npz", _own("svhn/train_32x32.npz"), _own("svhn/test_32x32.npz")),
-    Layout("speech", "speech_commands_v0.02", SPEECH, SPEECH_TEST),
-    Layout("speech", "speech_commands_v0.01", SPEECH_V001, SPEECH_TEST),
-    Layout("speech", "gsc", _own("gsc", *_FEATURES)),
+    Layout("cifar10", "cifar-10-batches-bin", (CIFAR10,)),
+    Layout("cifar10", "cifar-10-batches-py", (_own("cifar-10-batches-py", *_PICKLES),)),
+    Layout("svhn", "svhn/*.mat", (SVHN_TRAIN, SVHN_TEST)),
+    Layout("svhn", "svhn/*.npz", (_own("svhn/train_32x32.npz"), _own("svhn/test_32x32.npz"))),
+    Layout("speech", "speech_commands_v0.02", (SPEECH, SPEECH_TEST)),
+    Layout("speech", "speech_commands_v0.01", (SPEECH_V001, SPEECH_TEST)),
+    Layout("speech", "gsc", (_own("gsc", *_FEATURES),)),
 )
 
 
@@ -379,10 +378,9 @@ def survey(root: Path | str = "data") -> list[DataStatus]:
     rows = [DataStatus("digits", "built in", "scikit-learn")]
     for name in dict.fromkeys(layout.name for layout in LAYOUTS):
         layouts = [layout for layout in LAYOUTS if layout.name == name]
-        present = [layout for layout in layouts if (root / layout.training.target).exists()]
+        present = [layout for layout in layouts if (root / layout.parts[0].target).exists()]
         rows += [_status(layout, root) for layout in present] or [DataStatus(name, "no")]
-        downloads = [part for layout in layouts for part in (layout.training, layout.test) if part]
-        for download in dict.fromkeys(downloads):
+        for download in dict.fromkeys(part for layout in layouts for part in layout.parts):
             if download.address and (size := _file_size(_partial_path(download, root))):
                 progress = f"{size:,} of {download.size:,} bytes of {download.file} are downloaded"
                 rows.append(DataStatus(name, "partial", "", progress, 0, size))
@@ -390,10 +388,9 @@ def survey(root: Path | str = "data") -> list[DataStatus]:
 
 
 def _status(layout: Layout, root: Path) -> DataStatus:
-    parts = [part for part in (layout.training, layout.test) if part]
-    problem, *test_problem = [_problem_with(part, root / part.target) for part in parts]
+    paths = [root / part.target for part in layout.parts]
+    problem, *test_problem = map(_problem_with, layout.parts, paths)
     state = "incomplete" if problem else "no test set" if any(test_problem) else "complete"
-    paths = {root / part.target for part in parts}
     every = [inner for path in paths for inner in (path.rglob("*") if path.is_dir() else [path])]
     sizes = [path.stat().st_size for path in every if path.is_file()]
     problem = problem or "".join(test_problem)
