@@ -274,7 +274,7 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
 def test_a_preset_is_what_the_recipes_begin_with(preset: str) -> None:
     design = parse({"preset": preset, "vary": {"seed": [3, 1, 2]}})
     recipes = [each.recipe for each in design.configurations]
-    assert recipes == [replace(PRESETS[preset], seed=seed) for seed in (3, 1, 2)]  # type: ignore[index]
+    assert recipes == [replace(PRESETS[preset], seed=seed) for seed in (3, 1, 2)]
 
 
 def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:

@@ -23,6 +23,7 @@ from softstair.bench.training_step import PartitionReport, StepReport
 from softstair.bench.workload import BATCH, workload
 from softstair.cli._args import flag, words_of
 from softstair.cli._table import Console, print_line, print_table
+from softstair.data.augment import Moves
 from softstair.regularise import Forward
 from softstair.train.execution import choose_device
 
@@ -54,9 +55,7 @@ class Command:
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = flag(
         "auto", "Precision of the steps (auto: bfloat16 on a GPU that has it, otherwise float32)."
     )
-    augment: Literal["none", "crop", "crop-flip", "shift"] = flag(
-        "none", "Augmentation in the steps."
-    )
+    augment: Moves = flag("none", "Augmentation in the steps.")
     forward: Forward = flag("mode", "Forward mode of partition; step measures all of them.")
     stairs: str | None = flag(
         None,

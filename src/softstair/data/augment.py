@@ -58,6 +58,8 @@ class Draws:
     noise: Tensor | None = None
 
 
+Moves = Literal["none", "crop", "crop-flip", "shift"]
+"""How examples are moved."""
 Source = Generator | Draws | None
 """Where random numbers come from; None is torch's default generator."""
 
@@ -74,7 +76,7 @@ class Augmentation:
         time_mask, coefficient_mask: Largest length of :func:`mask` along the two axes.
     """
 
-    augment: Literal["none", "crop", "crop-flip", "shift"] = "none"
+    augment: Moves = "none"
     cutout: int = 0
     erase: float = 0.0
     mixup: float = 0.0

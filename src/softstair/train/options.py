@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from softstair import _check
 from softstair.convert.bits import StairName, parse_layers, stair_named, stairs_of
-from softstair.data.augment import Augmentation
+from softstair.data.augment import Augmentation, Moves
 from softstair.models import NETWORKS
 from softstair.stair import Stair
 
@@ -190,7 +190,7 @@ class DataOptions(Options):
     limit: int | None = option(
         None, "Use only N random examples of each set, for a quick trial.", within=(1, 10**12)
     )
-    augment: Literal["none", "crop", "crop-flip", "shift"] = option(
+    augment: Moves = option(
         "none", "Images: random crops after padding by 4, and flips. Speech: shifts up to 0.1 s."
     )
     cutout: int = option(

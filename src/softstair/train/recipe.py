@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -11,6 +11,7 @@ from softstair import _check
 from softstair import noise as noises
 from softstair._errors import SoftstairError
 from softstair.models import DEFAULTS, NETWORKS
+from softstair.regularise import Forward
 from softstair.schedule import Interval, Power, Schedule
 from softstair.train.optimiser import OptimiserOptions
 from softstair.train.options import (
@@ -43,7 +44,7 @@ class NoiseOptions(Options):
         "architecture",
         *AXIS,
     )
-    forward: Literal["expectation", "mode", "random", "hard"] = option(
+    forward: Forward = option(
         "mode", "What the forward pass computes from the noise.", "architecture", *AXIS
     )
     static_mean: bool = option(
@@ -209,8 +210,7 @@ class Recipe(
         start = float(self.anneal_from) if self.is_annealed else 0.0
         last, place = self._last
         if start >= last:
-            problem = f"must be below {last:g}, {place}, but {start:g} was given"
-            raise _check.invalid("anneal_from", problem)
+            raise _check.wrong("anneal_from", start, f"below {last:g}, {place}")
         if self.period is None:
             values["period"] = (last - start) / layers
         return Schedule(layers=layers, start=start, **values)
@@ -229,12 +229,11 @@ class Recipe(
         if epochs == self.epochs:
             return self
         epochs = describe(Recipe)["epochs"].check(epochs)
-        times = {name: getattr(self, name) for name in fields_with("scales_with_epochs")}
         # Twelve digits, so that two steps of scaling give the same as one.
         scaled: dict[str, Any] = {
             name: float(f"{time * epochs / self.epochs:.12g}")
-            for name, time in times.items()
-            if time is not None
+            for name in fields_with("scales_with_epochs")
+            if (time := getattr(self, name)) is not None
         }
         return replace(self, epochs=epochs, **scaled)
 
@@ -372,7 +371,7 @@ _BEST_SPEECH = replace(
     feature_quantum=0.15, first_layer="same", learning_rate=2e-4, epochs=480,
 )  # fmt: skip
 
-PRESETS: dict[PresetName, Recipe] = {
+PRESETS: dict[str, Recipe] = {
     "digits": _DIGITS,
     "paper-cifar10": _CIFAR10,
     # Digits that are flipped are no longer digits; the authors flipped them all the same.
@@ -397,5 +396,4 @@ def preset(name: str) -> Recipe:
     >>> preset("paper-cifar10").rescaled(100).period
     10.0
     """
-    _check.choice("preset", name, get_args(PresetName))
-    return PRESETS[cast(PresetName, name)]
+    return PRESETS[_check.choice("preset", name, PRESETS)]
