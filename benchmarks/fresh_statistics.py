@@ -77,7 +77,7 @@ def measure(
     words = about(name)
     recipe = words["recipe"]
     data = load(recipe["data"], data_dir)
-    data = data if recipe["limit"] is None else data.sample(recipe["limit"])
+    data = data.sample(recipe["limit"])
     numbers = words["mean"], words["std"], device
     parts = split(data, recipe["fold"], recipe["folds"])
     training, valid = (Examples(data.x[part], data.y[part], *numbers) for part in parts)

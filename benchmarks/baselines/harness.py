@@ -60,7 +60,7 @@ class Run:
         self.forward: Callable[[Tensor], Tensor] | None = None
         self.teacher: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
         self.is_eager = False
-        dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+        dataset = dataset.sample(recipe.limit)
         numbers = (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
         parts = split(dataset, recipe.fold, recipe.folds)
         self.training, self.valid = (Examples(dataset.x[i], dataset.y[i], *numbers) for i in parts)

@@ -79,6 +79,7 @@ def test_a_sample_keeps_examples_labels_and_groups_together():
     assert torch.equal(sample.x, full.sample(9, seed=1).x)
     assert not torch.equal(sample.x, full.sample(9, seed=2).x)
     assert len(full.sample(99)) == 50
+    assert full.sample(None) is full
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names():
