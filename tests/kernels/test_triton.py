@@ -552,9 +552,11 @@ def test_fused_kernels_compile_without_the_interpreter(
     types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if count == 2 else {})
     types |= {"tiles": "i32", "square_tiles": "i32", "zeros_ptr": "*i64", "tracked_ptr": "*i64"}
     types |= dict.fromkeys(("unit", "per_unit", "eps", "momentum"), "fp32")
-    kernels = (norm._forward, backward._backward, backward._first_gradient, moments._statistics)
-    for kernel in kernels:
+    for kernel in (norm._forward, backward._first_gradient, moments._statistics):
         compile_kernel(kernel, constants, types, "*fp32")
+    code = compile_kernel(backward._backward, constants, types, "*fp32")["ttgir"]
+    # Of four pixels each, one rounding for each store: ptxas 12.8 loses bytes of a shared one.
+    assert code.count("tt.fp_to_fp") == (8 if count == 2 else 0)
     for kernel in (moments._moments, backward._reduce_dz):
         ptx = compile_kernel(kernel, constants, types, "*fp32")["ptx"]
         assert ("atom.global.gpu.acq_rel" in ptx) == (kernel is moments._moments or taps == 0)
