@@ -199,6 +199,28 @@ def test_levels_that_begin_more_than_a_quantum_late_keep_their_thresholds(tmp_pa
     assert differing(net.results, traced(net.network(), net.bytes, tmp_path, "native")) == {}
 
 
+@needs_compiler
+def test_first_stages_of_scale_zero_and_of_large_numbers_are_equal_in_c(tmp_path: Path) -> None:
+    net = RandomBuilder(0, (1, 6, 6), zero=0)
+    net.sum("first", 3, "ternary", padding=(1, 1))
+    net.steps("first.stair", tuple(range(8)), even=True)
+    net.sum("deep", 3, "int4", padding=(1, 1))
+    values, limits = torch.arange(8.0), torch.arange(1.0, 17)
+    for factors, bias in (((0.0, 1.0), 4.5), ((2.0**35, 2.0**-40), 90 * 2.0**35)):
+        stages = torch.tensor(factors)[:, None].repeat(1, 3), torch.zeros(2, 3)
+        stages[1][0] = bias
+        floats = nodes.FloatSteps(*stages, False, values, limits, 1.0)
+        sums = torch.arange(net.nodes["deep"].low, net.nodes["deep"].high + 1)
+        totals = (floats.rescaled(sums.expand(3, -1))[:, None] + values[:, None]).contiguous()
+        table = torch.searchsorted(totals, limits.repeat(3, 8, 1)) + net.nodes["deep"].low
+        steps = (table, tuple(range(17)), 0, 1, floats)
+        net.add(nodes.Steps(f"stair {bias}", ("deep", "first.stair"), 0, 16, *steps))
+    net.flatten("flat")
+    net.scores("last", 4)
+    assert differing(net.results, traced(net.network(), net.bytes, tmp_path, "native")) == {}
+    assert (tmp_path / "network.c").read_text().count("ss_store_wide") == 2
+
+
 def residual_network(quantum: float, bits: int = 8) -> IntegerNetwork:
     """A residual block of three channels, as of ResNet-8."""
     torch.manual_seed(0)

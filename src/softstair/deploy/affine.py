@@ -178,6 +178,8 @@ def wide_steps(
     magnitudes = replace(floats, factors=floats.factors.abs(), addends=floats.addends.abs())
     largest = float(magnitudes.rescaled(farthest).max() + floats.values.abs().nan_to_num().max())
     largest = max(largest, float(limits.abs().max()), quantum)
+    if not math.isfinite(largest):
+        return None
     levels = np.arange(1, len(limits) + 1)
     late = float(np.ptp(limits.double().numpy() / quantum - levels))
     bits = min(
@@ -202,8 +204,8 @@ def wide_steps(
 
     mantissas, exponents = np.frexp(floats.factors.double().numpy())
     factors, exponents = (mantissas * 2.0**24).astype(np.int64), exponents - 24
-    shifts, addends = np.zeros_like(factors), np.stack([fixed(each) for each in floats.addends])
-    shifts[-1] = -place - exponents.sum(0)
+    shifts, addends = np.zeros_like(factors), np.zeros_like(factors)
+    shifts[-1], addends[-1] = -place - exponents.sum(0), fixed(floats.addends[-1])
     if len(factors) == 2:
         bias = floats.addends[0].double().numpy() * 2.0 ** -exponents[0]
         reach = np.abs(bias) + np.abs(factors[0]) * farthest.numpy()[:, 0]

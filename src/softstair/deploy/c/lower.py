@@ -277,13 +277,14 @@ def _affine_arrays(
     wide = small_wide_steps(node, source, low)
     if wide is None:
         return {}
+    first: dict[str, npt.NDArray[Any]] = {"scales": wide.factors[:-1].astype(np.int32)}
     optional: dict[str, npt.NDArray[Any]] = {
-        "scales": wide.factors[:-1].astype(np.int32),
         "biases": wide.addends[:-1],
         "rows": wide.rows.astype(np.int32),
         "columns": wide.columns.astype(np.int32),
     }
     return {
+        **(first if len(wide.factors) > 1 else {}),  # scales of 0 as well
         **{name: numbers for name, numbers in optional.items() if numbers.any()},
         "factors": wide.factors[-1].astype(np.int32),
         "shifts": wide.shifts[-1].astype(np.int8),
