@@ -7,24 +7,27 @@ Where integers m, b and s exist for each channel such that
 for every sum x from the least to the greatest that the weights can give, they replace the
 thresholds. Both sides are functions of x that do not decrease (m ≥ 0), so they are equal if and
 only if each level k begins at the same sum: x·m + b ≥ k·2ˢ at the threshold tₖ, and not at tₖ − 1.
-Of these two sums, one beyond the range says nothing; the range's end says it instead.
+If one of these two sums is outside the range, the nearest end of the range is tested instead.
 
 For given s and m, each of these conditions bounds b. The room between the greatest lower bound and
 the least upper bound is a concave function of m, so bisection finds the smallest m that has room,
 if there is one. A solution for s is one for s + 1, with 2m and 2b: bisection finds the smallest s,
 and with it the smallest numbers.
 
-With 8 bits or a shortcut, rounding decides: the float network rounds every product and sum to
-float32, and at a shortcut of 8 bits a channel has 65,025 thresholds, of which hundreds are not
-where real numbers would have them. Wide steps repeat these roundings in fixed point: with round24
-for rounding to 24 significant bits, half to even, as float32 does,
+With features of 8 bits or a shortcut, such integers rarely exist, since the float network rounds
+every product and every sum to float32. A channel with a shortcut of 8 bits has 65,025 thresholds,
+and hundreds of them would be different without these roundings. Wide steps repeat the roundings in
+fixed point. For the value v of the shortcut, and with round24 for rounding to 24 significant bits,
+half to even, as float32 does,
 
-    y = round24(round24(x·factor₁ + addend₁)·factor₂ + addend₂)
-    number of k with y + value(v) ≥ limitₖ
+    y = round24(round24(round24(round24(x)·factor₁) + addend₁)·factor₂ + addend₂)
+    level = number of k with y + value(v) ≥ limitₖ
 
-where limitₖ is half-way between the float that the network compares with and the float before it:
-sums beyond it round to that float. Neither this number nor that of the thresholds that x reaches
-decreases with x, so they are equal if they are at every threshold and at the sum before it.
+The product with factor₂ is rounded as well, unless the network uses a fused multiply-add. The sum
+y + value(v) is not rounded; instead, limitₖ is the midpoint between the network's threshold and the
+float32 below it, because every sum above the midpoint is rounded to the threshold or more. The
+level and the number of thresholds that x reaches are monotone functions of x, so they are equal for
+every sum if they are equal at every threshold, at the sum before it, and at both ends of the range.
 """
 
 import math
@@ -38,10 +41,10 @@ from softstair.deploy.nodes import FloatSteps, Node, Steps, Sum, narrowest
 
 Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
-UNIT_BITS = 46  # of a quantum in fixed point
-FIXED_BITS = 61  # of all numbers in fixed point
+UNIT_BITS = 46  # most bits of a quantum in fixed point
+FIXED_BITS = 61  # most bits of any number in fixed point; sums of a few of them fit into 64
 RECIPROCAL_SHIFT = 44
-LATEST = 2.0**-9  # a level begins late by less than a quantum minus so many
+MARGIN = 2.0**-9  # level k begins less than 1 − MARGIN quanta after k·unit
 INT32 = 2**31
 FAR = 2**61
 """A bound that nothing reaches."""
@@ -61,33 +64,34 @@ class AffineSteps:
 
 @dataclass(frozen=True)
 class WideSteps:
-    """The float network's steps in fixed point; level k begins at k·unit + columns[k − 1 − low].
+    """What the float network computes from sums to levels, in fixed point.
 
-    A stage multiplies by factor·2^−shift and adds. The value of the shortcut minus its least, v,
-    adds v·row + rows[v].
+    Each of S stages computes x·factor·2^−shift + addend; the result of the last is y. The shortcut
+    adds v·row + rows[v], where v is its integer minus its least one. A total has level k, or more,
+    if it is at least k·unit + columns[k − 1 − low]; the lowest level is ``low``.
     """
 
     factors: Integers  # (S, C)
     shifts: Integers  # (S, C), 0 in the first of two stages
     addends: Integers  # (S, C)
-    is_fused: bool  # whether the last stage does not round its product
+    is_fused: bool  # whether the last stage rounds once, after its addition
     unit: int
     low: int
-    origin: int  # added to y
+    origin: int  # added to y: low·unit, the least shortcut, and what makes columns non-negative
     row: int
     rows: Integers  # (M,)
     columns: Integers  # (K − 1,)
 
     @property
     def scalars(self) -> dict[str, int]:
-        """The numbers of a layer, as in softstair_steps.h."""
+        """The fields of an ss_sink (softstair_steps.h) that are one number for all channels."""
         coarse = self.unit.bit_length() - 16
         reciprocal = -(-(1 << (RECIPROCAL_SHIFT + coarse)) // self.unit)
         numbers = {"unit": self.unit, "origin": self.origin, "row": self.row}
         return numbers | {"fused": int(self.is_fused), "coarse": coarse, "reciprocal": reciprocal}
 
     def rescaled(self, x: Integers, channel: int) -> Integers:
-        """Return y of sums of one channel."""
+        """Return y of sums x of one channel, as ss_rescaled does in C."""
         y = _round24(x)
         stages = zip(self.factors, self.shifts, self.addends, strict=True)
         for stage, numbers in enumerate(stages, 1):
@@ -124,8 +128,8 @@ def sum_bounds(source: Node, channels: int) -> tuple[Integers, Integers]:
 def small_wide_steps(node: Steps, source: Node, low: int) -> WideSteps | None:
     """Return the wide steps of a stair on the sums of ``source``; ``low`` is its lowest level.
 
-    Returns None if there are none, or if they are not smaller than the thresholds. Where there are,
-    ``node.floats`` gives the same levels in float32 and float64.
+    Returns None if there are none, or if they are not smaller than the thresholds. Otherwise, the
+    wide steps and ``node.floats`` were both proven to equal the thresholds for every sum.
     """
     table, floats = node.thresholds.numpy(), node.floats
     rows, ends = table.reshape(len(table), -1, table.shape[-1]), sum_bounds(source, len(table))
@@ -212,17 +216,17 @@ def wide_steps(
         if reach.max() >= 2.0**FIXED_BITS:
             return None
         addends[0] = np.rint(bias).astype(np.int64)
-    factors[shifts > FIXED_BITS] = 0  # what is left of the products is below 1
+    factors[shifts > FIXED_BITS] = 0  # _is_exact finds out whether these small products matter
     shifts[shifts > FIXED_BITS] = 0
     columns = columns - columns.min()
     begins = (levels + low) * unit + columns
     steps = WideSteps(
         *(factors, shifts, addends, floats.is_fused, unit, low, origin, row, rows, columns)
     )
-    # The levels never decrease, so they are right everywhere if they are where levels begin.
+    # The level is a non-decreasing function of the total: testing where levels begin is enough.
     is_right = np.array_equal(steps.levels(begins), levels + low)
     is_right &= np.array_equal(steps.levels(begins - 1), levels + low - 1)
-    is_right &= late < 1 - LATEST
+    is_right &= late < 1 - MARGIN
     fits = bits >= 16 and max(np.abs(rows).max(), columns.max()) < INT32
     return steps if fits and is_right and np.abs(shifts).max() <= FIXED_BITS else None
 
@@ -230,7 +234,7 @@ def wide_steps(
 def _is_exact(
     steps: WideSteps, floats: FloatSteps, table: Integers, least: Integers, greatest: Integers
 ) -> bool:
-    """Return whether both give the same levels as thresholds (C, M, K − 1) for every sum."""
+    """Return whether ``steps`` and ``floats`` equal thresholds (C, M, K − 1) for every sum."""
     occurs = ~floats.values.isnan()
     values, beside = floats.values[occurs], steps.rows + steps.row * np.arange(len(steps.rows))
     beside = beside[occurs.numpy(), None] + steps.origin

@@ -89,18 +89,18 @@ class Sum(Node):
 
 @dataclass(frozen=True)
 class FloatSteps:
-    """What the float network computes from sums to levels; it rounds every result to float32.
+    """What the float network computes from sums to levels, with every result rounded to float32.
 
-    Each stage multiplies by a factor and adds an addend; their results are y. A shortcut has one of
-    M values, and y + value is compared with the limits.
+    Each stage multiplies by a factor and adds an addend; the result of the last one is y. The level
+    is the number of limits that y + value reaches, for one of M values of the shortcut.
     """
 
     factors: Tensor  # (S, C) float32, of S stages
     addends: Tensor  # (S, C)
     is_fused: bool  # whether the last stage rounds once, after its addition
-    values: Tensor  # (M,); NaN where a value does not occur
+    values: Tensor  # (M,), of consecutive integers; NaN for those that do not occur
     limits: Tensor  # (K − 1,)
-    quantum: float  # about the distance of two limits
+    quantum: float  # the distance between two limits, before rounding to float32
 
     def rescaled(self, sums: Tensor) -> Tensor:
         """Return y, (C, n) float32, of sums (C, n)."""
@@ -126,7 +126,7 @@ class Steps(Node):
                 the sum) (C, M, K − 1), one row for each of its values from ``first`` on
     levels      (K,) integers, increasing
     axis        axis of the channels; the batch is axis 0
-    floats      what the float network computes instead, where it is known (see affine.py)
+    floats      the float operations that the thresholds stand for, if known (see affine.py)
     """
 
     thresholds: Tensor

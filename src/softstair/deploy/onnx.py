@@ -4,9 +4,10 @@ Features are bytes with a zero point, and weights are packed into as few bits as
 QLinearConv gives the same levels at every sum, it is a layer and its stair (see qlinear_conv.py).
 Otherwise sums are ConvInteger and MatMulInteger: 32-bit integers, which no order of summation and
 no fusion changes. Wider sums are float32, in parts of which every partial sum is an integer below
-2²⁴. A stair is one comparison per threshold. With many, or with a shortcut, it is what the float
-network computes, where that is exact (wide steps, see affine.py), or else a bisection. The scores
-of a float last layer are summed in double precision and rounded once.
+2²⁴. A stair is one comparison per threshold. With many, or with a shortcut, it repeats the float
+operations of the trained network where these were proven to give the same levels (wide steps, see
+affine.py), or else bisects. The scores of a float last layer are summed in double precision and
+rounded once.
 
 Two other forms are not exact. DequantizeLinear before MatMul: ONNX Runtime's default optimisations
 replace it by an operator that quantises the features again (and in 2 bits gives wrong results where

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import softstair
 from softstair._errors import SoftstairError, import_extra
 from softstair.deploy import nodes
-from softstair.deploy.affine import LATEST
+from softstair.deploy.affine import MARGIN
 from softstair.deploy.nodes import IntegerNetwork, narrowest
 
 Array = NDArray[Any]
@@ -217,7 +217,7 @@ def wide_levels(
     low: int,
     per_channel: nodes.Shape,
 ) -> str:
-    """Add what the float network computes; returns the levels from ``low`` on, as int32.
+    """Add the operations of the float network; return its levels as int32, the lowest is ``low``.
 
     Sums and shortcut are int32, and the shortcut is at least ``first``. Operations are in float32,
     except that a fused stage is in float64 and then rounded, as in :class:`FloatSteps`.
@@ -238,11 +238,11 @@ def wide_levels(
             shortcut = graph.apply("Sub", [shortcut, offset], "row")
         values = graph.constant("values", floats.values.nan_to_num().numpy())
         y = graph.apply("Add", [y, graph.apply("Gather", [values, shortcut], "value")], "total")
-    # The candidate is at most one too high: limits are a quantum apart, or later by less than one.
+    # The candidate is right or one too high: limit k is less than a quantum above an even stair's.
     limits, count = floats.limits.numpy(), len(floats.limits)
     late = limits.astype(np.float64) / floats.quantum - np.arange(1, count + 1)
     candidate = graph.cast(y, "DOUBLE", "quanta")
-    line = (("Mul", 1 / floats.quantum), ("Add", LATEST / 2 - float(late.min())))
+    line = (("Mul", 1 / floats.quantum), ("Add", MARGIN / 2 - float(late.min())))
     for operator, number in (*line, ("Max", 0.0), ("Min", float(count))):
         candidate = graph.apply(operator, [candidate, graph.constant("number", number)], "quanta")
     candidate = graph.cast(candidate, "INT32", "candidate")

@@ -2,8 +2,8 @@
 
 Tensors are float32 that hold integers. Weights follow a ``Quant`` (``BipolarQuant`` where all are
 −1 or 1), a stair with its normalisation is a ``MultiThreshold``, and every tensor is annotated with
-its integer type. Where a stair of many levels has a shortcut, wide steps give the number of its
-thresholds that are reached.
+its integer type. If a stair of many levels has a shortcut, its thresholds are counted by wide steps
+(see affine.py).
 """
 
 import math

@@ -16,9 +16,9 @@ from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
 MAX_PAIRS = 2**22  # pairs of values of which the sums are computed
-FAR = 2.0**64  # times a factor, it leaves nothing of an addend
-MAX_STAGES = 2  # a layer's scale and bias, and a normalisation
-SAMPLES = 65  # sums of each channel for which stages are compared with the network
+FAR = 2.0**64  # a sum so large that float32 rounds the addend away: f(FAR) / FAR is the factor
+MAX_STAGES = 2  # a layer's scale and bias, then a normalisation
+SAMPLES = 65  # sums of each channel at which stages are compared with the network
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
 Function = Callable[[Tensor], Tensor]
@@ -152,17 +152,18 @@ def sum_values(a: IntegerFeatures, b: IntegerFeatures) -> tuple[tuple[float, flo
 def _float_steps(
     stair: Stair, pending: PendingSum, source: Sum, decreasing: Tensor
 ) -> FloatSteps | None:
-    """Return what the network computes as stages of one product and one sum each, or None.
+    """Return the stages of the network, a product and a sum each; None if it has others.
 
-    Factors and addends are found by asking the network. That it computes nothing else is tested for
-    some sums here, and at all thresholds in affine.py.
+    The network's results for 0 and FAR give addends and factors. Whether these give its other
+    results is tested at some sums here, and at all thresholds in affine.py.
     """
-    relus = nn.ReLU | nn.ReLU6 | nn.Hardtanh  # the stair clips as well
+    relus = nn.ReLU | nn.ReLU6 | nn.Hardtanh  # left out, since the stair clips its input as well
     functions = [function for function in pending.before if not isinstance(function, relus)]
     if len(functions) > MAX_STAGES or pending.after:
         return None
     count, rank = len(source.weight), source.weight.dim()
-    points = torch.tensor([[0.0], [FAR]]).repeat(1, count)  # contiguous: strides change roundings
+    # Contiguous, since batch_norm of strided inputs rounds differently.
+    points = torch.tensor([[0.0], [FAR]]).repeat(1, count)
     part = torch.linspace(0, 1, SAMPLES).double()
     sums = (source.least[:, None] + part * (source.greatest - source.least)[:, None]).long()
     with torch.no_grad():
@@ -177,7 +178,7 @@ def _float_steps(
 
 
 def _constant(stair: Stair, shortcut: IntegerFeatures | None, is_lowest: Tensor) -> FloatSteps:
-    """Return stages that give the lowest level of a channel, or the highest."""
+    """Return stages with which every sum of a channel has the lowest level, or the highest."""
     far = torch.where(is_lowest, -1.0, 1.0) * 2.0**12 * (stair.levels[1] - stair.levels[0])
     ones, zeros = torch.ones_like(far), torch.zeros_like(far)
     stages = torch.stack([ones, zeros]), torch.stack([zeros, far])

@@ -28,17 +28,18 @@ struct ss_sink {
     const int32_t *multipliers, *offsets; /* of affine steps, by channel */
     const int8_t *shifts;
     int32_t low, high; /* levels, as stored */
-    /* Of wide steps, which round in fixed point as a float network does; tables may be null: */
-    const int32_t *scales; /* of a first stage, by channel */
-    const int64_t *biases;
-    const int32_t *factors; /* of the last stage, with the shifts above; */
+    /* Of wide steps, which repeat the roundings of a float network in fixed point: */
+    const int32_t *scales;  /* factors of the first of two stages, by channel, or null */
+    const int64_t *biases;  /* addends of that stage, or null */
+    const int32_t *factors; /* of the last stage, times 2^shifts */
     const int64_t *addends;
-    int32_t fused; /* its product is not rounded */
-    int64_t unit, origin;   /* the distance of two levels, and what is added after the stages */
-    int64_t row;            /* what the shortcut is multiplied by, and what is added to that */
-    const int32_t *rows;
-    const int32_t *columns; /* by how much each level but the lowest begins later */
-    int32_t coarse;         /* the candidate of x is ((x >> coarse) + 1) * reciprocal >> 44 */
+    int32_t fused;          /* whether the last stage does not round its product */
+    int64_t unit;           /* the distance between two levels */
+    int64_t origin;         /* added to the result of the last stage */
+    int64_t row;            /* the shortcut v adds v * row + rows[v] */
+    const int32_t *rows;    /* or null */
+    const int32_t *columns; /* level k begins at k * unit + columns[k - 1 - low]; or null */
+    int32_t coarse;         /* ((x >> coarse) + 1) * reciprocal >> 44 is about x / unit */
     int64_t reciprocal;
 };
 
@@ -200,7 +201,7 @@ static inline void ss_store_affine(const ss_sink *sink, int32_t place, int32_t p
     }
 }
 
-/* The bits of a magnitude beyond the 24 of a float. */
+/* Returns how many bits more than the 24 of a float the magnitude of x has, or 0. */
 static inline int32_t ss_excess(int64_t x) {
     const uint64_t magnitude = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
     int32_t bits = 0;
@@ -214,21 +215,23 @@ static inline int32_t ss_excess(int64_t x) {
     return bits > 24 ? bits - 24 : 0;
 }
 
-/* Rounds to 24 bits, half to even, as a float does. */
+/* Rounds to 24 significant bits, half to even, as a float does. Compilers shift negative numbers
+ * arithmetically. */
 static inline int64_t ss_round24(int64_t x) {
     const int32_t excess = ss_excess(x);
     const int64_t last = (int64_t)1 << excess;
     return excess ? ((x + last / 2 - 1 + (x >> excess & 1)) >> excess) * last : x;
 }
 
-/* The product of a number with at most 24 bits, then zeros, and factor / 2^shift. */
+/* Returns x * factor / 2^shift, rounded down. x has at most 24 significant bits; those that follow
+ * are 0, and are removed before the product, which therefore has at most 48 bits. */
 static inline int64_t ss_scaled(int64_t x, int32_t factor, int32_t shift) {
     const int32_t excess = ss_excess(x), left = excess - shift;
     x = (x >> excess) * factor;
     return left < 0 ? x >> -left : x * ((int64_t)1 << left);
 }
 
-/* What a float network adds the shortcut to, in fixed point. */
+/* Returns a sum after both stages, plus origin. All numbers were proven to fit into 64 bits. */
 static inline int64_t ss_rescaled(const ss_sink *sink, int32_t channel, int32_t sum) {
     int64_t x = ss_round24(sum);
     if (sink->scales) {
@@ -239,7 +242,7 @@ static inline int64_t ss_rescaled(const ss_sink *sink, int32_t channel, int32_t 
     return ss_round24((sink->fused ? x : ss_round24(x)) + sink->addends[channel]) + sink->origin;
 }
 
-/* Stores levels by wide steps. The candidate may be one too high. */
+/* Stores levels by wide steps. The candidate is right or one too high, and is then corrected. */
 static inline void ss_store_wide(const ss_sink *sink, int32_t place, int32_t places,
                                  int32_t channel, int32_t count, const int32_t *sums) {
     for (int32_t p = 0; p < places; p++) {
