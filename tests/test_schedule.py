@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,12 +56,14 @@ def test_equals_the_tables(interval, power, static_mean, static_std, layers, per
     kind = (interval, power, static_mean, static_std)
     schedule = make(*kind, layers=layers, period=period, std0=STD0)
     mean0 = 0.0 if static_mean else -0.5
-    times = [step * period / 6 for step in range(6 * layers + 7)]
     for layer in range(layers):
-        found = [schedule(layer, t) for t in times]
-        expected = [truth(*kind, layers, period, mean0, STD0, layer, t) for t in times]
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
-        assert {type(value) for pair in found for value in pair} == {float}
+        for step in range(0, 6 * layers + 7):
+            t = step * period / 6
+            mean, std = schedule(layer, t)
+            expected = truth(*kind, layers, period, mean0, STD0, layer, t)
+            assert (mean, std) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+            assert isinstance(mean, float)
+            assert isinstance(std, float)
 
 
 @pytest.mark.parametrize(("interval", "power", "static_mean", "static_std"), EVERY)
@@ -82,6 +83,31 @@ def test_ends_are_exact(interval, power, static_mean, static_std):
         almost = math.nextafter(start, math.inf)
         assert schedule(layer, almost)[1] == pytest.approx(STD0, rel=1e-9)
         assert all(schedule(layer, schedule.end + t) == schedule(layer, end) for t in (0, 1, 99))
+
+
+def test_values_worked_by_hand():
+    """Numbers anyone can check, exact in binary."""
+    s = Schedule(2, 4, interval="partition", static_mean=False, std0=1.0)
+    assert [s(0, t) for t in (0, 1, 2, 3, 4)] == [
+        (-0.5, 1.0),
+        (-0.375, 0.5625),
+        (-0.25, 0.25),
+        (-0.125, 0.0625),
+        (0.0, 0.0),
+    ]
+    assert s(1, 4) == (-0.5, 1.0)
+    assert s(1, 6) == (-0.25, 0.25)
+    assert s(1, 8) == (0.0, 0.0)
+    s = Schedule(2, 4, interval="overlapped", power="progressive", static_mean=False, std0=1.0)
+    assert s(0, 4) == (-0.125, 0.0625)
+    assert s(1, 4) == (-0.25, 0.25)
+    s = Schedule(2, 4, interval="same_start", power="progressive", static_mean=False, std0=2.0)
+    assert s(0, 2) == (-0.125, 0.125)
+    assert s(1, 4) == (-0.25, 0.5)
+    s = Schedule(2, 4, interval="same_end", power="progressive", static_mean=False, std0=2.0)
+    assert s(0, 3) == (-0.5, 2.0)
+    assert s(0, 6) == (-0.125, 0.125)
+    assert s(1, 4) == (-0.25, 0.5)
 
 
 def test_defaults_and_start_values():

@@ -248,6 +248,18 @@ def test_networks_that_have_not_learned_decide_nothing() -> None:
     assert long.verdict == "does not hold"
 
 
+def test_a_verdict_has_the_test_accuracy_of_its_sides() -> None:
+    """Where there is a test set."""
+    units = [replace(one, test_accuracy=one.valid_accuracy - 0.01) for one in study(epochs=20)]
+    (found,) = measured("static-mode-above-random", units).tested
+    for cell in found.cells.values():
+        assert cell.test is not None
+        assert cell.test.value == pytest.approx(cell.mean.value - 0.01)
+        assert (cell.configurations, len(cell.trainings)) == (4, 20)
+    (without,) = measured("static-mode-above-random", study(epochs=20)).tested
+    assert [cell.test for cell in without.cells.values()] == [None, None]
+
+
 def test_a_difference_counts_by_its_interval_or_on_every_fold() -> None:
     """Three folds have an interval; with fewer, all must agree, and by a point on the mean."""
     assert above(mean_of([0.004, 0.005, 0.006])) == "holds"
@@ -279,6 +291,19 @@ def test_what_is_not_all_there_holds_in_part() -> None:
         assert "; without " in found[name].measured
     assert found["same-end"].measured.endswith("; without same start, overlapped.")
     assert found["mode-partition-static"].verdict == "holds"
+
+
+def test_synchronisation_compares_spreads() -> None:
+    """Those of decay intervals, and those of static noise types."""
+    units = [
+        one
+        for one in study(paper, 20)
+        if one.settings["noise"] == "uniform" or one.settings["interval"] == "none"
+    ]
+    found = measured("synchronisation", units)
+    assert found.verdict == "holds"
+    assert "decay intervals differ by, expectation: 21.0 ± 0.0 points" in found.measured
+    assert "static noise types differ by, random: 0.4 ± 0.0 points" in found.measured
 
 
 def test_sides_are_alike_in_all_else() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made import changed, curve, made
+from scipy import stats
 
 from softstair.experiments.studies import curve_of, drop_of, final_of, mean_of, studies
 from softstair.experiments.tables import Training
@@ -19,6 +20,16 @@ def folds(values: list[float], epochs: int = 10) -> list[Training]:
     only = {"noise": ["uniform"], "forward": ["mode"], "interval": ["none"]}
     count = tuple(range(len(values)))
     return made("paper-svhn", lambda settings, fold: values[fold], epochs, count, only)
+
+
+def test_the_interval_is_students() -> None:
+    """As scipy computes it."""
+    found = mean_of(VALUES)
+    expected = stats.t.interval(0.95, 4, np.mean(VALUES), stats.sem(VALUES))
+    assert found.bounds == pytest.approx(expected)
+    assert found.value == pytest.approx(np.mean(VALUES))
+    assert found.folds == 5
+    assert str(found) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
 
 
 def test_two_folds_have_a_range_and_no_interval() -> None:

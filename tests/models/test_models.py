@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.models import build, last_layer
+from softstair.models import build, digits, dscnn, last_layer, vgg8
 
 pytestmark = pytest.mark.quick
 
@@ -154,9 +154,27 @@ def test_gradient_reaches_every_parameter(floats, name, forward):
         assert bool(parameter.grad.any()), parameter_name
 
 
+def test_depthwise_weights_start_at_thresholds_with_all_inputs_counted(stairs):
+    """s = 1/√(64·3·3), not 1/√(3·3): the inputs are not divided by the groups."""
+    depthwise = stairs["dscnn"].get_submodule("block2.0")
+    assert depthwise.groups == 64
+    thresholds = torch.tensor(INT4.thresholds) / 0.07
+    away = (depthwise.weight.detach().reshape(-1, 1) / 0.07 - thresholds).abs().amin(1)
+    assert float(away.max()) <= 1 / math.sqrt(576) + 1e-5
+    assert float(away.max()) > 0.9 / math.sqrt(576)
+
+
 def test_sums_run_over_integers_behind_the_first_layer(stairs):
     """The pooling keeps levels, and the input is the one thing that is not quantised."""
     for name, (_, features) in STAIRS.items():
         layers = [m for m in stairs[name].modules() if isinstance(m, ss.nn.StairLayer)]
         quanta = [layer.input_quantum for layer in layers]
         assert quanta == [None] + [features.quantum] * (len(layers) - 1)
+
+
+def test_classes_and_channels_are_as_asked():
+    assert dscnn(classes=35)(torch.zeros(2, 1, 49, 10)).shape == (2, 35)
+    assert digits(classes=4)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    net = vgg8(classes=7, inputs=1)
+    assert net.features[0].weight.shape == (128, 1, 3, 3)
+    assert net.classifier[6].weight.shape == (7, 1024)
