@@ -252,15 +252,13 @@ def _backward(
         step = (j // 2 * WIDTH + j % 2) * CHANNELS
         if POOL:
             sums = tl.load(sums_ptr + offsets + step, mask=mask, other=0).to(tl.float32)
-        dc = a * sums + b + (tl.where(argmax == j, dz, 0.0) if POOL else dz)
-        dc *= power
+        dc = power * (a * sums + b + (tl.where(argmax == j, dz, 0.0) if POOL else dz))
         tl.store(dc_ptr + offsets + step, dc.to(dc_ptr.dtype.element_ty), mask=mask)
         if TRANSPOSE:
             pixel = window_row(position, j, HEIGHT, WIDTH) if POOL else position
             index = pixel * images + image
-            # ptxas 12.8 loses a byte in four of a value that is rounded to FP8 once and stored
-            # both ways. With + 0.0, which the compiler must keep, it is rounded twice.
-            dc += 0.0
+            # ptxas 12.8 loses bytes of a value that is rounded to FP8 once and stored both ways.
+            dc += 0.0  # rounded again: the compiler must keep the addition
             store_transposed(transposed_ptr, dc, channel, index, mask, images * HEIGHT * WIDTH)
 
 
