@@ -47,7 +47,8 @@ def test_products_are_those_of_float64(images, inputs, outputs, height, width, t
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
-    ("stairs", "forward"), [("ternary", "mode"), ("INT4", "mode"), ("ternary", "random")]
+    ("stairs", "forward"),
+    [("ternary", "mode"), ("INT4", "mode"), ("ternary", "random"), ("by channel", "mode")],
 )
 def test_layers_keep_their_values_and_round_their_gradients(stairs, forward, monkeypatch):
     net, _ = pair(stairs, "uniform", forward, side=4, channels=1)

@@ -23,6 +23,8 @@ STAIRS = {
         TERNARY,
     ),
     "float first": ({"0": None, "*": TERNARY}, TERNARY),
+    "by channel": ("int4", None),
+    "ternary by channel": ("ternary", None),
     "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5, thresholds="floor")),
 }
 

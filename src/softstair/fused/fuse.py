@@ -13,7 +13,7 @@ from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.integers import learns
+from softstair.fused.integers import kernel_stair, learns
 from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
@@ -67,8 +67,7 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
     for layer in layers:
         for site in (layer.stair, layer.weight_stair):
             if site is not None:
-                stair = site.unit_stair if learns(site) else site.stair
-                groups.setdefault((stair, site.noise), []).append(site)
+                groups.setdefault((kernel_stair(site), site.noise), []).append(site)
     prepared: dict[StairModule, PreparedStair] = {}
     for (stair, noise), modules in groups.items():
         # Stairs of one layer have the same mean and std, so they share a row.
@@ -82,7 +81,8 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
         rows_of = dict(zip(noises, rows, strict=True))
         for module in modules:
             own, row = values, rows_of[module.std.data_ptr()]
-            if learns(module):  # thresholds in quanta, levels and rises not
+            # Thresholds of learned features are in quanta, levels and rises are not.
+            if learns(module) and isinstance(module, StairActivation):
                 own = values.clone()
                 own[:, count : 3 * count + 1] *= module.present_quantum()
             prepared[module] = PreparedStair(own, row, constants)
@@ -256,13 +256,13 @@ def _is_norm(module: Any, sums: Any) -> bool:
 
 
 def _is_stair(module: Any, of: type[StairModule]) -> bool:
-    """Whether bins have one width, thresholds are few or on a line, there is one quantum, and the
-    noise is one of the paper's."""
+    """Whether bins have one width, thresholds are few or on a line, there is one quantum or one
+    for each output of weights, and the noise is one of the paper's."""
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
         return False
-    stair = module.stair
+    stair = kernel_stair(module)
     known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
-    return known and stair.spacing is not None and isinstance(stair.quantum, float)
+    return known and stair.spacing is not None and module.stair.axis in (None, 0)
 
 
 def _is_pool(module: Any) -> bool:

@@ -1,6 +1,7 @@
 """Which stairs make integers in fused layers, those that they made, and their sums."""
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,18 @@ from torch import Tensor
 from softstair.kernels.triton.convolution import convolve_int8
 from softstair.kernels.triton.moments import Normalisation
 from softstair.nn import StairModule
+from softstair.stair import Stair
 
-__all__ = ["Integers", "learns", "makes_int8", "quantum_of", "strategy_of", "sum_int8"]
+__all__ = [
+    "Integers",
+    "has_quanta_apart",
+    "kernel_stair",
+    "learns",
+    "makes_int8",
+    "quantum_of",
+    "strategy_of",
+    "sum_int8",
+]
 
 
 class Integers(NamedTuple):
@@ -40,10 +51,26 @@ def makes_int8(stair: StairModule) -> bool:
 
 
 def quantum_of(stair: StairModule) -> float:
-    """Return the quantum of a stair that has one."""
+    """Return the quantum that kernels see; that of a stair with one per channel is 1."""
     quantum = stair.stair.quantum
-    assert isinstance(quantum, float)  # checked before fusing
-    return quantum
+    return quantum if isinstance(quantum, float) else 1.0
+
+
+def has_quanta_apart(stair: StairModule) -> bool:
+    """Whether kernels see the stair in quanta, because these are learned or one per channel."""
+    return learns(stair) or stair.stair.axis is not None
+
+
+def kernel_stair(stair: StairModule) -> Stair:
+    """Return the stair as kernels see it."""
+    if not has_quanta_apart(stair):
+        return stair.stair
+    return _in_quanta(stair.stair) if stair.log_ratio is None else stair.unit_stair
+
+
+@cache
+def _in_quanta(stair: Stair) -> Stair:
+    return stair.with_quantum(1.0)
 
 
 def sum_int8(

@@ -5,8 +5,10 @@ is added before the stair. Where features and weights are integers times a quant
 hard forwards, and every annealed layer) the sums are exact, from int8. The backward pass keeps the
 sums and the features.
 
-A learned quantum ε of the features is ε·S(z/ε), with the stair S in quanta: γ and β are divided by
-ε before, and the levels of S multiplied. Weights likewise. Sums of learned layers are in float.
+Features with a learned quantum ε are ε·S(z/ε), with the stair S in quanta: γ and β are divided by
+ε before, and the levels of S multiplied. Sums of learned layers are in float. Weights whose quanta
+are learned, or one per channel, are divided by them; the sums then count in these quanta, by which
+the normalisation multiplies ε and its running statistics.
 
 In evaluation the statistics are the running ones. What is normalised is rounded in another order
 than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from softstair.fused import products
 from softstair.fused.integers import (
     Integers,
+    has_quanta_apart,
     learns,
     makes_int8,
     quantum_of,
@@ -106,20 +109,23 @@ class FusedLayer(nn.Module):
             gamma: Tensor = self.norm.weight
             beta: Tensor = self.norm.bias
             weight_quantum = quantum = None
-            if self.weight_stair is not None and learns(self.weight_stair):
-                weight_quantum = self.weight_stair.scaled_quantum(weight.numel())
-                weight = weight / weight_quantum
+            weight_stair = self.weight_stair
+            if weight_stair is not None and has_quanta_apart(weight_stair):
+                weight_quantum = weight_stair.quantum
+                if learns(weight_stair):
+                    weight_quantum = weight_stair.scaled_quantum(weight.numel())
+                weight = weight / _by_output(weight_quantum, weight)
             if learns(self.stair):
                 area = math.prod(self.sides(x))
                 quantum = self.stair.scaled_quantum(self.norm.num_features * area)
                 gamma, beta = gamma / quantum, beta / quantum
                 shortcut = None if shortcut is None else shortcut / quantum
-            given = (weight, gamma, beta, shortcut)
+            given = (weight, gamma, beta, shortcut, weight_quantum)
             if self.stair.annealed:
                 with torch.no_grad():
                     y = _train(self, x, *given, context).y
             else:
-                y = _Layer.apply(x, *given, weight_quantum, quantum, self, context)
+                y = _Layer.apply(x, *given, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
 
     def _can_evaluate(self, x: Tensor) -> bool:
@@ -220,6 +226,7 @@ def _train(
     gamma: Tensor,
     beta: Tensor,
     shortcut: Tensor | None,
+    weight_quantum: Tensor | None,
     context: Context,
 ) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
@@ -234,7 +241,8 @@ def _train(
     x = x if integers is not None and integers.float8 is not None else _rows(x)
     values, weight_integers = _weights(layer, weight, x.dtype, integers, context)
     unit, squares = 1.0, None
-    norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number])
+    quanta = None if weight_quantum is None else weight_quantum.expand(len(weight)).contiguous()
+    norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number], quanta)
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
             sums, stats, unit = layer.int8_sums(integers, weight_integers, norm)
@@ -258,16 +266,27 @@ def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Co
     return _features(layer, _rows(sums), stats, shortcut, x, context)[0]
 
 
-def _evaluated_sums(layer: FusedLayer, x: Tensor, context: Context) -> tuple[Tensor, float]:
-    """Return the sums in evaluation, and their unit."""
+def _evaluated_sums(
+    layer: FusedLayer, x: Tensor, context: Context
+) -> tuple[Tensor, float | Tensor]:
+    """Return the sums in evaluation, and their unit, or units of channels."""
     integers, stair = layer.source_integers(context), layer.weight_stair
     if integers is None or stair is None or not makes_int8(stair):
         return layer.sums(x), 1.0
-    weight = _rows(layer.sums.weight)
+    weight, quanta = _rows(layer.sums.weight), stair.present_quantum()
+    if stair.stair.axis is not None:  # its thresholds are rounded after they are multiplied
+        levels = (stair(weight) / _by_output(quanta, weight)).round().to(torch.int8)
+        sums, _, unit = layer.int8_sums(integers, Integers(_rows(levels), None))
+        return sums, unit * quanta.double()
     _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
     assert weight_integers is not None
     sums, _, unit = layer.int8_sums(integers, weight_integers)
     return sums, unit
+
+
+def _by_output(quanta: Tensor, weight: Tensor) -> Tensor:
+    """Return one quantum, or one per output, so that it divides the weights."""
+    return quanta if quanta.dim() == 0 else quanta.view(-1, *(1,) * (weight.dim() - 1))
 
 
 def _features(
@@ -344,7 +363,7 @@ class _Layer(torch.autograd.Function):
         layer: FusedLayer,
         context: Context,
     ) -> Tensor:
-        result = _train(layer, x, weight, gamma, beta, shortcut, context)
+        result = _train(layer, x, weight, gamma, beta, shortcut, weight_quantum, context)
         y = None if quantum is None else result.y
         ctx.save_for_backward(weight, *result[1:-1], y, shortcut, weight_quantum, quantum)
         stair = layer.weight_stair
@@ -387,8 +406,8 @@ class _Layer(torch.autograd.Function):
         if not ctx.needs_weight:
             dw = None
         # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.
-        product = products.quantum_gradient
-        d_quanta = [product(dw, values, quanta[0]), product(dy, y, quanta[1])]
+        product, learned = products.quantum_gradient, quanta[0] if ctx.needs_input_grad[5] else None
+        d_quanta = [product(dw, values, learned), product(dy, y, quanta[1])]
         if dw is not None and ctx.weight_stair is not None:
             if ctx.layer.keeps_gradient and quanta[0] is None:
                 assert ctx.layer.raw_gradient is None  # one backward pass for each step

@@ -60,7 +60,8 @@ def float8_gradients(
 def quantum_gradient(
     gradient: Tensor | None, values: Tensor, quantum: Tensor | None
 ) -> Tensor | None:
-    """Return the gradient of the quantum of which values are multiples."""
+    """Return the gradient of the quantum, or of those of the outputs, that multiplies values."""
     if gradient is None or quantum is None:
         return None
-    return (gradient * values).sum(dtype=torch.float32) / quantum
+    axes = tuple(range(quantum.dim(), gradient.dim()))
+    return (gradient * values).sum(axes, dtype=torch.float32) / quantum

@@ -25,6 +25,7 @@ from softstair.kernels.triton.moments import (
     REDUCED_CHANNELS,
     Normalisation,
     is_last,
+    load_pivot,
     partial_statistics,
     store_partial,
     store_statistics,
@@ -51,7 +52,7 @@ FIRST_ROWS, FIRST_PROGRAMS = 32, 528
 @triton.jit
 def _convolve_int8(
     features, weights, sums_ptr, partial_ptr, images, stats_ptr, gamma_ptr, beta_ptr,
-    running_mean_ptr, running_var_ptr, tracked_ptr, rows, unit, per_unit, eps, momentum,
+    running_mean_ptr, running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, per_unit, eps, momentum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
     BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
@@ -94,7 +95,7 @@ def _convolve_int8(
         tl.atomic_add(pointers, first, mask=output_mask, sem="relaxed")
         tl.atomic_add(pointers + OUTPUTS, second, mask=output_mask, sem="relaxed")
     elif MOMENTS == "partial":
-        pivot = tl.load(running_mean_ptr + outputs, mask=output_mask, other=0) * per_unit
+        pivot = load_pivot(running_mean_ptr, quanta_ptr, outputs, output_mask, per_unit)
         values = tl.where(mask, total.to(tl.float32) - pivot[None, :], 0.0)
         pointers = partial_ptr + tile * 2 * OUTPUTS + outputs
         tl.store(pointers, tl.sum(values, 0), mask=output_mask)
@@ -107,7 +108,7 @@ def _convolve_int8(
             store_statistics(
                 first.to(tl.float64), second.to(tl.float64), tl.zeros((BLOCK,), dtype=tl.float32),
                 outputs, output_mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
-                running_var_ptr, tracked_ptr, rows, unit, eps, momentum, OUTPUTS,
+                running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, eps, momentum, OUTPUTS,
             )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def load_taps(
 
 @triton.jit
 def _first_layer(
-    x_ptr, weight_ptr, running_mean_ptr, sums_ptr, partial_ptr, squares_ptr, rows,
+    x_ptr, weight_ptr, running_mean_ptr, quanta_ptr, sums_ptr, partial_ptr, squares_ptr, rows,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
     TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -148,7 +149,7 @@ def _first_layer(
         mask=channel_mask[None, :] & (k < products)[:, None],
         other=0,
     )
-    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0)[None, :]
+    pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, 1.0)[None, :]
     first = tl.zeros((BLOCK,), dtype=tl.float32)
     second = tl.zeros((BLOCK,), dtype=tl.float32)
     squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
@@ -209,7 +210,7 @@ def convolve_int8(
     block = min(128, max(16, triton.next_power_of_2(outputs)))
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
     rows, stats = images * new_height * new_width, None
-    partial, arguments = sums, (sums,) * 6 + (rows, unit, 1 / unit, 1.0, 1.0)
+    partial, arguments = sums, (sums,) * 6 + (None, rows, unit, 1 / unit, 1.0, 1.0)
     how, finish = None, False
     if norm is not None:
         stats, arguments = norm.arguments(rows, unit)
@@ -267,8 +268,8 @@ def convolve_first(x: Tensor, weight: Tensor, norm: Normalisation) -> tuple[Tens
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
     squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
     _first_layer[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, weight, norm.module.running_mean, sums, partial, squares, rows, **constants,
-        ROWS=FIRST_ROWS, num_warps=4, enable_fp_fusion=True,
+        x, weight, norm.module.running_mean, norm.quanta, sums, partial, squares, rows,
+        **constants, ROWS=FIRST_ROWS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return sums, partial_statistics(partial, norm, rows, 1.0), squares
 

@@ -40,6 +40,8 @@ class Normalisation(NamedTuple):
     beta: Tensor
     zeros: Tensor
     """A row of :func:`zeros_for`."""
+    quanta: Tensor | None = None
+    """Quanta of the weights, one per channel, if the sums count in them."""
 
     def arguments(self, rows: int, unit: float) -> tuple[Tensor, tuple[Any, ...]]:
         """Return a tensor for (mean, 1/deviation, scale, shift) per channel, (4, channels), and the
@@ -48,7 +50,7 @@ class Normalisation(NamedTuple):
         stats = torch.empty((4, norm.num_features), dtype=torch.float32, device=self.gamma.device)
         tensors = (self.gamma, self.beta, norm.running_mean, norm.running_var)
         numbers = (rows, unit, 1 / unit, norm.eps, norm.momentum)
-        return stats, (stats, *tensors, norm.num_batches_tracked, *numbers)
+        return stats, (stats, *tensors, norm.num_batches_tracked, self.quanta, *numbers)
 
 
 def zeros_for(layers: int, channels: int, device: torch.device) -> Tensor:
@@ -72,12 +74,12 @@ def is_last(counter_ptr, programs):
 @triton.jit
 def _moments(
     sums_ptr, partial_ptr, zeros_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
-    running_var_ptr, tracked_ptr, rows, unit, per_unit, eps, momentum,
+    running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, per_unit, eps, momentum,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
-    pivot = tl.load(running_mean_ptr + channel, mask=channel_mask, other=0) * per_unit
+    pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, per_unit)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -96,8 +98,18 @@ def _moments(
         )
         store_statistics(
             first, second, pivot, channel, channel_mask, stats_ptr, gamma_ptr, beta_ptr,
-            running_mean_ptr, running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS,
+            running_mean_ptr, running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, eps, momentum,
+            CHANNELS,
         )  # fmt: skip
+
+
+@triton.jit
+def load_pivot(running_mean_ptr, quanta_ptr, channel, mask, per_unit):
+    """The running mean of each channel, in the units of the sums."""
+    pivot = tl.load(running_mean_ptr + channel, mask=mask, other=0) * per_unit
+    if quanta_ptr is not None:
+        pivot = tl.div_rn(pivot, tl.load(quanta_ptr + channel, mask=mask, other=1.0))
+    return pivot
 
 
 @triton.jit
@@ -141,10 +153,12 @@ def _load_partial(pointers, mask):
 @triton.jit
 def store_statistics(
     total, squares, pivot, channel, mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
-    running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS: tl.constexpr,
+    running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, eps, momentum, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Store what follows from the moments of c about a pivot, and update the running statistics,
-    which are those of unit·c."""
+    which are those of unit·c; a channel's own quantum multiplies its unit."""
+    if quanta_ptr is not None:
+        unit *= tl.load(quanta_ptr + channel, mask=mask, other=1.0)
     beyond = total / rows
     mean = pivot.to(tl.float64) + beyond
     variance = tl.maximum(squares / rows - beyond * beyond, 0.0)
@@ -169,18 +183,18 @@ def store_statistics(
 @triton.jit
 def _statistics(
     partial_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
-    rows, unit, per_unit, eps, momentum, tiles,
+    quanta_ptr, rows, unit, per_unit, eps, momentum, tiles,
     CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
     total, squares, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
-    pivot = tl.load(running_mean_ptr + channel, mask=mask, other=0) * per_unit
+    pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, mask, per_unit)
     if partial_ptr.dtype.element_ty == tl.int64:
         pivot = tl.zeros((BLOCK,), dtype=tl.float32)
     store_statistics(
         total, squares, pivot, channel, mask, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
-        running_var_ptr, tracked_ptr, rows, unit, eps, momentum, CHANNELS,
+        running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, eps, momentum, CHANNELS,
     )  # fmt: skip
 
 
@@ -211,8 +225,9 @@ def partial_statistics(partial: Tensor, norm: Normalisation, rows: int, unit: fl
     return stats
 
 
-def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float) -> Tensor:
-    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units."""
+def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float | Tensor) -> Tensor:
+    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units, of
+    which there may be one per channel."""
     mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
     inverse = (variance.double() + norm.eps).rsqrt()
     scale = norm.get_parameter("weight").double() * inverse
