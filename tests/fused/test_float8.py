@@ -9,8 +9,11 @@ from torch import nn
 from twins import batch, distance, learn, pair
 
 import softstair as ss
+from softstair import kernels
 from softstair.fused import fused
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
+from softstair.train.execution import choose_execution
+from softstair.train.recipe import Recipe
 
 NEEDS_INTERPRETER = True
 E5M2, E4M3 = torch.float8_e5m2, torch.float8_e4m3fn
@@ -156,6 +159,40 @@ def test_a_network_without_integers_has_no_product_in_float8():
     ternary = ss.Stair.ternary()
     net = ss.quantise(nn.Sequential(*layers, nn.Linear(16, 5)), ternary, ternary, skip="6")
     assert not fused(net, float8=True).multiplies_float8(16)
+
+
+def convolutions(channels: int) -> nn.Module:
+    layers = [(16, channels), (channels, channels)]
+    parts = [(nn.Conv2d(*c, 1, bias=False), nn.BatchNorm2d(c[1]), nn.ReLU()) for c in layers]
+    ternary = ss.Stair.ternary()
+    return ss.quantise(nn.Sequential(*parts[0], *parts[1]), ternary, ternary)
+
+
+@pytest.mark.parametrize(
+    ("channels", "capability", "settings", "precision"),
+    [
+        (128, (9, 0), {}, "float8"),
+        (112, (9, 0), {}, "bfloat16"),
+        (128, (10, 0), {}, "bfloat16"),
+        (128, (9, 0), {"precision": "bfloat16"}, "bfloat16"),
+        (128, (9, 0), {"forward": "expectation"}, "bfloat16"),
+        (112, (9, 0), {"precision": "float8"}, "float8"),
+    ],
+)
+def test_gradients_are_rounded_unasked_where_that_was_measured(
+    channels, capability, settings, precision, monkeypatch
+):
+    recipe = Recipe(batch=16, **settings)
+    net = convolutions(channels)
+    for _, stair in ss.nn.stair_modules(net):
+        stair.strategy = recipe.forward
+    monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
+    device = torch.device("cuda")
+    chosen = choose_execution(recipe, net, ss.Annealer(net, recipe.schedule(2)), device, 1, False)
+    assert chosen.fused
+    assert chosen.precision == precision
 
 
 @pytest.mark.nightly

@@ -106,7 +106,9 @@ class ExecutionOptions(Options):
     """How a training step is computed."""
 
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = option(
-        "auto", "Precision of training steps (auto: bfloat16 on a GPU that has it).", "in_tables"
+        "auto",
+        "Precision of training steps (auto: bfloat16 on a GPU that has it, float8 where it gains).",
+        "in_tables",
     )
     compile: Literal["auto", "always", "never"] = option(
         "auto",
@@ -124,6 +126,8 @@ class ExecutionOptions(Options):
 
     def precision_on(self, device: torch.device) -> str:
         """Return the precision of training steps on a device: float32, tf32, bfloat16 or float8.
+
+        With auto, a network whose fused layers gain from FP8 has it instead of bfloat16.
 
         >>> ExecutionOptions().precision_on(torch.device("cpu"))
         'float32'
