@@ -16,11 +16,13 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 
 import softstair as ss
 from helpers.narrow import narrow_entry
 from softstair import zoo
+from softstair.experiments import load
 from softstair.models import NETWORKS
 
 ROOT = Path(__file__).parents[1]
@@ -60,13 +62,17 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
 
 
-def load_script(name: str) -> ModuleType:
-    """Return docs/<name>.py as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+def load_script(name: str, folder: Path = DOCS) -> ModuleType:
+    """Return <folder>/<name>.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
     return module
 
 
@@ -389,6 +395,81 @@ def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
     assert re.search(rf"^\| `{name}` \| \d+ \| {re.escape(cells)} \|$", ACCURACY, re.M)
     row = rf"`{name}`.* \| {mean:.2f} % \| float twin with the same teacher \| {twin:.2f} % \|"
     assert re.search(row, text_of(ROOT / "README.md"))
+
+
+REPEATED = {
+    "best-cifar10-int4, fold 0": "`best-cifar10-int4`",
+    "float twin with the teacher, fold 0": "float twin with the teacher",
+    "best-speech, fold 0": "given: 0.07 and 0.15",
+    "best-speech, fold 0, learned quanta": "one per layer",
+    "best-speech, fold 0, bits int4, learned quanta": "one per channel of weights, none given",
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_runs_on_fold_0_have_the_accuracies_of_the_table(name: str) -> None:
+    runs = [run for run in results_table("accuracy.csv") if run["run"] == name]
+    valid, test = (percents(runs, f"{kind}_accuracy") for kind in ("valid", "test"))
+    assert len(runs) == 3
+    figures = (statistics.mean(valid), min(valid), max(valid), statistics.mean(test))
+    cells = " | ".join(f"{figure:.2f}" for figure in figures)
+    assert re.search(rf"^\| {re.escape(REPEATED[name])} \| [^|]+ \| {cells} \|$", ACCURACY, re.M)
+
+
+def test_effects_of_options_are_those_of_the_factorial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    accuracy = load_script("accuracy", ROOT / "benchmarks")
+    trainings = load(RESULTS / "accuracy-factorial.parquet")
+    options = accuracy.find_options(trainings)
+    effects, _ = accuracy.fit(trainings, options)
+    section = ACCURACY.split("### The options together")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| \S+ \| \S+ \| (\S+) \|$", section, re.M)
+    assert rows == [(effect.option.name, effect.row()["effect"]) for effect in effects]
+    assert {effect.row()["standard_error"] for effect in effects} == {"0.08"}
+    recipes = [t for t in trainings if t.configuration.startswith("recipe,")]
+    mean = 100 * statistics.mean(training.valid_accuracy or 0.0 for training in recipes)
+    assert f"the highest mean of the twelve, {mean:.2f} %" in section
+
+
+def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
+    """By scipy, from the pairs."""
+    trainings = load(RESULTS / "accuracy-float8.parquet")
+    sentence = text_of(DOCS / "speed.md").partition("FP8 costs no accuracy")[2]
+    for kind, pattern in (("valid", "{} points from"), ("test", "and {} (")):
+        accuracy = {
+            (t.recipe.precision, t.recipe.seed): 100 * (getattr(t, f"{kind}_accuracy") or 0.0)
+            for t in trainings
+        }
+        gaps = [accuracy["float8", s] - accuracy["bfloat16", s] for s in range(10)]
+        mean, error = statistics.mean(gaps), scipy.stats.sem(gaps)
+        low, high = scipy.stats.t.interval(0.95, 9, mean, error)
+        assert low > -0.3
+        words = [f"{number:+.2f}".replace("-", "−") for number in (mean, low, high)]
+        assert pattern.format(words[0]) in sentence
+        assert f"{words[1]} to {words[2]}" in sentence
+
+
+RESNET20 = {
+    "float": "float, 160 epochs",
+    "int4": "`int4`",
+    "int2": "`features.0.0=int8/uint2,*=int2`",
+}
+
+
+@pytest.mark.parametrize("bits", RESNET20)
+def test_resnet20_has_the_accuracies_of_the_table(bits: str) -> None:
+    page = text_of(DOCS / "float.md").partition("## ResNet-20")[2].partition("\n## ")[0]
+    runs = [run for run in results_table("accuracy.csv") if run["model"] == "resnet20"]
+    ends = ("float, Nesterov", f"{bits}, calibrated, from float, Nesterov")
+    test = percents([run for run in runs if run["run"] == ends[bits != "float"]], "test_accuracy")
+    cells = [f"{value:.2f}" for value in test] + ["–"] * (2 - len(test))
+    cells.append(f"{statistics.mean(test):.2f}")
+    assert f"\n| {RESNET20[bits]} | {' | '.join(cells)} |" in page
+    trials = [run for run in runs if run["fold"] == "0" and run["epochs"] in ("40", "60")]
+    for run in trials:
+        if run["run"].startswith(bits):
+            (valid,), (tested,) = (percents([run], f"{k}_accuracy") for k in ("valid", "test"))
+            assert f"| {valid:.2f} | {tested:.2f} |" in page, run["run"]
 
 
 SVHN_ROWS = {
