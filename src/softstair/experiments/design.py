@@ -186,13 +186,12 @@ def _paper(name: str, is_full: bool) -> Design:
     axes = (noises.names(), FORWARDS, static, static, INTERVALS, POWERS)
     for values in itertools.product(*axes):
         freedoms: dict[str, Any] = dict(zip(FREEDOMS, values, strict=True))
-        recipe = replace(base, **freedoms)
-        is_moving = not (recipe.static_mean and recipe.static_std)
-        is_first = (recipe.interval, recipe.power) == (base.interval, base.power)
-        is_stair = not recipe.static_std or recipe.forward != "expectation"
-        is_small = recipe.static_mean and (recipe.static_std or recipe.noise == "uniform")
-        if is_stair and (is_moving or is_first) and (is_full or is_small):
-            configurations.append(configuration(recipe))
+        is_static = freedoms["static_mean"] and freedoms["static_std"]
+        is_first = (freedoms["interval"], freedoms["power"]) == (base.interval, base.power)
+        is_stair = not freedoms["static_std"] or freedoms["forward"] != "expectation"
+        is_small = freedoms["static_mean"] and (is_static or freedoms["noise"] == "uniform")
+        if is_stair and (is_first or not is_static) and (is_full or is_small):
+            configurations.append(configuration(replace(base, **freedoms)))
     return Design(name, tuple(configurations), tuple(range(base.folds)), names_folds=False)
 
 
