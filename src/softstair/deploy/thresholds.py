@@ -18,6 +18,7 @@ from softstair.stair import Stair
 MAX_PAIRS = 2**22  # pairs of values of which the sums are computed
 FAR = 2.0**64  # a sum so large that float32 rounds the addend away: f(FAR) / FAR is the factor
 MAX_STAGES = 2  # a layer's scale and bias, then a normalisation
+MAX_SEARCHED = 2**18  # thresholds that are searched at once
 SAMPLES = 65  # sums of each channel at which stages are compared with the network
 LevelIndex = Callable[[Tensor], Tensor]
 """Sums (B, C) int64 -> index of the level that each becomes, (B, C)."""
@@ -100,7 +101,7 @@ def fold(
     shortcut, levels = pending.shortcut, activation.stair.integers or ()
     values = ((None, None),) if shortcut is None else shortcut.values or ()
     if searched:
-        rows = [_search_at(activation, pending, source, value) for value, _ in values]
+        rows = _search_at(activation, pending, source, [value for value, _ in values])
     else:
         largest = torch.where(-source.least > source.greatest, source.least, source.greatest + 1)
         same = largest[:, None].expand(-1, len(levels) - 1)
@@ -207,21 +208,37 @@ def _apply(functions: Sequence[Function], sums: Tensor, rank: int) -> Tensor:
 
 
 def _search_at(
-    activation: StairActivation, pending: PendingSum, source: Sum, shortcut: float | None
-) -> LevelThresholds:
-    """Find the thresholds for one value of the shortcut, or without one."""
+    activation: StairActivation,
+    pending: PendingSum,
+    source: Sum,
+    shortcuts: Sequence[float | None],
+) -> list[LevelThresholds]:
+    """Find the thresholds for each value of the shortcut; a value of None stands for no shortcut.
 
-    def index(sums: Tensor) -> Tensor:
-        y = sums.reshape(*sums.shape, *[1] * (source.weight.dim() - 2))
-        for function in pending.before:
-            y = function(y)
-        if shortcut is not None:
-            y = y + torch.full_like(y, shortcut)
-        for function in pending.after:
-            y = function(y)
-        return activation.stair.index(y).reshape(sums.shape)
+    Several values are searched at once: small tensors take as long as smaller ones.
+    """
+    levels, channels = len(activation.stair.levels), len(source.least)
+    count = max(1, MAX_SEARCHED // (levels * channels))
+    rows: list[LevelThresholds] = []
+    for start in range(0, len(shortcuts), count):
+        values = shortcuts[start : start + count]
 
-    return search(index, source.least, source.greatest, len(activation.stair.levels))
+        def index(sums: Tensor, values: Sequence[float | None] = values) -> Tensor:
+            y = sums.reshape(-1, channels, *[1] * (source.weight.dim() - 2))
+            for function in pending.before:
+                y = function(y)
+            if values[0] is not None:
+                addend = torch.tensor(values, dtype=y.dtype)
+                y = y + addend.repeat(len(sums)).reshape(-1, *[1] * (y.dim() - 1))
+            for function in pending.after:
+                y = function(y)
+            return activation.stair.index(y).reshape(sums.shape)
+
+        least, greatest = (end.repeat(len(values)) for end in (source.least, source.greatest))
+        found = search(index, least, greatest, levels)
+        parts = (found.thresholds.split(channels), found.decreasing.split(channels))
+        rows += map(LevelThresholds, *parts)
+    return rows
 
 
 def _negated(source: Sum, channels: Tensor) -> Sum:
