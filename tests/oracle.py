@@ -50,12 +50,17 @@ def hard(x: np.ndarray, levels: Sequence[float], thresholds: Sequence[float]) ->
     return np.where(np.isnan(x), np.nan, np.asarray(levels)[index(x, thresholds)])
 
 
-def standardise(x: np.ndarray, threshold: float, mean: float, std: float) -> np.ndarray:
+def column(thresholds: Sequence[float], x: np.ndarray) -> np.ndarray:
+    """Thresholds along a new first axis of x: scipy takes as long for one as for all at once."""
+    return np.reshape(thresholds, (-1,) + (1,) * np.ndim(x))
+
+
+def standardise(x: np.ndarray, threshold: Any, mean: float, std: float) -> np.ndarray:
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         return (x - threshold - mean) / std
 
 
-def above(x: np.ndarray, threshold: float, name: str, mean: float, std: float) -> np.ndarray:
+def above(x: np.ndarray, threshold: Any, name: str, mean: float, std: float) -> np.ndarray:
     """F(x - threshold): the probability that x - noise is at or above the threshold."""
     if std == 0:
         return np.where(np.isnan(x), np.nan, (x - mean >= threshold).astype(float))
@@ -66,8 +71,8 @@ def above(x: np.ndarray, threshold: float, name: str, mean: float, std: float) -
 def expectation(x, levels, thresholds, name, mean, std) -> np.ndarray:
     """q_0 + sum of (q_k - q_{k-1}) F(x - theta_k), term by term."""
     total = np.full(np.shape(x), float(levels[0]))
-    for k, threshold in enumerate(thresholds):
-        total = total + (levels[k + 1] - levels[k]) * above(x, threshold, name, mean, std)
+    for k, share in enumerate(above(x, column(thresholds, x), name, mean, std)):
+        total = total + (levels[k + 1] - levels[k]) * share
     return total
 
 
@@ -81,9 +86,11 @@ def density(z: np.ndarray, name: str, std: float) -> np.ndarray:
 def gradient(x, levels, thresholds, name, mean, std) -> np.ndarray:
     """Sum of (q_k - q_{k-1}) mu(x - theta_k), term by term; 0 for a Dirac."""
     total = np.zeros(np.shape(x))
-    for k, threshold in enumerate(thresholds if std else ()):
-        z = standardise(x, threshold, mean, std)
-        total = total + (levels[k + 1] - levels[k]) * density(z, name, std)
+    if std == 0:
+        return total
+    z = standardise(x, column(thresholds, x), mean, std)
+    for k, mu in enumerate(density(z, name, std)):
+        total = total + (levels[k + 1] - levels[k]) * mu
     return total
 
 
@@ -93,13 +100,12 @@ def probabilities(x, thresholds, name, mean, std) -> np.ndarray:
         return (
             np.stack([index(x - mean, thresholds) == k for k in range(len(thresholds) + 1)]) * 1.0
         )
-    family = FAMILIES[name]
-    z = [standardise(x, t, mean, std) for t in thresholds]
-    z = [np.full(np.shape(x), np.inf), *z, np.full(np.shape(x), -np.inf)]
+    z = standardise(x, column(thresholds, x), mean, std)
+    ends = np.full((1, *np.shape(x)), np.inf)
+    z = np.concatenate([ends, z, -ends])
     with np.errstate(over="ignore"):
-        low = [family.cdf(a) - family.cdf(b) for a, b in itertools.pairwise(z)]
-        high = [family.sf(b) - family.sf(a) for a, b in itertools.pairwise(z)]
-    return np.stack([np.where(b > 0, h, c) for c, h, b in zip(low, high, z[1:], strict=True)])
+        low, high = -np.diff(FAMILIES[name].cdf(z), axis=0), np.diff(FAMILIES[name].sf(z), axis=0)
+    return np.where(z[1:] > 0, high, low)
 
 
 def convolution(x: float, levels, thresholds, name, mean, std) -> float:
@@ -110,18 +116,18 @@ def convolution(x: float, levels, thresholds, name, mean, std) -> float:
     total = 0.0
     for a, b in itertools.pairwise(cuts):
         level = float(hard(np.asarray(x - (a + b) / 2), levels, thresholds))
-        mass = integrate.quad(lambda v: family.pdf((v - mean) / std) / std, a, b, epsabs=1e-13)[0]
+        mass = integrate.fixed_quad(lambda v: family.pdf((v - mean) / std) / std, a, b, n=50)[0]
         total += level * mass
     return total
 
 
-def slack(x: np.ndarray, threshold: float, mean: float, dtype: torch.dtype) -> np.ndarray:
+def slack(x: np.ndarray, threshold: Any, mean: float, dtype: torch.dtype) -> np.ndarray:
     """How far rounding in dtype may move x - threshold - mean.
 
     The floor lets a std far below anything that moves a number count as 0.
     """
     ulp, floor = 8 * torch.finfo(dtype).eps, 1e-100 if dtype == torch.float64 else 1e-30
-    move = np.maximum(ulp * (np.abs(x) + abs(threshold) + abs(mean)), floor)
+    move = np.maximum(ulp * (np.abs(x) + np.abs(threshold) + abs(mean)), floor)
     return np.where(np.isfinite(x), move, 0.0)
 
 
@@ -130,10 +136,11 @@ def expectation_bounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The interval that an expectation computed in dtype must lie in."""
     lower, upper = (np.full(np.shape(x), float(levels[0])) for _ in range(2))
-    for k, threshold in enumerate(thresholds):
-        rise, move = levels[k + 1] - levels[k], slack(x, threshold, mean, dtype)
-        lower = lower + rise * above(x - move, threshold, name, mean, std)
-        upper = upper + rise * above(x + move, threshold, name, mean, std)
+    threshold = column(thresholds, x)
+    move = slack(x, threshold, mean, dtype)
+    ends = [above(x + s * move, threshold, name, mean, std) for s in (-1, 1)]
+    for k, rise in enumerate(np.diff(levels)):
+        lower, upper = lower + rise * ends[0][k], upper + rise * ends[1][k]
     scale = np.abs(levels).max() + levels[-1] - levels[0]
     room = (8 + len(levels) / 8) * torch.finfo(dtype).eps * scale
     return lower - room, upper + room
@@ -146,18 +153,20 @@ def gradient_bounds(x, levels, thresholds, name, mean, std, dtype) -> tuple[np.n
         return lower, upper
     mode = PEAKS.get(name, 0.0)
     peak, eps = density(np.asarray(mode), name, std), torch.finfo(dtype).eps
-    for k, threshold in enumerate(thresholds):
-        rise, move = levels[k + 1] - levels[k], slack(x, threshold, mean, dtype)
-        # Where the density jumps, x lies a millionth of the support further right by definition, so
-        # that an edge of two supports is in the upper one: see docs/operator.md.
-        shift = 1e-6 * math.sqrt(3) * std if name == "uniform" else 0.0
-        ends = [standardise(x + shift + s * move, threshold, mean, std) for s in (-1, 1)]
-        left, right = (density(z, name, std) for z in ends)
-        inside = (ends[0] <= mode) & (mode <= ends[1])
+    threshold = column(thresholds, x)
+    move = slack(x, threshold, mean, dtype)
+    # Where the density jumps, x lies a millionth of the support further right by definition, so
+    # that an edge of two supports is in the upper one: see docs/operator.md.
+    shift = 1e-6 * math.sqrt(3) * std if name == "uniform" else 0.0
+    ends = [standardise(x + shift + s * move, threshold, mean, std) for s in (-1, 1)]
+    left, right = (density(z, name, std) for z in ends)
+    inside = (ends[0] <= mode) & (mode <= ends[1])
+    least, most = np.minimum(left, right), np.where(inside, peak, np.maximum(left, right))
+    for k, rise in enumerate(np.diff(levels)):
         blur = 2 * eps * max(abs(levels[k]), abs(levels[k + 1]))
         with np.errstate(over="ignore"):
-            lower = lower + (rise - blur) * np.minimum(left, right)
-            upper = upper + (rise + blur) * np.where(inside, peak, np.maximum(left, right))
+            lower = lower + (rise - blur) * least[k]
+            upper = upper + (rise + blur) * most[k]
     room = (16 + len(levels) / 8) * eps * peak * (levels[-1] - levels[0])
     # Under noise of next to no width a slope is beyond all numbers.
     return np.minimum(lower - room, torch.finfo(dtype).max), upper + room
@@ -167,11 +176,11 @@ def probabilities_and_errors(x, thresholds, name, mean, std, dtype):
     """p_k, and how much moving x by rounding in dtype may change each of them."""
     p = probabilities(x, thresholds, name, mean, std)
     error = np.zeros_like(p)
-    for k, threshold in enumerate(thresholds):
-        move = slack(x, threshold, mean, dtype)
-        ends = [above(x + s * move, threshold, name, mean, std) for s in (-1, 1)]
-        error[k] += ends[1] - ends[0]
-        error[k + 1] += ends[1] - ends[0]
+    threshold = column(thresholds, x)
+    move = slack(x, threshold, mean, dtype)
+    ends = [above(x + s * move, threshold, name, mean, std) for s in (-1, 1)]
+    error[:-1] += ends[1] - ends[0]
+    error[1:] += ends[1] - ends[0]
     return p, error
 
 
