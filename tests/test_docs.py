@@ -104,6 +104,8 @@ def narrow_network(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
+# An epoch instead of four: what the page prints is not tested.
+SHORTER = {"float.md": ("EPOCHS = 8, 8.0, 4", "EPOCHS = 8, 8.0, 1")}
 GIVEN = {
     "float.md": narrow_network,
     "tutorial.md": run_of_tutorial,
@@ -125,7 +127,10 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(0)
     given = GIVEN.get(page.name, lambda _: {})(monkeypatch)
     names: dict[str, Any] = {"__name__": page.stem, **given}
+    long, short = SHORTER.get(page.name, ("", ""))
+    assert long in text_of(page)
     for block in blocks(page, "python"):
+        block = block.replace(long, short) if long else block
         if file := re.match(r"# (\w+)\.py\n", block):
             Path(f"{file[1]}.py").write_text(block, encoding="utf-8")
             # Gone after the test: others may have a module of that name.

@@ -42,6 +42,7 @@ def test_better_than_the_largest_weight(stair, shape):
     assert len(fitted) == len(stair)
 
 
+@pytest.mark.nightly(keep=7)  # each name once
 @pytest.mark.parametrize("name", ["sign", "ternary", "int2", "int3", "int4", "uint2", "uint4"])
 @pytest.mark.parametrize("count", [9, 60])
 def test_as_good_as_a_dense_search(name, count):

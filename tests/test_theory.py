@@ -193,6 +193,7 @@ def test_every_verdict_agrees_with_the_limit(noise: str, n: int) -> None:
             assert proved == ("off thresholds" if schedule.static_mean else "every input")
 
 
+@pytest.mark.nightly(keep=7)
 @pytest.mark.parametrize("noise", noises.names())
 @pytest.mark.parametrize(("mean0", "std0"), [(-0.5, 0.1), (0.5, 0.1), (-0.4, 0.0), (0.4, 0.0)])
 def test_verdicts_agree_for_other_means_and_for_std_0(
@@ -363,6 +364,7 @@ STAIRS = [
 ]
 
 
+@pytest.mark.nightly(keep=10)  # each family twice, each stair at least once
 @pytest.mark.parametrize("noise", [*map(noises.get, noises.names()), Student()], ids=repr)
 @pytest.mark.parametrize("stair", STAIRS, ids=repr)
 def test_expectation_is_the_convolution_and_its_derivative_is_bounded(noise, stair) -> None:
