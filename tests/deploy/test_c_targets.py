@@ -181,6 +181,11 @@ def test_every_node_is_equal_on_emulated_processors(target: str, tmp_path: Path)
         write(net.network(), folder)
         command = (compiler, "-std=c99", "-O3", "-static", *flags)
         check(net, folder, *command, run_with=(emulator, "-cpu", "max"))
+    resnet8, x = int8_resnet8(), torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    write(resnet8, folder := tmp_path / "resnet8")
+    assert "wide" in (folder / "network.c").read_text()  # steps that repeat float32 in 64 bits
+    expected = (resnet8, x, resnet8.features(x), folder)
+    check_results(*expected, *command, run_with=(emulator, "-cpu", "max"))
 
 
 @pytest.mark.nightly
