@@ -19,7 +19,7 @@ import pytest
 
 from experiments.made import made
 from helpers.commands import Run
-from helpers.worker import WorkerHere
+from helpers.worker import ForkedWorker, WorkerHere
 from softstair.cli._progress import Progress
 from softstair.experiments import Training, Unit, load, read_design
 from softstair.experiments.grid import Timer
@@ -283,6 +283,7 @@ def test_published_tables_are_units_of_the_designs(
 # A time limit
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +297,7 @@ def test_the_time_limit_saves_what_is_done_and_keeps_the_checkpoint_of_the_rest(
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     monkeypatch.setattr("softstair.train.pool.time", clock)
+    monkeypatch.setattr("softstair.train.pool.Worker", ForkedWorker)
     started = on_events(monkeypatch, act)
     words = ["mine.toml", "--device", "cpu", "--jobs", "1", "--table", "part.csv.gz"]
     code, out, err = run("grid", *words, "--minutes", "5", "--partial")
