@@ -85,7 +85,7 @@ def data():
     return x, torch.randint(3, (32,), generator=generator)
 
 
-@pytest.mark.nightly(keep=8)
+@pytest.mark.nightly(keep=7)
 @pytest.mark.parametrize("stop", [0, 1, 7, 12, 19])
 @pytest.mark.parametrize("forward", ["mode", "random", "expectation"])
 @pytest.mark.parametrize("freeze", [False, True])

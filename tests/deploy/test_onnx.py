@@ -61,7 +61,7 @@ def assert_equal(network: IntegerNetwork, x: torch.Tensor, actual: dict[str, np.
     np.testing.assert_array_equal(actual["class"], actual["scores"].argmax(1))
 
 
-@pytest.mark.nightly(keep=8)
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_networks_are_equal_at_every_optimisation_level(seed: int) -> None:
     builder = random_network(seed)
@@ -136,6 +136,7 @@ def test_shortcuts_without_wide_steps_have_thresholds(monkeypatch: pytest.Monkey
     assert_equal(network, x, run(model, x))
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("seed", range(5))
 def test_levels_of_affine_steps_are_equal(seed: int) -> None:
     builder = affine_features(seed)

@@ -120,7 +120,7 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("count", [20, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [14, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "flags", [(), pytest.param(("-DSOFTSTAIR_PACKED",), marks=pytest.mark.nightly)]
 )
