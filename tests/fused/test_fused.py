@@ -246,6 +246,8 @@ def test_what_cannot_be_fused_runs_as_it_is():
     assert layers(nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU())) == 0
     assert layers(plain(track_running_stats=False)) == 0
     assert layers(plain(), ss.Stair((-1.5, 0.0, 0.25, 2.0), (-0.7, 0.1, 0.3))) == 0
+    for axis in (0, 1):  # of features, which the kernels do not divide by quanta
+        assert layers(plain(), ss.Stair.ternary((0.5, 1, 1, 2), axis=axis)) == 0
     net = ss.quantise(model(), TERNARY, TERNARY, skip="15")
     net[1].register_forward_hook(lambda *_: None)
     assert len(fused(net).layers) == 3

@@ -267,13 +267,14 @@ def _is_norm(module: Any, sums: Any) -> bool:
 
 
 def _is_stair(module: Any, of: type[StairModule]) -> bool:
-    """Whether bins have one width, thresholds are few or on a line, there is one quantum or one
-    for each output of weights, and the noise is one of the paper's."""
+    """Whether bins have one width, thresholds are few or on a line, there is one quantum (weights
+    may have one per output), and the noise is one of the paper's."""
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
         return False
-    stair = kernel_stair(module)
+    stair, axis = kernel_stair(module), module.stair.axis
     known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
-    return known and stair.spacing is not None and module.stair.axis in (None, 0)
+    known = known and (axis is None or (axis == 0 and of is StairWeight))
+    return known and stair.spacing is not None
 
 
 def _is_pool(module: Any) -> bool:
