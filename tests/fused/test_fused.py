@@ -355,6 +355,17 @@ def test_a_normalisation_in_evaluation_is_left_to_itself():
     assert torch.equal(net[1].running_mean, before)
 
 
+def test_weight_stairs_in_evaluation_have_no_noise_and_no_gradient():
+    """Also where their quanta are learned and apart."""
+    net, _ = pair("by channel", "uniform", "mode", side=4, channels=1, quanta="learned")
+    run, (x, y) = fused(net), batch(side=4, channels=1)
+    net[4].weight_stair.eval()
+    expected = copy.deepcopy(net)(x).double()
+    assert distance(learn(run, x, y), expected) < 1e-5
+    assert net[4].weight.grad is None
+    assert net[7].weight.grad.count_nonzero() > 0
+
+
 @pytest.mark.nightly
 def test_half_precision():
     """float16 (NumPy has no bfloat16): sums of integers are exact, only gradients are rounded."""

@@ -93,14 +93,13 @@ class FusedLayer(nn.Module):
             source.__dict__["reader"] = self
 
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        training = [module.training for module in (self.sums, self.norm, self.stair)]
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
         if shapes_fit and shortcut is not None:
             shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self.sides(x))
             shortcut = _rows(shortcut) if shapes_fit else shortcut
-        if shapes_fit and self._can_evaluate(x) and not any(training):
+        if shapes_fit and self._can_evaluate(x) and self._modes == {False}:
             y = _evaluate(self, x, shortcut, context)
-        elif not (shapes_fit and all(training)):
+        elif not (shapes_fit and self._modes == {True}):
             y = self.norm(self.sums(x))
             y = self.stair(y if shortcut is None else y + shortcut)
             return y if self.pool is None else self.pool(y)
@@ -127,6 +126,12 @@ class FusedLayer(nn.Module):
             else:
                 y = _Layer.apply(x, *given, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
+
+    @property
+    def _modes(self) -> set[bool]:
+        """The values of ``training`` of the modules; two if some are in evaluation."""
+        modules = (self.sums, self.norm, self.stair, self.weight_stair)
+        return {module.training for module in modules if module is not None}
 
     def _can_evaluate(self, x: Tensor) -> bool:
         """Whether x suits the kernels of evaluation: a convolution's input in float32, without
@@ -183,7 +188,7 @@ class FusedLayer(nn.Module):
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
         fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
         fits = fits and gradients.float8_for(stair.stair.integers) is not None
-        fits = fits and all(module.training for module in (sums, self.norm, self.stair))
+        fits = fits and self._modes == {True}
         return gradients.float8_for(source.stair.stair.integers) if fits else None
 
     def source_integers(self, context: Context) -> Integers | None:
