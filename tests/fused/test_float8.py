@@ -189,10 +189,11 @@ def test_gradients_are_rounded_unasked_where_that_was_measured(
     monkeypatch.setattr(kernels, "can_fuse", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
-    device = torch.device("cuda")
-    chosen = choose_execution(recipe, net, ss.Annealer(net, recipe.schedule(2)), device, 1, False)
+    given = recipe, net, ss.Annealer(net, recipe.schedule(2)), torch.device("cuda"), 1, False
+    chosen = choose_execution(*given)
     assert chosen.fused
     assert chosen.precision == precision
+    assert choose_execution(*given, processes=2).precision == "bfloat16"  # eight images each
 
 
 @pytest.mark.nightly

@@ -91,13 +91,13 @@ def choose_execution(
     if fusible and annealer is not None and kernels.can_fuse(device):
         from softstair.fused import fuse, fused  # which need Triton
 
-        remark = fuse.not_fused(network)
+        remark, images = fuse.not_fused(network), recipe.batch // processes
         if _prefers_float8(recipe, device):
             rounded = fused(network, float8=True)
-            if rounded is not None and rounded.gains_from_float8(recipe.batch):
+            if rounded is not None and rounded.gains_from_float8(images):
                 return Execution(rounded, "float8", True, False, captured, remark)
         if (fused_network := fused(network, precision == "float8")) is not None:
-            if precision != "float8" or fused_network.multiplies_float8(recipe.batch):
+            if precision != "float8" or fused_network.multiplies_float8(images):
                 return Execution(fused_network, precision, True, False, captured, remark)
             remark = f"{remark + '; ' if remark else ''}no product can be in FP8"
             return Execution(fused_network, "bfloat16", True, False, captured, remark)
@@ -108,7 +108,7 @@ def choose_execution(
 
 
 def _prefers_float8(recipe: Recipe, device: torch.device) -> bool:
-    """Whether products are in FP8 without being asked for: on Hopper, where this was measured."""
+    """Whether ``precision="auto"`` may be FP8: on Hopper, where it was measured."""
     if recipe.precision != "auto" or device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
