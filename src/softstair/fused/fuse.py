@@ -28,7 +28,7 @@ __all__ = ["FusedNetwork", "fused", "not_fused"]
 
 ADDITIONS = (operator.add, torch.add)
 FLOAT8_CHANNELS = 128
-"""Channels from which on products in FP8 are faster than in bfloat16; fewer were not measured."""
+"""Fewest channels of a product for which FP8 was measured against bfloat16."""
 
 
 class FusedNetwork:
@@ -47,8 +47,8 @@ class FusedNetwork:
         return bool(self._float8_layers(images))
 
     def gains_from_float8(self, images: int) -> bool:
-        """Whether there are such products and all have many channels, as where FP8 was measured to
-        be faster."""
+        """Whether there are such products, and all have at least ``FLOAT8_CHANNELS`` inputs and
+        outputs."""
         shapes = [layer.sums.weight.shape[:2] for layer in self._float8_layers(images)]
         return bool(shapes) and min(map(min, shapes)) >= FLOAT8_CHANNELS
 

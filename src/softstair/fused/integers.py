@@ -14,7 +14,7 @@ from softstair.stair import Stair
 
 __all__ = [
     "Integers",
-    "has_quanta_apart",
+    "is_in_quanta",
     "kernel_stair",
     "learns",
     "makes_int8",
@@ -51,19 +51,19 @@ def makes_int8(stair: StairModule) -> bool:
 
 
 def quantum_of(stair: StairModule) -> float:
-    """Return the quantum that kernels see; that of a stair with one per channel is 1."""
+    """Return the quantum that kernels use: 1 for a stair with one per channel."""
     quantum = stair.stair.quantum
     return quantum if isinstance(quantum, float) else 1.0
 
 
-def has_quanta_apart(stair: StairModule) -> bool:
-    """Whether kernels see the stair in quanta, because these are learned or one per channel."""
+def is_in_quanta(stair: StairModule) -> bool:
+    """Whether kernels evaluate the stair in quanta: those that are learned or one per channel."""
     return learns(stair) or stair.stair.axis is not None
 
 
 def kernel_stair(stair: StairModule) -> Stair:
-    """Return the stair as kernels see it."""
-    if not has_quanta_apart(stair):
+    """Return the stair that kernels evaluate."""
+    if not is_in_quanta(stair):
         return stair.stair
     return _in_quanta(stair.stair) if stair.log_ratio is None else stair.unit_stair
 

@@ -7,8 +7,9 @@ sums and the features.
 
 Features with a learned quantum ε are ε·S(z/ε), with the stair S in quanta: γ and β are divided by
 ε before, and the levels of S multiplied. Sums of learned layers are in float. Weights whose quanta
-are learned, or one per channel, are divided by them; the sums then count in these quanta, by which
-the normalisation multiplies ε and its running statistics.
+q are learned, or one per channel, are divided by them, so that the sums count in q. Of these sums
+the normalisation has mean m and variance v: it divides by √(v + eps/q²), and its running statistics
+are those of q·m and q²·v.
 
 In evaluation the statistics are the running ones. What is normalised is rounded in another order
 than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from softstair.fused import products
 from softstair.fused.integers import (
     Integers,
-    has_quanta_apart,
+    is_in_quanta,
     learns,
     makes_int8,
     quantum_of,
@@ -109,7 +110,7 @@ class FusedLayer(nn.Module):
             beta: Tensor = self.norm.bias
             weight_quantum = quantum = None
             weight_stair = self.weight_stair
-            if weight_stair is not None and has_quanta_apart(weight_stair):
+            if weight_stair is not None and is_in_quanta(weight_stair):
                 weight_quantum = weight_stair.quantum
                 if learns(weight_stair):
                     weight_quantum = weight_stair.scaled_quantum(weight.numel())
@@ -274,12 +275,12 @@ def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Co
 def _evaluated_sums(
     layer: FusedLayer, x: Tensor, context: Context
 ) -> tuple[Tensor, float | Tensor]:
-    """Return the sums in evaluation, and their unit, or units of channels."""
+    """Return the sums in evaluation, and their unit or one unit per channel."""
     integers, stair = layer.source_integers(context), layer.weight_stair
     if integers is None or stair is None or not makes_int8(stair):
         return layer.sums(x), 1.0
     weight, quanta = _rows(layer.sums.weight), stair.present_quantum()
-    if stair.stair.axis is not None:  # its thresholds are rounded after they are multiplied
+    if stair.stair.axis is not None:  # as the network: weights are compared with rounded q·θ
         levels = (stair(weight) / _by_output(quanta, weight)).round().to(torch.int8)
         sums, _, unit = layer.int8_sums(integers, Integers(_rows(levels), None))
         return sums, unit * quanta.double()
@@ -290,7 +291,7 @@ def _evaluated_sums(
 
 
 def _by_output(quanta: Tensor, weight: Tensor) -> Tensor:
-    """Return one quantum, or one per output, so that it divides the weights."""
+    """Return one quantum, or one per output, in a shape that broadcasts against the weights."""
     return quanta if quanta.dim() == 0 else quanta.view(-1, *(1,) * (weight.dim() - 1))
 
 

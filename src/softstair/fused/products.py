@@ -60,7 +60,7 @@ def float8_gradients(
 def quantum_gradient(
     gradient: Tensor | None, values: Tensor, quantum: Tensor | None
 ) -> Tensor | None:
-    """Return the gradient of the quantum, or of those of the outputs, that multiplies values."""
+    """Return the gradient of the quantum of values, or of the quanta of their outputs."""
     if gradient is None or quantum is None:
         return None
     axes = tuple(range(quantum.dim(), gradient.dim()))

@@ -107,7 +107,8 @@ class ExecutionOptions(Options):
 
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = option(
         "auto",
-        "Precision of training steps (auto: bfloat16 on a GPU that has it, float8 where it gains).",
+        "Precision of training steps (auto: bfloat16 on a GPU that has it; float8 on Hopper if the "
+        "network is wide).",
         "in_tables",
     )
     compile: Literal["auto", "always", "never"] = option(
@@ -127,7 +128,8 @@ class ExecutionOptions(Options):
     def precision_on(self, device: torch.device) -> str:
         """Return the precision of training steps on a device: float32, tf32, bfloat16 or float8.
 
-        With auto, a network whose fused layers gain from FP8 has it instead of bfloat16.
+        With auto it does not depend on the network: ``choose_execution`` may use float8 instead of
+        bfloat16.
 
         >>> ExecutionOptions().precision_on(torch.device("cpu"))
         'float32'

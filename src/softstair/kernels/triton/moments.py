@@ -226,8 +226,8 @@ def partial_statistics(partial: Tensor, norm: Normalisation, rows: int, unit: fl
 
 
 def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float | Tensor) -> Tensor:
-    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in units, of
-    which there may be one per channel."""
+    """Return (mean, 1/deviation, scale, shift) per channel, (4, channels), for sums in a unit, or
+    in one unit per channel."""
     mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
     inverse = (variance.double() + norm.eps).rsqrt()
     scale = norm.get_parameter("weight").double() * inverse
