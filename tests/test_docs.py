@@ -405,9 +405,9 @@ def test_results_of_a_preset_are_those_of_the_table(name: str) -> None:
 REPEATED = {
     "best-cifar10-int4, fold 0": "`best-cifar10-int4`",
     "float twin with the teacher, fold 0": "float twin with the teacher",
-    "best-speech, fold 0": "given: 0.07 and 0.15",
-    "best-speech, fold 0, learned quanta": "one per layer",
-    "best-speech, fold 0, bits int4, learned quanta": "one per channel of weights, none given",
+    "best-speech, fold 0": "of the preset: weights 0.07, features 0.15",
+    "best-speech, fold 0, learned quanta": "learned, one per layer",
+    "best-speech, fold 0, bits int4, learned quanta": "learned, weights with one per channel",
 }
 
 
@@ -429,7 +429,8 @@ def test_effects_of_options_are_those_of_the_factorial(monkeypatch: pytest.Monke
     effects, _ = accuracy.fit(trainings, options)
     section = ACCURACY.split("### The options together")[1].split("\n### ")[0]
     rows = re.findall(r"^\| `(\w+)` \| \S+ \| \S+ \| (\S+) \|$", section, re.M)
-    assert rows == [(effect.option.name, effect.row()["effect"]) for effect in effects]
+    points = [effect.row()["effect"].replace("-", "−") for effect in effects]
+    assert rows == [(e.option.name, text) for e, text in zip(effects, points, strict=True)]
     assert {effect.row()["standard_error"] for effect in effects} == {"0.08"}
     recipes = [t for t in trainings if t.configuration.startswith("recipe,")]
     mean = 100 * statistics.mean(training.valid_accuracy or 0.0 for training in recipes)
@@ -439,8 +440,8 @@ def test_effects_of_options_are_those_of_the_factorial(monkeypatch: pytest.Monke
 def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
     """By scipy, from the pairs."""
     trainings = load(RESULTS / "accuracy-float8.parquet")
-    sentence = text_of(DOCS / "speed.md").partition("FP8 costs no accuracy")[2]
-    for kind, pattern in (("valid", "{} points from"), ("test", "and {} (")):
+    sentence = text_of(DOCS / "speed.md").partition("**Accuracy with FP8.**")[2]
+    for kind, pattern in (("valid", "{} points of validation"), ("test", "{} points of test")):
         accuracy = {
             (t.recipe.precision, t.recipe.seed): 100 * (getattr(t, f"{kind}_accuracy") or 0.0)
             for t in trainings
@@ -448,7 +449,7 @@ def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
         gaps = [accuracy["float8", s] - accuracy["bfloat16", s] for s in range(10)]
         mean, error = statistics.mean(gaps), scipy.stats.sem(gaps)
         low, high = scipy.stats.t.interval(0.95, 9, mean, error)
-        assert low > -0.3
+        assert -0.3 < low < 0 < high
         words = [f"{number:+.2f}".replace("-", "−") for number in (mean, low, high)]
         assert pattern.format(words[0]) in sentence
         assert f"{words[1]} to {words[2]}" in sentence
