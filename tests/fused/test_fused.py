@@ -13,6 +13,7 @@ import networks
 import softstair as ss
 from softstair import kernels
 from softstair.fused import fused
+from softstair.kernels import triton
 from softstair.models import build
 from softstair.train.execution import Execution
 
@@ -97,6 +98,20 @@ def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward
     assert all(bool((ratio != 0).any()) for ratio in ratios)
     with torch.no_grad():
         assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-4
+
+
+def test_evaluations_with_learned_quanta_by_channel_keep_no_tables():
+    """One row per channel would stay on the device for each evaluation."""
+    net, _ = pair("by channel", "uniform", "mode", side=4, channels=1, quanta="learned")
+    (x, _), counts = batch(side=4, channels=1), []
+    for _ in range(2):
+        with torch.no_grad(), kernels.use("triton"):
+            for name, ratio in net.named_parameters():
+                if name.endswith("weight_stair.log_ratio"):
+                    ratio += 0.01
+            net.train(), fused(net.eval())(x)
+        counts.append(triton.table.cache_info().currsize)
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.nightly

@@ -281,8 +281,13 @@ def _evaluated_sums(
         return layer.sums(x), 1.0
     weight, quanta = _rows(layer.sums.weight), stair.present_quantum()
     if stair.stair.axis is not None:  # as the network: weights are compared with rounded q·θ
-        levels = (stair(weight) / _by_output(quanta, weight)).round().to(torch.int8)
-        sums, _, unit = layer.int8_sums(integers, Integers(_rows(levels), None))
+        if stair.log_ratio is None:
+            levels: Tensor | None = (stair(weight) / _by_output(quanta, weight)).round()
+        else:  # not by a kernel: its tables, one for each evaluation then, are never freed
+            levels = stair.integers(weight)
+        assert levels is not None
+        int8 = _rows(levels.to(torch.int8))
+        sums, _, unit = layer.int8_sums(integers, Integers(int8, None))
         return sums, unit * quanta.double()
     _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
     assert weight_integers is not None
