@@ -174,15 +174,15 @@ def convolutions(channels: int) -> nn.Module:
         (128, (9, 0), {}, "float8"),
         (112, (9, 0), {}, "bfloat16"),
         (128, (10, 0), {}, "bfloat16"),
-        (128, (9, 0), {"precision": "bfloat16"}, "bfloat16"),
+        (128, (9, 0), {"precision": "auto"}, "bfloat16"),
         (128, (9, 0), {"forward": "expectation"}, "bfloat16"),
         (112, (9, 0), {"precision": "float8"}, "float8"),
     ],
 )
-def test_gradients_are_rounded_unasked_where_that_was_measured(
+def test_fast_steps_round_gradients_where_that_was_measured(
     channels, capability, settings, precision, monkeypatch
 ):
-    recipe = Recipe(batch=16, **settings)
+    recipe = Recipe(**{"batch": 16, "precision": "fast", **settings})
     net = convolutions(channels)
     for _, stair in ss.nn.stair_modules(net):
         stair.strategy = recipe.forward

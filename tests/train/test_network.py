@@ -17,7 +17,7 @@ from softstair import deploy
 from softstair._errors import SoftstairError
 from softstair.data import load
 from softstair.models import last_layer
-from softstair.train import Recipe, RunError, loop, train, trained_network
+from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_threads
 from softstair.train.network import advice, describe_network, make_network
 from softstair.train.records import data_version_of
@@ -211,28 +211,6 @@ def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
         tmp_path / "whole" / "metrics.jsonl"
     ).read_bytes()
     assert (cut / "network.txt").exists()
-
-
-def test_a_run_that_began_in_bfloat16_goes_on_in_it_where_auto_may_be_float8(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(SHORT, tmp_path)
-    (tmp_path / "summary.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text())
-    given: list[str] = []
-
-    def begin(recipe: Recipe, *rest: object) -> None:
-        given.append(recipe.precision)
-        raise InterruptedError
-
-    monkeypatch.setattr(loop, "State", begin)
-    monkeypatch.setattr(Recipe, "precision_on", lambda recipe, device: "bfloat16")
-    for precision in ("bfloat16", "float8", "float32"):
-        config["step"]["precision"] = precision
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InterruptedError):
-            train(SHORT, tmp_path, resume=True)
-    assert given == ["bfloat16", "auto", "auto"]
 
 
 def test_input_without_an_integer_zero_is_said_before_training() -> None:

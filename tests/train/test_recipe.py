@@ -201,7 +201,8 @@ def test_differences_in_training() -> None:
     assert recipe.differences(Recipe()) == ["truncate", "fold", "precision", "kernels"]
     assert recipe.training_differences(Recipe()) == ["fold"]
     assert "precision" in recipe.training_differences(Recipe(precision="bfloat16"))
-    assert Recipe(precision="float8").training_differences(Recipe()) == ["precision"]
+    for precision in ("float8", "fast"):
+        assert Recipe(precision=precision).training_differences(Recipe()) == ["precision"]
     assert Recipe(quanta="fixed").training_differences(Recipe()) == []
     for quanta in ("calibrated", "learned"):
         assert Recipe(quanta=quanta).training_differences(Recipe()) == ["quanta"]

@@ -52,8 +52,8 @@ class Command:
         "auto", "Network of step and partition (auto: vgg8 on a GPU, digits on a CPU)."
     )
     batch: int | None = flag(None, "Batch size (default: 256 on a GPU, less on a CPU).")
-    precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = flag(
-        "auto", "Precision of the steps (auto: bfloat16 on a GPU that has it, otherwise float32)."
+    precision: Literal["auto", "fast", "float32", "tf32", "bfloat16", "float8"] = flag(
+        "fast", "Precision of the steps, as of softstair train; that of its presets best-*."
     )
     augment: Moves = flag("none", "Augmentation in the steps.")
     forward: Forward = flag("mode", "Forward mode of partition; step measures all of them.")

@@ -108,8 +108,8 @@ def choose_execution(
 
 
 def _prefers_float8(recipe: Recipe, device: torch.device) -> bool:
-    """Whether ``precision="auto"`` may be FP8: on Hopper, where it was measured."""
-    if recipe.precision != "auto" or device.type != "cuda":
+    """Whether ``precision="fast"`` may be FP8: on Hopper, where it was measured."""
+    if recipe.precision != "fast" or device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
 

@@ -8,7 +8,6 @@ import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -254,11 +253,8 @@ def _train(
     first = team.broadcast(first_state)
     if team.size > 1:
         network.load_state_dict(first)
-    executed, begun = recipe, team.broadcast(lambda: run.precision)
-    if recipe.precision == "auto" and begun == recipe.precision_on(device) == "bfloat16":
-        executed = replace(recipe, precision="bfloat16")  # where auto may be FP8
     with team.all_or_none():
-        state = State(executed, network, len(training), device, own, team)
+        state = State(recipe, network, len(training), device, own, team)
         if recipe.loss is not None:
             state.own_loss = own_loss(recipe.loss, len(dataset.classes))
     if "teacher" in floats:

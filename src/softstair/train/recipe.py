@@ -105,10 +105,10 @@ class NoiseOptions(Options):
 class ExecutionOptions(Options):
     """How a training step is computed."""
 
-    precision: Literal["auto", "float32", "tf32", "bfloat16", "float8"] = option(
+    precision: Literal["auto", "fast", "float32", "tf32", "bfloat16", "float8"] = option(
         "auto",
-        "Precision of training steps (auto: bfloat16 on a GPU that has it; float8 on Hopper if the "
-        "network is wide).",
+        "Precision of training steps (auto: bfloat16 on a GPU that has it; fast: also float8, on "
+        "Hopper if the network is wide).",
         "in_tables",
     )
     compile: Literal["auto", "always", "never"] = option(
@@ -128,14 +128,13 @@ class ExecutionOptions(Options):
     def precision_on(self, device: torch.device) -> str:
         """Return the precision of training steps on a device: float32, tf32, bfloat16 or float8.
 
-        With auto it does not depend on the network: ``choose_execution`` may use float8 instead of
-        bfloat16.
+        With fast, ``choose_execution`` may use float8 instead, which depends on the network.
 
         >>> ExecutionOptions().precision_on(torch.device("cpu"))
         'float32'
         """
         cuda = device.type == "cuda"
-        if self.precision == "auto":
+        if self.precision in ("auto", "fast"):
             return "bfloat16" if cuda and torch.cuda.is_bf16_supported(False) else "float32"
         needed = {"tf32": (8, 0), "float8": (9, 0)}.get(self.precision)
         if needed and not (cuda and torch.cuda.get_device_capability(device) >= needed):
@@ -253,7 +252,8 @@ class Recipe(
         Fields without `changes_result` may differ; precision and quanta may be auto in one of them.
         """
         changing = set(fields_with("changes_result"))
-        if "auto" in (given := {self.precision, other.precision}) and "float8" not in given:
+        given = {self.precision, other.precision}
+        if "auto" in given and not given & {"fast", "float8"}:
             changing.remove("precision")
         if self.calibrates == other.calibrates and "learned" not in (self.quanta, other.quanta):
             changing.remove("quanta")
@@ -363,7 +363,7 @@ _BEST_CIFAR10 = Recipe(
     data="cifar10", model="vgg8", augment="crop-flip", cutout=10, cutmix=0.5, integer_input=True,
     first_layer="int8", static_std=True, optimiser="adamw", learning_rate=3e-3, latent_rate=0.03,
     norm_rate=3.0, rate_shape="cosine", clip_latent=True, drop=None, batch=256, epochs=300,
-    init_from="auto", teacher="auto",
+    init_from="auto", teacher="auto", precision="fast",
 )  # fmt: skip
 _TERNARY: dict[str, Any] = {"first_layer": "same"}
 _INT4: dict[str, Any] = {

@@ -79,12 +79,6 @@ class Run:
         threads = (self.config or {}).get("threads")
         return threads if type(threads) is int and 1 <= threads <= MAX_THREADS else None
 
-    @property
-    def precision(self) -> str | None:
-        """The precision of the training steps of the run; None for a new run."""
-        step = (self.config or {}).get("step")
-        return str(step.get("precision")) if isinstance(step, dict) else None
-
     def digests(self) -> dict[str, str]:
         """Return the digests of the float runs that config.json records."""
         config = self.config or {}
