@@ -62,7 +62,7 @@ def _quick_files_and_digits() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter() -> Iterator[None]:
-    """Make Triton's interpreter faster in three places that took half of its time.
+    """Make Triton's interpreter faster in three places.
 
     It patches its language again for each launch and each function that a kernel calls; what it
     patches depends on nothing but whether a function sees the modules ``tl`` and ``tl.core``. It

@@ -57,7 +57,7 @@ def test_scores_have_the_bits_of_this_machine_and_other_files_are_refused(
     builder = NETWORKS[name](5)
     write(builder.network(), tmp_path)
     *lines, ticks = emulated(tmp_path, builder.bytes)
-    program = build(tmp_path, flags=("-O1", NATIVE))
+    program = build(tmp_path, flags=("-O3", NATIVE))
     data = builder.bytes.numpy().tobytes()
     here = subprocess.run([program, "--bits"], input=data, capture_output=True, check=True)
     assert lines == here.stdout.decode().splitlines()
