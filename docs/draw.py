@@ -4,6 +4,7 @@
 every time; ``training`` is a real training on the digits, and takes a minute.
 """
 
+import csv
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,16 @@ from softstair.schedule import INTERVALS, POWERS
 from softstair.theory import distances_on_random_networks
 
 HERE = Path(__file__).parent / "pictures"
+RESULTS = HERE.parents[1] / "results"
+RATES = ("0.0003", "0.003", "0.01", "0.03", "0.1")
+BEGINS = {
+    0: "period=6",
+    22: "anneal_from=22 period=5",
+    30: "anneal_from=30 period=4",
+    44: "anneal_from=44 period=2",
+    52: "anneal_from=52 period=1",
+}
+"""Trials of latent rates and of the epoch at which annealing begins."""
 INK, SOFT = "#2d3748", "#a0aec0"
 FAMILIES = {
     "uniform": "#2b6cb0",
@@ -205,6 +216,37 @@ def order(figure: Figure) -> None:
     legend(figure, panels[0])
 
 
+def beyond(figure: Figure) -> None:
+    """The gap of partition, from the page of the reproduction, and the accuracy by latent rate and
+    by the beginning of annealing, from the trials."""
+    gaps, rates, begins = figure.subplots(1, 3)
+    page = (HERE.parent / "reproduction.md").read_text(encoding="utf-8")
+    table = page.split("<!-- steps per layer -->")[1].split("<!--")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.strip().splitlines()[2:]]
+    for data, shade in zip(("Speech", "SVHN", "CIFAR-10"), FAMILIES.values(), strict=False):
+        own = [row for row in rows if row[0].startswith(data)]
+        steps = [int(row[4].replace(",", "")) for row in own]
+        points = [float(row[5].replace("−", "-")) for row in own]
+        gaps.plot(steps, points, "o-", color=shade, label=data)
+    gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static, points")
+    gaps.set_xticks([100, 1000, 10000], ["100", "1,000", "10,000"])
+    gaps.set_xticks([], minor=True)
+    gaps.legend(loc="lower right")
+    trials = csv.DictReader((RESULTS / "accuracy-trials.csv").read_text("utf-8").splitlines())
+    valid = {trial["options"]: 100 * float(trial["valid_accuracy"]) for trial in trials}
+    plain = "cutmix=0 integer_input=false {} init_from=None teacher=None"
+    accuracies = [
+        valid[f"{plain.format('cutout=0')} norm_rate=1 learning_rate={rate} latent_rate={rate}"]
+        for rate in RATES
+    ]
+    rates.plot([*map(float, RATES)], accuracies, "o-", color=INK)
+    rates.set(xscale="log", xlabel="latent rate, quanta", ylabel="validation, %")
+    late = f"{plain.format('cutout=8')} static_std=false interval=partition"
+    accuracies = [valid[f"{late} {options}"] for options in BEGINS.values()]
+    begins.plot([*BEGINS], accuracies, "o-", color=INK)
+    begins.set(xlabel="annealing begins at epoch, of 60", ylabel="validation, %")
+
+
 DRAWINGS: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "stair": (stair, (7.2, 5.6)),
     "forwards": (forwards, (8.4, 2.9)),
@@ -212,6 +254,7 @@ DRAWINGS: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "estimators": (estimators, (9.6, 4.2)),
     "schedules": (schedules, (9.6, 4.6)),
     "order": (order, (8.4, 3.7)),
+    "beyond": (beyond, (9.6, 2.9)),
 }
 
 

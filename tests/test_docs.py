@@ -478,6 +478,31 @@ def test_resnet20_has_the_accuracies_of_the_table(bits: str) -> None:
             assert f"| {valid:.2f} | {tested:.2f} |" in page, run["run"]
 
 
+def test_observations_beyond_the_paper_have_the_figures_of_the_tables() -> None:
+    page = text_of(DOCS / "beyond.md")
+    block = text_of(DOCS / "reproduction.md").split("<!-- steps per layer -->")[1]
+    rows = [row.split(" | ") for row in block.strip().splitlines()[2:7]]
+    (least, widest), (most, narrowest) = ((rows[at][4], rows[at][5].strip("−")) for at in (0, -1))
+    sentence = f"from {widest} points at {least} steps per layer to {narrowest} points at {most}"
+    assert sentence in page
+    trials = {trial["options"]: trial for trial in results_table("accuracy-trials.csv")}
+    plain = "cutmix=0 integer_input=false cutout=8 init_from=None teacher=None"
+    late = f"{plain} static_std=false interval=partition"
+    expectation, random = (f"{late} anneal_from=30 period=4 forward={f}" for f in FORWARDS)
+    names = [plain, f"{late} period=6", f"{late} anneal_from=30 period=4", expectation]
+    names += ["rate_shape=cosine forward=random", random]
+    names += [f"rate_shape=cosine{noise}" for noise in ("", " noise=normal", " noise=triangular")]
+    found = [f"{percents([trials[name]], 'valid_accuracy')[0]:.1f}" for name in names]
+    assert f"| mode | {' | '.join(found[:3])} |" in page
+    assert f"| – | {found[3]} |" in page
+    assert f"| random | {found[4]} (at the paper's rate) | – | {found[5]} |" in page
+    uniform, normal, triangular = found[6:]
+    assert (
+        f"uniform noise has {uniform}, normal {normal} and triangular noise {triangular} %" in page
+    )
+
+
+FORWARDS = ("expectation", "random")
 SVHN_ROWS = {
     "best-svhn": "`best-svhn`",
     "float twin with the teacher": "float twin with the teacher",
@@ -710,7 +735,7 @@ def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
     assert there == {f"{name}.svg" for name in draw.DRAWINGS} | {"training.png"}
     shown = {name for page in PAGES for name in re.findall(r"pictures/([\w.]+)\)", text_of(page))}
     assert shown == there
-    assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 600_000
+    assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 650_000
 
 
 @pytest.mark.nightly
