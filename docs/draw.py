@@ -228,9 +228,10 @@ def beyond(figure: Figure) -> None:
         steps = [int(row[4].replace(",", "")) for row in own]
         points = [float(row[5].replace("−", "-")) for row in own]
         gaps.plot(steps, points, "o-", color=shade, label=data)
-    gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static, points")
+    gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static")
     gaps.set_xticks([100, 1000, 10000], ["100", "1,000", "10,000"])
     gaps.set_xticks([], minor=True)
+    gaps.set_yticks([-20, -10, 0])
     gaps.legend(loc="lower right")
     trials = csv.DictReader((RESULTS / "accuracy-trials.csv").read_text("utf-8").splitlines())
     valid = {trial["options"]: 100 * float(trial["valid_accuracy"]) for trial in trials}
@@ -240,11 +241,18 @@ def beyond(figure: Figure) -> None:
         for rate in RATES
     ]
     rates.plot([*map(float, RATES)], accuracies, "o-", color=INK)
-    rates.set(xscale="log", xlabel="latent rate, quanta", ylabel="validation, %")
+    rates.set(xscale="log", xlabel="rate in quanta", ylabel="validation, %")
+    rates.set_xticks([0.001, 0.01, 0.1], ["0.001", "0.01", "0.1"])
+    rates.set_xticks([], minor=True)
     late = f"{plain.format('cutout=8')} static_std=false interval=partition"
     accuracies = [valid[f"{late} {options}"] for options in BEGINS.values()]
     begins.plot([*BEGINS], accuracies, "o-", color=INK)
-    begins.set(xlabel="annealing begins at epoch, of 60", ylabel="validation, %")
+    begins.set(xlabel="first annealed epoch", xticks=[*BEGINS])
+    begins.sharey(rates)
+    begins.set(ylim=(76, 89), yticks=[76, 80, 84, 88])
+    begins.tick_params(labelleft=False)
+    for axes in (gaps, rates, begins):
+        axes.grid(visible=False, axis="x")
 
 
 DRAWINGS: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {

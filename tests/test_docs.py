@@ -735,7 +735,7 @@ def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
     assert there == {f"{name}.svg" for name in draw.DRAWINGS} | {"training.png"}
     shown = {name for page in PAGES for name in re.findall(r"pictures/([\w.]+)\)", text_of(page))}
     assert shown == there
-    assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 650_000
+    assert sum(path.stat().st_size for path in (DOCS / "pictures").iterdir()) < 600_000
 
 
 @pytest.mark.nightly
