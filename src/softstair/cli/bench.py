@@ -53,7 +53,7 @@ class Command:
     )
     batch: int | None = flag(None, "Batch size (default: 256 on a GPU, less on a CPU).")
     precision: Literal["auto", "fast", "float32", "tf32", "bfloat16", "float8"] = flag(
-        "fast", "Precision of the steps, as of softstair train; that of its presets best-*."
+        "fast", "Precision of the steps, as in softstair train (fast: as in the presets best-*)."
     )
     augment: Moves = flag("none", "Augmentation in the steps.")
     forward: Forward = flag("mode", "Forward mode of partition; step measures all of them.")

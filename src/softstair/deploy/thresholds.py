@@ -213,9 +213,10 @@ def _search_at(
     source: Sum,
     shortcuts: Sequence[float | None],
 ) -> list[LevelThresholds]:
-    """Find the thresholds for each value of the shortcut; a value of None stands for no shortcut.
+    """Find the thresholds for each value of the shortcut; the value None means no shortcut.
 
-    Several values are searched at once: small tensors take as long as smaller ones.
+    Several values are searched at once, because for small tensors an operation takes about the
+    same time whatever their size.
     """
     levels, channels = len(activation.stair.levels), len(source.least)
     count = max(1, MAX_SEARCHED // (levels * channels))

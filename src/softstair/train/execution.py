@@ -15,7 +15,7 @@ from softstair.kernels import triton
 from softstair.train.recipe import Recipe
 
 WORTH_COMPILING = 20_000
-"""Steps that save as much time as one compilation takes; measured for VGG8 on an H200."""
+"""Steps that save about as much time as one compilation takes, by one comparison on an H200."""
 HALF = ("bfloat16", "float8")
 """Precisions with autocast to bfloat16."""
 SMALL_NETWORK = 1 << 25
