@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["VERBS", "main"]
-
 VERBS: dict[str, str] = {
     "train": "train a quantised network; without flags, a ternary one on the embedded digits",
     "grid": "train a design of many runs, such as the paper's, here or on a cluster",

@@ -8,18 +8,6 @@ from typing import Any
 
 from softstair._errors import SoftstairError
 
-__all__ = [
-    "boolean",
-    "choice",
-    "integer",
-    "invalid",
-    "json_fields",
-    "number",
-    "shortened",
-    "suggestion",
-    "wrong",
-]
-
 
 def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """Return ``value`` if it is an integer from ``low`` to ``high``.

@@ -4,8 +4,6 @@ import importlib
 import warnings
 from types import ModuleType
 
-__all__ = ["MissingExtraError", "SoftstairError", "deprecated", "first_line", "import_extra"]
-
 _WARNED: set[str] = set()
 
 

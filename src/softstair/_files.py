@@ -13,8 +13,6 @@ from pathlib import Path
 
 from softstair._errors import SoftstairError
 
-__all__ = ["LinkError", "begin_output", "output_file", "refuse_link", "replacing", "write"]
-
 
 class LinkError(SoftstairError):
     """A symbolic link where softstair would write."""

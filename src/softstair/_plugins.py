@@ -21,8 +21,6 @@ KINDS = {
 }
 """What the object of each role is."""
 
-__all__ = ["call", "call_function"]
-
 ResultT = TypeVar("ResultT")
 Returns = type[ResultT] | tuple[type[ResultT], ...]
 

@@ -17,15 +17,6 @@ from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, regularise
 from softstair.stair import Stair
 
-__all__ = [
-    "EXTRA_STATE",
-    "StairActivation",
-    "StairModule",
-    "StairWeight",
-    "call_node",
-    "learned_quantum",
-]
-
 EXTRA_STATE = "_extra_state"  # torch's key of get_extra_state in a state dict
 
 

@@ -21,8 +21,6 @@ from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
 from softstair.schedule import NoisePath, Schedule
 
-__all__ = ["Annealer"]
-
 SMALLEST_STD = 2.0**-149
 """The smallest positive number of float32, in which the noise is stored."""
 

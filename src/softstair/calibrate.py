@@ -18,8 +18,6 @@ from softstair.nn import StairLayer, stair_modules
 from softstair.norms import Arguments, average_statistics, batch_arguments, running_norms
 from softstair.stair import Quantum, Stair
 
-__all__ = ["Method", "calibrate"]
-
 Method = Literal["mse", "percentile", "sums"]
 PERCENTILE = 99.9
 VALUES = 1 << 18

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from softstair.stair import Stair
 
-__all__ = ["fit_quantum"]
-
 RATIOS, STEPS = torch.linspace(0.01, 2.25, 192).tolist(), 3
 """Quanta that are tried, as shares of the largest; and steps of refinement after them."""
 NUMBERS = 1 << 20

@@ -11,8 +11,6 @@ from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.convert.graph import training_mode
 
-__all__ = ["refresh_statistics"]
-
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The positional and the named arguments of a forward pass."""
 

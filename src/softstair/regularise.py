@@ -30,8 +30,6 @@ from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.stair import Stair, check_tensor
 
-__all__ = ["FORWARDS", "Forward", "regularise"]
-
 Forward = Literal["expectation", "mode", "random", "hard"]
 FORWARDS: tuple[Forward, ...] = get_args(Forward)
 

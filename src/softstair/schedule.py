@@ -26,8 +26,6 @@ from torch import nn
 from softstair import _check
 from softstair.nn import layer_count, stair_modules
 
-__all__ = ["INTERVALS", "POWERS", "Interval", "NoisePath", "Power", "Schedule"]
-
 Interval = Literal["same_start", "same_end", "partition", "overlapped"]
 Power = Literal["homogeneous", "progressive"]
 INTERVALS: tuple[Interval, ...] = get_args(Interval)

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from softstair import _check
 
-__all__ = ["Quantum", "Stair"]
-
 Quantum = float | tuple[float, ...]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

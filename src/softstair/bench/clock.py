@@ -24,8 +24,6 @@ from torch.utils._pytree import tree_leaves
 import softstair
 from softstair import _check
 
-__all__ = ["Effort", "Record", "Times", "about", "peak_memory", "race", "tensor_bytes"]
-
 REPEATS = (1, 1000)
 """Smallest and largest number of samples."""
 MAX_CALLS = 1000  # per sample on a CPU

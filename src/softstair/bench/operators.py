@@ -34,8 +34,6 @@ from softstair.convert.bits import stair_named
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 
-__all__ = ["ConvolutionRow", "OperatorRow", "bench_stair", "measure_exact", "measure_operator"]
-
 STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")
 """Default stairs; the last is the paper's, with a quantum that 16-bit dtypes round."""
 

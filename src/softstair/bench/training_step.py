@@ -36,8 +36,6 @@ from softstair.train.execution import choose_threads, training_settings
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
-__all__ = ["PartitionReport", "StepReport", "measure_partition", "measure_step"]
-
 
 @dataclass(frozen=True)
 class StepRow(Record):

@@ -21,16 +21,6 @@ from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step
 from softstair.train.teacher import Teacher
 
-__all__ = [
-    "BATCH",
-    "WORKLOADS",
-    "StepRunner",
-    "Workload",
-    "brevitas_network",
-    "naive_network",
-    "workload",
-]
-
 BATCH = (2, 4096)
 """Smallest batch (for batch-norm) and largest."""
 

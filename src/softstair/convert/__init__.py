@@ -49,8 +49,6 @@ from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 from softstair.ste import Estimator
 
-__all__ = ["quantise"]
-
 
 def quantise(
     model: nn.Module,

@@ -16,19 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-__all__ = [
-    "Augmentation",
-    "Draws",
-    "crop",
-    "cut",
-    "cutmix",
-    "cutout",
-    "erase",
-    "flip",
-    "mixup",
-    "shift",
-]
-
 AREAS = (0.02, 0.33)
 """Smallest and largest area of an erased rectangle, as a share of the image."""
 RATIO = 3.3

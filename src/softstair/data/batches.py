@@ -8,8 +8,6 @@ from torch import Generator, Tensor
 from softstair import kernels
 from softstair.data.augment import Augmentation
 
-__all__ = ["Examples"]
-
 PLAIN = Augmentation()
 
 

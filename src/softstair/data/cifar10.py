@@ -13,8 +13,6 @@ import torch
 
 from softstair.data.dataset import Array, DataError, Dataset, check_digest, guard, read_bytes
 
-__all__ = ["CLASSES", "load", "version"]
-
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 PIXELS = 3 * 32 * 32
 LIMIT = 64 * 2**20  # bytes of a batch; official ones have 31 MB

@@ -19,8 +19,6 @@ from torch import Tensor
 from softstair import _check
 from softstair._errors import SoftstairError, first_line
 
-__all__ = ["DataError", "Dataset"]
-
 Array = np.ndarray[Any, Any]
 Expected = tuple[type[Any], tuple[int | str, ...]]
 """Dtype and shape of an array; "N" stands for a size that is the same in all arrays of a file."""

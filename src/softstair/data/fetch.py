@@ -27,8 +27,6 @@ from softstair import _check
 from softstair._errors import first_line, import_extra
 from softstair.data.dataset import DataError, guard
 
-__all__ = ["SOURCES", "DataStatus", "Download", "KnownFile", "Source", "fetch", "survey"]
-
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the number of bytes done, and the total."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from softstair import _check
 from softstair.data.dataset import Dataset
 
-__all__ = ["held_out", "split"]
-
 
 def split(
     dataset: Dataset, fold: int | Literal["all"], folds: int, seed: int = 0

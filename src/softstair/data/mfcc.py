@@ -16,8 +16,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["COEFFICIENTS", "FRAMES", "RATE", "mfcc", "quantise"]
-
 RATE: Final = 16_000  # samples of a clip, which has one second
 FRAMES: Final = 49  # the first 49 of the 51 that fit
 COEFFICIENTS: Final = 10

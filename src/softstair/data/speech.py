@@ -33,8 +33,6 @@ from softstair.data.dataset import (
 )
 from softstair.data.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
 
-__all__ = ["CLASSES", "load", "version"]
-
 CLASSES: Final = tuple("silence unknown yes no up down left right on off stop go".split())
 TRAINING, VALIDATION, TESTING = 0, 1, 2
 REMEDY: Final = "run `softstair data fetch speech`, or set `data_dir` to the folder with the data"

@@ -21,8 +21,6 @@ from softstair.data.dataset import (
 )
 from softstair.data.fetch import SVHN_TEST, SVHN_TRAIN
 
-__all__ = ["load", "version"]
-
 MAT_SHA256 = {download.file: download.sha256 for download in (SVHN_TRAIN, SVHN_TEST)}
 NPZ: dict[str, Expected] = {"X": (np.uint8, ("N", 32, 32, 3)), "y": (np.integer, ("N",))}
 REMEDY = "run `softstair data fetch svhn`, or set `data_dir` to the folder that contains it"

@@ -43,8 +43,6 @@ from softstair.deploy.onnx_graph import (
 )
 from softstair.deploy.qlinear_conv import add_quantised_conv, quantised_convs
 
-__all__ = ["feature_outputs", "model", "write"]
-
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"

@@ -29,8 +29,6 @@ from softstair.deploy.onnx_graph import (
     write_model,
 )
 
-__all__ = ["feature_tensors", "model", "write"]
-
 DOMAIN = "qonnx.custom_op.general"
 OPSETS = {"": 11, DOMAIN: 1}  # those of the qonnx package
 RESERVED = ("bytes", "scores")

@@ -32,8 +32,6 @@ from softstair.experiments.tables import Training
 from softstair.experiments.variance import BLOCKS, FOLDS, Share, Variance, explained, tabled
 from softstair.models import DEFAULTS
 
-__all__ = ["drawings", "figures", "rendered"]
-
 LAYERS = {"vgg8": 7, "dscnn": 9, "digits": 3}
 """Number of quantised layers of each network."""
 FACETS = (

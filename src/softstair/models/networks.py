@@ -4,8 +4,6 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-__all__ = ["digits", "dscnn", "dscnn_l", "mobilenet", "resnet8", "resnet18", "resnet20", "vgg8"]
-
 
 def vgg8(classes: int = 10, inputs: int = 3) -> nn.Module:
     """VGG8, the paper's network for CIFAR-10 and SVHN: (N, inputs, 32, 32) -> (N, classes).

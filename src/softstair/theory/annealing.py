@@ -33,16 +33,6 @@ from softstair.nn import StairActivation, StairLayer, StairWeight, layer_count, 
 from softstair.noise import Noise
 from softstair.schedule import NoisePath, Schedule
 
-__all__ = [
-    "Break",
-    "Distances",
-    "Synchronisation",
-    "distances_on_network",
-    "distances_on_random_networks",
-    "synchronisation",
-    "times_to_watch",
-]
-
 ROUNDING = 1e-12
 """Differences of log ρ up to this are rounding."""
 NEAR_END = 1e-6

@@ -30,8 +30,6 @@ from softstair.theory.annealing import (
 )
 from softstair.theory.hypotheses import Conclusion, Verdict, conclusion, hypotheses
 
-__all__ = ["Examination", "Proposition", "draw", "examine", "proposition"]
-
 NODES = 12
 """Gauss–Legendre nodes per panel: exact for polynomials of degree 23."""
 CORE = 8.0

@@ -26,8 +26,6 @@ from softstair._errors import SoftstairError
 from softstair.noise import Noise
 from softstair.schedule import Schedule
 
-__all__ = ["HYPOTHESES", "Conclusion", "Verdict", "conclusion", "hypotheses"]
-
 Holds = Literal["holds", "fails", "exact", "open"]
 Finding = tuple[Holds, str, str | None]
 """(holds, reason, rate if it is not the usual one)."""
