@@ -20,16 +20,8 @@ import softstair as ss
 from softstair import kernels
 from softstair import noise as noises
 from softstair._errors import SoftstairError
-from softstair.bench.clock import (
-    GRAPH_CALLS,
-    Effort,
-    Record,
-    Times,
-    graph_of,
-    own_stream,
-    peak_memory,
-    race,
-)
+from softstair.bench import clock
+from softstair.bench.clock import Effort, Record, Times, graph_of
 from softstair.convert.bits import stair_named
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
@@ -104,7 +96,7 @@ def measure_operator(
         dtypes = [torch.bfloat16, torch.float32] if device.type == "cuda" else [torch.float32]
         dtypes = dtypes[:1] if effort.quick else dtypes
     rows = []
-    with own_stream(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with clock.own_stream(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         for dtype in dtypes:
             leaf = torch.randn(effort.elements, device=device, dtype=dtype, requires_grad=True)
@@ -181,11 +173,11 @@ def _row(
     else:
         passes = _autograd_passes(operator, x, gradient)
     forward, backward = (graph_of(function, x.device) for function in passes)
-    each = GRAPH_CALLS if x.is_cuda else 1
+    each = clock.GRAPH_CALLS if x.is_cuda else 1
     # There are dozens of rows with five functions each: a fifth of the time is enough.
     less = replace(effort, seconds=effort.seconds / 5, calls=max(1, effort.calls // each))
     functions = {**baselines, "forward": forward, "backward": backward}
-    times = race(functions, x.device, less, each=each)
+    times = clock.race(functions, x.device, less, each=each)
     written, read = _saved_bytes(operator, x)
     size = x.numel() * x.element_size()
     step = lambda: torch.autograd.grad(operator(x), x, gradient)
@@ -203,7 +195,7 @@ def _row(
         backward_bytes=2 * size + min(read, size),
         copy_bytes=2 * size,
         kept=read / x.numel(),
-        memory=peak_memory(step, x.device, (x, gradient, mean, std)) / size,
+        memory=clock.peak_memory(step, x.device, (x, gradient, mean, std)) / size,
     )
 
 
@@ -264,7 +256,7 @@ def measure_exact(
     device = torch.device(device)
     effort = effort or Effort.on(device)
     rows = []
-    with own_stream(device):
+    with clock.own_stream(device):
         for inputs, outputs, side in CONVOLUTIONS if kernels.can_fuse(device) else ():
             progress(f"exact: {inputs} to {outputs}")
             shapes = (batch, inputs, side, side), (outputs, inputs, 3, 3)
@@ -287,7 +279,7 @@ def _convolution_row(x: Tensor, weight: Tensor, effort: Effort) -> ConvolutionRo
     int8 = lambda: convolution.convolve_int8(features, weights, 1, torch.int16, norm())
     bfloat16 = lambda: moments.batch_statistics(F.conv2d(x, weight, padding=1), norm())
     functions = {"int8": graph_of(int8, x.device), "bfloat16": graph_of(bfloat16, x.device)}
-    times = race(functions, x.device, effort, each=GRAPH_CALLS)
+    times = clock.race(functions, x.device, effort, each=clock.GRAPH_CALLS)
     expected = F.conv2d(x.double(), weight.double(), padding=1)
     wrong = int((int8()[0].double() != expected).sum())
     sizes = x.shape[1], len(weight), x.shape[2]

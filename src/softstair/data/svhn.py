@@ -10,15 +10,8 @@ import numpy as np
 import torch
 
 from softstair._errors import import_extra
-from softstair.data.dataset import (
-    Array,
-    DataError,
-    Dataset,
-    Expected,
-    check_digest,
-    guard,
-    read_arrays,
-)
+from softstair.data import dataset
+from softstair.data.dataset import Array, DataError, Dataset, Expected
 from softstair.data.fetch import SVHN_TEST, SVHN_TRAIN
 
 MAT_SHA256 = {download.file: download.sha256 for download in (SVHN_TRAIN, SVHN_TEST)}
@@ -67,7 +60,7 @@ def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     if path.suffix == ".mat":
         images, labels = _read_mat(path)
     else:
-        images, labels = read_arrays(path, NPZ, REMEDY).values()
+        images, labels = dataset.read_arrays(path, NPZ, REMEDY).values()
     if labels.min() < 0 or labels.max() > 9:
         raise DataError(path, "has labels that are not between 0 and 9", REMEDY)
     x = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
@@ -76,8 +69,8 @@ def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _read_mat(path: Path) -> tuple[Array, Array]:
     """Return images (N, 32, 32, 3) and labels from X (32, 32, 3, N) and y (N, 1)."""
-    check_digest(path, "sha256", MAT_SHA256[path.name], REMEDY)  # damaged files crash SciPy
+    dataset.check_digest(path, "sha256", MAT_SHA256[path.name], REMEDY)  # damaged files crash SciPy
     matlab = import_extra("scipy.io")
-    with guard(path, "read as a MATLAB 5 file", REMEDY):
+    with dataset.guard(path, "read as a MATLAB 5 file", REMEDY):
         arrays = matlab.loadmat(path, variable_names=("X", "y"))
         return arrays["X"].transpose(3, 0, 1, 2), arrays["y"][:, 0].astype(np.int64) % 10

@@ -24,23 +24,10 @@ from typing import Any
 import numpy as np
 
 from softstair._errors import import_extra
-from softstair.deploy import nodes
+from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.affine import small_wide_steps
 from softstair.deploy.nodes import ExportError, IntegerNetwork
-from softstair.deploy.onnx_graph import (
-    MAX_COMPARISONS,
-    Array,
-    OnnxGraph,
-    StoredTensor,
-    TensorInfo,
-    largest_sum,
-    node_names,
-    packed_weights,
-    sum_operands,
-    wide_levels,
-    write_model,
-    zero_point,
-)
+from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
 from softstair.deploy.qlinear_conv import add_quantised_conv, quantised_convs
 
 RESERVED = ("bytes", "scores", "class")
@@ -59,7 +46,7 @@ def write(
     With ``features`` the result of every node is an output too, by :func:`feature_outputs`.
     ``classes`` are names for the file's metadata.
     """
-    return write_model(model(network, features, classes), path)
+    return onnx_graph.write_model(model(network, features, classes), path)
 
 
 def feature_outputs(network: IntegerNetwork) -> dict[str, str]:
@@ -67,7 +54,7 @@ def feature_outputs(network: IntegerNetwork) -> dict[str, str]:
 
     Sums that a QLinearConv computes together with their stair have none.
     """
-    names = node_names(network, set(RESERVED), "_value")
+    names = onnx_graph.node_names(network, set(RESERVED), "_value")
     within = {conv.node.name for conv in quantised_convs(network).values()}
     outputs = {node: f"{name}_value" for node, name in names.items() if node not in within}
     return {**outputs, network.last.name: "scores"}
@@ -78,7 +65,7 @@ def model(
 ) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor."""
     reserved = set(RESERVED)
-    names = node_names(network, reserved, "_value")
+    names = onnx_graph.node_names(network, reserved, "_value")
     graph = OnnxGraph(reserved)
     stored: dict[str, StoredTensor] = {}
     convs, outputs = quantised_convs(network), feature_outputs(network)
@@ -95,7 +82,7 @@ def model(
     graph.prefix = names[last.name]
     _add_scores(graph, last, stored[last.inputs[0]], len(shape))
     graph.apply("ArgMax", ["scores"], name="class", axis=1, keepdims=0)
-    tensors: list[TensorInfo] = [
+    tensors: list[onnx_graph.TensorInfo] = [
         ("bytes", network.input.type_name.upper(), (BATCH, *network.input.shape)),
         ("scores", "FLOAT", (BATCH, *shape)),
         ("class", "INT64", (BATCH, *shape[1:])),
@@ -213,8 +200,8 @@ def _weighted_sum(
     graph: OnnxGraph, x: StoredTensor, node: nodes.Sum | nodes.SumPool, channels: int
 ) -> StoredTensor:
     """Add the sums of a node, in int32."""
-    weight, attributes = sum_operands(node, channels)
-    if largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
+    weight, attributes = onnx_graph.sum_operands(node, channels)
+    if onnx_graph.largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
     zero = zero_point(int(weight.min()), int(weight.max()))
     if zero is not None and zero_point(x.low, x.high) is not None:
@@ -223,7 +210,7 @@ def _weighted_sum(
         if product * weight[0].size < nodes.INT32_LIMIT:
             weight_bytes = ((weight.T if linear else weight) + zero).astype(np.uint8)
             zeros = [graph.constant("zero", np.uint8(byte)) for byte in (x_bytes.zero, zero)]
-            inputs = [x_bytes.name, packed_weights(graph, weight_bytes), *zeros]
+            inputs = [x_bytes.name, onnx_graph.packed_weights(graph, weight_bytes), *zeros]
             kind = "MatMulInteger" if linear else "ConvInteger"
             return StoredTensor(graph.apply(kind, inputs, **attributes), node.low, node.high)
     floats = graph.cast(x.as_type(graph, "INT32").name, "FLOAT")
@@ -242,7 +229,7 @@ def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Arr
             (shift, np.sign(weight) * (np.abs(weight) >> shift & 2**bits - 1))
             for shift in reversed(shifts)
         ]
-        if all(largest_sum(part, low, high) < nodes.FLOAT32_EXACT for _, part in parts):
+        if all(onnx_graph.largest_sum(part, low, high) < nodes.FLOAT32_EXACT for _, part in parts):
             return parts
     raise ExportError.of(name, "its sums are not exact in float32", "Use fewer inputs or bits")
 
@@ -274,7 +261,7 @@ def _steps(
     thresholds = node.thresholds.numpy().astype(np.int32)
     per_channel = (-1, *[1] * (len(network.sizes[node.name]) - node.axis))
     sums = x[0].as_type(graph, "INT32")
-    if len(x) == 1 and len(levels) - 1 <= MAX_COMPARISONS:
+    if len(x) == 1 and len(levels) - 1 <= onnx_graph.MAX_COMPARISONS:
         # The level is replaced by the next one for each threshold that a sum reaches.
         result = graph.constant("level", levels[0])
         for limits, level in zip(thresholds.T, levels[1:], strict=True):
@@ -288,7 +275,7 @@ def _steps(
     low = int(levels[0])
     if kind == "UINT8" and node.floats is not None and small_wide_steps(node, source, low):
         ends = (node.first, low)
-        total = wide_levels(graph, node.floats, sums.name, shortcut, *ends, per_channel)
+        total = onnx_graph.wide_levels(graph, node.floats, sums.name, shortcut, *ends, per_channel)
         return StoredTensor(graph.cast(total, kind), node.low, node.high, kind, zero)
     rows = thresholds.reshape(-1, thresholds.shape[-1])
     first_rows: Array = np.arange(0, len(rows), len(rows) // len(thresholds)) - node.first

@@ -27,17 +27,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from softstair.deploy import nodes
+from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.affine import Integers
 from softstair.deploy.nodes import IntegerNetwork
-from softstair.deploy.onnx_graph import (
-    Array,
-    OnnxGraph,
-    StoredTensor,
-    packed_weights,
-    sum_operands,
-    zero_point,
-)
+from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
 
 Levels = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
@@ -154,7 +147,7 @@ def scales(
 def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -> StoredTensor:
     """Add the levels of a sum; linear layers and sequences become convolutions of images."""
     node, steps = conv.node, conv.steps
-    weight, attributes = sum_operands(node, len(node.weight))
+    weight, attributes = onnx_graph.sum_operands(node, len(node.weight))
     largest = int((np.abs(node.weight.flatten(1).numpy()).max(1) * conv.factor).max())
     x = x.as_type(graph, conv.kind, bits=2 * 255 * largest <= MAX_PAIR)
     added = tuple(range(2, 6 - weight.ndim))
@@ -185,7 +178,7 @@ def _add_weights(graph: OnnxGraph, weight: Array, conv: QuantisedConv) -> list[s
     if signed and zero == 1 and (conv.factor == TERNARY).all():
         product = _add_ternary(graph, weight)
     else:
-        packed = packed_weights(graph, (weight + zero).astype(np.uint8))
+        packed = onnx_graph.packed_weights(graph, (weight + zero).astype(np.uint8))
         integers = graph.cast(packed, "INT32", "weight")
         if signed:
             offset = graph.constant("weight_zero", np.int32(zero))
@@ -205,7 +198,7 @@ def _add_ternary(graph: OnnxGraph, weight: Array) -> str:
     """Add the bits of 64 times weights from −1 to 1, in operations on bytes alone."""
     sign_only = bool(weight.all())
     codes = ((weight & 3) >> sign_only).astype(np.uint8)
-    product = packed_weights(graph, codes, top=True)
+    product = onnx_graph.packed_weights(graph, codes, top=True)
     if sign_only:
         inputs = [product, graph.constant("weight_one", np.uint8(TERNARY))]
         product = graph.apply("BitwiseOr", inputs, "weight_product")

@@ -14,20 +14,10 @@ from typing import Any
 import numpy as np
 
 from softstair._errors import import_extra
-from softstair.deploy import nodes
+from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.affine import small_wide_steps
 from softstair.deploy.nodes import ExportError, IntegerNetwork, bits
-from softstair.deploy.onnx_graph import (
-    MAX_COMPARISONS,
-    Array,
-    OnnxGraph,
-    TensorInfo,
-    largest_sum,
-    node_names,
-    sum_operands,
-    wide_levels,
-    write_model,
-)
+from softstair.deploy.onnx_graph import Array, OnnxGraph, TensorInfo
 
 DOMAIN = "qonnx.custom_op.general"
 OPSETS = {"": 11, DOMAIN: 1}  # those of the qonnx package
@@ -37,12 +27,12 @@ BATCH = 1
 
 def write(network: IntegerNetwork, path: Path | str, classes: Sequence[str] | None = None) -> Path:
     """Write a QONNX file: ``bytes`` (1, C, H, W), held in float32, in and ``scores`` out."""
-    return write_model(model(network, classes), path)
+    return onnx_graph.write_model(model(network, classes), path)
 
 
 def feature_tensors(network: IntegerNetwork) -> dict[str, str]:
     """Return the tensor of the file that holds each node's result, by the node's name."""
-    return {**node_names(network, set(RESERVED)), network.last.name: "scores"}
+    return {**onnx_graph.node_names(network, set(RESERVED)), network.last.name: "scores"}
 
 
 def model(network: IntegerNetwork, classes: Sequence[str] | None = None) -> Any:
@@ -92,7 +82,7 @@ def _add_node(
             zero = graph.constant("zero", np.float32(node.zero))
             graph.apply("Sub", ["bytes", zero], name=name)
         case nodes.Sum() | nodes.SumPool():
-            weight, attributes = sum_operands(node, network.sizes[node.name][0])
+            weight, attributes = onnx_graph.sum_operands(node, network.sizes[node.name][0])
             linear = weight.ndim == 2
             weights = _add_weights(graph, weight.T if linear else weight)
             graph.apply("MatMul" if linear else "Conv", [*x, weights], **attributes)
@@ -145,11 +135,11 @@ def _add_steps(
     thresholds, sums, shape = node.thresholds.numpy(), x[0], network.sizes[node.name]
     if len(x) == 2:
         source, highest = network.node(node.inputs[0]), len(node.levels) - 1
-        floats = node.floats if highest > MAX_COMPARISONS else None
+        floats = node.floats if highest > onnx_graph.MAX_COMPARISONS else None
         if floats is not None and small_wide_steps(node, source, 0):
             ends, per_channel = (node.first, 0), (-1, *[1] * (len(shape) - 1))
             integers = graph.cast(x[0], "INT32"), graph.cast(x[1], "INT32", "beside")
-            total = wide_levels(graph, floats, *integers, *ends, per_channel)
+            total = onnx_graph.wide_levels(graph, floats, *integers, *ends, per_channel)
             sums = graph.cast(total, "FLOAT", "reached")
             graph.annotate(sums, _datatype(0, highest), (BATCH, *shape))
         else:
@@ -243,7 +233,7 @@ def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
     largest = max(abs(node.low), abs(node.high))
     if isinstance(node, nodes.Sum):
         source = network.node(node.inputs[0])
-        largest = largest_sum(node.weight.numpy(), source.low, source.high)
+        largest = onnx_graph.largest_sum(node.weight.numpy(), source.low, source.high)
     if largest >= nodes.FLOAT32_EXACT:
         raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
 

@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from softstair._errors import import_extra
-from softstair.experiments.studies import (
-    DYNAMIC,
-    FEWEST,
-    STATIC,
-    Curve,
-    Study,
-    counted,
-    curve_of,
-    drop_of,
-    select,
-)
+from softstair.experiments import studies
+from softstair.experiments.studies import Curve, Study, counted, select
 from softstair.experiments.tables import Training
 from softstair.schedule import POWERS, Interval, Schedule
 
@@ -80,8 +71,8 @@ PANELS: tuple[Panel, ...] = tuple(
 
 def trainings_of(study: Study, panel: Panel) -> list[Training]:
     if panel.noise is None:
-        return select(study.trainings, {**STATIC, "forward": panel.forward})
-    fixed = {**DYNAMIC, "noise": panel.noise, "forward": panel.forward}
+        return select(study.trainings, {**studies.STATIC, "forward": panel.forward})
+    fixed = {**studies.DYNAMIC, "noise": panel.noise, "forward": panel.forward}
     chosen = select(study.trainings, fixed)
     return [training for training in chosen if training.settings["interval"] != "none"]
 
@@ -102,15 +93,15 @@ def draw_panel(study: Study, panel: Panel, caption: str = "") -> Any:
     if panel.noise:
         # The expectation makes no sense under static noise, and is compared with the mode.
         forward = "mode" if panel.forward == "expectation" else panel.forward
-        static = {**STATIC, "noise": panel.noise, "forward": forward}
+        static = {**studies.STATIC, "noise": panel.noise, "forward": forward}
         if baseline := select(study.trainings, static):
-            curves.append(curve_of(baseline))
+            curves.append(studies.curve_of(baseline))
             _plot(axes, curves[0], color=GREY, linewidth=0.8, zorder=1.5)
             label = f"static {forward}"
             ends[label] = (100 * curves[0].mean[-1], label, GREY)
     for (value, power), folds in groups.items():
         colour, label = COLOURS[field][value], words(value)
-        curves.append(curve_of(folds))
+        curves.append(studies.curve_of(folds))
         _plot_with_band(axes, curves[-1], colour, STYLES.get(power, "-"))
         ends.setdefault(label, (100 * curves[-1].mean[-1], label, colour))
     clean(axes)
@@ -200,7 +191,7 @@ def _set_limits(axes: Any, curves: Sequence[Curve]) -> None:
 def _mark_drop(axes: Any, trainings: Sequence[Training]) -> None:
     """Mark where the learning rate drops, if that is the same epoch for all."""
     done = [training for training in trainings if training.is_done]
-    drops = {drop_of(training) for training in done}
+    drops = {studies.drop_of(training) for training in done}
     if len(drops) != 1 or (drop := drops.pop()) is None:
         return
     axes.axvline(drop + 0.5, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
@@ -233,7 +224,7 @@ def _described(curves: Sequence[Curve]) -> str:
     most = max(len(curve.repetitions) for curve in curves)
     if most == 1:
         return "validation accuracy in %, one fold"
-    mean = "mean and 95 % interval" if most >= FEWEST else "mean"
+    mean = "mean and 95 % interval" if most >= studies.FEWEST else "mean"
     return f"validation accuracy in %, {mean} of {counted(*(c.repetitions for c in curves))}"
 
 

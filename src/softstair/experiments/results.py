@@ -12,30 +12,11 @@ from typing import Any
 
 from softstair._files import write
 from softstair.data import version
+from softstair.experiments import tables
 from softstair.experiments.design import Design, Unit
-from softstair.experiments.tables import (
-    DATA_VERSION,
-    LARGEST_NUMBER,
-    METRICS,
-    NAMES,
-    OUTCOME,
-    READERS,
-    UNKNOWN,
-    Epoch,
-    ForeignTable,
-    Training,
-    kind_of,
-    load_table,
-)
-from softstair.train.records import (
-    RunError,
-    check_same_recipe,
-    data_version_of,
-    metrics_of,
-    read_json,
-    recipe_of,
-    summary_of,
-)
+from softstair.experiments.tables import METRICS, READERS, UNKNOWN, Epoch, Training, kind_of
+from softstair.train import records
+from softstair.train.records import RunError, recipe_of, summary_of
 
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep in a folder run directories and tables may lie."""
@@ -98,16 +79,16 @@ def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Tra
     given, and raise ForeignTable if not.
     """
     if kind_of(path) in READERS and path.is_file():
-        return [(training, path) for training in load_table(path)]
-    foreign: ForeignTable | None = None
+        return [(training, path) for training in tables.load_table(path)]
+    foreign: tables.ForeignTable | None = None
     if path.is_dir() and not find(path):
         for depth in DEPTHS:
-            tables = _unique(sorted(p for p in path.glob(depth) if kind_of(p) in READERS))
+            paths = _unique(sorted(p for p in path.glob(depth) if kind_of(p) in READERS))
             trainings: list[tuple[Training, Path]] = []
-            for table in (table for table in tables if table.is_file()):
+            for table in (table for table in paths if table.is_file()):
                 try:
-                    trainings += [(training, table) for training in load_table(table)]
-                except ForeignTable as error:
+                    trainings += [(training, table) for training in tables.load_table(table)]
+                except tables.ForeignTable as error:
                     if passed_over is None:
                         raise
                     passed_over.append(table)
@@ -144,26 +125,26 @@ def read(path: Path, folder: Path) -> Training | None:
         return None
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
-    config = read_json(path, "config.json") or {}
+    config = records.read_json(path, "config.json") or {}
     versions = config.get("versions")
     commit = versions.get("commit") if isinstance(versions, dict) else ""
     return Training(
         configuration=str(name.relative_to(folder)) if inside else name.resolve().name,
         recipe=recipe,
-        curve=tuple(Epoch(*(line[name] for name in METRICS)) for line in metrics_of(path)),
-        data_version=data_version_of(path) or UNKNOWN,
+        curve=tuple(Epoch(*(line[name] for name in METRICS)) for line in records.metrics_of(path)),
+        data_version=records.data_version_of(path) or UNKNOWN,
         path=path,
         device_seconds=device_seconds_of(path),
         device=str(config.get("device_name") or ""),
         commit=str(commit or ""),
-        **{name: (summary or {}).get(name) for name in OUTCOME},
+        **{name: (summary or {}).get(name) for name in tables.OUTCOME},
     )
 
 
 def device_seconds_of(path: Path) -> float | None:
     """Return the device time that a grid recorded for a run directory; None if it did not."""
-    seconds = (read_json(path, DEVICE_FILE) or {}).get("seconds")
-    is_valid = type(seconds) is float and 0 <= seconds < LARGEST_NUMBER
+    seconds = (records.read_json(path, DEVICE_FILE) or {}).get("seconds")
+    is_valid = type(seconds) is float and 0 <= seconds < tables.LARGEST_NUMBER
     return seconds if is_valid else None
 
 
@@ -233,8 +214,8 @@ def done_elsewhere(design: Design, paths: Iterable[Path], data_dir: Path) -> dic
             continue
         given, here = training.settings, {**training.settings, **unit.recipe.to_row()}
         if training.data_version != UNKNOWN and (present := versions[unit.recipe.data]):
-            here[DATA_VERSION] = present
-        names = [name for name in ("epochs", *NAMES) if given[name] != here[name]]
+            here[tables.DATA_VERSION] = present
+        names = [name for name in ("epochs", *tables.NAMES) if given[name] != here[name]]
         problem = f"with {names[0]} = {given[names[0]]}, here {here[names[0]]}" if names else ""
         if not _is_close(found.setdefault(training.name, training), training):
             problem = "with other results than another table"
@@ -332,7 +313,7 @@ def has_begun(unit: Unit, folder: Path) -> bool:
     path = unit.path(folder)
     if (begun := recipe_of(path)) is None:
         return False
-    check_same_recipe(unit.recipe, begun, path)
+    records.check_same_recipe(unit.recipe, begun, path)
     return True
 
 
@@ -353,7 +334,7 @@ def _status(unit: Unit, folder: Path, elsewhere: Training | None) -> UnitStatus:
     state = "done" if summary else "training" if _is_training(path) else "begun"
     epochs, accuracy = last_epoch(path / "metrics.jsonl")
     times = summary.get("seconds"), device_seconds_of(path)
-    return UnitStatus(unit, state, epochs, accuracy, data_version_of(path), *times)
+    return UnitStatus(unit, state, epochs, accuracy, records.data_version_of(path), *times)
 
 
 def _is_training(path: Path) -> bool:

@@ -22,38 +22,16 @@ from softstair.data import Dataset, Loading, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.nn import layer_count
-from softstair.train.execution import (
-    check_kernels,
-    choose_device,
-    choose_threads,
-    matmul_precision,
-    memory_errors,
-    training_settings,
-)
+from softstair.train import execution, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
 from softstair.train.network import describe_network, make_network
 from softstair.train.parallel import SINGLE_PROCESS, Team
 from softstair.train.recipe import Recipe
-from softstair.train.records import (
-    FLOAT_RUNS,
-    Role,
-    RunError,
-    check_same_recipe,
-    recipe_of,
-    summary_of,
-)
+from softstair.train.records import Role, RunError
 from softstair.train.run import Run, check_finite
 from softstair.train.state import State, check_batch
 from softstair.train.step import CapturedStep, Step, own_loss
-from softstair.train.teacher import (
-    AUTO,
-    FloatRun,
-    Teacher,
-    auto_recipe,
-    float_runs,
-    load_float_run,
-    start_from,
-)
+from softstair.train.teacher import FloatRun
 
 EXAMINED = 64
 """Examples that show how the levels of the stairs are occupied."""
@@ -134,14 +112,14 @@ def train(
         if summary is not None:
             return summary
         with team.all_or_none():
-            place = choose_device(device, team.local_rank)
-            check_kernels(recipe, place)
+            place = execution.choose_device(device, team.local_rank)
+            execution.check_kernels(recipe, place)
         if dataset is None:
             dataset = team.rank_zero_first(lambda: load(recipe.data, data_dir, loading))
         backend = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
-        with training_settings(recipe, place), backend:
+        with execution.training_settings(recipe, place), backend:
             torch.manual_seed(recipe.seed)
-            with memory_errors(recipe):
+            with execution.memory_errors(recipe):
                 with team.all_or_none():
                     sampled = dataset if recipe.limit is None else dataset.sample(recipe.limit)
                     if recipe.fold == "all" and dataset.test_x is None:
@@ -163,7 +141,7 @@ def train(
                 )
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
-                    begun_threads or threads or choose_threads(network, per_process)
+                    begun_threads or threads or execution.choose_threads(network, per_process)
                 )
                 return _train(
                     recipe, run, sampled, network, floats, place, watchers, model is not None
@@ -174,13 +152,13 @@ def _open(
     run: Run, recipe: Recipe, resume: bool, extend: bool
 ) -> tuple[Recipe, int | None, dict[str, Any] | None]:
     """Return the recipe, and the threads and the summary of the run that is there."""
-    begun, processes = recipe_of(run.path), run.team.size
-    summary = None if begun is None else summary_of(run.path)
+    begun, processes = records.recipe_of(run.path), run.team.size
+    summary = None if begun is None else records.summary_of(run.path)
     if begun is not None:
         if not (resume or extend):
             problem = "holds a run already: continue it with `resume`, or give another `out`."
             raise RunError(f"{str(run.path)!r} {problem}", field="out")
-        check_same_recipe(recipe, begun, run.path, extend)
+        records.check_same_recipe(recipe, begun, run.path, extend)
         summary = summary if begun == recipe else None
     if summary is None and (recipe.batch % processes or recipe.batch < 2 * processes):
         allowed = f"a multiple of the number of processes, {processes}, and two examples for each"
@@ -203,23 +181,25 @@ def _float_runs(
     The start is needed only until there is a checkpoint.
     """
     shape, floats = tuple(dataset.x.shape[1:]), {}
-    is_auto = {role: getattr(recipe, field) == AUTO for role, field in FLOAT_RUNS.items()}
+    fields = records.FLOAT_RUNS.items()
+    is_auto = {role: getattr(recipe, field) == teacher.AUTO for role, field in fields}
     # Those that are given come first: an error is then found before anything is written.
     for role, path in sorted(
-        float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]
+        teacher.float_runs(recipe, run.path, shape).items(), key=lambda entry: is_auto[entry[0]]
     ):
         if role == "start" and run.has_checkpoint():
             continue
         if is_auto[role]:
             reserve()
-            chosen = auto_recipe(recipe, role, shape)
+            chosen = teacher.auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
             parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
             out, team = refuse_link(path), run.team
             train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
-        floats[role] = load_float_run(role, path, recipe, dataset, model, run.team)
+        floats[role] = teacher.load_float_run(role, path, recipe, dataset, model, run.team)
         if role == "start" and not is_auto[role]:
-            start_from(copy.deepcopy(network), floats[role], recipe)  # raises before others train
+            # It raises before others train.
+            teacher.start_from(copy.deepcopy(network), floats[role], recipe)
     return floats
 
 
@@ -234,7 +214,7 @@ def _train(
     own: bool,
 ) -> dict[str, Any]:
     if "start" in floats:
-        start_from(network, floats["start"], recipe)
+        teacher.start_from(network, floats["start"], recipe)
     team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
     with team.all_or_none():
         parts = split(dataset, recipe.fold, recipe.folds)
@@ -244,7 +224,7 @@ def _train(
     def first_state() -> dict[str, Any]:
         if is_calibrated:
             settings = (recipe.batch, recipe.seed, recipe.augmentation)
-            with matmul_precision("float32"):
+            with execution.matmul_precision("float32"):
                 calibrate(network.to(device), chosen_inputs(training, *settings), weights=None)
         return network.cpu().state_dict()
 
@@ -258,7 +238,7 @@ def _train(
         if recipe.loss is not None:
             state.own_loss = own_loss(recipe.loss, len(dataset.classes))
     if "teacher" in floats:
-        state.teacher = Teacher(floats["teacher"], recipe, dataset, device)
+        state.teacher = teacher.Teacher(floats["teacher"], recipe, dataset, device)
     if not team.is_rank_zero:
         torch.manual_seed(team.seed(recipe.seed))
     digests = {str(role): float_run.digest for role, float_run in floats.items()}
