@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from softstair import _check
 from softstair._errors import SoftstairError
 
 
@@ -82,9 +83,8 @@ def begin_output(
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
     if problem:
-        raise SoftstairError(
-            f"{field} must be a file that can be written, but {str(path)!r} {problem}.", field=field
-        )
+        allowed = "must be a file that can be written"
+        raise _check.invalid(field, f"{allowed}, but {str(path)!r} {problem}")
     return target, partial
 
 

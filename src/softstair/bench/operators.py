@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair import kernels
+from softstair import _check, kernels
 from softstair import noise as noises
-from softstair._errors import SoftstairError
 from softstair.bench import clock
 from softstair.bench.clock import Effort, Record, Times, graph_of
 from softstair.convert.bits import stair_named
@@ -125,11 +124,8 @@ def bench_stair(name: str) -> Stair:
         except ValueError:
             quantum = 0.0
         if not 0 < quantum < math.inf:
-            raise SoftstairError(
-                f"a stair must be {kind}, or {kind}@ and a quantum above 0 ({kind}@0.07), but "
-                f"{name!r} was given.",
-                field="stairs",
-            )
+            allowed = f"{kind}, or {kind}@ and a quantum above 0 ({kind}@0.07)"
+            raise _check.wrong("stairs", name, allowed)
     return stair_named(kind, quantum)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import softstair
-from softstair._errors import SoftstairError, import_extra
+from softstair import _check
+from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.affine import MARGIN
 from softstair.deploy.nodes import IntegerNetwork, narrowest
@@ -283,10 +284,7 @@ def _metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[st
         return properties
     count = network.sizes[network.last.name][0]
     if len(classes) != count or not all(isinstance(name, str) for name in classes):
-        raise SoftstairError(
-            f"classes must be {count} names, one per score, but {classes!r} was given.",
-            field="classes",
-        )
+        raise _check.wrong("classes", classes, f"{count} names, one per score")
     return {**properties, "classes": json.dumps([*classes])}
 
 

@@ -129,11 +129,8 @@ def build(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
     if isinstance(name, str) and ":" in name:
         return _plugins.call(name, "model", nn.Module, classes=classes, shape=shape)
     if name not in NETWORKS:
-        raise SoftstairError(
-            f"model must be one of {', '.join(NETWORKS)}, or package.module:function for a network "
-            f"of your own, but {name!r} was given.",
-            field="model",
-        )
+        own = "package.module:function for a network of your own"
+        raise _check.wrong("model", name, f"one of {', '.join(NETWORKS)}, or {own}")
     entry = NETWORKS[name]
     if not _takes(entry, shape):
         allowed = "×".join("any" if size is None else str(size) for size in entry.shape)
@@ -204,8 +201,6 @@ def _layers(model: nn.Module, example: Tensor | None) -> list[str]:
         # A layer whose weight is passed to a function is not called; then the order decides.
         names = called or names
     if not names:
-        raise SoftstairError(
-            f"model must have a Linear, Conv1d or Conv2d, but {type(model).__name__} has none.",
-            field="model",
-        )
+        problem = f"must have a Linear, Conv1d or Conv2d, but {type(model).__name__} has none"
+        raise _check.invalid("model", problem)
     return names

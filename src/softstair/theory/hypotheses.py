@@ -21,8 +21,8 @@ from typing import Literal
 
 import torch
 
+from softstair import _check
 from softstair import noise as noises
-from softstair._errors import SoftstairError
 from softstair.noise import Noise
 from softstair.schedule import Schedule
 
@@ -143,11 +143,8 @@ class _LayerLimit:
 
     def __init__(self, schedule: Schedule, index: int, noise: Noise, exact_input: bool) -> None:
         if not noise.proper:
-            raise SoftstairError(
-                f"noise must be a probability measure, but {noise!r} is not: choose one of "
-                f"{', '.join(noises.names())}.",
-                field="noise",
-            )
+            problem = f"must be a probability measure, but {noise!r} is not: choose one of "
+            raise _check.invalid("noise", problem + ", ".join(noises.names()))
         self.schedule, self.index, self.noise = schedule, index, noise
         self.exact_input = exact_input
         self.arrived = schedule.range(index)[1] < schedule.end

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from softstair import _files
+from softstair import _check, _files
 from softstair._errors import SoftstairError
 from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, check_options, sources
 from softstair.deploy.c.winograd import SCRATCH
@@ -75,11 +75,9 @@ def write(
 def _check_name(name: str) -> None:
     identifier = re.fullmatch(r"[a-z][a-z0-9_]*", name) and len(name) <= MAX_NAME
     if not identifier or name in RESERVED or name.startswith(("ss_", "softstair", "layer_")):
-        raise SoftstairError(
-            f"name must be a C identifier of at most {MAX_NAME} lower-case letters, digits and "
-            f"underscores that C and the runtime do not use, but {name!r} was given.",
-            field="name",
-        )
+        letters = f"at most {MAX_NAME} lower-case letters, digits and underscores"
+        allowed = f"a C identifier of {letters} that C and the runtime do not use"
+        raise _check.wrong("name", name, allowed)
 
 
 def _copy(source: Traversable, folder: Path, words: dict[str, str]) -> None:
