@@ -1,7 +1,7 @@
 """Quanta from a few batches: of features by what the network computes, of weights by themselves."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -173,13 +173,12 @@ def _unquantised(net: nn.Module) -> Iterator[None]:
     stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
     layers = [layer for layer in net.modules() if isinstance(layer, StairLayer)]
     total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
-    hooks = [stair.register_forward_hook(_activate) for stair in stairs]
-    hooks += [layer.register_forward_hook(total, with_kwargs=True) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for stair in stairs:
+            hooks.enter_context(stair.register_forward_hook(_activate))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(total, with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
@@ -242,18 +241,17 @@ def _observe(
         observed.setdefault(layer, []).append(examples.clone())
 
     stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
-    hooks = [stair.register_forward_hook(activate) for stair in stairs]
-    hooks += [layer.register_forward_pre_hook(see) for layer in read]
     for layer in layers:
         layer.input_quantum = None  # the features are no multiples of it
-    try:
+    with ExitStack() as hooks:
+        for stair in stairs:
+            hooks.enter_context(stair.register_forward_hook(activate))
+        for layer in read:
+            hooks.enter_context(layer.register_forward_pre_hook(see))
         for number, (arguments, keywords) in enumerate(inputs, 1):
             net(*arguments, **keywords)
             if progress is not None:
                 progress(number, len(inputs))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {module: torch.cat(parts) for module, parts in observed.items()}
 
 

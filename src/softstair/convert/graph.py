@@ -7,7 +7,7 @@ example inputs, for models that cannot be traced.
 import inspect
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -273,19 +273,15 @@ def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
 
 def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
     """Return the graph of one run, in evaluation: training would change batch-norm statistics."""
-    recorder = _Recorder()
-    handles = []
-    is_leaf = Tracer().is_leaf_module
-    for name, module in model.named_modules():
-        if name and is_leaf(module, name):
-            handles.append(module.register_forward_pre_hook(recorder.enter))
-            handles.append(module.register_forward_hook(recorder.leave(name), with_kwargs=True))
-    try:
-        with training_mode(model, training=False), torch.no_grad(), recorder:
+    recorder, is_leaf = _Recorder(), Tracer().is_leaf_module
+    with training_mode(model, training=False), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name and is_leaf(module, name):
+                leave = recorder.leave(name)
+                hooks.enter_context(module.register_forward_pre_hook(recorder.enter))
+                hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
+        with torch.no_grad(), recorder:
             result = model(*example_inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return steps_of(recorder.graph, model, complete=False, results=results)
 

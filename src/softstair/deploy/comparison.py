@@ -4,6 +4,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -165,15 +166,10 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
         def record(name: str, module: Any, _: object, y: Tensor) -> None:
             results[name] = y if name == last else _in_quanta(module, y)
 
-        hooks = [
-            module.register_forward_hook(partial(record, name)) for name, module in modules.items()
-        ]
-        try:
-            with torch.no_grad():
-                scores = net((x.float() - zero) / scale)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, module in modules.items():
+                hooks.enter_context(module.register_forward_hook(partial(record, name)))
+            scores = net((x.float() - zero) / scale)
         scores = results.get(last, scores).reshape(len(x), *integer.sizes[last])
         results[last] = scores
         return {**{name: results[name] for name in layers}, CLASS: scores.argmax(1)}

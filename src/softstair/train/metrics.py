@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,17 +182,12 @@ def _measure_stairs(network: nn.Module, x: Tensor, bounds: Mapping[str, Bounds])
     """Return what :func:`_measure` returns, of one stair after another; NaN of those not used."""
     stairs = dict(stair_modules(network))
     inputs: dict[str, Tensor] = {}
-    hooks = []
-    for name, module in stairs.items():
-        if not isinstance(module, StairWeight):
-            keep = lambda _, arguments, name=name: inputs.__setitem__(name, arguments[0])
-            hooks.append(module.register_forward_pre_hook(keep))
-    try:
-        with training_mode(network, training=False):
-            network(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with training_mode(network, training=False), ExitStack() as hooks:
+        for name, module in stairs.items():
+            if not isinstance(module, StairWeight):
+                keep = lambda _, arguments, name=name: inputs.__setitem__(name, arguments[0])
+                hooks.enter_context(module.register_forward_pre_hook(keep))
+        network(x)
     layers: Any = dict(network.named_modules())
     for name, module in layers.items():
         if isinstance(module, StairLayer):
