@@ -115,7 +115,9 @@ class StairLayer(nn.Module):
             self.weight_stair.refit(self.weight)
 
     def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it sums.")
+        """Return the convolution; other layers override it."""
+        convolve: Any = self._conv_forward
+        return convolve(x, weight, bias)
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
@@ -189,9 +191,6 @@ class StairConv1d(StairLayer, nn.Conv1d):
 
     sum_dimensions = 1
 
-    def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)
-
 
 class StairConv2d(StairLayer, nn.Conv2d):
     """:class:`torch.nn.Conv2d` with quantised weights."""
@@ -210,17 +209,11 @@ class StairConv2d(StairLayer, nn.Conv2d):
         quanta = (features / (self.input_quantum or 1.0)).round()
         return kernels.convolve_int8(quanta, weight, int(self.padding[0]))
 
-    def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)
-
 
 class StairConv3d(StairLayer, nn.Conv3d):
     """:class:`torch.nn.Conv3d` with quantised weights."""
 
     sum_dimensions = 3
-
-    def _sum(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)
 
 
 class StairConvTranspose2d(StairLayer, nn.ConvTranspose2d):
