@@ -48,7 +48,7 @@ def test_one_fold_has_no_interval() -> None:
     found = mean_of([0.8512])
     assert (found.margin, found.folds) == (None, 1)
     assert str(found) == "85.1 %"
-    assert found.in_hundredths(sign=True) == "+85.1"
+    assert found.in_hundredths() == "85.1"
     assert mean_of([-0.0301]).in_hundredths() == "−3.0"
     assert mean_of([-0.0001]).in_hundredths() == "0.0"
     with pytest.raises(ValueError, match="at least one"):

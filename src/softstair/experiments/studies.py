@@ -197,13 +197,13 @@ class Mean:
         """
         return self.in_hundredths(digits=2, unit="%")
 
-    def in_hundredths(self, sign: bool = False, digits: int = 1, unit: str = "") -> str:
+    def in_hundredths(self, digits: int = 1, unit: str = "") -> str:
         """The mean times 100 with its ± or, of two repetitions, its range."""
-        number = lambda share, plus: f"{100 * share:{plus}z.{digits}f}{unit}".replace("-", "−")
-        value = number(self.value, "+" if sign else "")
+        number = lambda share: f"{100 * share:z.{digits}f}{unit}".replace("-", "−")
+        value = number(self.value)
         if self.margin is not None:
-            return f"{value} ± {number(self.margin, '')}"
-        ends = f" ({number(self.least, '')} to {number(self.most, '')})"
+            return f"{value} ± {number(self.margin)}"
+        ends = f" ({number(self.least)} to {number(self.most)})"
         return value + (ends if self.folds > 1 else "")
 
 
