@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair.train import Recipe, train
+from softstair.train.checkpoint import prepare
 from softstair.train.state import State
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "metrics_of",
     "put",
     "recipe",
+    "save",
     "strike",
     "summary_of",
     "uninterrupted",
@@ -48,6 +50,11 @@ def build():
 
 def recipe(**changes: Any) -> Recipe:
     return replace(RECIPE, **changes)
+
+
+def save(folder: Path, state: Any) -> Path:
+    """Write a checkpoint, and return its JSON file."""
+    return prepare(folder, state)()
 
 
 def without_export(messages: str) -> str:

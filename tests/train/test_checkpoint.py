@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from short import files, put
+from short import files, put, save
 
-from softstair.train.checkpoint import CheckpointError, is_like, load, save
+from softstair.train.checkpoint import CheckpointError, is_like, load
 
 SMALL = {"w": torch.arange(6.0).reshape(2, 3), "step": 3, "groups": [{"lr": 0.1}, (None, True)]}
 

@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from short import RECIPE, files
+from short import RECIPE, files, save
 
 from softstair._files import LinkError, write
 from softstair.cli import main
 from softstair.train import train
-from softstair.train.checkpoint import save
 
 OWN = ("best.safetensors", ".notes.part", "picture.png", "lock", "other.json")
 

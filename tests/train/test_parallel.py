@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from short import RECIPE, files, is_sentence, metrics_of, without_export
+from short import RECIPE, files, is_sentence, metrics_of, save, without_export
 from torch import Tensor, nn
 from warm import Warm
 
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) 
     saved = checkpoint.load(tmp_path / "checkpoint")
     assert saved is not None
     assert "others" not in saved
-    checkpoint.save(tmp_path / "checkpoint", {**saved, "others": [saved["generators"]]})
+    save(tmp_path / "checkpoint", {**saved, "others": [saved["generators"]]})
     (tmp_path / "summary.json").unlink()
     with pytest.raises(ValueError, match="saved by 2 processes"):
         train(recipe, tmp_path, device="cpu", resume=True)

@@ -21,6 +21,7 @@ from short import (
     is_sentence,
     metrics_of,
     recipe,
+    save,
     strike,
     summary_of,
     uninterrupted,
@@ -311,7 +312,7 @@ def forge(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     state = checkpoint.load(out / "checkpoint")
     assert state is not None
     change(state)
-    checkpoint.save(out / "checkpoint", state)
+    save(out / "checkpoint", state)
 
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -33,21 +33,17 @@ KEPT = 2
 MAX_JSON_BYTES = 1 << 28
 NAME = re.compile(r"(?:[0-9]{8}|[1-9][0-9]{8,})\.(?:safetensors|json)")
 PART = re.compile(rf"\.{NAME.pattern}\.[0-9]+\.part")
-"""Names of the files that :func:`save` writes: 00000012.json, .00000012.json.4711.part."""
+"""Names of the files of a checkpoint: 00000012.json, .00000012.json.4711.part."""
 
 
 class CheckpointError(SoftstairError):
     """A checkpoint that cannot be used."""
 
 
-def save(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Write the newest checkpoint, remove all but the one before, and return its JSON file."""
-    return prepare(folder, state)()
-
-
 def prepare(folder: Path, state: Mapping[str, Any], **plain: Any) -> Callable[[], Path]:
     """Return a function that saves a copy of the state as it is now, from any thread.
 
+    It removes all checkpoints but the one before, and returns the JSON file of the new one.
     ``plain`` are further entries, JSON values that are not copied, so do not change them. The
     function does not use the device, where a graph may be captured meanwhile.
     """
@@ -119,7 +115,7 @@ def _numbers(folder: Path) -> list[int]:
 def _sweep(folder: Path) -> None:
     """Remove old checkpoints and what a killed process left; only one process saves at a time.
 
-    Files with other names than those that :func:`save` writes are the user's, and stay.
+    Files with other names than those of checkpoints are the user's, and stay.
     """
     kept = {f"{number:08d}" for number in sorted(_numbers(folder))[-KEPT:]}
     for path in sorted(folder.iterdir()):  # .json first: without it, the tensors are no checkpoint
