@@ -225,13 +225,6 @@ class _AllocationCounter(TorchDispatchMode):
         self.now -= self.sizes.pop(address, 0)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator failed; on a CPU only the message says so."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(text in str(error) for text in ("not enough memory", "allocate memory"))
-
-
 def about(device: torch.device) -> dict[str, Any]:
     """Return the machine and the versions as plain data."""
     cuda = device.type == "cuda"

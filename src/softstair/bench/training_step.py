@@ -22,7 +22,7 @@ from torch import nn
 
 from softstair._errors import first_line
 from softstair.anneal import SMALLEST_STD
-from softstair.bench.clock import Effort, Record, Times, is_out_of_memory, race
+from softstair.bench.clock import Effort, Record, Times, race
 from softstair.bench.workload import (
     StepRunner,
     Workload,
@@ -32,7 +32,7 @@ from softstair.bench.workload import (
 )
 from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
-from softstair.train.execution import choose_threads, training_settings
+from softstair.train.execution import choose_threads, is_out_of_memory, training_settings
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
@@ -113,15 +113,13 @@ def measure_step(
     with _bench_settings(load, recipe, device):
         networks = _Networks(load, recipe, load.examples(batch, effort.calls, device), device)
         runners = {}
-        with _cudnn_benchmark():
-            for name, start in networks.floats(tune).items():
-                if runner := build(name, start):
-                    runners[name] = runner
+        for name, start in networks.floats(tune).items():
+            if runner := build(name, start):
+                runners[name] = runner
         times = _race(runners, device, effort)
         names = sorted(times, key=lambda name: times[name].median)
         twin, twin_times = runners[names[0]], times[names[0]]
-        with _cudnn_benchmark():
-            memory = {name: runners[name].memory() for name in names}
+        memory = {name: runners[name].memory() for name in names}
         for name in names:
             figures = times[name], twin_times, batch, memory[name], memory[names[0]]
             rows.append(StepRow(name, runners[name].treatment, *figures))
@@ -202,23 +200,11 @@ def _race(runners: dict[str, StepRunner], device: torch.device, effort: Effort) 
 @contextlib.contextmanager
 def _bench_settings(load: Workload, recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Set seed, threads, device and precision as in a training run, and restore them afterwards."""
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with training_settings(recipe, device), on_device:
+    with training_settings(recipe, device):
         torch.manual_seed(0)
         if device.type == "cpu":
             torch.set_num_threads(choose_threads(load.network(), recipe.batch))
         yield
-
-
-@contextlib.contextmanager
-def _cudnn_benchmark() -> Iterator[None]:
-    """Let cuDNN choose its kernels by trial."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from softstair.stair import Stair
 from softstair.train.execution import Compiled
 from softstair.train.recipe import PresetName, Recipe, preset
 from softstair.train.state import State
-from softstair.train.step import CapturedStep, Step
+from softstair.train.step import CapturedStep, Step, optimiser_tensors
 from softstair.train.teacher import Teacher
 
 BATCH = (2, 4096)
@@ -127,9 +127,8 @@ class StepRunner:
         state = self.state
         del self.step
         state.optimiser.zero_grad()
-        moments = [v for values in state.optimiser.state.values() for v in values.values()]
         kept: list[Tensor] = [*state.network.parameters(), *state.network.buffers()]
-        kept += [value for value in moments if isinstance(value, Tensor)]
+        kept += optimiser_tensors(state)
         # A new step, captured again: memory that compiling needed is not counted.
         self.step = self._new_step()
         self.rewind()

@@ -11,13 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from softstair import _check, bench
-from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.bench import Times
-from softstair.bench.clock import REPEATS, Effort, is_out_of_memory
+from softstair.bench.clock import REPEATS, Effort
 from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
 from softstair.bench.training_step import PartitionReport, StepReport
 from softstair.bench.workload import BATCH, workload
@@ -25,7 +22,7 @@ from softstair.cli._args import flag, words_of
 from softstair.cli._table import Console, print_line, print_table
 from softstair.data.augment import Moves
 from softstair.regularise import Forward
-from softstair.train.execution import choose_device
+from softstair.train.execution import choose_device, memory_errors
 
 PARTS = ("operator", "step", "partition", "exact")
 RANGES = {"batch": BATCH, "repeats": REPEATS, "elements": (1, 1 << 31)}
@@ -118,8 +115,9 @@ class Command:
             names = ("softstair", "torch", "triton", "cuda")
             versions = [f"{name} {figures[name]}" for name in names if figures[name]]
             print_line(f"{figures['device']}; {', '.join(versions)}")
+            lacking = f"not enough memory on {device}: give a `batch` below {batch}, or `quick`."
             for part in (part for part in PARTS if part in _split(self.only)):
-                with _memory_errors(device, batch), _status() as progress:
+                with memory_errors(lacking), _status() as progress:
                     measured = measure[part](progress=progress)
                 SHOW[part](measured)
                 rows = isinstance(measured, list)
@@ -128,19 +126,6 @@ class Command:
                 file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
         print_line(f"all figures: {self.json or 'not saved; --json FILE saves them'}")
         return 0
-
-
-@contextlib.contextmanager
-def _memory_errors(device: torch.device, batch: int) -> Iterator[None]:
-    """Turn the error of an allocator into one that names the flags to change."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise SoftstairError(
-            f"not enough memory on {device}: give a `batch` below {batch}, or `quick`."
-        ) from None
 
 
 @contextlib.contextmanager

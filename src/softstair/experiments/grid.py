@@ -233,8 +233,7 @@ def estimate(
     True
     """
     place = choose_device(device)
-    dataset = load(recipe.data, data_dir)
-    dataset = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+    dataset = load(recipe.data, data_dir).sample(recipe.limit)
     with training_settings(recipe, place):
         torch.manual_seed(recipe.seed)
         network = make_network(recipe, dataset)

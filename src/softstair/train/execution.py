@@ -197,20 +197,21 @@ def _has_bfloat16() -> bool:
 
 
 @contextlib.contextmanager
-def memory_errors(recipe: Recipe) -> Iterator[None]:
-    """Raise SoftstairError if an allocator runs out of memory."""
+def memory_errors(message: str) -> Iterator[None]:
+    """Raise SoftstairError with a message if an allocator runs out of memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        phrases = ("not enough memory", "allocate memory")  # of the CPU's allocator
-        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not is_memory and not any(phrase in str(error) for phrase in phrases):
+        if not is_out_of_memory(error):
             raise
-        raise SoftstairError(
-            f"not enough memory for batches of {recipe.batch}: lower `batch` in a new run, or free "
-            "memory and pass `resume`.",
-            field="batch",
-        ) from None
+        raise SoftstairError(message, field="batch") from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator failed; on a CPU only the message says so."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(text in str(error) for text in ("not enough memory", "allocate memory"))
 
 
 @contextlib.contextmanager

@@ -119,9 +119,11 @@ def train(
         backend = nullcontext() if recipe.kernels == "auto" else kernels.use(recipe.kernels)
         with execution.training_settings(recipe, place), backend:
             torch.manual_seed(recipe.seed)
-            with execution.memory_errors(recipe):
+            advice = "lower `batch` in a new run, or free memory and pass `resume`"
+            lacking = f"not enough memory for batches of {recipe.batch}"
+            with execution.memory_errors(f"{lacking}: {advice}."):
                 with team.all_or_none():
-                    sampled = dataset if recipe.limit is None else dataset.sample(recipe.limit)
+                    sampled = dataset.sample(recipe.limit)
                     if recipe.fold == "all" and dataset.test_x is None:
                         problem = f"must be a number for {dataset.name}, which has no test set"
                         raise _check.invalid("fold", f"{problem}, but 'all' was given")

@@ -260,7 +260,7 @@ def preserve(state: State, *others: Tensor) -> Iterator[None]:
     """
     network_tensors = (*state.network.parameters(), *state.network.buffers())
     tensors = [x.detach() for x in (*network_tensors, state.loss, state.correct, *others)]
-    tensors += _optimiser_tensors(state)
+    tensors += optimiser_tensors(state)
     old_values = [tensor.clone() for tensor in tensors]
     random_state = state.random_state()
     try:
@@ -269,14 +269,15 @@ def preserve(state: State, *others: Tensor) -> Iterator[None]:
         for tensor, old_value in zip(tensors, old_values, strict=True):
             tensor.copy_(old_value)
         restored = {id(tensor) for tensor in tensors}
-        for tensor in _optimiser_tensors(state):
+        for tensor in optimiser_tensors(state):
             # Created inside, by the first step; with zeros, the next step equals a first one.
             if id(tensor) not in restored:
                 tensor.zero_()
         state.set_random_state(random_state)
 
 
-def _optimiser_tensors(state: State) -> list[Tensor]:
+def optimiser_tensors(state: State) -> list[Tensor]:
+    """Return the tensors of the optimiser's state."""
     states = state.optimiser.state.values()  # a dictionary for each parameter
     values = [value for parameter_state in states for value in parameter_state.values()]
     return [value for value in values if isinstance(value, Tensor)]
