@@ -116,38 +116,30 @@ def load_float_run(
 
     Raises RunError if there is none. Code that the run names is called if ``recipe`` names it too.
     """
+    field = FLOAT_RUNS[role]
+    wanted = f"{field} must be the directory of a finished float run, or auto, but"
 
     def read() -> tuple[Recipe, dict[str, Tensor]]:
-        loaded, field = recipe_of(path), FLOAT_RUNS[role]
-        problem = "is not finished" if loaded and summary_of(path) is None else ""
-        problem = "holds no run" if loaded is None else problem
-        if loaded is None or problem or not loaded.is_float:
-            problem = problem or "holds a quantised network"
-            raise RunError(
-                f"{field} must be the directory of a finished float run, or auto, but "
-                f"{str(path)!r} {problem}: train one with weights and features in float.",
-                field=field,
-            )
-        _check_same_data(field, path, loaded, recipe)
-        is_same = loaded.model == recipe.model
-        network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
-        return loaded, network.state_dict()
-
-    def read_or_name_the_field() -> tuple[Recipe, dict[str, Tensor]]:
         try:
-            return read()
+            loaded = recipe_of(path)
+            problem = "is not finished" if loaded and summary_of(path) is None else ""
+            problem = "holds no run" if loaded is None else problem
+            if loaded is None or problem or not loaded.is_float:
+                problem = f"{str(path)!r} {problem or 'holds a quantised network'}"
+                advice = "train one with weights and features in float"
+                raise RunError(f"{wanted} {problem}: {advice}.", field=field)
+            _check_same_data(field, path, loaded, recipe)
+            is_same = loaded.model == recipe.model
+            network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
+            return loaded, network.state_dict()
         except RunError as error:
-            if error.field == FLOAT_RUNS[role]:
+            if error.field == field:
                 raise
             # What it advises is for the run itself, such as another `out`.
             problem = str(error).rpartition(": ")[0] or str(error).rstrip(".")
-            raise RunError(
-                f"{FLOAT_RUNS[role]} must be the directory of a finished float run, or auto, but "
-                f"{problem}: give another run.",
-                field=FLOAT_RUNS[role],
-            ) from None
+            raise RunError(f"{wanted} {problem}: give another run.", field=field) from None
 
-    loaded, state = team.broadcast(read_or_name_the_field)
+    loaded, state = team.broadcast(read)
     with torch.random.fork_rng([]):
         network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
     network.load_state_dict(state)
