@@ -142,11 +142,6 @@ class Pool(ABC):
         return bool(self.running)
 
     @property
-    def has_more(self) -> bool:
-        """Whether there may be tasks that wait."""
-        return self._open
-
-    @property
     def stopping(self) -> bool:
         """Whether a signal came, or the deadline."""
         return self._stop_request.number is not None or time.monotonic() >= self._deadline
@@ -201,32 +196,31 @@ class Worker:
             # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
             start_new_session=True,
         )
+        self._stdin: Any = self.process.stdin
+        self._stdout: Any = self.process.stdout
         self._listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self._listener.start()
 
     def _listen(self, events: "Events") -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             with contextlib.suppress(ValueError):  # an incomplete line: the process was killed
                 events.put((self, json.loads(line)))
         events.put((self, None))
 
     def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
         """Let it train a run."""
-        assert self.process.stdin is not None
         self.task, self.is_free = task, False
         message = {"recipe": recipe.to_json(), "out": str(out), **settings}
         with contextlib.suppress(OSError):  # it has ended, which the listener will tell
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.flush()
 
     def dismiss(self) -> None:
         """Let it end if it is free."""
-        assert self.process.stdin is not None
         if self.is_free:
             self.is_free = False
             with contextlib.suppress(OSError):
-                self.process.stdin.close()
+                self._stdin.close()
 
     def end(self, timeout: float) -> None:
         """Wait for its end; kill it after ``timeout`` seconds."""
@@ -236,9 +230,8 @@ class Worker:
             self.process.kill()
             self.process.wait()
         self._listener.join()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
-                assert pipe is not None
                 pipe.close()
 
 
@@ -321,7 +314,7 @@ class ProcessPool(Pool):
             self.fail(task, _cause_of_end(worker.process.poll(), self._again), lost=True)
 
     def _dismiss_idle(self) -> None:
-        wanted = max(0, self.capacity() - len(self.running)) if self.has_more else 0
+        wanted = max(0, self.capacity() - len(self.running)) if self._open else 0
         for worker in [worker for worker in self._workers if worker.is_free][wanted:]:
             worker.dismiss()
 

@@ -200,7 +200,8 @@ class State:
         if self.execution.fused and alone:
             from softstair.fused.update import supports_update
 
-            names = Counter(weight for _, weight in self._parameters())
+            parameters = self.network.named_parameters(remove_duplicate=False)
+            names = Counter(weight for _, weight in parameters)
             if supports_update(self.optimiser):
                 fused_layers: list[Any] = getattr(self.execution.forward, "layers", [])
                 layers = [layer for layer in fused_layers if names[layer.sums.weight] == 1]
@@ -259,10 +260,8 @@ class State:
 
     def _values(self) -> list[tuple[str, Tensor]]:
         """Return parameters and buffers under all their names; layers may share tensors."""
-        return [*self._parameters(), *self.network.named_buffers(remove_duplicate=False)]
-
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.network.named_parameters(remove_duplicate=False))
+        parameters = self.network.named_parameters(remove_duplicate=False)
+        return [*parameters, *self.network.named_buffers(remove_duplicate=False)]
 
     def random_state(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"
