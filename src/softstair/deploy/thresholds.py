@@ -218,22 +218,17 @@ def _search_at(
     Several values are searched at once, because for small tensors an operation takes about the
     same time whatever their size.
     """
-    levels, channels = len(activation.stair.levels), len(source.least)
+    levels, channels, rank = len(activation.stair), len(source.least), source.weight.dim()
     count = max(1, MAX_SEARCHED // (levels * channels))
     rows: list[LevelThresholds] = []
     for start in range(0, len(shortcuts), count):
         values = shortcuts[start : start + count]
 
         def index(sums: Tensor, values: Sequence[float | None] = values) -> Tensor:
-            y = sums.reshape(-1, channels, *[1] * (source.weight.dim() - 2))
-            for function in pending.before:
-                y = function(y)
+            y = _apply(pending.before, sums.reshape(-1, channels), rank)
             if values[0] is not None:
-                addend = torch.tensor(values, dtype=y.dtype)
-                y = y + addend.repeat(len(sums)).reshape(-1, *[1] * (y.dim() - 1))
-            for function in pending.after:
-                y = function(y)
-            return activation.stair.index(y).reshape(sums.shape)
+                y = y + torch.tensor(values, dtype=y.dtype).repeat(len(sums))[:, None]
+            return activation.stair.index(_apply(pending.after, y, rank)).reshape(sums.shape)
 
         least, greatest = (end.repeat(len(values)) for end in (source.least, source.greatest))
         found = search(index, least, greatest, levels)
