@@ -28,10 +28,11 @@ class Command:
     def run(self) -> int:
         from softstair.experiments import figures, report
         from softstair.experiments.claims import judged
+        from softstair.experiments.report.lines import gather
 
         follow = self.out != Command.out
         with output_file(self.out, "out", (".html", ".htm"), follow) as page:
-            trainings, skipped = report.gather(self.folders)
+            trainings, skipped = gather(self.folders)
             if self.figures is not None:
                 self.figures.mkdir(parents=True, exist_ok=True)
             data = {training.recipe.data for training in trainings}

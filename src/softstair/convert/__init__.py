@@ -19,13 +19,7 @@ from softstair import _check
 from softstair import noise as noises
 from softstair._errors import first_line
 from softstair.convert.bits import has_names, stairs_of
-from softstair.convert.conversion import (
-    ATTRIBUTE,
-    Conversion,
-    Row,
-    require_stairs,
-    stair_row,
-)
+from softstair.convert.conversion import ATTRIBUTE, Conversion, Row, require_stairs, stair_row
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import Effect, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite

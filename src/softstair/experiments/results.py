@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -274,10 +275,9 @@ def time_spent(units: Sequence[UnitStatus]) -> dict[str, Any]:
 
 
 def by_configuration(units: Iterable[UnitStatus]) -> dict[str, list[UnitStatus]]:
-    groups: dict[str, list[UnitStatus]] = {}
-    for status in units:
-        groups.setdefault(status.unit.configuration, []).append(status)
-    return groups
+    """Return the units of each configuration, which lie together."""
+    groups = groupby(units, key=lambda status: status.unit.configuration)
+    return {name: list(group) for name, group in groups}
 
 
 def summarise(units: Sequence[UnitStatus]) -> dict[str, Any]:

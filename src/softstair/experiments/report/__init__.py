@@ -20,20 +20,10 @@ from typing import Any
 
 from softstair import __version__
 from softstair.experiments.claims import Finding
-from softstair.experiments.report.lines import (
-    clean,
-    data_of,
-    escaped,
-    gather,
-    in_words,
-    values_of,
-    varied,
-)  # fmt: skip
+from softstair.experiments.report.lines import clean, data_of, escaped, in_words, values_of, varied
 from softstair.experiments.studies import Mean, Repetitions, best_of, duration, repetitions_of
 from softstair.experiments.tables import DATA_VERSION, UNKNOWN, Training
 from softstair.train.records import read_json
-
-__all__ = ["gather", "page", "write"]
 
 VERDICTS = {
     "holds": ("✓", "hold"),
