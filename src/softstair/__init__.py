@@ -9,11 +9,10 @@ from types import ModuleType
 
 from softstair import deploy, nn, noise, ste
 from softstair.anneal import Annealer
-from softstair.calibrate import calibrate
+from softstair.calibrate import calibrate, refresh_statistics
 from softstair.convert import quantise
 from softstair.deploy.summary import report
 from softstair.noise import Noise
-from softstair.norms import refresh_statistics
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
 from softstair.stair import Stair

@@ -1,6 +1,11 @@
-"""Quanta from a few batches: of features by what the network computes, of weights by themselves."""
+"""Quanta and statistics from a few batches.
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+Quanta of features are fitted to what the network computes, those of weights to the weights, and
+running statistics of batch normalisations are estimated anew without noise.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -15,9 +20,10 @@ from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
 from softstair.fit import fit_quantum
 from softstair.nn import StairLayer, stair_modules
-from softstair.norms import Arguments, average_statistics, batch_arguments, running_norms
 from softstair.stair import Quantum, Stair
 
+Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
+"""The positional and the named arguments of a forward pass."""
 Method = Literal["mse", "percentile", "sums"]
 PERCENTILE = 99.9
 VALUES = 1 << 18
@@ -274,3 +280,88 @@ def _batch_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
+
+
+def refresh_statistics(net: nn.Module, loader: Iterable[Any]) -> None:
+    """Estimate the running statistics of a network's batch normalisations anew, without noise.
+
+    The averages over the last batches of training belong to another network: weights still cross
+    thresholds from step to step, and the features of training have noise. Here every module but the
+    normalisations is in ``eval()``, and each batch has the same weight:
+
+        running_mean = mean over batches of E[x],  running_var = mean over batches of Var[x]
+
+    >>> import softstair as ss
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3").eval()
+    >>> loader = [(torch.randn(32, 4) + 5, torch.zeros(32)) for _ in range(10)]
+    >>> ss.refresh_statistics(net, loader)
+    >>> bool(net[1].running_mean.abs().max() > 1)
+    True
+
+    Args:
+        net: The network, in place; its modules keep their modes. If it is in ``train()``,
+            normalisations in ``eval()`` are frozen and keep their statistics; if it is in
+            ``eval()``, all are estimated.
+        loader: Batches of inputs, as tensors, tuples or mappings; see :func:`softstair.calibrate`.
+            Augment them as in training. Some thousands of examples suffice. They are moved to the
+            device of the network.
+
+    Raises:
+        SoftstairError: If the network has no such normalisation, or the loader no batch.
+    """
+    if not isinstance(net, nn.Module):
+        raise _check.wrong("net", net, "a torch.nn.Module")
+    norms = running_norms(net, skip_frozen=net.training)
+    if not norms:
+        raise _check.invalid("net", "must have a batch normalisation with running statistics")
+    device = norms[0].get_buffer("running_mean").device
+    average_statistics(net, norms, (batch_arguments(net, batch, device) for batch in loader))
+
+
+def running_norms(
+    net: nn.Module, skip_frozen: bool = True
+) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the batch normalisations with running statistics; those in ``eval()`` are frozen."""
+    norms = (m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    moving = (norm for norm in norms if norm.track_running_stats)
+    return [norm for norm in moving if norm.training or not skip_frozen]
+
+
+@torch.no_grad()
+def average_statistics(
+    net: nn.Module, norms: Sequence[nn.modules.batchnorm._BatchNorm], inputs: Iterable[Arguments]
+) -> None:
+    """Set running statistics to the means over batches; all other modules are in ``eval()``."""
+    before = [(norm.momentum, norm.get_buffer("num_batches_tracked").clone()) for norm in norms]
+    is_empty = True
+    try:
+        with training_mode(net, training=False):
+            for arguments, keywords in inputs:
+                for norm in norms if is_empty else ():
+                    norm.train()
+                    norm.reset_running_stats()
+                    norm.momentum = None  # all batches have the same weight
+                is_empty = False
+                net(*arguments, **keywords)
+    finally:
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if momentum is None:  # the count is then the weight of the next batch
+                norm.get_buffer("num_batches_tracked").copy_(tracked)
+    if is_empty:
+        raise SoftstairError("`loader` must give at least one batch, but it gave none.")
+
+
+def batch_arguments(net: nn.Module, batch: Any, device: torch.device) -> Arguments:
+    """Return the arguments of a forward pass for a batch."""
+    if isinstance(batch, Mapping):
+        names = inspect.signature(net.forward).parameters
+        tensors = {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
+        if keywords := {name: x for name, x in tensors.items() if name in names}:
+            return (), keywords
+        batch = list(tensors.values())
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not isinstance(first, Tensor):
+        raise _check.wrong("loader", first, "batches of tensors, tuples or mappings of them")
+    return (first.to(device),), {}

@@ -12,7 +12,8 @@ from softstair.deploy.comparison import (
 )
 from softstair.deploy.integer import integerise
 from softstair.deploy.last_layer import quantise_last_layer
-from softstair.deploy.nodes import Cost, ExportError, IntegerNetwork, costs
+from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.summary import Cost, costs
 
 __all__ = [
     "Comparison",

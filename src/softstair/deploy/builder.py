@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair.deploy import nodes
-from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
+from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape, zero_padding
 from softstair.deploy.thresholds import (
     IntegerFeatures,
     PendingSum,
@@ -22,7 +22,6 @@ from softstair.deploy.thresholds import (
     sum_values,
     thresholds_of,
 )
-from softstair.deploy.windows import pooling_windows, window, zero_padding
 from softstair.nn import StairActivation, StairLayer
 from softstair.stair import Stair
 
@@ -205,8 +204,8 @@ class NodeBuilder:
 
     def max_pool(self, name: str, module: Any, axes: int, x: Value) -> Value:
         """Add a max-pooling over so many axes, or keep it pending behind a sum."""
-        windows = pooling_windows(name, module, axes, self.pooled_shape(x))
-        dilated = window(getattr(module, "dilation", 1), axes) != (1,) * axes
+        windows = nodes.pooling_windows(name, module, axes, self.pooled_shape(x))
+        dilated = nodes.window(getattr(module, "dilation", 1), axes) != (1,) * axes
         if module.return_indices or getattr(module, "ceil_mode", False) or dilated:
             raise ExportError.of(name, "it pools with return_indices, dilation or ceil_mode")
         if isinstance(x, IntegerFeatures):
@@ -219,7 +218,7 @@ class NodeBuilder:
 
     def average(self, name: str, module: Any, axes: int, x: IntegerFeatures) -> IntegerFeatures:
         """Add the sum of each window; the average is that sum in a smaller unit."""
-        windows = pooling_windows(name, module, axes, self.pooled_shape(x))
+        windows = nodes.pooling_windows(name, module, axes, self.pooled_shape(x))
         if getattr(module, "ceil_mode", False):
             raise ExportError.of(name, "it averages with ceil_mode", "Remove it")
         kernel, _, padding = windows

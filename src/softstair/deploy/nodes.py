@@ -1,11 +1,10 @@
-"""Integer networks: nodes that compute with integers, the network that they form, and its cost.
+"""Integer networks: nodes that compute with integers, and the network that they form.
 
 A node names the nodes whose results it reads and the range of its own results. Tensors have shape
 (N, C, H, W), (N, C, L), or (N, C) after a Flatten; a linear layer applied to more than a vector has
 its channels last. Windows have one or two axes, as the tensors.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from softstair._errors import SoftstairError
 
@@ -321,49 +320,6 @@ class IntegerNetwork:
         return [node for node in self.nodes if name in node.inputs]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one layer.
-
-    Attributes:
-        weights: Number of weights.
-        weight_bits: Bits per weight, as few as its values need (32 in float).
-        products: Multiply-accumulate operations per input.
-        low, high: The least and the greatest sum.
-        sum_bits: Bits of a signed integer that holds both; 0 for a float layer.
-    """
-
-    name: str
-    weights: int
-    weight_bits: int
-    products: int
-    low: int
-    high: int
-    sum_bits: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of the packed weights."""
-        return -(-self.weights * self.weight_bits // 8)
-
-
-def costs(network: IntegerNetwork) -> list[Cost]:
-    """Return the cost of every layer with weights, in order of execution."""
-    rows = []
-    for node in network.nodes:
-        if not isinstance(node, Sum | Scores):
-            continue
-        count = node.weight.numel()
-        positions = math.prod(network.sizes[node.name]) // len(node.weight)
-        weight_bits, sum_bits = 32, 0
-        if isinstance(node, Sum):
-            weight_bits = max(1, (node.weight.unique().numel() - 1).bit_length())
-            sum_bits = bits(node.low, node.high)
-        ends = (node.low, node.high)
-        rows.append(Cost(node.name, count, weight_bits, count * positions, *ends, sum_bits))
-    return rows
-
-
 def bits(low: int, high: int) -> int:
     """Return the width of a signed integer that holds ``low`` to ``high``."""
     return 1 + max((-low - 1).bit_length() if low < 0 else 0, max(high, 0).bit_length())
@@ -376,3 +332,36 @@ def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
         if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):
             return values.astype(dtype)
     return values.astype(np.int64)
+
+
+def window(size: Any, axes: int) -> Shape:
+    """Return a size along each axis."""
+    return (size,) * axes if isinstance(size, int) else tuple(map(int, size))
+
+
+def zero_padding(name: str, layer: nn.Conv1d | nn.Conv2d) -> Shape:
+    """Return the zeros before and after each axis of a convolution's input."""
+    # Last axis first, before and after.
+    padding = layer._reversed_padding_repeated_twice[::-1]
+    if layer.padding_mode != "zeros" or padding[::2] != padding[1::2]:
+        reason = f"it pads with {layer.padding_mode!r} ({layer.padding!r})"
+        raise ExportError.of(name, reason, "Pad by as many zeros on both sides")
+    return tuple(padding[::2])
+
+
+def pooling_windows(name: str, module: Any, axes: int, shape: Shape) -> tuple[Shape, Shape, Shape]:
+    """Return the kernel, stride and padding of a pooling over features of that shape."""
+    if len(shape) not in (axes + 1, 2):  # for PyTorch, (H, W) is one image per channel
+        raise ExportError.of(name, f"it pools features of shape {shape}", "Give it (C, H, W)")
+    if not hasattr(module, "output_size"):
+        windows = (module.kernel_size, module.stride, module.padding)
+        kernel, stride, padding = (window(size, axes) for size in windows)
+        return kernel, stride, padding
+    sizes, outputs = shape[-axes:], module.output_size
+    outputs = (outputs,) * axes if isinstance(outputs, int) else outputs
+    outputs = [output or size for output, size in zip(outputs, sizes, strict=True)]
+    if any(size % output for size, output in zip(sizes, outputs, strict=True)):
+        reason = f"its windows over {sizes} differ in size"
+        raise ExportError.of(name, reason, "Choose an output size that divides it")
+    kernel = tuple(size // output for size, output in zip(sizes, outputs, strict=True))
+    return kernel, kernel, (0,) * axes

@@ -15,7 +15,7 @@ from softstair.convert import quantise
 from softstair.convert.conversion import Conversion, Row, conversion_of
 from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
-from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.nodes import ExportError, IntegerNetwork, Scores, Sum, bits
 from softstair.nn import StairActivation, StairLayer, StairModule
 from softstair.stair import Stair
 
@@ -67,9 +67,9 @@ class Report:
                 notes += [exports] if exports not in notes else []
                 exports = f"no ({notes.index(exports) + 1})"
             about = [row.name, row.kind, row.became, row.stair, row.noise, row.forward, exports]
-            costs = [row.weights or "", "" if row.macs is None else row.macs, row.bytes or ""]
+            figures = [row.weights or "", "" if row.macs is None else row.macs, row.bytes or ""]
             layer = "" if row.layer is None else str(row.layer)
-            lines.append([layer, *about, *(f"{cost:,}" if cost else "" for cost in costs)])
+            lines.append([layer, *about, *(f"{figure:,}" if figure else "" for figure in figures)])
         names = ("weights", "macs", "bytes")
         sums = (sum(getattr(row, name) or 0 for row in self.rows) for name in names)
         lines.append(["", "in all", *[""] * 6, *(f"{total:,}" if total else "" for total in sums)])
@@ -192,11 +192,11 @@ def _row(net: nn.Module, row: Row, exports: str = "", size: Sequence[int] = ()) 
     plain = ReportRow(**asdict(row), exports=exports)
     if not isinstance(layer, StairLayer | nn.Linear | nn.Conv1d | nn.Conv2d):
         return plain
-    count, bits = layer.weight.numel(), 32
+    count, width = layer.weight.numel(), 32
     if isinstance(layer, StairLayer):
-        bits = max(1, (len(layer.weight_stair.stair) - 1).bit_length())
+        width = max(1, (len(layer.weight_stair.stair) - 1).bit_length())
     macs = count * math.prod(size[1:]) // len(layer.weight) if size else None
-    return replace(plain, weights=count, macs=macs, bytes=-(-count * bits // 8))
+    return replace(plain, weights=count, macs=macs, bytes=-(-count * width // 8))
 
 
 class _Shapes(fx.Interpreter):
@@ -274,3 +274,46 @@ class _Trial(GraphConversion):
 
 def _size(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta.get("shape", ()))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one layer.
+
+    Attributes:
+        weights: Number of weights.
+        weight_bits: Bits per weight, as few as its values need (32 in float).
+        products: Multiply-accumulate operations per input.
+        low, high: The least and the greatest sum.
+        sum_bits: Bits of a signed integer that holds both; 0 for a float layer.
+    """
+
+    name: str
+    weights: int
+    weight_bits: int
+    products: int
+    low: int
+    high: int
+    sum_bits: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packed weights."""
+        return -(-self.weights * self.weight_bits // 8)
+
+
+def costs(network: IntegerNetwork) -> list[Cost]:
+    """Return the cost of every layer with weights, in order of execution."""
+    rows = []
+    for node in network.nodes:
+        if not isinstance(node, Sum | Scores):
+            continue
+        count = node.weight.numel()
+        positions = math.prod(network.sizes[node.name]) // len(node.weight)
+        weight_bits, sum_bits = 32, 0
+        if isinstance(node, Sum):
+            weight_bits = max(1, (node.weight.unique().numel() - 1).bit_length())
+            sum_bits = bits(node.low, node.high)
+        ends = (node.low, node.high)
+        rows.append(Cost(node.name, count, weight_bits, count * positions, *ends, sum_bits))
+    return rows

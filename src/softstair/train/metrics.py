@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair import kernels
+from softstair.calibrate import Arguments, average_statistics, running_norms
 from softstair.convert.graph import training_mode
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples
 from softstair.nn import StairLayer, StairModule, StairWeight, stair_modules
-from softstair.norms import Arguments, average_statistics, running_norms
 from softstair.train.execution import matmul_precision
 from softstair.train.optimiser import Bounds, absolute_bounds
 from softstair.train.parallel import SINGLE_PROCESS, Team
