@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +12,14 @@ from torch import nn
 
 from softstair import _check
 from softstair.calibrate import calibrate_stairs
-from softstair.convert import quantise
 from softstair.convert.bits import parse, parse_layers, stair_named
 from softstair.convert.shortcuts import signed
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.models import last_layer
 from softstair.nn import StairActivation, StairLayer, StairModule, stair_modules
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
+from softstair.train.network import stair_network
 from softstair.train.trained import Trained, trained_run
 
 WIDTHS = ("int8", "int4", "int3", "int2", "ternary")
@@ -123,12 +123,8 @@ class _Trial:
 
     def _quantised(self, bits: str) -> nn.Module:
         """Return a float network with stairs in some layers, as a recipe would quantise it."""
-        recipe, example = self.recipe, self.inputs[:2]
-        is_float = recipe.last_layer == "float"
-        skip = (*recipe.skip, *([last_layer(self.network, example)] if is_float else []))
-        sums: Any = None if recipe.sums == "none" else recipe.sums
-        layers = parse_layers(bits)
-        net = quantise(self.network, layers, skip=skip, sums=sums, example_inputs=example)
+        recipe = replace(self.recipe.for_changes({"bits": bits}), bits=bits, quanta="fixed")
+        net = stair_network(self.network, recipe, self.inputs[:2])
         calibrate_stairs(net.eval(), self.inputs.chunk(BATCHES), None)
         return net
 
