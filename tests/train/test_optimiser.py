@@ -250,11 +250,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rates_follow_their_shape(shape: Any) -> None:
-    options = OptimiserOptions(
-        learning_rate=3.0, epochs=10, rate_shape=shape, drop=5.0, drop_factor=0.2
-    )
+    options = OptimiserOptions(epochs=10, rate_shape=shape, drop=5.0, drop_factor=0.2)
     assert [options.rate_factor(t) for t in (0, 3, 5, 10)] == pytest.approx(SHAPES[shape])
-    assert options.learning_rate_at(3) == pytest.approx(3 * SHAPES[shape][1])
     warm = replace(options, warm_up=4.0)
     assert [warm.rate_factor(t) for t in (0, 3)] == pytest.approx([0, 0.75 * SHAPES[shape][1]])
     assert [warm.rate_factor(t) for t in (5, 10)] == pytest.approx(SHAPES[shape][2:])

@@ -261,10 +261,10 @@ def test_errors_name_the_words_that_are_allowed() -> None:
 
 def test_the_learning_rate_drops_where_it_should() -> None:
     recipe = preset("paper-cifar10")
-    rates = [recipe.learning_rate_at(epoch) for epoch in range(500)]
-    assert rates == [1e-3] * 400 + [1e-3 * 0.1] * 100
-    assert Recipe(drop=None).learning_rate_at(10**9) == 1e-3
-    assert [Recipe(drop=5.6).learning_rate_at(i) < 1e-3 for i in (5, 6)] == [False, True]
+    assert recipe.learning_rate == 1e-3
+    assert [recipe.rate_factor(epoch) for epoch in range(500)] == [1.0] * 400 + [0.1] * 100
+    assert Recipe(drop=None).rate_factor(10**9) == 1.0
+    assert [Recipe(drop=5.6).rate_factor(i) < 1 for i in (5, 6)] == [False, True]
 
 
 PAPER = ("paper-cifar10", "paper-svhn", "paper-speech")

@@ -110,12 +110,8 @@ class OptimiserOptions(Options):
         within=(1, 10**7),
     )
 
-    def learning_rate_at(self, t: float) -> float:
-        """Return the learning rate at time ``t`` in epochs, counting from 0."""
-        return self.learning_rate * self.rate_factor(t)
-
     def rate_factor(self, t: float) -> float:
-        """Return the factor of all initial learning rates at time ``t``.
+        """Return the factor of all initial learning rates at time ``t`` in epochs, from 0 on.
 
         >>> [OptimiserOptions(rate_shape="linear", epochs=4).rate_factor(t) for t in (0, 1, 4)]
         [1.0, 0.75, 0.0]

@@ -162,7 +162,7 @@ class State:
 
     @property
     def learning_rate(self) -> float:
-        return self.recipe.learning_rate_at(self.t)
+        return self.recipe.learning_rate * self.recipe.rate_factor(self.t)
 
     def begin_step(self) -> None:
         """Set the noise and the learning rates of the next step."""
