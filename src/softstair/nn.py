@@ -122,9 +122,7 @@ class StairLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
             return call_node(self, input)
-        if self.training:
-            return self._sum(input, self.weight_stair(self.weight), self.bias)
-        weight = self.weight_stair.integers(self.weight)
+        weight = None if self.training else self.weight_stair.integers(self.weight)
         if weight is None:
             return self._sum(input, self.weight_stair(self.weight), self.bias)
         if self.input_quantum is None:

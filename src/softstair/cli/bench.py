@@ -14,10 +14,10 @@ from typing import Any, Literal
 from softstair import _check, bench
 from softstair._files import output_file
 from softstair.bench import Times
-from softstair.bench.clock import REPEATS, Effort
+from softstair.bench.clock import Effort
 from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
 from softstair.bench.training_step import PartitionReport, StepReport
-from softstair.bench.workload import BATCH, workload
+from softstair.bench.workload import workload
 from softstair.cli._args import flag, words_of
 from softstair.cli._table import Console, print_line, print_table
 from softstair.data.augment import Moves
@@ -25,7 +25,6 @@ from softstair.regularise import Forward
 from softstair.train.execution import choose_device, memory_errors
 
 PARTS = ("operator", "step", "partition", "exact")
-RANGES = {"batch": BATCH, "repeats": REPEATS, "elements": (1, 1 << 31)}
 CPU_BATCHES = {"vgg8": 16, "resnet20": 16, "dscnn": 64, "digits": 64}
 """On a CPU a batch of the paper's size takes seconds."""
 
@@ -79,9 +78,8 @@ class Command:
         if self.stairs is not None and not _split(self.stairs):
             allowed = "one or more stairs such as ternary or int4@0.07, separated by commas"
             raise _check.wrong("stairs", self.stairs, allowed)
-        for name, (low, high) in RANGES.items():
-            if (value := getattr(self, name)) is not None:
-                _check.integer(name, value, low, high)
+        if self.elements is not None:
+            _check.integer("elements", self.elements, 1, 1 << 31)
 
     def run(self) -> int:
         device = choose_device(self.device)

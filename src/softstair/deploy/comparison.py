@@ -119,7 +119,13 @@ def verify(
     integer.check_input(x)
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
-    runners: dict[str, Runner] = {"integer network": _integer_runner(integer), **(others or {})}
+
+    def run_integers(x: Tensor) -> dict[str, Tensor]:
+        features = integer.features(x)
+        compared = {name: features[name] for name in _compared_layers(integer)}
+        return {**compared, CLASS: features[integer.last.name].argmax(1)}
+
+    runners: dict[str, Runner] = {"integer network": run_integers, **(others or {})}
     comparisons = {name: copy.deepcopy((earlier or {}).get(name, Comparison())) for name in runners}
     reference = trained_runner(net, integer)
     done = 0
@@ -140,15 +146,6 @@ def _compared_layers(integer: IntegerNetwork) -> Sequence[str]:
     """Return the stairs, and the scores if the last layer has integer weights."""
     stairs = integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
     return [*stairs, integer.last.name] if isinstance(integer.last, Rescaled) else stairs
-
-
-def _integer_runner(integer: IntegerNetwork) -> Runner:
-    def run(x: Tensor) -> dict[str, Tensor]:
-        features = integer.features(x)
-        compared = {name: features[name] for name in _compared_layers(integer)}
-        return {**compared, CLASS: features[integer.last.name].argmax(1)}
-
-    return run
 
 
 def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:

@@ -68,7 +68,8 @@ def figures(trainings: Iterable[Training]) -> dict[str, Callable[[], Any]]:
             varied[re.sub(r"[^\w.]+", "-", name)] = partial(draw_accuracies, heading, facets)
     for study in every:
         is_only = len(by_title[study.title]) == 1
-        caption = _caption(study, fields[study.title])
+        settings, names = study.trainings[0].settings, fields[study.title]
+        caption = ", ".join(f"{panels.words(name)} {settings[name]}" for name in names)
         scales = {other.scale for other in every if other.data == study.data}
         full_caption = ", ".join(filter(None, [study.scale if len(scales) > 1 else "", caption]))
         # They show validation accuracy.
@@ -118,11 +119,6 @@ def _distinguishing(rivals: Sequence[Study]) -> list[str]:
     titled = ("epochs", "statistics", "data_version")
     settings = [study.trainings[0].settings for study in rivals]
     return distinguishing(settings, [name for name in SHARED if name not in titled])
-
-
-def _caption(study: Study, fields: Sequence[str]) -> str:
-    settings = study.trainings[0].settings
-    return ", ".join(f"{panels.words(name)} {settings[name]}" for name in fields)
 
 
 def _layers(study: Study) -> int:
