@@ -195,3 +195,12 @@ def test_the_largest_average_that_is_accepted_is_exact() -> None:
     assert comparison.mismatches == 0, str(comparison)
     with pytest.raises(ExportError, match="float32 cannot average"):
         quantise_last_layer(pooled(WIDE, 14, nn.Linear(2, 3)), (1, 14, 14))
+
+
+def test_averages_of_sequences_are_exact() -> None:
+    layers = [nn.Conv1d(1, 4, 3, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.AvgPool1d(6)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 2))
+    net = ss.quantise(model, TERNARY, TERNARY, skip="5").eval()
+    int8 = quantise_last_layer(net, (1, 8), *INPUT)
+    integer, x = integerise(int8, (1, 8), *INPUT), random_bytes((1, 8), 20)
+    assert verify(int8, integer, x)["integer network"].mismatches == 0

@@ -1,6 +1,7 @@
 """Conversion of a float last layer to INT8."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -105,7 +106,7 @@ def _roundings(by_name: Mapping[str, nodes.Node], name: str, node: nodes.Node) -
         case nodes.Input():
             raise ExportError.of(name, "it reads the input, which has no stair")
         case nodes.SumPool():
-            more = node.kernel[0] * node.kernel[1] + 1
+            more = math.prod(node.kernel) + 1
         case _:
             more = len(node.inputs) - 1
     return more + max(_roundings(by_name, name, by_name[source]) for source in node.inputs)
