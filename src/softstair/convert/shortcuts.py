@@ -17,7 +17,7 @@ A value that has no exact integer form in any case, such as the output of a Laye
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal
 
@@ -87,6 +87,7 @@ def sum_sites(
     return added
 
 
+@dataclass(frozen=True)
 class _Walk:
     """The search for sums that need a stair, by passes over a graph until none is added.
 
@@ -94,16 +95,12 @@ class _Walk:
     ``kept``.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        graph: Graph,
-        modules: Container[nn.Module | None],
-        kept: Container[int],
-        sums: Sums,
-    ) -> None:
-        self.net, self.graph, self.modules, self.kept = net, graph, modules, kept
-        self.sums, self.needed = sums, set[int]()
+    net: nn.Module
+    graph: Graph
+    modules: Container[nn.Module | None]
+    kept: Container[int]
+    sums: Sums
+    needed: set[int] = field(default_factory=set)
 
     def places(self) -> set[int]:
         """Return the steps whose results need a stair that there is not."""
