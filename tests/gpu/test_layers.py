@@ -153,7 +153,7 @@ def test_products_of_float8_are_those_of_float64() -> None:
         format = torch.float8_e4m3fn if high > 8 else e5m2
         features, weights = (t.permute(1, 2, 3, 0).contiguous() for t in (x, w))
         dx = gradients.feature_gradient(dc, weights.to(e5m2), factor, padding, torch.float32, 1.0)
-        dw = gradients.weight_gradient(
+        dw = gradients._weight_parts(
             dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor, (taps, taps), padding,
             1.0,
         )  # fmt: skip

@@ -591,9 +591,9 @@ def test_backward_products_and_adam_compile_without_the_interpreter(
     for kernel, own in ((products._feature_gradient, dx), (products._weight_gradient, dw)):
         # Factors in registers are wrong on Hopper with Triton 3.6.
         assert "ttg.local_load" not in compile_kernel(kernel, constants, own, "*fp32")["ttgir"]
-    types |= dict.fromkeys(("first", "sizes", "parts"), ("i32",) * 21)
+    types |= dict.fromkeys(("first", "sizes"), ("i32",) * 21)
     types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
-    types |= {"parts_ptrs": ("*bf16",) * 21}
+    types |= {"gradient_ptrs": ("*bf16",) * 21}
     compile_kernel(adam._adam, constants, types, ("*fp32",) * 21)
 
 

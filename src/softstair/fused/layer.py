@@ -65,7 +65,7 @@ class FusedLayer(nn.Module):
     makes integers if this layer, its ``reader``, can use them. With ``float8`` the products of the
     backward pass are in FP8 where integers were multiplied; features that are ``read_once``, by the
     reader, are then made as integers alone. A layer that ``keeps_gradient`` has the gradient of its
-    quantised weights, or parts of it, with their stair in ``raw_gradient``, for an optimiser.
+    quantised weights with their stair in ``raw_gradient``, for an optimiser.
     """
 
     source: "FusedLayer | None"

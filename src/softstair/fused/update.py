@@ -42,12 +42,12 @@ def update_weights(
     given: list[Weights] = []
     for layer, state in zip(waiting, states, strict=True):
         assert layer.raw_gradient is not None
-        (parts, stair), layer.raw_gradient = layer.raw_gradient, None
+        (gradient, stair), layer.raw_gradient = layer.raw_gradient, None
         weight = layer.sums.weight
         group = groups[weight]
         given.append(
             Weights(
-                parts,
+                gradient,
                 weight,
                 state["exp_avg"],
                 state["exp_avg_sq"],

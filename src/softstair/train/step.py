@@ -261,7 +261,8 @@ def preserve(state: State, *others: Tensor) -> Iterator[None]:
     network_tensors = (*state.network.parameters(), *state.network.buffers())
     tensors = [x.detach() for x in (*network_tensors, state.loss, state.correct, *others)]
     tensors += optimiser_tensors(state)
-    old_values = [tensor.clone() for tensor in tensors]
+    # On the host, so that the memory of a capture is that of a step.
+    old_values = [tensor.to("cpu", copy=True) for tensor in tensors]
     random_state = state.random_state()
     try:
         yield

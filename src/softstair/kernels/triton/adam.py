@@ -1,11 +1,10 @@
 """Adam's step for the latent weights of several layers, in one pass over memory and one launch.
 
-    g = Σ parts·slope(w)    m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g²
+    g = dw·slope(w)    m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g²
     w ← clip((1 − rate·decay)·w − rate·(m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε))
 
-The gradient of the quantised weights comes in parts, which are added in order. The slope of their
-stair, the step of torch's AdamW (or Adam, without decay) and the clipping of latent weights follow
-in registers.
+dw is the gradient of the quantised weights. The slope of their stair, the step of torch's AdamW (or
+Adam, without decay) and the clipping of latent weights follow in registers.
 """
 
 import math
@@ -28,10 +27,10 @@ LAYERS = 24
 
 
 class Weights(NamedTuple):
-    """The weights of a layer and what their step needs; all have the memory layout of the parts."""
+    """The weights of a layer and what their step needs; the tensors have one memory layout."""
 
-    parts: Tensor
-    """Gradient of the quantised weights, as one or several summands."""
+    gradient: Tensor
+    """Of the quantised weights."""
     weight: Tensor
     """Latent weights."""
     mean: Tensor
@@ -64,8 +63,8 @@ def _own(values, first, COUNT: tl.constexpr):
 
 @triton.jit
 def _adam(
-    first, parts_ptrs, weight_ptrs, mean_ptrs, square_ptrs, rate_ptrs, step_ptrs, tables, row_ptrs,
-    sizes, parts, decays, lows, highs, eps,
+    first, gradient_ptrs, weight_ptrs, mean_ptrs, square_ptrs, rate_ptrs, step_ptrs, tables,
+    row_ptrs, sizes, decays, lows, highs, eps,
     BETA_1: tl.constexpr, BETA_2: tl.constexpr, LOG_1: tl.constexpr, LOG_2: tl.constexpr,
     LAYERS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
 ):  # fmt: skip
@@ -74,10 +73,8 @@ def _adam(
     mask = offsets < size
     weight_ptr = _own(weight_ptrs, first, LAYERS)
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0)
-    parts_ptr = _own(parts_ptrs, first, LAYERS)
-    gradient = tl.load(parts_ptr + offsets, mask=mask, other=0).to(tl.float32)
-    for part in range(1, _own(parts, first, LAYERS)):
-        gradient += tl.load(parts_ptr + part * size + offsets, mask=mask, other=0).to(tl.float32)
+    gradient_ptr = _own(gradient_ptrs, first, LAYERS)
+    gradient = tl.load(gradient_ptr + offsets, mask=mask, other=0).to(tl.float32)
     row_ptr, table = _own(row_ptrs, first, LAYERS), _own(tables, first, LAYERS)
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     gradient *= evaluator.slope(weight, prepared, COUNT, FAMILY, 1, False)
@@ -102,10 +99,10 @@ def _adam(
 
 def adam_steps(layers: Sequence[Weights]) -> None:
     """Change weights and both moments in place, in one launch for layers with one kind of stair,
-    dtype of the parts and setting of Adam."""
+    dtype of the gradient and setting of Adam."""
     groups: dict[object, list[Weights]] = {}
     for layer in layers:
-        kind = (tuple(layer.stair.constants.items()), layer.parts.dtype, layer.betas, layer.eps)
+        kind = (tuple(layer.stair.constants.items()), layer.gradient.dtype, layer.betas, layer.eps)
         groups.setdefault(kind, []).append(layer)
     for group in groups.values():
         for start in range(0, len(group), LAYERS):
@@ -115,14 +112,13 @@ def adam_steps(layers: Sequence[Weights]) -> None:
 def _launch(layers: list[Weights]) -> None:
     sizes = tuple(layer.weight.numel() for layer in layers)
     *first, programs = accumulate((triton.cdiv(size, BLOCK) for size in sizes), initial=0)
-    parts, weights, means, squares, rates, steps, stairs, decays, bounds, betas, eps = zip(
+    gradients, weights, means, squares, rates, steps, stairs, decays, bounds, betas, eps = zip(
         *layers, strict=True
     )
     lows, highs = zip(*bounds, strict=True)
     _adam[(programs,)](
-        tuple(first), parts, weights, means, squares, rates, steps,
+        tuple(first), gradients, weights, means, squares, rates, steps,
         tuple(stair.table for stair in stairs), tuple(stair.row for stair in stairs), sizes,
-        tuple(part.numel() // size for part, size in zip(parts, sizes, strict=True)), decays, lows,
-        highs, eps[0], *betas[0], *map(math.log2, betas[0]), LAYERS=len(layers), BLOCK=BLOCK,
-        **stairs[0].constants, enable_fp_fusion=True,
+        decays, lows, highs, eps[0], *betas[0], *map(math.log2, betas[0]), LAYERS=len(layers),
+        BLOCK=BLOCK, **stairs[0].constants, enable_fp_fusion=True,
     )  # fmt: skip

@@ -265,14 +265,12 @@ def _backward(
 @triton.jit
 def _stair_backward(
     dy_ptr, x_ptr, table, row_ptr, dx_ptr, size,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr,
 ):  # fmt: skip
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.float32)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
-    for part in range(1, PARTS):
-        dy += tl.load(dy_ptr + part * size + offsets, mask=mask, other=0).to(tl.float32)
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
     slope = evaluator.slope(x, prepared, COUNT, FAMILY, 1, False)
     tl.store(dx_ptr + offsets, (dy * slope).to(dx_ptr.dtype.element_ty), mask=mask)
@@ -390,11 +388,10 @@ def backward(
 
 
 def stair_backward(dy: Tensor, x: Tensor, stair: PreparedStair) -> Tensor:
-    """Return dy·slope(x), for weights; dy has the memory layout of x, or consists of several
-    summands of that layout, stacked."""
+    """Return dy·slope(x), for weights; dy has the memory layout of x."""
     dx, size = torch.empty_like(x), x.numel()
     _stair_backward[(triton.cdiv(size, FLAT_BLOCK),)](
-        dy, x, stair.table, stair.row, dx, size, dy.numel() // size, BLOCK=FLAT_BLOCK,
-        **stair.constants, enable_fp_fusion=True,
+        dy, x, stair.table, stair.row, dx, size, BLOCK=FLAT_BLOCK, **stair.constants,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return dx

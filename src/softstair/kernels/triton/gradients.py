@@ -14,7 +14,7 @@ overwrite them while they are read (triton-lang/triton issue 9433).
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
-multiprocessors have work, and added in order afterwards: every run gives the same bits.
+multiprocessors have work, and added afterwards by torch: every run gives the same bits.
 """
 
 import math
@@ -168,7 +168,7 @@ def feature_gradient(
 def weight_gradient(
     dc: Tensor, features: Tensor, factor: Tensor, taps: tuple[int, int], padding: int, unit: float
 ) -> Tensor:
-    """Return parts of the gradient of the weights in float32, (parts, O, down, across, I).
+    """Return the gradient of the weights in float32, (O, down, across, I).
 
     Args:
         dc: Gradient of the sums with images last, (O, H, W, N), in FP8.
@@ -178,6 +178,13 @@ def weight_gradient(
         padding: Of the convolution, on each side.
         unit: Quantum of the features.
     """
+    return _weight_parts(dc, features, factor, taps, padding, unit).sum(0)
+
+
+def _weight_parts(
+    dc: Tensor, features: Tensor, factor: Tensor, taps: tuple[int, int], padding: int, unit: float
+) -> Tensor:
+    """Return summands of the gradient of the weights, (parts, O, down, across, I)."""
     outputs, height, width, images = dc.shape
     inputs, (down, across) = len(features), taps
     block_out, block_in = _power(outputs, 64, BLOCK), _power(inputs, 16, BLOCK)
