@@ -46,14 +46,16 @@ def float8_gradients(
     float32; features and weights count in these ``units``."""
     dx = dw = None
     padding, (down, across) = int(layer.padding[0]), layer.kernel_size
-    assert gradient.transposed is not None
+    transposed, gradient.transposed = gradient.transposed, None
+    assert transposed is not None
     assert gradient.factor is not None
-    if needed[0]:
-        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, units[1])
     if needed[1]:
         dw = weight_gradient(
-            gradient.transposed, features, gradient.factor, (down, across), padding, units[0]
+            transposed, features, gradient.factor, (down, across), padding, units[0]
         )
+    del transposed  # its memory is free for dx
+    if needed[0]:
+        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, units[1])
     return dx, dw
 
 

@@ -15,7 +15,7 @@ of its weights is
 of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -340,7 +340,8 @@ def first_weight_gradient(
     return coefficients, gradient
 
 
-class SumGradient(NamedTuple):
+@dataclass
+class SumGradient:
     """Gradients of the sums, of the shortcut and, in FP8, those of the sums with images last,
     (C, H, W, N), and the scalar by which both are to be multiplied."""
 
