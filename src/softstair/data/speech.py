@@ -22,15 +22,8 @@ import torch
 
 from softstair import _check
 from softstair._files import replacing
-from softstair.data.dataset import (
-    Array,
-    DataError,
-    Dataset,
-    Expected,
-    guard,
-    read_arrays,
-    read_bytes,
-)
+from softstair.data import dataset
+from softstair.data.dataset import Array, DataError, Dataset, Expected
 from softstair.data.mfcc import COEFFICIENTS, FRAMES, RATE, mfcc, quantise
 
 CLASSES: Final = tuple("silence unknown yes no up down left right on off stop go".split())
@@ -98,14 +91,14 @@ def _read_features(folder: Path) -> Corpus:
     path, test_path = folder / "features_v001.npz", folder / "testset_v002.npz"
     expected: dict[str, Expected] = {"x": _X, "words": (np.str_, ("words",))}
     expected |= {"word": _LABELS, "split": _LABELS, "speaker": (np.str_, ("N",)), "utt": _LABELS}
-    clips = read_arrays(path, expected, REMEDY)
+    clips = dataset.read_arrays(path, expected, REMEDY)
     words = tuple(clips["words"].tolist())
     if len(set(words)) < len(words):
         raise DataError(path, "has the same word twice in 'words'", REMEDY)
     _check_range(path, "word", clips["word"], len(words))
     _check_range(path, "split", clips["split"], TESTING + 1)
     expected = {"x": _X, "label": _LABELS, "classes": (np.str_, (len(CLASSES),))}
-    test = read_arrays(test_path, expected, REMEDY)
+    test = dataset.read_arrays(test_path, expected, REMEDY)
     if tuple(test["classes"].tolist()) != CLASSES:
         raise DataError(test_path, f"has other classes than {', '.join(CLASSES)}", REMEDY)
     _check_range(test_path, "label", test["label"], len(CLASSES))
@@ -123,7 +116,7 @@ def _read_features(folder: Path) -> Corpus:
         words=words,
         split=clips["split"][order],
         speaker=clips["speaker"][order],
-        silence=read_arrays(folder / "background.npz", {"x": _X}, REMEDY)["x"],
+        silence=dataset.read_arrays(folder / "background.npz", {"x": _X}, REMEDY)["x"],
         test=(test["x"], test["label"]),
         version=FEATURES_VERSION,
     )
@@ -300,7 +293,7 @@ def features(audio: Iterator[Array], count: int, progress: Progress | None = Non
 
 def _list(folder: Path, required: bool = False) -> list[Recording]:
     """Return the .wav files of a folder, sorted by their keys."""
-    with guard(folder, "listed", REMEDY), os.scandir(folder) as entries:
+    with dataset.guard(folder, "listed", REMEDY), os.scandir(folder) as entries:
         recordings = [
             Recording(f"{folder.name}/{entry.name}", folder.name, folder / entry.name, entry.stat())
             for entry in entries
@@ -313,8 +306,8 @@ def _list(folder: Path, required: bool = False) -> list[Recording]:
 
 def _read_wav(path: Path) -> Array:
     remedy = "replace it by a 16-bit PCM mono file at 16 kHz, or remove it"
-    data = read_bytes(path, remedy, LONGEST)
-    with guard(path, "read as a WAV file", remedy), wave.open(io.BytesIO(data)) as file:
+    data = dataset.read_bytes(path, remedy, LONGEST)
+    with dataset.guard(path, "read as a WAV file", remedy), wave.open(io.BytesIO(data)) as file:
         channels, width, rate, count, *_ = file.getparams()
         if (channels, width, rate) != (1, 2, RATE):
             raise ValueError(f"{channels} channels of {8 * width} bits at {rate} Hz")
@@ -329,8 +322,8 @@ def _read_split(folder: Path, spoken: list[Recording]) -> Array:
     split = np.full(len(spoken), TRAINING)
     for number, name in LISTS.items():
         path = folder / name
-        with guard(path, "read as text", REMEDY):
-            lines = read_bytes(path, REMEDY, 2**24).decode("utf-8-sig").split("\n")
+        with dataset.guard(path, "read as text", REMEDY):
+            lines = dataset.read_bytes(path, REMEDY, 2**24).decode("utf-8-sig").split("\n")
         keys = {line.strip() for line in lines}
         listed = np.array([clip.key in keys for clip in spoken])
         if not listed.any() or (split[listed] != TRAINING).any():
@@ -359,7 +352,7 @@ def _cached_features(
         name: (np.uint8, (count, FRAMES, COEFFICIENTS)) for name, count in counts.items() if count
     }
     with contextlib.suppress(DataError):
-        return read_arrays(path, expected, "remove it")
+        return dataset.read_arrays(path, expected, "remove it")
     x = features(audio, sum(counts.values()), progress)
     arrays = dict(zip(counts, np.split(x, np.cumsum(list(counts.values()))[:-1]), strict=True))
     try:

@@ -13,20 +13,9 @@ from softstair._errors import SoftstairError
 from softstair.models import DEFAULTS, NETWORKS
 from softstair.regularise import Forward
 from softstair.schedule import Interval, Power, Schedule
+from softstair.train import options
 from softstair.train.optimiser import OptimiserOptions
-from softstair.train.options import (
-    AXIS,
-    SCHEDULE_AXIS,
-    TIME,
-    DataOptions,
-    Fact,
-    NetworkOptions,
-    Options,
-    SplitOptions,
-    TeacherOptions,
-    describe,
-    option,
-)
+from softstair.train.options import AXIS, SCHEDULE_AXIS, Options, describe, option
 
 LAST_SHARE = 0.97
 """Share of a run by which annealing ends if its period is fitted, or if it begins late."""
@@ -80,7 +69,7 @@ class NoiseOptions(Options):
         0.0,
         "Epoch at which annealing begins, or a share of the epochs such as 50%.",
         "scales_with_epochs",
-        within=TIME,
+        within=options.TIME,
         older_value=0.0,
     )
     update: Literal["iteration", "epoch"] = option(
@@ -152,12 +141,12 @@ class ExecutionOptions(Options):
 class Recipe(
     # A dataclass takes the fields of its last base first.
     ExecutionOptions,
-    SplitOptions,
-    TeacherOptions,
+    options.SplitOptions,
+    options.TeacherOptions,
     OptimiserOptions,
     NoiseOptions,
-    NetworkOptions,
-    DataOptions,
+    options.NetworkOptions,
+    options.DataOptions,
 ):
     """All settings of one training. The defaults are a plain ternary network on the digits.
 
@@ -332,7 +321,7 @@ OLDER_VALUES: dict[str, Any] = {
 """The fields that older files do not have, and the values that these files mean."""
 
 
-def fields_with(fact: Fact) -> tuple[str, ...]:
+def fields_with(fact: options.Fact) -> tuple[str, ...]:
     """Return the names of the fields of which a fact is true, in order."""
     return tuple(name for name, known in describe(Recipe).items() if fact in known.facts)
 
