@@ -117,7 +117,7 @@ def train_all(given: argparse.Namespace) -> None:
             run.is_eager = given.eager
             torch.set_num_threads(choose_threads(run.network, recipe.batch))
             module.train(run, bits)
-            values = (*run.accuracies().values(), round(run.seconds, 1), given.commit)
+            values = (*run.accuracies().values(), round(run.seconds, 3), given.commit)
         row = {**settings, **dict(zip(RESULTS, values, strict=True))}
         append(given.out, row)
         print(json.dumps(row), flush=True)
