@@ -327,11 +327,8 @@ def bits(low: int, high: int) -> int:
 
 def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
     """Return integers in the fewest of 8, 16, 32 or 64 bits that hold them."""
-    for dtype in (np.int8, np.int16, np.int32):
-        limits = np.iinfo(dtype)
-        if values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max):
-            return values.astype(dtype)
-    return values.astype(np.int64)
+    reach = max(-int(values.min(initial=0)), int(values.max(initial=0)) + 1)
+    return values.astype(np.min_scalar_type(-reach))
 
 
 def window(size: Any, axes: int) -> Shape:
