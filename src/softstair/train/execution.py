@@ -167,27 +167,24 @@ def choose_threads(network: nn.Module, batch: int) -> int:
 @contextlib.contextmanager
 def training_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Use our own random numbers, threads and precision; restore the caller's afterwards."""
-    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
-    benchmark = torch.backends.cudnn.benchmark
+    cudnn = torch.backends.cudnn
     with contextlib.ExitStack() as settings:
         settings.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        try:
-            if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
-                # At the first product oneDNN would disable itself with a warning, and what was
-                # computed before would differ in the last bits.
-                torch._C._set_mkldnn_enabled(False)
-            # All batches have one shape, so cuDNN searches for its fastest kernels once.
-            torch.backends.cudnn.benchmark = True
-            precision = recipe.precision_on(device)
-            if precision not in HALF:
-                settings.enter_context(matmul_precision(precision))
-            if device.type == "cuda":
-                settings.enter_context(torch.cuda.device(device))
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
-            torch.set_num_threads(threads)
-            torch._C._set_mkldnn_enabled(onednn)
+        settings.callback(torch.set_num_threads, torch.get_num_threads())
+        settings.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        settings.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+        if recipe.precision == "bfloat16" and device.type == "cpu" and not _has_bfloat16():
+            # At the first product oneDNN would disable itself with a warning, and what was
+            # computed before would differ in the last bits.
+            torch._C._set_mkldnn_enabled(False)
+        # All batches have one shape, so cuDNN searches for its fastest kernels once.
+        cudnn.benchmark = True
+        precision = recipe.precision_on(device)
+        if precision not in HALF:
+            settings.enter_context(matmul_precision(precision))
+        if device.type == "cuda":
+            settings.enter_context(torch.cuda.device(device))
+        yield
 
 
 def _has_bfloat16() -> bool:
