@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import Run
-from softstair.train import preset, trained_network
-from softstair.train import train as train_run
+from softstair.train import preset, train as train_run, trained_network
 from softstair.train.options import DataOptions, SplitOptions, describe
 
 PRESET, INT4 = preset("best-cifar10-ternary"), preset("best-cifar10-int4")

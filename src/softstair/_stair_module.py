@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from softstair import _check, kernels
-from softstair import noise as noises
+from softstair import _check, kernels, noise as noises
 from softstair._errors import SoftstairError
 from softstair.fit import fit_quantum
 from softstair.kernels import SoftStair

@@ -24,8 +24,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from softstair import _check, kernels
-from softstair import noise as noises
+from softstair import _check, kernels, noise as noises
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.stair import Stair, check_tensor

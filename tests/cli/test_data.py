@@ -7,8 +7,7 @@ import pytest
 
 from helpers.commands import Run
 from softstair.cli import data
-from softstair.data import DataError
-from softstair.data import fetch as fetching
+from softstair.data import DataError, fetch as fetching
 from softstair.data.fetch import SOURCES, Download
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]

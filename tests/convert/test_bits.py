@@ -9,8 +9,14 @@ from torch import nn
 import networks
 import softstair as ss
 from softstair._errors import SoftstairError
-from softstair.convert.bits import StairName, feature_stair, name_of, parse, parse_layers
-from softstair.convert.bits import stair_named as named
+from softstair.convert.bits import (
+    StairName,
+    feature_stair,
+    name_of,
+    parse,
+    parse_layers,
+    stair_named as named,
+)
 from softstair.fit import fit_quantum
 
 

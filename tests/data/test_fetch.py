@@ -16,8 +16,7 @@ import filelock
 import pytest
 
 from softstair._errors import SoftstairError
-from softstair.data import DataError
-from softstair.data import fetch as fetching
+from softstair.data import DataError, fetch as fetching
 from softstair.data.fetch import Download, KnownFile, Source, fetch
 
 CONTENT = random.Random(0).randbytes(300_000)

@@ -26,8 +26,7 @@ from compiled import (
     shared_features,
     traced,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from random_networks import RandomBuilder, random_network
 
 from softstair.deploy import ExportError, IntegerNetwork, nodes

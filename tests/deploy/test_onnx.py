@@ -16,8 +16,7 @@ from test_affine import residual_network
 from test_c_targets import int8_resnet8
 
 import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, nodes, qonnx
-from softstair.deploy import onnx as export
+from softstair.deploy import ExportError, IntegerNetwork, nodes, onnx as export, qonnx
 from softstair.deploy.onnx import digits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 from random_networks import LEVELS, RandomBuilder
-from test_onnx import LEVELS as OPTIMISATIONS
-from test_onnx import assert_equal, run
+from test_onnx import LEVELS as OPTIMISATIONS, assert_equal, run
 
 import softstair as ss
-from softstair.deploy import integerise, qlinear_conv
-from softstair.deploy import onnx as export
+from softstair.deploy import integerise, onnx as export, qlinear_conv
 from softstair.deploy.onnx_graph import OnnxGraph, StoredTensor
 from softstair.deploy.qlinear_conv import quantised_convs, scales
 

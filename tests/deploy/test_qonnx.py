@@ -13,8 +13,7 @@ from test_affine import residual_network
 from torch import nn
 
 import softstair as ss
-from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes
-from softstair.deploy import qonnx as export
+from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes, qonnx as export
 from softstair.models.networks import ResidualBlock
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")

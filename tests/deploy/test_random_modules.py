@@ -25,8 +25,7 @@ from torch import Tensor
 
 from networks import without_exact_sums
 from softstair.convert.ops import OPERATORS
-from softstair.deploy import ExportError, IntegerNetwork, integerise, verify
-from softstair.deploy import onnx as onnx_export
+from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx as onnx_export, verify
 from softstair.deploy.c.program import sources
 from softstair.deploy.nodes import Sum
 from softstair.deploy.summary import report

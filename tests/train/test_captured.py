@@ -18,8 +18,7 @@ import softstair as ss
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.nn import stair_modules
-from softstair.train import metrics, train
-from softstair.train import step as steps
+from softstair.train import metrics, step as steps, train
 from softstair.train.checkpoint import state_dict
 from softstair.train.metrics import evaluate, stair_health
 from softstair.train.network import make_network

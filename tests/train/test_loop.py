@@ -25,8 +25,7 @@ from softstair.train import Interrupted, Recipe, RunError, train, trained_networ
 from softstair.train.execution import choose_device, matmul_precision
 from softstair.train.metrics import evaluate
 from softstair.train.network import make_network
-from softstair.train.records import metrics_of as read_metrics
-from softstair.train.records import summary_of
+from softstair.train.records import metrics_of as read_metrics, summary_of
 from softstair.train.state import State
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from softstair._errors import SoftstairError
 from softstair.convert.bits import StairName, stair_named

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair import _check, kernels
-from softstair import noise as noises
+from softstair import _check, kernels, noise as noises
 from softstair.bench import clock
 from softstair.bench.clock import Effort, Record, Times, graph_of
 from softstair.convert.bits import stair_named

@@ -10,8 +10,7 @@ from time import sleep
 from typing import Any
 
 from rich.live import Live
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from softstair.cli._args import flags_in

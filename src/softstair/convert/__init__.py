@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx, nn
 
-from softstair import _check
-from softstair import noise as noises
+from softstair import _check, noise as noises
 from softstair._errors import first_line
 from softstair.convert.bits import has_names, stairs_of
 from softstair.convert.conversion import ATTRIBUTE, Conversion, Row, require_stairs, stair_row

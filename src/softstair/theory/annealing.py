@@ -27,8 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from softstair import _check
-from softstair import noise as noises
+from softstair import _check, noise as noises
 from softstair.nn import StairActivation, StairLayer, StairWeight, layer_count, stair_modules
 from softstair.noise import Noise
 from softstair.schedule import NoisePath, Schedule

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softstair import _check
-from softstair import noise as noises
+from softstair import _check, noise as noises
 from softstair._errors import SoftstairError, import_extra
 from softstair.noise import Noise
 from softstair.regularise import regularise

@@ -21,8 +21,7 @@ from typing import Literal
 
 import torch
 
-from softstair import _check
-from softstair import noise as noises
+from softstair import _check, noise as noises
 from softstair.noise import Noise
 from softstair.schedule import Schedule
 

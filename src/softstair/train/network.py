@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softstair import _check, _plugins, kernels
-from softstair import noise as noises
+from softstair import _check, _plugins, kernels, noise as noises
 from softstair._errors import SoftstairError, first_line
 from softstair.convert import quantise
 from softstair.convert.bits import parse, parse_layers

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from softstair import _check
-from softstair import noise as noises
+from softstair import _check, noise as noises
 from softstair._errors import SoftstairError
 from softstair.models import DEFAULTS, NETWORKS
 from softstair.regularise import Forward
