@@ -21,6 +21,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -366,13 +367,8 @@ def _random_networks(
     generator = torch.Generator().manual_seed(seed)
     networks, _, width = shape
     square, bias = (networks, width, width), (networks, 1, width)
-
-    def normal(size: tuple[int, ...]) -> Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float64)
-
-    def integers(low: int, size: tuple[int, ...]) -> Tensor:
-        return torch.randint(low, 2, size, generator=generator).double()
-
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    integers = lambda low, size: torch.randint(low, 2, size, generator=generator).double()
     if weights == "integer":
         maps = [(integers(-1, square), torch.zeros(bias).double()) for _ in range(layers)]
         return integers(0, shape), maps
