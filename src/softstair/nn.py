@@ -205,7 +205,7 @@ class StairConv2d(StairLayer, nn.Conv2d):
         if features.dim() != 4 or not kernels.can_convolve_int8(features, *geometry):
             return None
         quanta = (features / (self.input_quantum or 1.0)).round()
-        return kernels.convolve_int8(quanta, weight, int(self.padding[0]))
+        return kernels.convolve_int8(quanta, weight, int(self.padding[0]), self.stride[0])
 
 
 class StairConv3d(StairLayer, nn.Conv3d):

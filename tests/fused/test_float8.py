@@ -94,9 +94,9 @@ class Branches(nn.Module):
     """The features of the first convolution go to two others, of which the first cannot be in FP8,
     and to a sum; those of the third go to one that can."""
 
-    def __init__(self) -> None:
+    def __init__(self, second: int = 24, third: int = 32) -> None:
         super().__init__()
-        layers = [(1, 16), (16, 24), (16, 32), (24, 16), (32, 16)]
+        layers = [(1, 16), (16, second), (16, third), (second, 16), (third, 16)]
         self.convs = nn.ModuleList(nn.Conv2d(*c, 3, padding=1, bias=False) for c in layers)
         self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _, outputs in layers)
         self.activations = nn.ModuleList(nn.ReLU() for _ in layers)
@@ -137,6 +137,24 @@ def test_networks_with_branches_keep_their_values(change):
         assert torch.equal(net.fc.weight.grad, twin.fc.weight.grad)
         weights = [layer.sums.weight.grad for layer in runs[0].layers]
         assert all(weight is None or bool(weight.isfinite().all()) for weight in weights)
+
+
+@pytest.mark.parametrize("channels", [(24, 32), (32, 24), (32, 48)])
+def test_both_readers_of_features_have_their_own_gradients(channels):
+    """In FP8 if they can; the integers are those of both."""
+    net, _ = pair("ternary", "uniform", "mode", make=lambda: Branches(*channels))
+    twin, (x, y) = copy.deepcopy(net), batch(side=2, images=16, channels=1)
+    run = fused(net, float8=True)
+    assert [len(layer.readers) for layer in run.layers] == [
+        2,
+        channels[0] != 24,
+        channels[1] != 24,
+        0,
+        0,
+    ]
+    learn(run, x, y), learn(fused(twin), x, y)
+    for conv, other in zip(net.convs, twin.convs, strict=True):
+        assert distance(conv.weight.grad, other.weight.grad) < 0.25  # E5M2 has three bits
 
 
 def _spoil(layer, inputs, y):

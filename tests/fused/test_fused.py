@@ -201,11 +201,14 @@ def test_the_backward_pass_ends_at_annealed_layers(forward):
 
 @pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
-    ("images", "inputs", "outputs", "height", "width", "taps", "padding", "high"),
-    [(2, 48, 20, 5, 7, 3, 1, 8), (3, 16, 32, 8, 8, 3, 1, 128), (1, 32, 130, 9, 3, 1, 0, 8),
-     (5, 16, 16, 12, 5, 3, 0, 128), (1, 16, 16, 6, 6, 5, 2, 8)],
+    ("images", "inputs", "outputs", "height", "width", "taps", "padding", "stride", "high"),
+    [(2, 48, 20, 5, 7, 3, 1, 1, 8), (3, 16, 32, 8, 8, 3, 1, 2, 128), (1, 32, 130, 9, 3, 1, 0, 1, 8),
+     (5, 64, 16, 12, 5, 3, 0, 1, 128), (1, 16, 16, 6, 6, 5, 2, 1, 8), (2, 48, 16, 7, 9, 3, 1, 2, 8),
+     (2, 64, 16, 6, 6, 1, 0, 2, 128), (1, 80, 160, 4, 4, 3, 1, 1, 8)],
 )  # fmt: skip
-def test_integers_are_summed_exactly(images, inputs, outputs, height, width, taps, padding, high):
+def test_integers_are_summed_exactly(
+    images, inputs, outputs, height, width, taps, padding, stride, high
+):
     """Against float64, bit for bit: odd shapes, every tap, sums that fill int16 and int32."""
     from softstair.kernels.triton import convolution, moments
 
@@ -218,8 +221,8 @@ def test_integers_are_summed_exactly(images, inputs, outputs, height, width, tap
     twin = copy.deepcopy(module).double()
     zeros = moments.zeros_for(1, outputs, x.device)[0]
     norm = moments.Normalisation(module, module.weight, module.bias, zeros)
-    sums, stats = convolution.convolve_int8(x, w, padding, dtype, norm, 0.5)
-    expected = F.conv2d(x.double(), w.double(), padding=padding)
+    sums, stats = convolution.convolve_int8(x, w, padding, dtype, norm, 0.5, stride)
+    expected = F.conv2d(x.double(), w.double(), stride=stride, padding=padding)
     assert sums.dtype == dtype
     assert torch.equal(sums.double(), expected)
     twin(0.5 * expected)
@@ -230,7 +233,8 @@ def test_integers_are_summed_exactly(images, inputs, outputs, height, width, tap
     assert distance(stats[0], mean) < bound
     assert distance(stats[2], (variance + 4 * module.eps).rsqrt()) < bound
     assert int(zeros[2 * outputs :].count_nonzero()) == 0
-    assert torch.equal(kernels.convolve_int8(x.float(), w.float(), padding).double(), expected)
+    sums = kernels.convolve_int8(x.float(), w.float(), padding, stride)
+    assert torch.equal(sums.double(), expected)
 
 
 def test_a_second_backward_pass_gives_the_same_gradients():
@@ -403,7 +407,7 @@ def test_the_network_for_speech():
     torch.manual_seed(0)
     net = ss.quantise(build("dscnn", 12, (1, 49, 10)), *STAIRS["INT4"])
     twin = copy.deepcopy(net).double()
-    makes_integers = [layer.reader is not None for layer in fused(net).layers]
+    makes_integers = [bool(layer.readers) for layer in fused(net).layers]
     assert makes_integers == [False, True] * 4 + [False]
     check(net, twin, torch.randn(2, 1, 49, 10), torch.randint(12, (2,)), 1e-4)
 

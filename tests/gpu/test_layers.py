@@ -50,16 +50,18 @@ def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
 
 
 def test_whole_numbers_are_summed_exactly() -> None:
-    """The convolutions of VGG8, batch 64: every sum that of float64."""
+    """The convolutions of VGG8 and ResNet-20, batch 64: every sum that of float64."""
     from softstair.kernels.triton import convolution
 
-    for inputs, outputs, side, high in ((128, 256, 16, 1), (256, 512, 8, 1), (512, 512, 8, 127)):
+    shapes = [(128, 256, 16, 1, 1), (256, 512, 8, 1, 1), (512, 512, 8, 1, 127)]
+    shapes += [(16, 16, 32, 1, 1), (16, 32, 32, 2, 127), (32, 32, 16, 1, 1), (64, 128, 16, 2, 1)]
+    for inputs, outputs, side, stride, high in shapes:
         x = torch.randint(-high, high + 1, (64, inputs, side, side), device="cuda")
         w = torch.randint(-high, high + 1, (outputs, inputs, 3, 3), device="cuda")
         whole = [t.to(torch.int8).contiguous(memory_format=torch.channels_last) for t in (x, w)]
         dtype = torch.int16 if high == 1 else torch.int32
-        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype)
-        wanted = F.conv2d(x.double(), w.double(), padding=1)
+        sums, _ = convolution.convolve_int8(whole[0], whole[1], 1, dtype, stride=stride)
+        wanted = F.conv2d(x.double(), w.double(), stride=stride, padding=1)
         assert int((sums.double() != wanted).sum()) == 0
 
 

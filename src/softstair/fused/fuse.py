@@ -152,7 +152,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
         return None
     for call, layer in sources.items():  # read by one fused layer, without a shortcut
         users = [user.args for user in call.users]
-        layer.read_once = layer.reader is not None and users == [(context, call)]
+        layer.read_once = bool(layer.readers) and users == [(context, call)]
     code.recompile()
     return FusedNetwork(code, layers, evaluates)
 

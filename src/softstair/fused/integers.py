@@ -78,6 +78,7 @@ def sum_int8(
     features: Tensor,
     weights: Tensor,
     padding: int,
+    stride: int,
     norm: Normalisation | None,
 ) -> tuple[Tensor, Tensor | None, float]:
     """Return exact sums in the narrowest dtype that holds them all, their statistics if there is a
@@ -86,5 +87,5 @@ def sum_int8(
     largest = math.prod(widest) * math.prod(weights.shape[1:])
     dtype = torch.int16 if largest < 2**15 else torch.int32
     unit = math.prod(map(quantum_of, stairs))
-    sums, stats = convolve_int8(features, weights, padding, dtype, norm, unit)
+    sums, stats = convolve_int8(features, weights, padding, dtype, norm, unit, stride)
     return sums, stats, unit

@@ -62,14 +62,14 @@ class FusedLayer(nn.Module):
     """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute.
 
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
-    makes integers if this layer, its ``reader``, can use them. With ``float8`` the products of the
-    backward pass are in FP8 where integers were multiplied; features that are ``read_once``, by the
-    reader, are then made as integers alone. A layer that ``keeps_gradient`` has the gradient of its
-    quantised weights with their stair in ``raw_gradient``, for an optimiser.
+    makes integers if it has ``readers``: layers that can use them. With ``float8`` the products of
+    the backward pass are in FP8 where integers were multiplied; features that are ``read_once``, by
+    a reader, are then made as integers alone. A layer that ``keeps_gradient`` has the gradient of
+    its quantised weights with their stair in ``raw_gradient``, for an optimiser.
     """
 
     source: "FusedLayer | None"
-    reader: "FusedLayer | None"
+    readers: "list[FusedLayer]"
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class FusedLayer(nn.Module):
         self.number, self.float8 = number, float8
         self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
         self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
-        self.__dict__.update(source=source, reader=None)  # not as submodules
+        self.__dict__.update(source=source, readers=[])  # not as submodules
         self.read_once = self.keeps_gradient = False
         self.raw_gradient: tuple[Tensor, PreparedStair] | None = None
         if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
-        if source is not None and source.reader is None and self._takes_integers:
-            source.__dict__["reader"] = self
+        if source is not None and self._takes_integers:
+            source.readers.append(self)
 
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
@@ -194,9 +194,15 @@ class FusedLayer(nn.Module):
 
     def source_integers(self, context: Context) -> Integers | None:
         """Take the source's features in quanta from the context; None if it did not make them."""
-        if self.source is None or not self._takes_integers:
+        source = self.source
+        if source is None or self not in source.readers:
             return None
-        return context.integers.pop(self.source, None)
+        taken = context.integers.get(source)
+        if self is source.readers[-1]:
+            context.integers.pop(source, None)
+        if taken is not None and self.float8_format(len(taken.int8)) is None:
+            taken = taken._replace(float8=None)  # for another reader
+        return taken
 
     def int8_sums(
         self, features: Integers, weights: Integers, norm: Normalisation | None = None
@@ -206,7 +212,8 @@ class FusedLayer(nn.Module):
         assert self.source is not None
         assert self.weight_stair is not None
         stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
-        return sum_int8(stairs, features.int8, weights.int8, padding, norm)
+        stride = int(self.sums.stride[0])
+        return sum_int8(stairs, features.int8, weights.int8, padding, stride, norm)
 
 
 class _Result(NamedTuple):
@@ -311,9 +318,10 @@ def _features(
     """Return features and the argmax of pooling; integers go into the context."""
     stair, pool, float8 = layer.stair, layer.pools_here(x), None
     # Pooled by torch afterwards, they would not be those that the next layer takes.
-    keeps = layer.reader is not None and makes_int8(stair) and (pool or layer.pool is None)
-    if keeps and layer.reader is not None and context.needs_gradients:
-        float8 = layer.reader.float8_format(len(x))
+    keeps = bool(layer.readers) and makes_int8(stair) and (pool or layer.pool is None)
+    if keeps and context.needs_gradients:
+        formats = (reader.float8_format(len(x)) for reader in layer.readers)
+        float8 = next(filter(None, formats), None)
     y, integers, argmax, transposed = batchnorm.forward(
         sums,
         stats,

@@ -188,7 +188,7 @@ def can_convolve_int8(
     return convolution.supports_int8(features.shape[1], stride, dilation, groups, padding)
 
 
-def convolve_int8(features: Tensor, weight: Tensor, padding: int) -> Tensor:
+def convolve_int8(features: Tensor, weight: Tensor, padding: int, stride: int = 1) -> Tensor:
     """Return the convolution, in float32, of integers from −128 to 127 that are held as floats.
 
     Every sum must be below 2²⁴: the result has the bits that float32 gives.
@@ -200,7 +200,7 @@ def convolve_int8(features: Tensor, weight: Tensor, padding: int) -> Tensor:
         for tensor in (features, weight)
     )
     with torch.cuda.device(features.device) if features.is_cuda else nullcontext():
-        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32)
+        sums, _ = convolution.convolve_int8(x, w, padding, torch.int32, stride=stride)
     return sums.float()
 
 

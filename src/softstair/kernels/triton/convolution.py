@@ -4,8 +4,10 @@
 int32 sums on the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice
 its rate. Sums are stored as int16 where they fit. A tile of the output is a box of pixels; shifted
 by a tap of the kernel it is a box of the input, which the copy engine loads with zeros beyond the
-border, so that nothing is padded in memory. Moments of integers are integers: programs add theirs
-to the same two numbers per channel, and the result does not depend on their order.
+border, so that nothing is padded in memory. It loads short rows slowly, and no strides: for few
+channels, or with a stride, each thread gathers 16 channels instead. Moments of integers are
+integers: programs add theirs to the same two numbers per channel, and the result does not depend on
+their order.
 
 **First layer.** A convolution of few channels, whose products are too short for a library's tensor
 cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
@@ -13,6 +15,7 @@ as needed from the cache. The sums c = X·W leave with XᵀX, which the gradient
 (:mod:`softstair.kernels.triton.batchnorm_backward`); a column of ones in X adds Xᵀ1.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -43,7 +46,8 @@ __all__ = [
 ]
 
 PIXELS, NARROW = 128, 32
-"""Pixels of a tile of the integer convolution, twice as many if it has at most NARROW channels."""
+"""Pixels of a tile of the integer convolution, twice as many if it has at most NARROW outputs. At
+most NARROW inputs are gathered, and those of a convolution with a stride."""
 LONGEST = 63
 """Products per sum of a first layer; the column of ones is added."""
 FIRST_ROWS, FIRST_PROGRAMS = 32, 528
@@ -56,35 +60,53 @@ def _convolve_int8(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TAPS_DOWN: tl.constexpr, TAPS_ACROSS: tl.constexpr, PADDING: tl.constexpr,
     BOX_IMAGES: tl.constexpr, BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, DEPTH: tl.constexpr, MOMENTS: tl.constexpr, FINISH: tl.constexpr,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, GATHER: tl.constexpr, SOURCE_HEIGHT: tl.constexpr,
+    SOURCE_WIDTH: tl.constexpr, STRIDE: tl.constexpr, MOMENTS: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     down: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
     across: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
     blocks: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
     pixels: tl.constexpr = BOX_IMAGES * BOX_HEIGHT * BOX_WIDTH
     chunks: tl.constexpr = (INPUTS + DEPTH - 1) // DEPTH
+    length: tl.constexpr = TAPS_DOWN * TAPS_ACROSS * INPUTS
     tile = tl.program_id(0) // blocks
     channel = tl.program_id(0) % blocks * BLOCK
-    image = tile // (down * across) * BOX_IMAGES
-    top = tile // across % down * BOX_HEIGHT
-    left = tile % across * BOX_WIDTH
-    total = tl.zeros((pixels, BLOCK), dtype=tl.int32)
-    for i in range(TAPS_DOWN * TAPS_ACROSS * chunks):
-        tap, inputs = i // chunks, i % chunks * DEPTH
-        y, x = top + tap // TAPS_ACROSS - PADDING, left + tap % TAPS_ACROSS - PADDING
-        box = features.load([image, y, x, inputs]).reshape(pixels, DEPTH)
-        # Beyond the last input of a tap come those of the next one: they meet zeros of the box.
-        matrix = weights.load([channel, tap * INPUTS + inputs])
-        total = tl.dot(box, matrix.T, total, out_dtype=tl.int32)
-    pixel = tl.arange(0, pixels)
-    image += pixel // (BOX_HEIGHT * BOX_WIDTH)
-    y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
-    inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
     outputs = channel + tl.arange(0, BLOCK)
     output_mask = outputs < OUTPUTS
-    offsets = ((image.to(tl.int64) * HEIGHT + y) * WIDTH + x) * OUTPUTS
+    pixel = tl.arange(0, pixels)
+    total = tl.zeros((pixels, BLOCK), dtype=tl.int32)
+    if GATHER:
+        row = tile * pixels + pixel
+        inside = row < rows
+        for i in range((length + DEPTH - 1) // DEPTH):
+            k = i * DEPTH + tl.arange(0, DEPTH)
+            box = gather(
+                features, row, inside, k, HEIGHT, WIDTH, SOURCE_HEIGHT, SOURCE_WIDTH, INPUTS,
+                TAPS_DOWN, TAPS_ACROSS, PADDING, STRIDE,
+            )  # fmt: skip
+            matrix = tl.load(
+                weights + outputs[None, :] * length + k[:, None],
+                mask=output_mask[None, :] & (k < length)[:, None],
+                other=0,
+            )
+            total = tl.dot(box, matrix, total, out_dtype=tl.int32)
+    else:
+        image = tile // (down * across) * BOX_IMAGES
+        top = tile // across % down * BOX_HEIGHT
+        left = tile % across * BOX_WIDTH
+        for i in range(TAPS_DOWN * TAPS_ACROSS * chunks):
+            tap, inputs = i // chunks, i % chunks * DEPTH
+            y, x = top + tap // TAPS_ACROSS - PADDING, left + tap % TAPS_ACROSS - PADDING
+            box = features.load([image, y, x, inputs]).reshape(pixels, DEPTH)
+            # Beyond the last input of a tap come those of the next one: they meet zeros of the box.
+            matrix = weights.load([channel, tap * INPUTS + inputs])
+            total = tl.dot(box, matrix.T, total, out_dtype=tl.int32)
+        image += pixel // (BOX_HEIGHT * BOX_WIDTH)
+        y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
+        inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
+        row = (image * HEIGHT + y) * WIDTH + x
     mask = inside[:, None] & output_mask[None, :]
-    pointers = sums_ptr + offsets[:, None] + outputs[None, :]
+    pointers = sums_ptr + row.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :]
     tl.store(pointers, total.to(sums_ptr.dtype.element_ty), mask=mask)
     if MOMENTS == "exact":
         values = tl.where(mask, total, 0)
@@ -113,23 +135,33 @@ def _convolve_int8(
 
 
 @triton.jit
+def gather(
+    x_ptr, row, row_mask, k, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    SOURCE_HEIGHT: tl.constexpr, SOURCE_WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Columns k of rows of X: the inputs of all taps of a pixel of the output, then zeros."""
+    tap, channel = k // INPUTS, k % INPUTS
+    image, y, x = row // (HEIGHT * WIDTH), row // WIDTH % HEIGHT, row % WIDTH
+    y = y[:, None] * STRIDE + (tap // ACROSS - PADDING)[None, :]
+    x = x[:, None] * STRIDE + (tap % ACROSS - PADDING)[None, :]
+    mask = (y >= 0) & (y < SOURCE_HEIGHT) & (x >= 0) & (x < SOURCE_WIDTH)
+    mask = mask & row_mask[:, None] & (tap < DOWN * ACROSS)[None, :]
+    source = (image.to(tl.int64)[:, None] * SOURCE_HEIGHT + y) * SOURCE_WIDTH + x
+    return tl.load(x_ptr + source * INPUTS + channel[None, :], mask=mask, other=0)
+
+
+@triton.jit
 def load_taps(
     x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     TAPS: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Rows of X: the taps of a pixel of the output, then 1, then zeros, LENGTH in all."""
-    k = tl.arange(0, LENGTH)
-    tap, channel = k // INPUTS, k % INPUTS
-    image, y, across = row // (HEIGHT * WIDTH), row // WIDTH % HEIGHT, row % WIDTH
-    down = y[:, None] + (tap // TAPS - TAPS // 2)[None, :]
-    right = across[:, None] + (tap % TAPS - TAPS // 2)[None, :]
-    inside = (down >= 0) & (down < HEIGHT) & (right >= 0) & (right < WIDTH)
-    row_mask = (row < rows)[:, None]
-    mask = inside & row_mask & (k < TAPS * TAPS * INPUTS)[None, :]
-    pixel = (image.to(tl.int64)[:, None] * HEIGHT + down) * WIDTH + right
-    offsets = pixel * INPUTS + channel[None, :]
-    taps = tl.load(x_ptr + offsets, mask=mask, other=0)
-    ones = row_mask & (k == TAPS * TAPS * INPUTS)[None, :]
+    """Rows of X with a column of ones after the taps, and of length LENGTH, in float32."""
+    k, mask = tl.arange(0, LENGTH), row < rows
+    taps = gather(
+        x_ptr, row, mask, k, HEIGHT, WIDTH, HEIGHT, WIDTH, INPUTS, TAPS, TAPS, TAPS // 2, 1
+    )
+    ones = mask[:, None] & (k == TAPS * TAPS * INPUTS)[None, :]
     return tl.where(ones, 1.0, taps.to(tl.float32))
 
 
@@ -175,10 +207,10 @@ def _first_layer(
 def supports_int8(
     inputs: int, stride: object, dilation: object, groups: int, padding: object
 ) -> bool:
-    """Whether :func:`convolve_int8` computes a convolution; the copy engine needs 16 bytes."""
-    plain = all(value in (1, (1, 1)) for value in (stride, dilation)) and groups == 1
-    square = isinstance(padding, int) or (isinstance(padding, tuple) and len(set(padding)) == 1)
-    return plain and square and inputs % 16 == 0
+    """Whether :func:`convolve_int8` computes a convolution; it loads 16 bytes at a time."""
+    plain = dilation in (1, (1, 1)) and groups == 1 and inputs % 16 == 0
+    pairs = [given if isinstance(given, tuple) else (given,) for given in (stride, padding)]
+    return plain and all(len(set(pair)) == 1 and isinstance(pair[0], int) for pair in pairs)
 
 
 def convolve_int8(
@@ -188,6 +220,7 @@ def convolve_int8(
     dtype: torch.dtype,
     norm: Normalisation | None = None,
     unit: float = 1.0,
+    stride: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve int8 features with int8 weights, both channels-last.
 
@@ -198,18 +231,18 @@ def convolve_int8(
     """
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
-    new_height, new_width = height + 2 * padding - down + 1, width + 2 * padding - across + 1
+    new_height = (height + 2 * padding - down) // stride + 1
+    new_width = (width + 2 * padding - across) // stride + 1
     pixels = PIXELS * (2 if outputs <= NARROW else 1)
     box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
-    tiles = (
-        triton.cdiv(images, box_images)
-        * triton.cdiv(new_height, box_height)
-        * triton.cdiv(new_width, box_width)
-    )
+    rows, stats = images * new_height * new_width, None
+    sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
+    gathered = inputs <= NARROW or stride > 1
+    tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
+    tiles = triton.cdiv(rows, pixels) if gathered else tiles
     block = min(128, max(16, triton.next_power_of_2(outputs)))
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
-    rows, stats = images * new_height * new_width, None
     partial, arguments = sums, (sums,) * 6 + (None, rows, unit, 1 / unit, 1.0, 1.0)
     how, finish = None, False
     if norm is not None:
@@ -220,18 +253,21 @@ def convolve_int8(
         partial = norm.zeros[: 2 * outputs].view(1, 2, outputs)
         if how == "partial":
             partial = torch.empty((tiles, 2, outputs), device=features.device)
-    boxes = TensorDescriptor(
-        features,
-        [images, height, width, inputs],
-        [height * width * inputs, width * inputs, inputs, 1],
-        [box_images, box_height, box_width, depth],
-    )
     length = down * across * inputs
-    matrix = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
+    boxes, matrix = features, weights
+    if not gathered:
+        boxes = TensorDescriptor(
+            features,
+            [images, height, width, inputs],
+            [height * width * inputs, width * inputs, inputs, 1],
+            [box_images, box_height, box_width, depth],
+        )
+        matrix = TensorDescriptor(weights, [outputs, length], [length, 1], [block, depth])
     _convolve_int8[(tiles * triton.cdiv(outputs, block),)](
         boxes, matrix, sums, partial, images, *arguments, new_height, new_width, inputs, outputs,
-        down, across, padding, box_images, box_height, box_width, block, depth, MOMENTS=how,
-        FINISH=finish, num_warps=4, num_stages=3, enable_fp_fusion=True,
+        down, across, padding, box_images, box_height, box_width, block, depth, gathered,
+        height, width, stride, MOMENTS=how, FINISH=finish, num_warps=4, num_stages=3,
+        enable_fp_fusion=True,
     )  # fmt: skip
     if norm is not None and not finish:
         stats = partial_statistics(partial, norm, rows, unit)
