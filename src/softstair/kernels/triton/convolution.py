@@ -148,7 +148,7 @@ def gather(
     mask = (y >= 0) & (y < SOURCE_HEIGHT) & (x >= 0) & (x < SOURCE_WIDTH)
     mask = mask & row_mask[:, None] & (tap < DOWN * ACROSS)[None, :]
     source = (image.to(tl.int64)[:, None] * SOURCE_HEIGHT + y) * SOURCE_WIDTH + x
-    return tl.load(x_ptr + source * INPUTS + channel[None, :], mask=mask, other=0)
+    return tl.load(x_ptr + source * INPUTS + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

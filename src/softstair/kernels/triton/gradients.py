@@ -10,7 +10,8 @@ The tensor cores multiply rows of FP8 that are contiguous along the sum: dx take
 dw takes dc and f with images last, (C, H, W, N). As for the integer convolution, a tile shifted by
 a tap is a box that the copy engine loads, with zeros beyond the border. The first factor of each
 product must be two-dimensional in memory: Triton 3.6 would load a reshaped box into registers and
-overwrite them while they are read (triton-lang/triton issue 9433).
+overwrite them while they are read (triton-lang/triton issue 9433). Of few outputs, rows of dc are
+gathered instead, as for the integer convolution.
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from softstair.kernels.triton.convolution import pixel_box
+from softstair.kernels.triton.convolution import NARROW, gather, pixel_box
 
 __all__ = ["FORMATS", "feature_gradient", "float8_for", "supports_float8", "weight_gradient"]
 
@@ -43,34 +44,55 @@ def _feature_gradient(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, BOX_IMAGES: tl.constexpr,
     BOX_HEIGHT: tl.constexpr, BOX_WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    GATHER: tl.constexpr,
 ):  # fmt: skip
     high: tl.constexpr = (HEIGHT + BOX_HEIGHT - 1) // BOX_HEIGHT
     wide: tl.constexpr = (WIDTH + BOX_WIDTH - 1) // BOX_WIDTH
     blocks: tl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     pixels: tl.constexpr = BOX_IMAGES * BOX_HEIGHT * BOX_WIDTH
     chunks: tl.constexpr = (OUTPUTS + DEPTH - 1) // DEPTH
+    taps: tl.constexpr = DOWN * ACROSS
     tile = tl.program_id(0) // blocks
     channel = tl.program_id(0) % blocks * BLOCK
-    image = tile // (high * wide) * BOX_IMAGES
-    top = tile // wide % high * BOX_HEIGHT
-    left = tile % wide * BOX_WIDTH
-    total = tl.zeros((BLOCK, pixels), dtype=tl.float32)
-    for i in range(DOWN * ACROSS * chunks):
-        tap, outputs = i // chunks, i % chunks * DEPTH
-        y, x = top + PADDING - tap // ACROSS, left + PADDING - tap % ACROSS
-        box = gradients.load([image, y, x, outputs]).reshape(pixels, DEPTH)
-        rows = weights.load([channel, tap * OUTPUTS + outputs])
-        total = tl.dot(rows, box.T, total)
-    total = tl.trans(total)
-    pixel = tl.arange(0, pixels)
-    image += pixel // (BOX_HEIGHT * BOX_WIDTH)
-    y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
-    inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
     inputs = channel + tl.arange(0, BLOCK)
-    offsets = ((image.to(tl.int64) * HEIGHT + y) * WIDTH + x) * INPUTS
+    pixel = tl.arange(0, pixels)
+    if GATHER:
+        row = tile * pixels + pixel
+        inside = row < images * HEIGHT * WIDTH
+        total = tl.zeros((pixels, BLOCK), dtype=tl.float32)
+        for i in range((taps * OUTPUTS + DEPTH - 1) // DEPTH):
+            k = i * DEPTH + tl.arange(0, DEPTH)
+            box = gather(
+                gradients, row, inside, k, HEIGHT, WIDTH, HEIGHT + 2 * PADDING - DOWN + 1,
+                WIDTH + 2 * PADDING - ACROSS + 1, OUTPUTS, DOWN, ACROSS, DOWN - 1 - PADDING, 1,
+            )  # fmt: skip
+            # The taps of dc are those of the weights in the other direction.
+            column = (taps - 1 - k // OUTPUTS) * OUTPUTS + k % OUTPUTS
+            matrix = tl.load(
+                weights + inputs[None, :] * (taps * OUTPUTS) + column[:, None],
+                mask=(inputs < INPUTS)[None, :] & (k < taps * OUTPUTS)[:, None],
+                other=0.0,
+            )
+            total = tl.dot(box, matrix, total)
+    else:
+        image = tile // (high * wide) * BOX_IMAGES
+        top = tile // wide % high * BOX_HEIGHT
+        left = tile % wide * BOX_WIDTH
+        total = tl.zeros((BLOCK, pixels), dtype=tl.float32)
+        for i in range(taps * chunks):
+            tap, outputs = i // chunks, i % chunks * DEPTH
+            y, x = top + PADDING - tap // ACROSS, left + PADDING - tap % ACROSS
+            box = gradients.load([image, y, x, outputs]).reshape(pixels, DEPTH)
+            rows = weights.load([channel, tap * OUTPUTS + outputs])
+            total = tl.dot(rows, box.T, total)
+        total = tl.trans(total)
+        image += pixel // (BOX_HEIGHT * BOX_WIDTH)
+        y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
+        inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
+        row = (image * HEIGHT + y) * WIDTH + x
     total *= tl.load(factor_ptr) * unit
     tl.store(
-        dx_ptr + offsets[:, None] + inputs[None, :],
+        dx_ptr + row.to(tl.int64)[:, None] * INPUTS + inputs[None, :],
         total.to(dx_ptr.dtype.element_ty),
         mask=inside[:, None] & (inputs < INPUTS)[None, :],
     )
@@ -151,16 +173,22 @@ def feature_gradient(
     new_height, new_width = height + down - 1 - 2 * padding, width + across - 1 - 2 * padding
     box_images, box_height, box_width = pixel_box(new_height, new_width)
     depth = _power(outputs, 32, DEPTH)
-    block = _power(inputs, 64, BLOCK)
+    gathered = outputs <= NARROW and down == across
+    block = _power(inputs, 16 if gathered else 64, BLOCK)
     sides = ((images, box_images), (new_height, box_height), (new_width, box_width))
     tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
+    if gathered:
+        tiles = triton.cdiv(images * new_height * new_width, box_images * box_height * box_width)
     shape = (images, inputs, new_height, new_width)
     dx = torch.empty(shape, dtype=dtype, device=dc.device, memory_format=torch.channels_last)
-    boxes = _descriptor(dc.permute(0, 2, 3, 1), [box_images, box_height, box_width, depth])
-    rows = _descriptor(weights.reshape(inputs, -1), [block, depth])
+    boxes, rows = dc, weights
+    if not gathered:
+        boxes = _descriptor(dc.permute(0, 2, 3, 1), [box_images, box_height, box_width, depth])
+        rows = _descriptor(weights.reshape(inputs, -1), [block, depth])
     _feature_gradient[(tiles * triton.cdiv(inputs, block),)](
         boxes, rows, factor, dx, images, unit, new_height, new_width, outputs, inputs, down, across,
-        padding, box_images, box_height, box_width, block, depth, num_warps=4, num_stages=3,
+        padding, box_images, box_height, box_width, block, depth, gathered, num_warps=4,
+        num_stages=3,
     )  # fmt: skip
     return dx
 
