@@ -566,13 +566,13 @@ def test_fused_kernels_compile_without_the_interpreter(
     constants |= dict(OUTPUTS=64, INPUTS=64, TAPS_DOWN=3, TAPS_ACROSS=3, PADDING=1, BOX_IMAGES=1)
     constants |= dict(BOX_HEIGHT=8, BOX_WIDTH=16, BLOCK=64, DEPTH=64, MOMENTS="exact", FINISH=True)
     constants |= dict(GATHER=False, SOURCE_HEIGHT=16, SOURCE_WIDTH=16, STRIDE=1)
-    ptx = compile_kernel(convolution._convolve_int8, constants, types, "*fp32")["ptx"]
-    assert ptx.count("atom.global.gpu.acq_rel") == 1
-    types |= {"features": "*i8", "weights": "*i8"}
-    constants |= dict(GATHER=True, STRIDE=2, INPUTS=16, DEPTH=32)
-    ptx = compile_kernel(convolution._convolve_int8, constants, types, "*fp32")["ptx"]
-    assert "wgmma.mma_async" in ptx
-    assert ptx.count("atom.global.gpu.acq_rel") == 1
+    gathered = constants | dict(GATHER=True, STRIDE=2, INPUTS=16, DEPTH=32)
+    pointers = types | {"features": "*i8", "weights": "*i8"}
+    for values, own in ((constants, types), (gathered, pointers)):
+        code = compile_kernel(convolution._convolve_int8, values, own, "*fp32")
+        assert code["ptx"].count("atom.global.gpu.acq_rel") == 1
+        assert "wgmma.mma_async" in code["ptx"]
+        assert "ttg.local_load" not in code["ttgir"]  # no factor in registers
 
 
 @pytest.mark.nightly

@@ -74,10 +74,10 @@ def _convolve_int8(
     outputs = channel + tl.arange(0, BLOCK)
     output_mask = outputs < OUTPUTS
     pixel = tl.arange(0, pixels)
-    total = tl.zeros((pixels, BLOCK), dtype=tl.int32)
     if GATHER:
         row = tile * pixels + pixel
         inside = row < rows
+        total = tl.zeros((pixels, BLOCK), dtype=tl.int32)
         for i in range((length + DEPTH - 1) // DEPTH):
             k = i * DEPTH + tl.arange(0, DEPTH)
             box = gather(
@@ -94,13 +94,17 @@ def _convolve_int8(
         image = tile // (down * across) * BOX_IMAGES
         top = tile // across % down * BOX_HEIGHT
         left = tile % across * BOX_WIDTH
+        # The first factor is two-dimensional in memory: Triton 3.6 loads a reshaped box there into
+        # registers first.
+        total = tl.zeros((BLOCK, pixels), dtype=tl.int32)
         for i in range(TAPS_DOWN * TAPS_ACROSS * chunks):
             tap, inputs = i // chunks, i % chunks * DEPTH
             y, x = top + tap // TAPS_ACROSS - PADDING, left + tap % TAPS_ACROSS - PADDING
             box = features.load([image, y, x, inputs]).reshape(pixels, DEPTH)
             # Beyond the last input of a tap come those of the next one: they meet zeros of the box.
             matrix = weights.load([channel, tap * INPUTS + inputs])
-            total = tl.dot(box, matrix.T, total, out_dtype=tl.int32)
+            total = tl.dot(matrix, box.T, total, out_dtype=tl.int32)
+        total = tl.trans(total)
         image += pixel // (BOX_HEIGHT * BOX_WIDTH)
         y, x = top + pixel // BOX_WIDTH % BOX_HEIGHT, left + pixel % BOX_WIDTH
         inside = (image < images) & (y < HEIGHT) & (x < WIDTH)
@@ -241,7 +245,7 @@ def convolve_int8(
     gathered = inputs <= NARROW or stride > 1
     tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
     tiles = triton.cdiv(rows, pixels) if gathered else tiles
-    block = min(128, max(16, triton.next_power_of_2(outputs)))
+    block = min(128, max(16 if gathered else 64, triton.next_power_of_2(outputs)))
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
     partial, arguments = sums, (sums,) * 6 + (None, rows, unit, 1 / unit, 1.0, 1.0)
     how, finish = None, False
