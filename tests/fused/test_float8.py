@@ -10,7 +10,7 @@ from twins import batch, distance, learn, pair
 
 import softstair as ss
 from softstair import kernels
-from softstair.fused import fused
+from softstair.fused import fused, products
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
 from softstair.train.execution import choose_execution
 from softstair.train.recipe import Recipe
@@ -155,6 +155,28 @@ def test_both_readers_of_features_have_their_own_gradients(channels):
     learn(run, x, y), learn(fused(twin), x, y)
     for conv, other in zip(net.convs, twin.convs, strict=True):
         assert distance(conv.weight.grad, other.weight.grad) < 0.25  # E5M2 has three bits
+
+
+class Interleaved(Branches):
+    """The convolution that is called first has its stair last."""
+
+    def forward(self, x):
+        convs, norms, relus = self.convs, self.norms, self.activations
+        first = relus[0](norms[0](convs[0](x)))
+        second = convs[1](first)
+        third = relus[2](norms[2](convs[2](first)))
+        second = relus[1](norms[1](second) + relus[4](norms[4](convs[4](third))))
+        return self.fc(relus[3](norms[3](convs[3](second))).mean((2, 3)))
+
+
+def test_the_reader_that_runs_last_takes_integers_too(monkeypatch):
+    net, _ = pair("ternary", "uniform", "mode", make=lambda: Interleaved(16, 16))
+    run, (x, y) = fused(net, float8=True), batch(side=2, images=16, channels=1)
+    multiplied, multiply = [], products.float8_gradients
+    count = lambda layer, *given: multiplied.append(layer) or multiply(layer, *given)
+    monkeypatch.setattr(products, "float8_gradients", count)
+    learn(run, x, y)
+    assert {*multiplied} == {*net.convs[1:]}
 
 
 def _spoil(layer, inputs, y):

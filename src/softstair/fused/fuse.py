@@ -150,8 +150,11 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
             sources[call] = layer
     if not layers:
         return None
-    for call, layer in sources.items():  # read by one fused layer, without a shortcut
+    order = {node.target: place for place, node in enumerate(graph.nodes)}
+    for call, layer in sources.items():
+        layer.readers.sort(key=lambda reader: order[f"fused_{reader.number}"])
         users = [user.args for user in call.users]
+        # By one fused layer, without a shortcut.
         layer.read_once = bool(layer.readers) and users == [(context, call)]
     code.recompile()
     return FusedNetwork(code, layers, evaluates)

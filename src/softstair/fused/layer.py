@@ -62,10 +62,11 @@ class FusedLayer(nn.Module):
     """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute.
 
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
-    makes integers if it has ``readers``: layers that can use them. With ``float8`` the products of
-    the backward pass are in FP8 where integers were multiplied; features that are ``read_once``, by
-    a reader, are then made as integers alone. A layer that ``keeps_gradient`` has the gradient of
-    its quantised weights with their stair in ``raw_gradient``, for an optimiser.
+    makes integers if it has ``readers``: layers that can use them, in order of execution. With
+    ``float8`` the products of the backward pass are in FP8 where integers were multiplied; features
+    that are ``read_once``, by a reader, are then made as integers alone. A layer that
+    ``keeps_gradient`` has the gradient of its quantised weights with their stair in
+    ``raw_gradient``, for an optimiser.
     """
 
     source: "FusedLayer | None"
