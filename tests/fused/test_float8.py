@@ -179,6 +179,13 @@ def test_the_reader_that_runs_last_takes_integers_too(monkeypatch):
     assert {*multiplied} == {*net.convs[1:]}
 
 
+def test_unequal_paddings_are_not_multiplied_in_float8():
+    net, _ = pair("ternary", "uniform", "mode")
+    for padding, multiplies in (((1, 1), True), ((1, 0), False)):
+        net[4].padding = net[7].padding = padding
+        assert fused(net, float8=True).multiplies_float8(16) == multiplies
+
+
 def _spoil(layer, inputs, y):
     if y.stride()[0] == 0:
         y.detach().as_strided((1,), (1,)).numpy().fill(float("nan"))  # unseen by autograd

@@ -185,7 +185,7 @@ class FusedLayer(nn.Module):
         sums, source, stair = self.sums, self.source, self.weight_stair
         if not self.float8 or source is None or stair is None or self.stair.annealed:
             return None
-        if not isinstance(sums, nn.Conv2d):
+        if not isinstance(sums, nn.Conv2d) or self not in source.readers:
             return None
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
         fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
