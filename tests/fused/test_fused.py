@@ -13,6 +13,7 @@ import networks
 import softstair as ss
 from softstair import kernels
 from softstair.fused import fused
+from softstair.fused.fuse import not_fused
 from softstair.kernels import triton
 from softstair.models import build
 from softstair.train.execution import Execution
@@ -465,6 +466,27 @@ def test_features_changed_in_place_are_taken_as_they_are_then(write, training):
         expected, given = twin(x), run(x)
     # A sum beside a threshold may be rounded to the other side of it.
     assert float((given != expected).float().mean()) < 0.002
+
+
+class WritesBetween(Writes):
+    """Features that are changed in place after the next convolution took them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, (conv, norm, relu) = self.layer1(x), self.layer2
+        sums = conv(h)
+        self.write(h)
+        return relu(norm(sums))
+
+
+def test_a_layer_whose_features_change_before_its_stair_is_not_fused():
+    torch.manual_seed(0)
+    net = ss.quantise(WritesBetween(lambda h: h.square_()), TERNARY, TERNARY)
+    twin, (x, _) = copy.deepcopy(net), batch(side=4)
+    run = fused(net)
+    assert len(run.layers) == 1
+    assert not_fused(net).startswith("1 of 2 stairs")
+    with torch.no_grad():
+        assert float((run(x) != twin(x)).float().mean()) < 0.002
 
 
 class Asks(nn.Module):

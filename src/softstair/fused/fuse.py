@@ -122,7 +122,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
     # Features that are changed in place are not those that their layer made.
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     written = frozenset[int]().union(*(step.written for step in known.steps))
-    modules = dict(net.named_modules())
+    modules, writes = dict(net.named_modules()), _writes(known, graph)
     calls = [node.target for node in graph.nodes if node.op == "call_module"]
     layers: list[FusedLayer] = []
     sources: dict[fx.Node, FusedLayer] = {}
@@ -131,7 +131,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
     with graph.inserting_before(nodes[0]):
         context = graph.placeholder("context")
     for node in nodes:
-        group = _group(node, modules, calls)
+        group = _group(node, modules, calls, writes)
         if group is None:
             continue
         replaced, parts, shortcut = group
@@ -182,8 +182,9 @@ def not_fused(net: nn.Module) -> str:
     call_operators(*traced)
     nodes, modules = list(traced[1].nodes), dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
-    groups = [group[0] for node in nodes if (group := _group(node, modules, calls)) is not None]
-    replaced = {node for group in groups for node in group}
+    writes = _writes(*traced)
+    groups = [_group(node, modules, calls, writes) for node in nodes]
+    replaced = {node for group in groups if group is not None for node in group[0]}
     reasons: dict[str, list[str]] = {}
     stairs = [n for n in nodes if isinstance(modules.get(str(n.target)), StairActivation)]
     for node in stairs:
@@ -219,8 +220,13 @@ def _calls(graph: fx.Graph) -> list[tuple[str, ...]]:
     return [(node.op, str(node.target), str(node.args), str(node.kwargs)) for node in graph.nodes]
 
 
+def _writes(known: Graph, graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that change a tensor in place."""
+    return {node for node, step in zip(graph.nodes, known.steps, strict=True) if step.written}
+
+
 def _group(
-    node: fx.Node, modules: dict[str, nn.Module], calls: list[Any]
+    node: fx.Node, modules: dict[str, nn.Module], calls: list[Any], writes: set[fx.Node]
 ) -> tuple[list[fx.Node], tuple[Any, Any, Any, Any], fx.Node | None] | None:
     """Return the nodes that a fused layer replaces, beginning with this one, their modules, and
     the shortcut that is added before the stair, if there is one."""
@@ -247,6 +253,11 @@ def _group(
     once = all(calls.count(n.target) == 1 for n in path[:count])
     free = not any(_has_hooks(part) for part in (sums, norm, stair, pool) if part is not None)
     replaced = nodes[: count + (shortcut is not None)]
+    # The fused layer runs in the place of the last node: its input must be the same there.
+    later = node
+    while later is not replaced[-1]:
+        later = later.next
+        free = free and (later in replaced or later not in writes)
     return (replaced, (sums, norm, stair, pool), shortcut) if once and free else None
 
 
