@@ -42,8 +42,10 @@ def float8_gradients(
     units: tuple[float, float],
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the features, in a dtype, and of the weights, in
-    float32; features and weights count in these ``units``."""
+    """Return the gradients of the features, in a dtype, and of the weights, in float32.
+
+    Features and weights count in these ``units``.
+    """
     dx = dw = None
     padding, (down, across) = int(layer.padding[0]), layer.kernel_size
     transposed, gradient.transposed = gradient.transposed, None

@@ -30,7 +30,7 @@ class Weights(NamedTuple):
     """The weights of a layer and what their step needs; the tensors have one memory layout."""
 
     gradient: Tensor
-    """Of the quantised weights."""
+    """Gradient of the quantised weights."""
     weight: Tensor
     """Latent weights."""
     mean: Tensor

@@ -4,10 +4,10 @@
 int32 sums on the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice
 its rate. Sums are stored as int16 where they fit. A tile of the output is a box of pixels; shifted
 by a tap of the kernel it is a box of the input, which the copy engine loads with zeros beyond the
-border, so that nothing is padded in memory. It loads short rows slowly, and no strides: for few
-channels, or with a stride, each thread gathers 16 channels instead. Moments of integers are
-integers: programs add theirs to the same two numbers per channel, and the result does not depend on
-their order.
+border, so that nothing is padded in memory. The copy engine loads short rows slowly and has no
+stride: few channels, and those of a convolution with a stride, are gathered by the threads. Moments
+of integers are integers: programs add theirs to the same two numbers per channel, and the result
+does not depend on their order.
 
 **First layer.** A convolution of few channels, whose products are too short for a library's tensor
 cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 PIXELS, NARROW = 128, 32
-"""Pixels of a tile of the integer convolution, twice as many if it has at most NARROW outputs. At
-most NARROW inputs are gathered, and those of a convolution with a stride."""
+"""Pixels of a tile of the integer convolution, twice as many if it has at most NARROW outputs.
+Inputs are gathered if there are at most NARROW of them, or if there is a stride."""
 LONGEST = 63
 """Products per sum of a first layer; the column of ones is added."""
 FIRST_ROWS, FIRST_PROGRAMS = 32, 528
@@ -94,7 +94,7 @@ def _convolve_int8(
         image = tile // (down * across) * BOX_IMAGES
         top = tile // across % down * BOX_HEIGHT
         left = tile % across * BOX_WIDTH
-        # The first factor is two-dimensional in memory: Triton 3.6 loads a reshaped box there into
+        # The first factor is two-dimensional in memory: Triton 3.6 would load a reshaped box into
         # registers first.
         total = tl.zeros((BLOCK, pixels), dtype=tl.int32)
         for i in range(TAPS_DOWN * TAPS_ACROSS * chunks):

@@ -10,8 +10,8 @@ The tensor cores multiply rows of FP8 that are contiguous along the sum: dx take
 dw takes dc and f with images last, (C, H, W, N). As for the integer convolution, a tile shifted by
 a tap is a box that the copy engine loads, with zeros beyond the border. The first factor of each
 product must be two-dimensional in memory: Triton 3.6 would load a reshaped box into registers and
-overwrite them while they are read (triton-lang/triton issue 9433). Of few outputs, rows of dc are
-gathered instead, as for the integer convolution.
+overwrite them while they are read (triton-lang/triton issue 9433). If there are few outputs, rows
+of dc are gathered instead, as for the integer convolution.
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
