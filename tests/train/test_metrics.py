@@ -113,19 +113,10 @@ def last_line(out: Path) -> dict[str, Any]:
     return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"feature_quantum": 1e-5, "period": 5.0}, "pass no gradient"),
-        ({"static_std": True, "std0": 1e-6}, "pass no gradient"),
-        ({"feature_quantum": 1e4, "period": 5.0}, "lie at one level"),
-    ],
-)
-def test_a_dead_network_gives_warnings(
-    changes: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    train(recipe(epochs=1, **changes), tmp_path / "run")
-    assert any(problem in warning for warning in last_line(tmp_path / "run")["warnings"])
+def test_narrow_noise_that_stays_gives_a_warning(tmp_path: Path) -> None:
+    train(recipe(epochs=1, static_std=True, std0=1e-6), tmp_path / "run")
+    warnings = last_line(tmp_path / "run")["warnings"]
+    assert any("pass no gradient" in warning for warning in warnings)
 
 
 @pytest.mark.nightly

@@ -201,20 +201,3 @@ def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> No
         assert (code, err) == (0, "")
         assert "integer network: 0 mismatches of" in out
         assert "onnx: 0 mismatches of" in out
-
-
-def test_the_command(
-    tmp_path: Path, run: Any, plain_terminal: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    short: list[Any] = ["--preset", "best-cifar10-int4", "--data", "digits", "--model", "digits"]
-    short += ["--augment", "none", "--init-from", "None", "--teacher", "None", "--cutout", 0]
-    short += ["--limit", 200, "--epochs", 2, "--batch", 32, "--out", "run"]
-    error = run.rejected("train", *short, "--bits", "int4", "--weights", "ternary")
-    assert "weights must be left out with --bits, which replaces it" in error
-    assert "did you mean 'classifier'" in run.rejected("train", *short, "--bits", "clasifier=int4")
-    code, out, err = run("train", *short, "--bits", MIXED)
-    assert code == 0
-    assert "exports exactly" in err
-    assert f"{MIXED} network on digits, 2 epochs" in out
-    assert names(trained_network("run", DIGITS))["classifier"] == "int8"

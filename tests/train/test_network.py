@@ -1,8 +1,6 @@
 """Which network a recipe makes, what is said of it, and whose code makes it."""
 
-import importlib.util
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 
 import softstair as ss
 from networks import HeadFirst
-from softstair import deploy
 from softstair._errors import SoftstairError
 from softstair.data import load
 from softstair.models import last_layer
@@ -34,33 +31,6 @@ def test_the_last_layer_is_the_last_that_is_called() -> None:
     network = make_network(SHORT, load("digits"), HeadFirst())
     assert isinstance(network.body, ss.nn.StairLinear)
     assert type(network.head) is nn.Linear
-
-
-@pytest.mark.parametrize("first", ["int8", "float", "same"])
-def test_the_first_layer_may_have_another_stair(first: str, tmp_path: Path) -> None:
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
-        nn.Linear(128, 10),
-    )  # fmt: skip
-    network = make_network(replace(SHORT, first_layer=first), load("digits"), model)
-    assert ss.nn.layer_count(network) == 2, "its features are of a layer whatever its weights are"
-    if first == "float":
-        assert type(network[0]) is nn.Conv2d
-        return
-    stair = network[0].weight_stair.stair
-    assert (len(stair), stair.quantum) == ((256, 2**-7) if first == "int8" else (3, 1.0))
-    assert len(network[2].stair) == len(network[4].weight_stair.stair) == 3
-    network.train()(torch.randn(64, 1, 8, 8))
-    integer = deploy.integerise(network.eval(), (1, 8, 8), 128, 64.0)
-    runners = {}
-    if importlib.util.find_spec("onnxruntime"):
-        runners["onnx"] = deploy.onnx_runner(integer, tmp_path)
-    if shutil.which("cc"):
-        runners["c"] = deploy.c_runner(integer, tmp_path)
-    x = torch.randint(256, (50, 1, 8, 8), dtype=torch.uint8)
-    for comparison in deploy.verify(network, integer, x, runners).values():
-        assert comparison.mismatches == 0
 
 
 def test_an_infinity_that_was_there_from_the_start_is_no_accident(tmp_path: Path) -> None:

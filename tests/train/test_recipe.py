@@ -258,14 +258,6 @@ def test_errors_name_the_words_that_are_allowed() -> None:
         Recipe(anneal_from="half")
 
 
-def test_the_learning_rate_drops_where_it_should() -> None:
-    recipe = preset("paper-cifar10")
-    assert recipe.learning_rate == 1e-3
-    assert [recipe.rate_factor(epoch) for epoch in range(500)] == [1.0] * 400 + [0.1] * 100
-    assert Recipe(drop=None).rate_factor(10**9) == 1.0
-    assert [Recipe(drop=5.6).rate_factor(i) < 1 for i in (5, 6)] == [False, True]
-
-
 PAPER = ("paper-cifar10", "paper-svhn", "paper-speech")
 BEST = (
     "best-cifar10", "best-cifar10-ternary", "best-cifar10-int4", "best-svhn", "best-svhn-ternary",
@@ -298,17 +290,6 @@ def test_presets() -> None:
     for name in ("paper", None):
         with pytest.raises(ValueError, match="preset must be one of digits, paper-cifar10"):
             preset(name)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("noise", "std"),
-    [("uniform", 0.288675), ("triangular", 0.204124), ("normal", 0.255107), ("logistic", 0.247546)],
-)
-def test_initial_noise_is_the_papers(noise: Any, std: float) -> None:
-    schedule = Recipe(noise=noise).schedule(1)
-    assert schedule(0, 0.0) == (0.0, pytest.approx(std, abs=1e-6))
-    dynamic = Recipe(noise=noise, static_mean=False).schedule(1)
-    assert dynamic(0, 0.0) == (-0.5, pytest.approx(std, abs=1e-6))
 
 
 def test_stairs_by_name() -> None:

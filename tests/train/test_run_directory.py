@@ -291,22 +291,6 @@ def test_another_model_is_refused(out: Path) -> None:
 # Damaged files
 
 
-def test_the_checkpoint_before_a_damaged_one_is_good(
-    tmp_path: Path, complete: Result, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "x"
-    for step in (2, 4):
-        with pytest.raises(Interrupted):
-            train(RECIPE, out, resume=True, watchers=[At(0, step, strike(signal.SIGTERM))])
-    newest = max((out / "checkpoint").glob("*.json"))
-    newest.write_bytes(newest.read_bytes()[:-9])
-    before = files(out)
-    assert str(newest) in refused("--resume", "--out", str(out), capsys=capsys)
-    assert files(out) == before
-    newest.unlink()
-    ends_well(out, complete)
-
-
 def forge(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change the content of a checkpoint, with the right checksums."""
     state = checkpoint.load(out / "checkpoint")
@@ -475,64 +459,7 @@ def test_a_run_that_began_before_there_were_groups_of_parameters(
     ends_well(out, complete)
 
 
-READERS: dict[str, Callable[[Path], Any]] = {
-    "config.json": records.recipe_of,
-    "summary.json": records.summary_of,
-    "metrics.jsonl": records.metrics_of,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_edited_files_are_refused(name: str, half: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(half, tmp_path / "run")
-    train(RECIPE, out, resume=True)
-    content = (out / name).read_bytes()
-    edited = [b"x", b"{}", b"[]", b"\xff", b"[" * 10**5, content[:-9], content[9:], content * 2]
-    for field in ("valid_accuracy", "train_loss", "noise", "recipe", "fold", "batch"):
-        renamed = content.replace(f'"{field}"'.encode(), b'"other"')
-        if renamed != content:
-            edited.append(renamed)
-    edited += [content.replace(b": 0.", b': "x", "y": 0.'), content.replace(b"[[", b"[")]
-    accepted = 0
-    for text in edited:
-        (out / name).write_bytes(text)
-        message = name + " is good"
-        try:
-            READERS[name](out)
-            accepted += 1
-        except RunError as error:
-            message = str(error)
-        assert is_sentence(message)
-        assert name in message
-    assert accepted <= 4  # where the reader does not use what was edited
-    (out / name).write_bytes(content)
-    assert READERS[name](out)
-
-
 # Full disks
-
-
-@pytest.mark.parametrize(
-    ("function", "call"), [("fsync", 1), ("fsync", 5), ("replace", 1), ("replace", 3)]
-)
-def test_a_full_disk_leaves_the_last_checkpoint(
-    function: str, call: int, out: Path, complete: Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, real = [0], getattr(os, function)
-
-    def full(*given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] >= call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, function, full)
-        with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
-            train(RECIPE, out, resume=True)
-    assert checkpoint.load(out / "checkpoint") is not None
-    assert not list(out.rglob("*.part"))
-    ends_well(out, complete)
 
 
 @pytest.mark.parametrize("limit", [2_000, 60_000])
@@ -597,24 +524,6 @@ def test_a_loss_that_is_not_finite_is_never_saved(
     assert not (out / "summary.json").exists()
     with pytest.raises(RunError, match="in epoch"):
         train(float_recipe, out, model=Poisoned(kind, calls), resume=True)
-
-
-def test_the_command_names_the_learning_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "poison.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) / (0.0 if self.training else 1.0)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    flags = [*FLAGS, "--model", "poison:Net", "--weights", "float", "--features", "float"]
-    assert "--learning-rate" in refused(*flags, "--out", "x", capsys=capsys)
-    config = json.loads((tmp_path / "x" / "config.json").read_text())
-    assert config["recipe"]["model"] == "poison:Net"
 
 
 def test_commit_is_one_short_line_and_git_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
