@@ -206,21 +206,6 @@ def test_where_refuses_what_no_configuration_has(wanted: dict[str, Any], match: 
 # ---- other designs of the same
 
 
-@pytest.mark.parametrize(("name", "few"), [("paper-svhn", 100), ("paper-speech", 12)])
-def test_rescaled_keeps_all_but_the_times(name: str, few: int) -> None:
-    design, small = DESIGNS[name], DESIGNS[name].rescaled(few)
-    share = few / TABLE[name]["epochs"]
-    for before, after in zip(design.configurations, small.configurations, strict=True):
-        assert after.name == before.name
-        assert after.recipe.epochs == few
-        assert after.recipe.period == pytest.approx(TABLE[name]["period"] * share, rel=1e-12)
-        assert after.recipe.drop == pytest.approx(TABLE[name]["drop"] * share, rel=1e-12)
-        assert set(before.recipe.differences(after.recipe)) == {"epochs", "period", "drop"}
-    assert small.rescaled(TABLE[name]["epochs"]) == design
-    with pytest.raises(ValueError, match="epochs"):
-        design.rescaled(0)
-
-
 def test_varied_are_the_fields_that_differ() -> None:
     assert set(DESIGNS["paper-cifar10"].varied()) == set(VALUES)
     few = DESIGNS["paper-svhn"].where({"static_std": ["false"], "forward": ["mode"]})
@@ -270,13 +255,6 @@ def test_a_design_is_what_its_file_says(tmp_path: Path) -> None:
     assert empty.configurations == (Configuration("all", PRESETS["digits"]),)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_what_the_recipes_begin_with(preset: str) -> None:
-    design = parse({"preset": preset, "vary": {"seed": [3, 1, 2]}})
-    recipes = [each.recipe for each in design.configurations]
-    assert recipes == [replace(PRESETS[preset], seed=seed) for seed in (3, 1, 2)]
-
-
 def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     times = lambda table: [
         (each.recipe.epochs, each.recipe.period, each.recipe.drop)
@@ -291,26 +269,6 @@ def test_epochs_scale_period_and_drop_unless_these_are_given() -> None:
     assert (late.recipe.anneal_from, late.recipe.period) == (6.0, None)
     both = {"vary": {"period": [1, 2], "epochs": [12, 60]}}
     assert set(times(both)) == {(12, 1, 10), (60, 1, 50), (12, 2, 10), (60, 2, 50)}
-
-
-def test_every_combination_once_whatever_the_fields() -> None:
-    vary: dict[str, list[Any]] = {
-        "learning_rate": [1e-3, 1, 1e-30],
-        "skip": [[], ["0"], ["0", "3"]],
-        "static_mean": [True, False],
-        "drop": ["None", 3.0],
-    }
-    design = parse({"vary": vary, "recipe": {"batch": 32, "folds": 8}, "folds": [7, 0]})
-    recipes = [each.recipe for each in design.configurations]
-    rows = [(r.learning_rate, r.skip, r.static_mean, r.drop) for r in recipes]
-    wanted = {
-        (rate, tuple(skip), mean, None if drop == "None" else drop)
-        for rate, skip, mean, drop in product(*vary.values())
-    }
-    assert len(rows) == 36
-    assert set(rows) == wanted
-    assert len({each.name for each in design.configurations}) == 36
-    assert (design.folds, design.names_folds) == ((7, 0), True)
 
 
 WITHOUT: list[tuple[dict[str, list[Any]], list[dict[str, Any]], list[str]]] = [

@@ -157,18 +157,6 @@ def refused(units: list[Unit], folder: Path) -> str:
     return str(caught.value)
 
 
-def test_another_recipe_in_the_directory_is_refused(few: list[Unit], tmp_path: Path) -> None:
-    other = [replace(unit, recipe=replace(unit.recipe, seed=7)) for unit in few]
-    said = refused(other, tmp_path)
-    assert str(few[0].path(tmp_path)) in said
-    assert "seed = 0" in said
-    longer = [replace(unit, recipe=unit.recipe.rescaled(9)) for unit in few]
-    assert "epochs = 3, but 9" in refused(longer, tmp_path)
-    # Not done, it is no other matter.
-    (few[0].path(tmp_path) / "summary.json").unlink()
-    assert "seed = 0" in refused(other, tmp_path)
-
-
 def test_damage_is_found_before_anything_is_trained(few: list[Unit], tmp_path: Path) -> None:
     last = few[::-1]
     for name in ("config.json", "summary.json"):

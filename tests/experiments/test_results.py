@@ -230,19 +230,6 @@ def test_parquet_has_the_types_of_the_fields(store: Path, tmp_path: Path) -> Non
     assert set(table.column("test_accuracy").to_pylist()) == {None}
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(0, 1), slice(1, 2), slice(3, 4)], ids=str)
-def test_parquet_says_what_csv_says(part: slice, store: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
-    found = [trained(store, **fields) for fields in EVERY[part]]
-    write(found, tmp_path / "table.csv")
-    write(found, tmp_path / "table.parquet")
-    by_csv, by_parquet = load(tmp_path / "table.csv"), load(tmp_path / "table.parquet")
-    assert [one.settings for one in by_parquet] == [one.settings for one in by_csv]
-    assert [one.settings for one in by_parquet] == [one.settings for one in found]
-    write(by_parquet, tmp_path / "again.csv")
-    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
-
-
 def as_text(arrow: Any, units: list[Training], file: Path) -> Any:
     """A table of an older version: all settings are text, and an empty cell is the default."""
     table = list(rows(units))
