@@ -33,6 +33,7 @@ from softstair.kernels.triton.batchnorm import (
 )
 from softstair.kernels.triton.convolution import first_constants, load_taps
 from softstair.kernels.triton.moments import (
+    ADDED,
     WARPS,
     add_partials,
     is_last,
@@ -90,7 +91,7 @@ def _reduce_dz(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
     SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
-    PRECISION: tl.constexpr, SUMS: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. With TAPS,
     sum Xᵀdz as well; without, the last program stores the coefficients."""
@@ -105,7 +106,9 @@ def _reduce_dz(
     squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     if TAPS > 0:
         products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(
+        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, loop_unroll_factor=UNROLL
+    ):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None]
         if TAPS > 0 or CHANNELS % BLOCK != 0:
@@ -137,7 +140,7 @@ def _reduce_dz(
     else:
         tiles, blocks = tl.num_programs(0), tl.num_programs(1)
         if is_last(zeros_ptr + 2 * CHANNELS + blocks + tl.program_id(1), tiles):
-            sums = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS // 2, BLOCK, SUMS)
+            sums = add_partials(partial_ptr, tiles, channel, CHANNELS, ADDED // BLOCK, BLOCK, SUMS)
             _store_coefficients(
                 coefficients_ptr, stats_ptr, sums[0], sums[1], sums[2], channel, channel_mask,
                 count, per_unit, CHANNELS, SUMS,
@@ -230,10 +233,6 @@ def _backward(
     s = tl.load(coefficients_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     a = tl.load(coefficients_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     b = tl.load(coefficients_ptr + 4 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    power = 1.0
-    if TRANSPOSE:
-        power = _power_of_two(coefficients_ptr + 5 * CHANNELS, CHANNELS)
-        tl.store(factor_ptr, 1 / power)
     mask = row_mask[:, None]
     if CHANNELS % BLOCK != 0:
         mask = mask & channel_mask[None, :]
@@ -242,6 +241,10 @@ def _backward(
         dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, row, channel, mask, scale, shift, prepared,
         HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL, SHORTCUT,
     )  # fmt: skip
+    power = 1.0
+    if TRANSPOSE:  # after the loads, which do not wait for the maximum then
+        power = _power_of_two(coefficients_ptr + 5 * CHANNELS, CHANNELS)
+        tl.store(factor_ptr, 1 / power)
     if SHORTCUT:
         offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
         tl.store(dz_ptr + offsets, dz.to(dz_ptr.dtype.element_ty), mask=mask)
@@ -295,14 +298,15 @@ def reduce_dz(
     channels = sums.shape[1]
     count = sums.numel() // channels
     rows, number = count if argmax is None else count // 4, 3 if sizes else 2
-    grid, constants = reduction(sums, rows)
+    grid, constants = reduction(sums, rows, count // rows)
     partial = torch.empty((grid[0], number, channels), device=sums.device)
     coefficients = torch.empty((3 + number, channels), device=sums.device)
     _reduce_dz[grid](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
         stair.table, stair.row, dy, partial, partial, coefficients, zeros, rows, count, 1 / unit,
         **constants, **stair.constants, **NO_TAPS, POOL=argmax is not None,
-        SHORTCUT=shortcut is not None, SUMS=number, num_warps=WARPS, enable_fp_fusion=True,
+        SHORTCUT=shortcut is not None, SUMS=number, UNROLL=2, num_warps=WARPS,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients
 
@@ -328,8 +332,8 @@ def first_weight_gradient(
     _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
         dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
         products, partial, partial, rows, count, 1.0, **constants, **stair.constants,
-        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4, num_stages=1,
-        enable_fp_fusion=True,
+        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, UNROLL=1, num_warps=4,
+        num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
     coefficients = torch.empty((5, outputs), device=x.device)
     gradient = torch.empty_like(weight, dtype=torch.float32)

@@ -26,10 +26,12 @@ CHANNELS = 128
 """Most channels of a tile."""
 TILES, FEW_CHANNELS = 512, 4
 """Partial sums that are added at a time: so many tiles of so few channels."""
-REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 8192, 64, 264, 8
-"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (two for each
-of the 132 multiprocessors of a large GPU) and their warps. The last program alone adds the partial
-sums, so there should be few of them, and many threads."""
+REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 2048, 64, 396, 8
+"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (three for
+each of the 132 multiprocessors of a large GPU) and their warps. Sums are kept for each element of a
+tile: with larger tiles, registers would leave room for one program alone."""
+ADDED = tl.constexpr(1024)
+"""Partial sums of tiles and channels that the last program, alone, adds at a time."""
 
 
 class Normalisation(NamedTuple):
@@ -94,7 +96,7 @@ def _moments(
     store_partial(partial_ptr, channel, channel_mask, first, second, first, CHANNELS, 2)
     if is_last(zeros_ptr + 2 * CHANNELS + tl.program_id(1), tl.num_programs(0)):
         first, second, _ = add_partials(
-            partial_ptr, tl.num_programs(0), channel, CHANNELS, ROWS // 2, BLOCK, 2
+            partial_ptr, tl.num_programs(0), channel, CHANNELS, ADDED // BLOCK, BLOCK, 2
         )
         store_statistics(
             first, second, pivot, channel, channel_mask, stats_ptr, gamma_ptr, beta_ptr,
@@ -134,7 +136,7 @@ def add_partials(
     first = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
     second = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
     third = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
-    for start in range(0, tiles, ROWS):
+    for start in tl.range(0, tiles, ROWS, loop_unroll_factor=4):
         tile = start + tl.arange(0, ROWS)
         mask = (tile < tiles)[:, None] & (channel < CHANNELS)[None, :]
         pointers = partial_ptr + tile[:, None] * SUMS * CHANNELS + channel[None, :]
@@ -249,12 +251,12 @@ def channel_block(channels: int) -> int:
     return min(CHANNELS, triton.next_power_of_2(channels))
 
 
-def reduction(sums: Tensor, rows: int) -> tuple[tuple[int, int], dict[str, int]]:
+def reduction(sums: Tensor, rows: int, reads: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the grid (tiles, blocks of channels) and the constants of a kernel that sums over so
-    many rows."""
+    many rows. For each of them, it ``reads`` so many rows of ``sums``."""
     constants = tile_constants(sums)
     constants["BLOCK"] = block = min(REDUCED_CHANNELS, constants["BLOCK"])
-    constants["ROWS"] = tile = REDUCED // block
+    constants["ROWS"] = tile = REDUCED // block // (1 if reads == 1 else 2)
     blocks = triton.cdiv(sums.shape[1], block)
     tiles = max(1, min(triton.cdiv(rows, tile), PROGRAMS // blocks))
     return (tiles, blocks), constants
