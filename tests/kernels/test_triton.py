@@ -573,6 +573,7 @@ def test_fused_kernels_compile_without_the_interpreter(
         assert code["ptx"].count("atom.global.gpu.acq_rel") == 1
         assert "wgmma.mma_async" in code["ptx"]
         assert "ttg.local_load" not in code["ttgir"]  # no factor in registers
+        assert ("async_copy_global" in code["ttgir"]) == values["GATHER"]
 
 
 @pytest.mark.nightly
@@ -613,7 +614,13 @@ def compile_kernel(kernel, constants, types, default):
     compiler = pytest.importorskip("triton.backends.compiler")
     own = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature = {n: "constexpr" if n in own else types.get(n, default) for n in kernel.arg_names}
-    source = triton.compiler.ASTSource(kernel, signature, own)
+    # As at run time, where tensors begin at multiples of 16 bytes: other code is made without it.
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(signature.values())
+        if isinstance(kind, str) and kind.startswith("*")
+    }
+    source = triton.compiler.ASTSource(kernel, signature, own, attributes)
     target = compiler.GPUTarget("cuda", 90, 32)
     built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
     assert "st.global" in built.asm["ptx"]
