@@ -36,9 +36,11 @@ from softstair.kernels.triton.moments import (
 )
 
 __all__ = [
+    "NARROW",
     "convolve_first",
     "convolve_int8",
     "first_constants",
+    "gather",
     "load_taps",
     "pixel_box",
     "supports_first",
