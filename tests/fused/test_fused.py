@@ -238,6 +238,13 @@ def test_integers_are_summed_exactly(
     assert torch.equal(sums.double(), expected)
 
 
+def test_a_kernel_larger_than_the_image_is_an_error():
+    """As for torch: with a stride, the formula of the size gives 0 instead of a negative one."""
+    x, w = torch.zeros(1, 16, 2, 2), torch.zeros(16, 16, 3, 3)
+    with pytest.raises(ValueError, match="kernel"):
+        kernels.convolve_int8(x, w, padding=0, stride=2)
+
+
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The counters of the first one are zeros again."""
     net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)

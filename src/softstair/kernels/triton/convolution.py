@@ -234,11 +234,17 @@ def convolve_int8(
         The sums, (N, C, H, W) channels-last in an integer ``dtype`` that must hold them, and what
         :func:`~softstair.kernels.triton.moments.batch_statistics` returns, if a normalisation is
         given.
+
+    Raises:
+        ValueError: If the kernel is larger than the padded image.
     """
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
     new_height = (height + 2 * padding - down) // stride + 1
     new_width = (width + 2 * padding - across) // stride + 1
+    if min(new_height, new_width) < 1:
+        image = f"{height + 2 * padding} × {width + 2 * padding}"
+        raise ValueError(f"a kernel of {down} × {across} does not fit into {image} padded pixels.")
     pixels = PIXELS * (2 if outputs <= NARROW else 1)
     box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
