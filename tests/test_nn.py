@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
@@ -118,17 +117,6 @@ def test_convolution_sums_integers_in_eval(settings, channelwise):
     sums = exact(whole.double()).detach()
     assert torch.equal(sums, sums.round())
     assert_exact(layer(x).detach(), sums.long(), quanta * 0.07, plain.bias)
-
-
-def test_conv1d_sums_integers_in_eval():
-    torch.manual_seed(1)
-    layer = ss.nn.StairConv1d(
-        8, 8, 5, 2, 2, 1, 2, weight_stair=ss.nn.StairWeight(INT4), input_quantum=0.07
-    ).eval()
-    x, whole = features((4, 8, 31), UINT4)
-    index = (layer.weight.detach().double() / 0.07 + 0.5).floor().clamp(-8, 7)
-    sums = F.conv1d(whole.double(), index, None, 2, 2, 1, 2).long()
-    assert_exact(layer(x).detach(), sums, torch.full((8,), 0.07 * 0.07).double(), layer.bias)
 
 
 def test_sums_beyond_float32_are_exact_integers_too():
