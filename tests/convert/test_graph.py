@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import networks
-from softstair.convert.graph import SHARING_FUNCTIONS, Graph, GraphStep, record, trace
+from softstair.convert.graph import SHARING_FUNCTIONS, record, trace
 from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
-from softstair.convert.sites import Site, number_layers
 
 pytestmark = pytest.mark.quick
 
@@ -123,34 +122,6 @@ def test_recording_loses_no_path_to_the_output(kind):
     numbers = {step.module: n for n, step in enumerate(graph.steps) if step.module}
     assert set(numbers.values()) <= graph.reaching_output(())
     assert numbers["a"] not in graph.reaching_output({numbers["r"]})
-
-
-def test_walls_block_paths_to_the_output():
-    """0 → 1 → 2(wall) → 4 ; 1 → 3 → 4: one path is open, so 0 and 1 are reached."""
-    steps = [
-        GraphStep("in", None, ()),
-        GraphStep("a", None, (0,)),
-        GraphStep("wall", None, (1,)),
-        GraphStep("b", None, (1,)),
-        GraphStep(None, "add", (2, 3)),
-    ]
-    graph = Graph(tuple(steps), frozenset({4}))
-    assert graph.reaching_output({2}) == {0, 1, 2, 3, 4}
-    assert graph.reaching_output({2, 3}) == {2, 3, 4}
-    assert graph.reaching_output({4}) == {4}
-    assert graph.consumers() == [[1], [2, 3], [4], [4], []]
-
-
-def test_layers_are_numbered_by_execution():
-    """Weights 1 and 2 feed activation 4; 5 trails after it, 6 is another trailing layer."""
-    steps = [GraphStep("x", None, ()), GraphStep("w", None, (0,)), GraphStep("v", None, (0,))]
-    steps += [GraphStep(None, "add", (1, 2)), GraphStep("act", None, (3,))]
-    steps += [GraphStep("head", None, (4,)), GraphStep("head2", None, (4,))]
-    graph = Graph(tuple(steps), frozenset({5, 6}))
-    kinds = {1: "linear", 2: "linear", 4: "relu", 5: "linear", 6: "linear"}
-    sites = [Site(n, "", operator_named(kind), None, [n]) for n, kind in kinds.items()]
-    number_layers(graph, sites)
-    assert {site.step: site.layer for site in sites} == {1: 0, 2: 0, 4: 0, 5: 1, 6: 2}
 
 
 def test_functions_have_their_bare_names():
