@@ -85,17 +85,6 @@ def wait_for_epoch(run: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_folds_in_processes_are_as_alone(tmp_path: Path) -> None:
-    words = ["train", *FLAGS, "--folds", "2", "--epochs", "1", "--jobs", "2", "--out", "x"]
-    assert cli.main([*words, "--limit", "300"]) == 0
-    for fold in range(2):
-        begun = recipe_of(tmp_path / "x" / f"fold-{fold}")
-        assert begun is not None
-        expected = uninterrupted(tmp_path / f"alone-{fold}", begun)
-        assert result(tmp_path / "x" / f"fold-{fold}") == expected
-
-
-@pytest.mark.nightly
 def test_one_fold_fails_one_is_killed_and_the_third_is_as_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
