@@ -54,7 +54,8 @@ class ForkedWorker(Worker):
         child.start()
         os.close(inputs[0])
         os.close(outputs[1])
-        self.process: Any = _Process(child, os.fdopen(inputs[1], "wb"), os.fdopen(outputs[0], "rb"))
+        self.process: Any = _Process(child)
+        self._stdin, self._stdout = os.fdopen(inputs[1], "wb"), os.fdopen(outputs[0], "rb")
         self._listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self._listener.start()
 
@@ -62,8 +63,8 @@ class ForkedWorker(Worker):
 class _Process:
     """What the pool uses of :class:`subprocess.Popen`."""
 
-    def __init__(self, child: Any, stdin: Any, stdout: Any) -> None:
-        self.stdin, self.stdout, self._child = stdin, stdout, child
+    def __init__(self, child: Any) -> None:
+        self._child = child
         self.terminate, self.kill = child.terminate, child.kill
 
     def poll(self) -> int | None:
