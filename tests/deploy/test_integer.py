@@ -289,23 +289,6 @@ def test_costs_are_those_of_the_layers() -> None:
     assert first.sum_bits == 1 + max(first.high.bit_length(), (-first.low - 1).bit_length())
 
 
-@pytest.mark.parametrize("average", [True, False])
-def test_scores_of_a_last_layer_with_integer_weights_are_equal(average: bool) -> None:
-    """After an average, its features are multiples of a quarter of a quantum."""
-    torch.manual_seed(0)
-    stairs = (TERNARY, TERNARY) if average else (STAIRS["int4, 0.07"], STAIRS["uint4, 0.07"])
-    model = nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.AvgPool2d(2) if average else nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 4),
-    )  # fmt: skip
-    net = ss.quantise(model, *stairs).eval()
-    nn.init.normal_(net.get_parameter("5.bias"))
-    x = torch.randint(256, (50, 1, 4, 4), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = net((x.float() - 121) / 64)
-    assert torch.equal(integerise(net, (1, 4, 4), 121, 64.0)(x), expected)
-
-
 def test_sums_that_float32_rounds_raise_an_error() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4096, 2, bias=False), nn.BatchNorm1d(2),
                           nn.ReLU(), nn.Linear(2, 2))  # fmt: skip
