@@ -105,10 +105,14 @@ def _within(value: float, low: float | None, high: float | None) -> bool:
 
 def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
+        return f" from {_plain(low)} to {_plain(high)}"
     if low is not None:
-        return f" of at least {low:g}"
-    return f" of at most {high:g}" if high is not None else ""
+        return f" of at least {_plain(low)}"
+    return f" of at most {_plain(high)}" if high is not None else ""
+
+
+def _plain(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def json_fields(data: Any, required: Set[str], known: Set[str]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ import softstair as ss
 from softstair import _check, kernels, noise as noises
 from softstair.bench import clock
 from softstair.bench.clock import Effort, Record, Times, graph_of
-from softstair.convert.bits import stair_named
+from softstair.convert.bits import StairName, stair_named
 from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 
@@ -115,7 +116,7 @@ def bench_stair(name: str) -> Stair:
     (0.25, 0.07)
     """
     kind, at, value = name.partition("@")
-    levels = len(stair_named(kind).levels)
+    levels = len(stair_named(_check.choice("stairs", kind, get_args(StairName))).levels)
     quantum = 1.0 if levels <= 3 else 4.0 / levels
     if at:
         try:
