@@ -298,7 +298,7 @@ def reduce_dz(
     channels = sums.shape[1]
     count = sums.numel() // channels
     rows, number = count if argmax is None else count // 4, 3 if sizes else 2
-    grid, constants = reduction(sums, rows, count // rows)
+    grid, constants = reduction(sums, rows, argmax is not None)
     partial = torch.empty((grid[0], number, channels), device=sums.device)
     coefficients = torch.empty((3 + number, channels), device=sums.device)
     _reduce_dz[grid](

@@ -251,12 +251,14 @@ def channel_block(channels: int) -> int:
     return min(CHANNELS, triton.next_power_of_2(channels))
 
 
-def reduction(sums: Tensor, rows: int, reads: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
+def reduction(
+    sums: Tensor, rows: int, pooled: bool = False
+) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the grid (tiles, blocks of channels) and the constants of a kernel that sums over so
-    many rows. For each of them, it ``reads`` so many rows of ``sums``."""
+    many rows. Each row of pooled features reads four of ``sums``: a tile has half as many then."""
     constants = tile_constants(sums)
     constants["BLOCK"] = block = min(REDUCED_CHANNELS, constants["BLOCK"])
-    constants["ROWS"] = tile = REDUCED // block // (1 if reads == 1 else 2)
+    constants["ROWS"] = tile = REDUCED // block // (2 if pooled else 1)
     blocks = triton.cdiv(sums.shape[1], block)
     tiles = max(1, min(triton.cdiv(rows, tile), PROGRAMS // blocks))
     return (tiles, blocks), constants
