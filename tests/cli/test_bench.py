@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import softstair
 from helpers.commands import Run
 from softstair.bench import Times
 from softstair.bench.operators import OperatorRow
+from softstair.bench.training_step import FIRST_STEP
 from softstair.cli import bench
 from softstair.cli._args import parse
+from softstair.cli._table import Console
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -27,7 +30,13 @@ def test_all_parts_are_measured_shown_and_written(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     code, out, err = run(*TINY, "--json", "figures.json")
-    assert (code, err) == (0, "")
+    assert code == 0
+    lines = [line.removeprefix("softstair bench: ") for line in err.splitlines()]
+    assert lines[0] == "operator: ternary, float32: all noise families and forwards"
+    assert [line for line in lines if line.startswith("step: mode:")] == [
+        f"step: mode: {FIRST_STEP}"
+    ]
+    assert lines[-1] == "partition: 2 of 3 layers annealed: measuring"
     assert out.splitlines()[-1] == "all figures: figures.json"
     figures = json.loads(Path("figures.json").read_text())
     assert figures["torch"] == torch.__version__
@@ -103,8 +112,22 @@ def test_what_was_not_measured_is_listed(run: Run, monkeypatch: pytest.MonkeyPat
 def test_absent_kernels_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
     code, _, err = run(*TINY, "--only", "operator")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "kernels must be" in err
+    assert (code, err.count("\n")) == (2, 2)
+    assert "kernels must be" in err.splitlines()[1]  # the first says what was to be measured
+
+
+def test_progress_is_a_line_per_network_or_a_status_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench._status() as progress:
+        for line in ("step: mode: compiling", "step: mode: measuring", "step: hard: compiling"):
+            progress(line)
+    lines = "softstair bench: step: mode: compiling\nsoftstair bench: step: hard: compiling\n"
+    assert tuple(capsys.readouterr()) == ("", lines)
+    monkeypatch.setattr(bench, "Console", partial(Console, force_terminal=True, color_system=None))
+    with bench._status() as progress:
+        progress("step: [mode]: measuring")
+    assert "step: [mode]: measuring 0:00:0" in capsys.readouterr().err
 
 
 @pytest.mark.quick

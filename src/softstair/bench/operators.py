@@ -85,7 +85,7 @@ def measure_operator(
 
     ``stairs`` are names, "int4@0.07" with a quantum; None: ``STAIRS`` (quick: ternary). ``dtypes``
     None: float32 on a CPU, bfloat16 and float32 on CUDA (quick: bfloat16). ``progress`` is called
-    with a line before each measurement.
+    with a line before each stair.
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)
@@ -102,10 +102,10 @@ def measure_operator(
             # Like features, x is not a leaf: for a parameter nothing need be saved.
             x, gradient = leaf.clone(), torch.randn_like(leaf).detach()
             baselines = _baselines(x, gradient)
-            for name, noise, how in product(targets, noises.names(), FORWARDS):
-                progress(f"operator: {name}, {noise}, {how}, {_short(dtype)}")
-                stair = targets[name]
-                rows.append(_row(x, gradient, baselines, name, stair, noise, how, effort))
+            for name, stair in targets.items():
+                progress(f"operator: {name}, {_short(dtype)}: all noise families and forwards")
+                for noise, how in product(noises.names(), FORWARDS):
+                    rows.append(_row(x, gradient, baselines, name, stair, noise, how, effort))
     return rows
 
 
@@ -254,7 +254,7 @@ def measure_exact(
     rows = []
     with clock.own_stream(device):
         for inputs, outputs, side in CONVOLUTIONS if kernels.can_fuse(device) else ():
-            progress(f"exact: {inputs} to {outputs}")
+            progress(f"exact: {inputs} to {outputs} channels: measuring")
             shapes = (batch, inputs, side, side), (outputs, inputs, 3, 3)
             integers = (torch.randint(-1, 2, shape, device=device) for shape in shapes)
             x, weight = (

@@ -36,6 +36,9 @@ from softstair.train.execution import choose_threads, is_out_of_memory, training
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
+FIRST_STEP = "first step, which may compile kernels"
+"""What ``progress`` is called with for the part of a measurement that may take minutes."""
+
 
 @dataclass(frozen=True)
 class StepRow(Record):
@@ -90,7 +93,8 @@ def measure_step(
     """Measure the training step with every forward under static noise, beside the float twin's.
 
     ``precision`` and ``augment`` are those of ``softstair train``. With ``tune``, the compiler also
-    tries out kernels for the twin, which takes minutes.
+    tries out kernels for the twin, which takes minutes. ``progress`` is called with a line such as
+    "step: mode: measuring" before each piece of work.
     """
     device = torch.device(device)
     effort = effort or Effort.on(device)
@@ -101,7 +105,7 @@ def measure_step(
     rows = []
 
     def build(name: str, start: Callable[[], StepRunner]) -> StepRunner | None:
-        progress(f"step: {name}")
+        progress(f"step: {name}: {FIRST_STEP}")
         try:
             return start()
         except Exception as error:
@@ -116,6 +120,7 @@ def measure_step(
         for name, start in networks.floats(tune).items():
             if runner := build(name, start):
                 runners[name] = runner
+        progress(f"step: {', '.join(runners)}: measuring")
         times = _race(runners, device, effort)
         names = sorted(times, key=lambda name: times[name].median)
         twin, twin_times = runners[names[0]], times[names[0]]
@@ -126,6 +131,7 @@ def measure_step(
         del runners, runner
         for name, start in networks.quantised(skipped).items():
             if runner := build(name, start):
+                progress(f"step: {name}: measuring")
                 peak = runner.memory()
                 pair = _race({"twin": twin, "other": runner}, device, effort)
                 figures = pair["other"], pair["twin"], batch, peak, rows[0].memory
@@ -306,7 +312,7 @@ def measure_partition(
         examples = load.examples(batch, effort.calls, device)
         runners = {}
         for name, recipe in recipes.items():
-            progress(f"partition: {name}")
+            progress(f"partition: {name}: {FIRST_STEP}")
             network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
             runners[name] = StepRunner(recipe, network, examples, device)
         static, partition = runners["static"], runners["partition"]
@@ -314,7 +320,7 @@ def measure_partition(
         layers = partition.state.annealer.layers
         phases: list[Phase] = []
         for annealed, epochs in spans(dynamic, layers).items():
-            progress(f"partition: {len(annealed)} of {layers} layers annealed")
+            progress(f"partition: {len(annealed)} of {layers} layers annealed: measuring")
             # In the first phase it was compiled and captured when it was created.
             first_step = partition.go_to(epochs.start) if phases else partition.seconds
             times = _race(runners, device, effort)

@@ -5,11 +5,14 @@ import json
 import math
 import shlex
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from softstair import _check, bench
 from softstair._files import output_file
@@ -128,13 +131,24 @@ class Command:
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Show what is being measured on a terminal."""
-    console = Console(stderr=True)
+    """Show what is being done and for how long; not on a terminal, a line for each subject."""
+    console, shown = Console(stderr=True), ""
+
+    def note(line: str) -> None:
+        nonlocal shown
+        subject = line.rpartition(": ")[0]  # "step: mode" of "step: mode: measuring"
+        if subject != shown:
+            print(f"softstair bench: {line}", file=sys.stderr, flush=True)
+        shown = subject
+
     if not console.is_terminal:
-        yield lambda line: None
+        yield note
         return
-    with console.status("…") as status:
-        yield status.update
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    # Once a second: a refresh takes time of the processor that is being measured.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=1) as status:
+        task = status.add_task("starting", total=None)
+        yield lambda line: status.reset(task, description=line)
 
 
 def _split(text: str) -> list[str]:
