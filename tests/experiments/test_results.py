@@ -590,6 +590,31 @@ def test_tables_keep_the_data_version_of_each_unit(name: str, mine: Path, tmp_pa
     assert [unit.settings["data_version"] for unit in load(tmp_path / name)] == versions
 
 
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_tables_have_the_precision_that_each_unit_was_trained_with(
+    name: str, mine: Path, tmp_path: Path
+) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    fast = json.loads((mine / RUN / "config.json").read_text())
+    fast["step"]["precision"] = "float8"
+    (mine / RUN / "config.json").write_text(json.dumps(fast))
+    old = mine / ODD / "fold-2" / "config.json"
+    old.write_text(json.dumps({**json.loads(old.read_text()), "step": None}))
+    write(load(mine), tmp_path / name)
+    units = {unit.name: unit for unit in load(tmp_path / name)}
+    assert {unit.recipe.precision for unit in units.values()} == {"auto"}
+    assert units.pop(str(RUN)).step_precision == "float8"
+    assert units.pop(f"{ODD}/fold-2").step_precision == ""
+    assert {unit.step_precision for unit in units.values()} == {"float32"}
+
+
+def test_tables_older_than_the_precision_of_steps_are_read(store: Path, tmp_path: Path) -> None:
+    old = load(spoiled(store, tmp_path / "old.csv", dropped("step_precision")))
+    write(load(store), tmp_path / "new.csv")
+    assert old == [replace(unit, step_precision="") for unit in load(tmp_path / "new.csv")]
+
+
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:
     """Whoever looks at a grid that trains, or that was killed, may see half a line."""
     file = mine / ODD / "fold-2" / "metrics.jsonl"

@@ -127,8 +127,7 @@ def read(path: Path, folder: Path) -> Training | None:
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
     config = records.read_json(path, "config.json") or {}
-    versions = config.get("versions")
-    commit = versions.get("commit") if isinstance(versions, dict) else ""
+    group = lambda name: found if isinstance(found := config.get(name), dict) else {}
     return Training(
         configuration=str(name.relative_to(folder)) if inside else name.resolve().name,
         recipe=recipe,
@@ -137,7 +136,8 @@ def read(path: Path, folder: Path) -> Training | None:
         path=path,
         device_seconds=device_seconds_of(path),
         device=str(config.get("device_name") or ""),
-        commit=str(commit or ""),
+        commit=str(group("versions").get("commit") or ""),
+        step_precision=str(group("step").get("precision") or ""),
         **{name: (summary or {}).get(name) for name in tables.OUTCOME},
     )
 

@@ -2,9 +2,9 @@
 
 A table has a row for every epoch of every unit: what was trained (the fields of the recipe that
 every table has, the version of the data set where it is recorded, and every other field that
-differs from its default), the metrics of the epoch, the results of the unit, and the device and
-commit it was trained with. CSV needs no other package. Parquet, where each column has the type of
-its field, needs pyarrow.
+differs from its default), the metrics of the epoch, the results of the unit, and the device, commit
+and precision of steps it was trained with. CSV needs no other package. Parquet, where each column
+has the type of its field, needs pyarrow.
 """
 
 import csv
@@ -50,7 +50,7 @@ class Epoch:
 
 METRICS = tuple(field.name for field in fields(Epoch))
 OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second")
-TEXTS = ("device", "commit")
+TEXTS = ("device", "commit", "step_precision")
 ORIGIN = ("device_seconds", *TEXTS)
 """Columns that a table has only if one of its trainings records them."""
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
@@ -89,6 +89,7 @@ class Training:
     device_seconds   device time of a unit of a grid; while several units train, each is charged an
                      equal share
     device, commit   name of the device, and commit of softstair; "" where they are not recorded
+    step_precision   of its steps, such as bfloat16 for auto; "" where it is not recorded
     data_version     of the data set; "unknown" where none is recorded
     path             its run directory, if it was read from one
     """
@@ -103,6 +104,7 @@ class Training:
     device_seconds: float | None = None
     device: str = ""
     commit: str = ""
+    step_precision: str = ""
     data_version: str = UNKNOWN
     path: Path | None = None
 
