@@ -648,6 +648,20 @@ def test_a_run_of_another_version_is_said_to_be_one(change: dict[str, Any], mine
     assert "restore" not in said
 
 
+def test_parts_of_a_table_replace_only_parts_of_the_same_table(tmp_path: Path) -> None:
+    units = list(made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0, 1)))
+    others = list(made("paper-speech", lambda *_: 0.5, epochs=3, folds=(0,)))[:2]
+    write(others, tmp_path / "t-2.csv")
+    (tmp_path / "t-3.csv").write_text("mine")
+    (tmp_path / "t-5.csv").mkdir()
+    first = write_parts(units, tmp_path / "t.csv", 10_000)
+    assert [path.name for path in first[:4]] == ["t.csv", "t-4.csv", "t-6.csv", "t-7.csv"]
+    assert write_parts(units, tmp_path / "t.csv", 10_000) == first
+    assert [unit.name for path in first for unit in load(path)] == [unit.name for unit in units]
+    assert load(tmp_path / "t-2.csv") == others
+    assert (tmp_path / "t-3.csv").read_text() == "mine"
+
+
 def test_a_table_in_parts_has_every_unit_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

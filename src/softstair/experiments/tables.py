@@ -10,6 +10,7 @@ has the type of its field, needs pyarrow.
 import csv
 import gzip
 import io
+import itertools
 import math
 import unicodedata
 import zlib
@@ -206,12 +207,23 @@ def write_parts(
 ) -> list[Path]:
     """Write a table in files of at most ``largest`` bytes: x.parquet, x-2.parquet, …
 
-    Returns the files. A training is never divided.
+    Returns the files. A training is never divided. Of numbered files, only those are replaced whose
+    trainings are all in this table; the numbers of others are left out.
     """
+    identity = lambda training: (training.name, *training.settings.values())
+    known = {*map(identity, trainings)}
+
+    def is_free(part: Path) -> bool:
+        try:
+            return not part.exists() or known.issuperset(map(identity, load_table(part)))
+        except RunError:
+            return False
+
     ending, count = kind_of(path), 1
+    names = (f"{path.name.removesuffix(ending)}-{n}{ending}" for n in itertools.count(2))
+    free, paths = filter(is_free, map(path.with_name, names)), [path]
     while True:
-        names = (f"{path.name.removesuffix(ending)}-{n}{ending}" for n in range(2, count + 1))
-        paths = [path, *(path.with_name(name) for name in names)]
+        paths += itertools.islice(free, count - len(paths))
         ends = [len(trainings) * number // count for number in range(count + 1)]
         # From the last to the first, so that every unit is in a file at any time.
         for part, first, last in reversed([*zip(paths, ends, ends[1:], strict=False)]):
