@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from short import RECIPE, files, is_sentence, metrics_of, save, without_export
+from short import RECIPE, At, files, is_sentence, metrics_of, save, strike, without_export
 from torch import Tensor, nn
 from warm import Warm
 
@@ -23,7 +23,15 @@ from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train import Recipe, RunError, checkpoint, preset, train, trained_network
+from softstair.train import (
+    Interrupted,
+    Recipe,
+    RunError,
+    checkpoint,
+    preset,
+    train,
+    trained_network,
+)
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.parallel import SINGLE_PROCESS, Team, joined
@@ -258,8 +266,8 @@ def test_a_signal_to_torchrun(pair: Pair, complete: Path, tmp_path: Path) -> Non
 def test_errors_are_reported_once(pair: Pair, complete: Path, tmp_path: Path) -> None:
     new, one = tmp_path / "new", tmp_path / "one"
     small = replace(RECIPE, epochs=1)
-    train(small, one, device="cpu", threads=1)
-    (one / "summary.json").unlink()
+    with pytest.raises(Interrupted):
+        train(small, one, device="cpu", threads=1, watchers=[At(0, 2, strike(signal.SIGTERM))])
     commands = {
         "'forty' was given": words(RECIPE, new, "--epochs", "forty"),
         "multiple of the number of processes, 2": words(replace(small, batch=33), new),
@@ -280,14 +288,26 @@ def test_errors_are_reported_once(pair: Pair, complete: Path, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_one_process_does_not_resume_a_run_of_two(complete: Path) -> None:
+def test_two_processes_end_a_run_of_one(pair: Pair, tmp_path: Path) -> None:
+    small, out = replace(RANDOM, epochs=1), tmp_path / "one"
+    train(small, out, device="cpu", threads=1)
+    before = files(out)
+    (out / "summary.json").unlink()
+    assert pair.run(words(small, out, "--resume")) == [0, 0], pair.messages
+    (out / "picture.png").unlink()
+    assert files(out) == before
+
+
+@pytest.mark.nightly
+def test_one_process_ends_a_run_of_two_but_does_not_train_it(complete: Path) -> None:
     before = files(complete)
-    (complete / "summary.json").unlink()
+    longer = replace(RANDOM, epochs=RANDOM.epochs + 1)
     with pytest.raises(RunError, match="processes = 2, but 1"):
-        train(RANDOM, complete, device="cpu", resume=True)
-    (complete / "summary.json").write_bytes(before["summary.json"])
+        train(longer, complete, device="cpu", extend=True)
     assert files(complete) == before
-    assert train(RANDOM, complete, device="cpu", resume=True)["epochs"] == RANDOM.epochs
+    (complete / "summary.json").unlink()
+    train(RANDOM, complete, device="cpu", resume=True)
+    assert files(complete) == before
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:

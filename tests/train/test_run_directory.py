@@ -31,7 +31,16 @@ from warm import Warm
 
 from softstair import cli
 from softstair.data import Dataset, load
-from softstair.train import Interrupted, Run, RunError, checkpoint, records, train, trained_network
+from softstair.train import (
+    Interrupted,
+    Recipe,
+    Run,
+    RunError,
+    checkpoint,
+    records,
+    train,
+    trained_network,
+)
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import _commit
 from softstair.train.recipe import OLDER_VALUES
@@ -286,6 +295,62 @@ def test_another_model_is_refused(out: Path) -> None:
     assert files(out) == before
     with pytest.raises(ValueError, match="model"):
         trained_network(out, load("digits"), other)
+
+
+# Another device
+
+
+def begun_with(out: Path, changes: dict[str, Any], **recipe: Any) -> Recipe:
+    """Let config.json say that a run was begun otherwise; return its recipe."""
+    config = json.loads((out / "config.json").read_text())
+    config = {**config, **changes, "recipe": {**config["recipe"], **recipe}}
+    (out / "config.json").write_text(json.dumps(config))
+    return Recipe.from_json(config["recipe"])
+
+
+GPU = {"device": "cuda", "device_name": "NVIDIA H200"}
+
+
+@pytest.mark.parametrize("begun", [GPU, {"processes": 2}], ids=["device", "processes"])
+def test_a_trained_run_is_tested_elsewhere(
+    begun: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits, out = load("digits"), tmp_path / "run"
+    tested = replace(digits, test_x=digits.x[200:300], test_y=digits.y[200:300])
+    expected = train(recipe(teacher="auto"), out, dataset=tested)
+    # Settings that need a GPU, and the float run, concern no test.
+    trained = begun_with(out, begun, precision="tf32", kernels="triton")
+    (out / "summary.json").unlink()
+    shutil.rmtree(out / "teacher")
+    before = files(out)
+    summary = train(trained, out, resume=True, dataset=tested, device="cpu", threads=2)
+    where = summary.pop("tested_on")
+    assert (where["device"], where["processes"], where["threads"]) == ("cpu", 1, 2)
+    config = json.loads(before["config.json"])
+    assert summary == {**expected, "config": config}  # also the seconds, which are of training
+    after = files(out)
+    assert "tested_on" in json.loads(after.pop("summary.json"))
+    assert after == before
+    assert cli.main(["train", "--resume", "--device", "cpu", "--out", str(out)]) == 0
+    assert f"trained on {config['device']!r}, tested on 'cpu'" in capsys.readouterr().out
+
+
+def test_a_run_is_not_trained_elsewhere(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume = ["--resume", "--device", "cpu", "--out", str(out)]
+    for changes in (GPU, {"device": "cpu", "processes": 2}):
+        begun_with(out, changes)
+        before = files(out)
+        text = refused(*resume, capsys=capsys)
+        assert "begun with" in text
+        assert "1 of 3 epochs" in text
+        assert files(out) == before
+    begun_with(out, {"processes": 1})
+    train(RECIPE, out, resume=True)
+    begun_with(out, GPU)
+    before = files(out)
+    with pytest.raises(RunError, match="3 of 4 epochs"):
+        train(recipe(epochs=4), out, extend=True, device="cpu")
+    assert files(out) == before
 
 
 # Damaged files

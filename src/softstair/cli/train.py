@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from softstair._check import integer
+from softstair._check import integer, shortened
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, spelling, words_of
@@ -311,6 +311,10 @@ def _show(runs: list[Path], picture: Path) -> None:
     result = _result(summaries)
     print_line("\n".join([*_courses(metrics[-1]), result]))
     _draw(metrics, result, picture)
+    for run, summary in zip(runs, summaries, strict=True):
+        if where := summary.get("tested_on"):
+            devices = [shortened(facts.get("device")) for facts in (summary["config"], where)]
+            print_line(f"{run}: trained on {devices[0]}, tested on {devices[1]}")
     print_line(f"picture: {picture}")
     print_line(f"runs: {runs[0]} to {runs[-1].name}" if len(runs) > 1 else f"run: {runs[0]}")
 

@@ -239,10 +239,14 @@ def state_dict(state: State) -> dict[str, Any]:
     }
 
 
-def load_state_dict(state: State, saved: dict[str, Any]) -> None:
-    """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit."""
+def load_state_dict(state: State, saved: dict[str, Any], only_test: bool = False) -> None:
+    """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit.
+
+    With ``only_test``, what further steps would need is left out: optimiser, noise and random
+    numbers, which depend on the device and the number of processes.
+    """
     try:
-        _load(state, saved)
+        _load(state, saved, only_test)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"the checkpoint does not fit this network and recipe ({first_line(error)}): resume "
@@ -250,7 +254,7 @@ def load_state_dict(state: State, saved: dict[str, Any]) -> None:
         ) from None
 
 
-def _load(state: State, saved: dict[str, Any]) -> None:
+def _load(state: State, saved: dict[str, Any], only_test: bool) -> None:
     if not is_like(saved["network"], state.network.state_dict()):
         raise ValueError("its parameters have other names, shapes or types")
     _check_position(state, saved)
@@ -260,18 +264,20 @@ def _load(state: State, saved: dict[str, Any]) -> None:
     if not 0 <= seconds < math.inf:
         raise ValueError("invalid value of seconds")
     random_states = [saved["generators"], *saved.get("others", [])]
-    if len(random_states) != state.team.size:
+    if len(random_states) != state.team.size and not only_test:
         raise ValueError(f"it was saved by {len(random_states)} processes")
     state.load_network(saved["network"])
+    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
+    state.history = list(saved["history"])
+    if only_test:
+        return
     _load_optimiser(state, saved["optimiser"])
     if state.annealer is not None:
         state.annealer.load_state_dict(saved["annealer"])
     order = saved["order"]
-    state.epoch, state.step, state.seconds = saved["epoch"], saved["step"], seconds
     state.order = None if order is None else order.to(state.device)
     state.loss.copy_(saved["sums"]["loss"])
     state.correct.copy_(saved["sums"]["right"])
-    state.history = list(saved["history"])
     torch.set_num_threads(threads)
     state.set_random_state(random_states[state.team.rank])
 

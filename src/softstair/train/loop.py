@@ -8,6 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,6 +36,8 @@ from softstair.train.teacher import FloatRun
 
 EXAMINED = 64
 """Examples that show how the levels of the stairs are occupied."""
+TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
+"""What summary.json says of the machine that tested a run, if another one trained it."""
 
 
 class Watcher(Protocol):
@@ -80,7 +83,8 @@ def train(
         data_dir: Folder of the data sets.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for a GPU if there is one.
         resume: Continue the run in ``out``, if there is one. Give the same ``recipe``, and the same
-            ``dataset`` and ``model`` if they were given.
+            ``dataset`` and ``model`` if they were given. On another kind of device, or with another
+            number of processes, a run whose epochs are all trained is tested.
         extend: Resume, and train to the epochs of ``recipe`` if the run in ``out`` has fewer. The
             result equals that of a run of as many epochs.
         watchers: Objects that are called after each step and epoch.
@@ -113,6 +117,11 @@ def train(
             return summary
         with team.all_or_none():
             place = execution.choose_device(device, team.local_rank)
+        begun = team.broadcast(lambda: run.trained_elsewhere(recipe.epochs, str(place)))
+        if begun is not None:  # the test does not depend on how training steps are computed
+            begun_threads = None
+            recipe = replace(recipe, precision="auto", kernels="auto", capture="auto")
+        with team.all_or_none():
             execution.check_kernels(recipe, place)
         if dataset is None:
             dataset = team.rank_zero_first(lambda: load(recipe.data, data_dir, loading))
@@ -138,16 +147,17 @@ def train(
                     run.reserve({**facts, "processes": team.size})
 
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
-                floats = _float_runs(
-                    recipe, run, reserve, network, dataset, watchers, model, **given
-                )
+                floats: Mapping[Role, FloatRun] = {}
+                if begun is None:
+                    floats = _float_runs(
+                        recipe, run, reserve, network, dataset, watchers, model, **given
+                    )
                 per_process = recipe.batch // team.size
                 torch.set_num_threads(
                     begun_threads or threads or execution.choose_threads(network, per_process)
                 )
-                return _train(
-                    recipe, run, sampled, network, floats, place, watchers, model is not None
-                )
+                own = model is not None
+                return _train(recipe, run, sampled, network, floats, place, watchers, own, begun)
 
 
 def _open(
@@ -214,7 +224,10 @@ def _train(
     device: torch.device,
     watchers: Sequence[Watcher],
     own: bool,
+    begun: dict[str, Any] | None,
 ) -> dict[str, Any]:
+    """Train the network and return its summary; ``begun`` is the config.json of a run that was
+    trained elsewhere, and is only tested."""
     if "start" in floats:
         teacher.start_from(network, floats["start"], recipe)
     team, numbers = run.team, (*dataset.numbers(recipe.integer_input, recipe.centre_input), device)
@@ -251,9 +264,12 @@ def _train(
         **team.broadcast(run.digests),  # a run that has a checkpoint does not read its start again
         **digests,
     }
+    tested_on = {name: config[name] for name in TESTED_ON}
+    if begun is not None:
+        config = {**begun, "data": config["data"]}
     described, state.exports = describe_network(state.network, recipe, dataset)
     run.begin(config, described)
-    run.resume(state)
+    run.resume(state, only_test=begun is not None)
     run_epochs(state, training, valid, run, watchers)
     test_accuracy = None
     if dataset.test_x is not None and dataset.test_y is not None:
@@ -267,6 +283,7 @@ def _train(
         "valid_accuracy": accuracies[-1],
         "best_valid_accuracy": max(accuracies) if len(valid) else None,
         "test_accuracy": test_accuracy,
+        **({} if begun is None or test_accuracy is None else {"tested_on": tested_on}),
         "epochs": recipe.epochs,
         "images_per_second": recipe.epochs * state.steps * recipe.batch / max(seconds, 1e-9),
         "seconds": seconds,

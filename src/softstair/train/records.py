@@ -125,6 +125,7 @@ def summary_of(path: Path) -> dict[str, Any] | None:
         valid = all(map(_finite, numbers + given))
         valid = valid and all((x is not None) == is_validated for x in accuracies)
         valid = valid and isinstance(summary["config"]["data"]["name"], str)
+        valid = valid and isinstance(summary.get("tested_on", {}), dict)
     except (LookupError, TypeError, ValueError):
         valid = False
     if not valid:

@@ -91,6 +91,33 @@ class Run:
         """
         self.begin({**config, "step": None}, "")
 
+    def trained_elsewhere(self, epochs: int, device: str) -> dict[str, Any] | None:
+        """Return config.json of a run of which only the test is left, if it was trained on another
+        kind of device or by another number of processes; None if it was not.
+
+        Raises RunError if epochs are left: they are trained where the run was begun.
+        """
+        if (begun := self.config) is None:
+            return None
+        kind = lambda name: str(name).partition(":")[0]
+        facts = (
+            ("device", kind(begun.get("device")), kind(device)),
+            ("processes", begun.get("processes", 1), self.team.size),  # older runs do not record it
+        )
+        different = next((fact for fact in facts if fact[1] != fact[2]), None)
+        if different is None:
+            return None
+        trained = (checkpoint.load(self.path / "checkpoint") or {}).get("epoch", 0)
+        if trained == epochs:
+            return begun
+        field, before, now = different
+        raise RunError(
+            f"the run in {str(self.path)!r} was begun with {field} = {before}, but {now} was "
+            "given: continue it as it was begun, or give another `out` (otherwise a run can only "
+            f"be tested, after its last epoch; this one has {trained!r:.20} of {epochs} epochs).",
+            field=field,
+        )
+
     def has_checkpoint(self) -> bool:
         return self.team.broadcast(lambda: checkpoint.exists(self.path / "checkpoint"))
 
@@ -134,12 +161,15 @@ class Run:
                 field="out",
             )
 
-    def resume(self, state: State) -> None:
-        """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it."""
+    def resume(self, state: State, only_test: bool = False) -> None:
+        """Load the newest checkpoint, if there is one, and rewrite metrics.jsonl to match it.
+
+        With ``only_test``, the state cannot be trained further.
+        """
         saved = self.team.broadcast(lambda: checkpoint.load_checkpoint(self.path, self._config))
         if saved is not None:
             with self.team.all_or_none():
-                checkpoint.load_state_dict(state, saved)
+                checkpoint.load_state_dict(state, saved, only_test)
             self._saved = (state.epoch, state.step)
         if self.team.is_rank_zero:
             for partial in self.path.glob(".*.json*.part"):  # of a process that was killed
@@ -258,24 +288,16 @@ def check_finite(state: State, valid_loss: float = 0.0) -> None:
 
 
 def _check_same_run(begun: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raise RunError if a run was begun with other data, another device or other processes."""
+    """Raise RunError if a run was begun with other data or other float runs."""
     data, given = begun.get("data"), config["data"]
     if isinstance(data, dict) and "version" not in data:  # older runs do not record it
         given = {name: value for name, value in given.items() if name != "version"}
-    device, other = (str(each.get("device")).partition(":")[0] for each in (begun, config))
-    processes = begun.get("processes", 1)  # older runs do not record it
-    facts = [
-        ("data", data, given),
-        ("device", device, other),
-        ("processes", processes, config["processes"]),
-    ]
-    for field, before, now in facts:
-        if before != now:
-            raise RunError(
-                f"the run in {str(path)!r} was begun with {field} = {before}, but {now} was given: "
-                "continue it as it was begun, or give another `out`.",
-                field=field,
-            )
+    if data != given:
+        raise RunError(
+            f"the run in {str(path)!r} was begun with data = {data}, but {given} was given: "
+            "continue it as it was begun, or give another `out`.",
+            field="data",
+        )
     for role, field in FLOAT_RUNS.items():
         # Not known while they train.
         if role in begun and role in config and begun[role] != config[role]:
