@@ -182,14 +182,20 @@ def not_fused(net: nn.Module) -> str:
     call_operators(*traced)
     nodes, modules = list(traced[1].nodes), dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
-    writes = _writes(*traced)
-    groups = [_group(node, modules, calls, writes) for node in nodes]
-    replaced = {node for group in groups if group is not None for node in group[0]}
+
+    def replaced_by(writes: set[fx.Node]) -> set[fx.Node]:
+        groups = [_group(node, modules, calls, writes) for node in nodes]
+        return {node for group in groups if group is not None for node in group[0]}
+
+    replaced, without_writes = replaced_by(_writes(*traced)), replaced_by(set())
     reasons: dict[str, list[str]] = {}
     stairs = [n for n in nodes if isinstance(modules.get(str(n.target)), StairActivation)]
     for node in stairs:
         if node not in replaced:
-            reasons.setdefault(_why_not(node, modules), []).append(str(node.target))
+            reason = _why_not(node, modules)
+            if node in without_writes:
+                reason = "features that are changed in place between the weights and the stair"
+            reasons.setdefault(reason, []).append(str(node.target))
     if not reasons:
         return ""
     count = sum(map(len, reasons.values()))
