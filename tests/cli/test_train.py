@@ -118,6 +118,7 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--epochs 0", ["--epochs must be an integer from 1", "0 was given"]),
         ("--fold 5", ["fold", "5"]),
         ("--anneal-from half", ["--anneal-from must be", "'half' was given"]),
+        ("--anneal-from 50", ["--anneal-from must be below 19.4", "but 50 was given"]),
         ("--epochs 40 --anneal-from 50% --period 9", ["--period must be at most 6.26667 for 3 "]),
         ("--limit 40", ["batch", "32", "64"]),
         ("--device toaster", ["device", "'toaster'"]),

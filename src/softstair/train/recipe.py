@@ -203,7 +203,8 @@ class Recipe(
         start = float(self.anneal_from) if self.is_annealed else 0.0
         last, place = self._last
         if start >= last:
-            raise _check.wrong("anneal_from", start, f"below {last:g}, {place}")
+            allowed = f"must be below {last:g}, {place}"
+            raise _check.invalid("anneal_from", f"{allowed}, but {start:g} was given")
         if self.period is None:
             values["period"] = (last - start) / layers
         return Schedule(layers=layers, start=start, **values)
