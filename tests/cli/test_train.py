@@ -104,6 +104,9 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
         ),
         ("--anneal-from 12.5 --period 2", {"anneal_from": 12.5}),
         ("--no-static-mean --static-std", {"static_mean": False, "static_std": True}),
+        ("--no-static-mean --static-std", {"anneal_from": 10.0}),
+        ("--static-std", {"static_std": True, "anneal_from": 0.0}),
+        ("--static-std --anneal-from 5", {"static_std": True, "anneal_from": 5.0}),
         ("", {"data": "digits", "model": "auto", "weights": "ternary"}),
     ],
 )

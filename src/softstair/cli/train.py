@@ -96,6 +96,8 @@ class Command:
                 recipe = records.extended(recipe, given.get("epochs", recipe.epochs))
             return replace(base, recipe=recipe, resume=True)
         recipe = base.recipe.for_changes(given)
+        if given.get("static_std") and given.get("static_mean", recipe.static_mean):
+            recipe = replace(recipe, anneal_from=0.0)  # that of the preset, which has no effect now
         return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.epochs)))
 
     def run(self) -> int:
