@@ -37,7 +37,8 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = F
     name = "epochs" if rescaled else names[0]
     raise RunError(
         f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but "
-        f"{getattr(given, name)!r} was given: leave out `{name}`, or give another `out`.",
+        f"{getattr(given, name)!r} was given: leave out `{name}`, and `preset` if it is given, or "
+        "give another `out`.",
         field=name,
     )
 
