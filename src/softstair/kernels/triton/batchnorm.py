@@ -169,7 +169,9 @@ def forward(
     rows, tiles = y.numel() // y.shape[1], 1 if pool else parts
     count, transposed = triton.cdiv(rows, tiles * tile), y
     if last_dtype is not None:
-        tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
+        # The pooled sums of a first layer are too large for the cache.
+        tile = IMAGES // 2 if pool and sums.is_floating_point() else IMAGES
+        constants["BLOCK"] = min(IMAGES, constants["BLOCK"])
         count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
         transposed = images_last(y, last_dtype)
     _forward[(count, triton.cdiv(sums.shape[1], constants["BLOCK"]))](

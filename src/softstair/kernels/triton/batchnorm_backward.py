@@ -34,6 +34,7 @@ from softstair.kernels.triton.batchnorm import (
 from softstair.kernels.triton.convolution import first_constants, load_taps
 from softstair.kernels.triton.moments import (
     ADDED,
+    LOADED,
     WARPS,
     add_partials,
     is_last,
@@ -47,7 +48,7 @@ __all__ = ["backward", "first_weight_gradient", "reduce_dz", "stair_backward"]
 
 FLAT_BLOCK = 2048
 FIRST_ROWS, FIRST_PROGRAMS = 16, 264
-FIRST_TILES, FIRST_CHANNELS = 256, 32
+FIRST_TILES, FIRST_CHANNELS = 64, 32
 NO_TAPS = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
 
 
@@ -91,7 +92,7 @@ def _reduce_dz(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
     SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
-    PRECISION: tl.constexpr, SUMS: tl.constexpr, UNROLL: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. With TAPS,
     sum Xᵀdz as well; without, the last program stores the coefficients."""
@@ -106,8 +107,9 @@ def _reduce_dz(
     squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     if TAPS > 0:
         products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
+    loaded: tl.constexpr = 1 if TAPS > 0 else LOADED
     for start in tl.range(
-        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, loop_unroll_factor=UNROLL
+        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=loaded
     ):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None]
@@ -305,8 +307,7 @@ def reduce_dz(
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
         stair.table, stair.row, dy, partial, partial, coefficients, zeros, rows, count, 1 / unit,
         **constants, **stair.constants, **NO_TAPS, POOL=argmax is not None,
-        SHORTCUT=shortcut is not None, SUMS=number, UNROLL=2, num_warps=WARPS,
-        enable_fp_fusion=True,
+        SHORTCUT=shortcut is not None, SUMS=number, num_warps=WARPS, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients
 
@@ -332,8 +333,8 @@ def first_weight_gradient(
     _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
         dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
         products, partial, partial, rows, count, 1.0, **constants, **stair.constants,
-        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, UNROLL=1, num_warps=4,
-        num_stages=1, enable_fp_fusion=True,
+        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
     coefficients = torch.empty((5, outputs), device=x.device)
     gradient = torch.empty_like(weight, dtype=torch.float32)
@@ -387,7 +388,7 @@ def backward(
         stair.table, stair.row, coefficients, dc, dc if transposed is None else transposed,
         stats if factor is None else factor, dc if dz is None else dz, rows, len(dy), **constants,
         **stair.constants, ROWS=tile, POOL=argmax is not None, SHORTCUT=dz is not None,
-        TRANSPOSE=float8, num_warps=8 if argmax is None else 4, enable_fp_fusion=True,
+        TRANSPOSE=float8, num_warps=4 if float8 or argmax is not None else 8, enable_fp_fusion=True,
     )  # fmt: skip
     return SumGradient(dc, dz, transposed, factor)
 

@@ -26,10 +26,11 @@ CHANNELS = 128
 """Most channels of a tile."""
 TILES, FEW_CHANNELS = 512, 4
 """Partial sums that are added at a time: so many tiles of so few channels."""
-REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 2048, 64, 396, 8
-"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (three for
-each of the 132 multiprocessors of a large GPU) and their warps. Sums are kept for each element of a
-tile: with larger tiles, registers would leave room for one program alone."""
+REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 4096, 64, 132, 4
+"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (one for each
+multiprocessor of a large GPU: the last one adds what they store) and their warps."""
+LOADED = tl.constexpr(4)
+"""Tiles of these kernels that are loaded at a time."""
 ADDED = tl.constexpr(1024)
 """Partial sums of tiles and channels that the last program, alone, adds at a time."""
 
@@ -84,7 +85,9 @@ def _moments(
     pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, per_unit)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(
+        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=LOADED
+    ):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & channel_mask[None, :]
         offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
