@@ -464,14 +464,26 @@ RESNET20 = {
 }
 
 
+def accuracy_by_seed(runs: list[dict[str, str]]) -> dict[str, Decimal]:
+    tested = {run["seed"]: percents([run], "test_accuracy")[0] for run in runs}
+    assert len(tested) == len(runs), "a seed has two rows"
+    return tested
+
+
 @pytest.mark.parametrize("name", RESNET20)
 def test_resnet20_has_the_accuracies_of_the_table(name: str) -> None:
     page = text_of(DOCS / "float.md").partition("## ResNet-20")[2].partition("\n## ")[0]
     runs = [run for run in results_table("accuracy.csv") if run["model"] == "resnet20"]
-    test = percents([run for run in runs if run["run"] == name], "test_accuracy")
-    cells = [f"{value:.2f}" for value in test] + ["–"] * (2 - len(test))
-    cells.append(f"{statistics.mean(test):.2f}")
-    assert f"\n| {RESNET20[name]} | {' | '.join(cells)} |" in page
+    tested = {each: accuracy_by_seed([r for r in runs if r["run"] == each]) for each in RESNET20}
+    seeds = sorted({seed for accuracies in tested.values() for seed in accuracies}, key=int)
+    columns = " | ".join(f"seed {seed}" for seed in seeds)
+    assert f"\n| bits | {columns} | mean | difference from float |\n" in page
+    cells = [f"{tested[name][seed]:.2f}" if seed in tested[name] else "–" for seed in seeds]
+    mean, start = (statistics.mean(tested[each].values()) for each in (name, "float, Nesterov"))
+    change = "–" if name == "float, Nesterov" else f"{mean - start:+.2f}".replace("-", "−")
+    assert f"\n| {RESNET20[name]} | {' | '.join(cells)} | {mean:.2f} | {change} |\n" in page
+    if change != "–":
+        assert f"{change[1:]} points" in page.rpartition("```")[2]
     trials = [run for run in runs if run["fold"] == "0" and run["epochs"] in ("40", "60")]
     for run in trials:
         if run["run"].startswith(name.split(",")[0]):
