@@ -411,6 +411,15 @@ REPEATED = {
     "best-speech, fold 0, bits int4, learned quanta": "learned, weights with one per channel",
 }
 
+SPEECH_QUANTA = {
+    "best-speech": ("of the preset: weights 0.07, features 0.15", "float twin (start)", "teacher"),
+    "best-speech, bits int4, learned quanta": (
+        "learned, weights with one per channel",
+        "float start, trained again",
+        "teacher, trained again",
+    ),
+}
+
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_repeated_runs_on_fold_0_have_the_accuracies_of_the_table(name: str) -> None:
@@ -420,6 +429,30 @@ def test_repeated_runs_on_fold_0_have_the_accuracies_of_the_table(name: str) -> 
     figures = (statistics.mean(valid), min(valid), max(valid), statistics.mean(test))
     cells = " | ".join(f"{figure:.2f}" for figure in figures)
     assert re.search(rf"^\| {re.escape(REPEATED[name])} \| [^|]+ \| {cells} \|$", ACCURACY, re.M)
+
+
+def test_learned_quanta_on_all_of_speech_have_the_accuracies_of_the_table() -> None:
+    """The interval by scipy, from the accuracies of the seeds."""
+    section = ACCURACY.partition("**Learned quanta**")[2].partition("\n## ")[0]
+    runs = [run for run in results_table("accuracy.csv") if run["data"] == "speech"]
+    tested = {}
+    for name, (label, *floats) in SPEECH_QUANTA.items():
+        seeds = [run for run in runs if run["run"] == name]
+        assert {(run["fold"], run["epochs"]) for run in seeds} == {("all", "480")}
+        tested[name] = test = percents(seeds, "test_accuracy")
+        figures = [statistics.mean(test), min(test), max(test)]
+        for each in floats:
+            figures += percents([run for run in runs if run["run"] == each], "test_accuracy")
+        cells = " | ".join([str(len(test)), *(f"{figure:.2f}" for figure in figures)])
+        assert re.search(rf"^\| {re.escape(label)} \| [^|]+ \| {cells} \|$", section, re.M)
+    given, learned = ([float(value) for value in test] for test in tested.values())
+    gap = statistics.mean(learned) - statistics.mean(given)
+    interval = scipy.stats.ttest_ind(learned, given).confidence_interval()
+    words = [f"{number:+.2f}".replace("-", "−") for number in (gap, *interval)]
+    assert "{} points (95 % interval: {} to {}".format(*words) in section
+    taken = re.search(r"`.*--bits int4 --quanta learned --fold all` \| (\S+) %", ACCURACY)
+    assert taken is not None
+    assert taken[1] == f"{statistics.mean(learned):.2f}"
 
 
 def test_effects_of_options_are_those_of_the_factorial(monkeypatch: pytest.MonkeyPatch) -> None:
