@@ -69,9 +69,17 @@ def units(pattern: str) -> list[Unit]:
 
 def rows_of(path: Path) -> list[Row]:
     if path.suffix == ".parquet":
-        return parquet.read_table(path).to_pylist()
+        rows = parquet.read_table(path).to_pylist()
+        return [{name: worded(value) for name, value in row.items()} for row in rows]
     with open(path, encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def worded(value: str | float | bool | None) -> str:
+    """A value of Parquet as CSV has it."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @cache
