@@ -224,7 +224,8 @@ def beyond(figure: Figure) -> None:
     table = page.split("<!-- steps per layer -->")[1].split("<!--")[0]
     rows = [row.strip("| ").split(" | ") for row in table.strip().splitlines()[2:]]
     for data, shade in zip(("Speech", "SVHN", "CIFAR-10"), FAMILIES.values(), strict=False):
-        own = [row for row in rows if row[0].startswith(data)]
+        statistics = "fresh" if data == "Speech" else "running"  # running ones fail there
+        own = [row for row in rows if row[0].startswith(data) and row[2] == statistics]
         steps = [int(row[4].replace(",", "")) for row in own]
         points = [float(row[5].replace("−", "-")) for row in own]
         gaps.plot(steps, points, "o-", color=shade, label=data)

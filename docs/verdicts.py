@@ -8,8 +8,9 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from parts import put
@@ -97,6 +98,16 @@ def tail(training: Training, epochs: int = LAST) -> float:
     return sum(epoch.valid_accuracy for epoch in last) / len(last)
 
 
+def accuracy(training: Training) -> float:
+    """The validation accuracy of the last epoch."""
+    return training.curve[-1].valid_accuracy
+
+
+def in_training(training: Training) -> float:
+    """The accuracy on training examples over the last epoch."""
+    return training.curve[-1].train_accuracy
+
+
 def is_full(training: Training) -> bool:
     """Whether it is as long as the paper's."""
     return int(training.settings["epochs"]) >= FULL[training.settings["data"]]
@@ -107,14 +118,14 @@ def is_fresh(training: Training) -> bool:
 
 
 def grouped(trainings: Iterable[Training]) -> dict[str, list[Training]]:
-    """Trainings by their configuration, the best first; by fresh statistics, where there are."""
+    """Trainings by their configuration, the best first; by running statistics, where there are."""
     groups: dict[str, list[Training]] = {}
     for run in trainings:
         groups.setdefault(run.configuration, []).append(run)
 
     def level(name: str) -> float:
-        fresh = [run for run in groups[name] if is_fresh(run)]
-        return -mean_of(run.valid_accuracy for run in fresh or groups[name]).value
+        running = [run for run in groups[name] if not is_fresh(run)]
+        return -mean_of(run.valid_accuracy for run in running or groups[name]).value
 
     return {name: groups[name] for name in sorted(groups, key=level)}
 
@@ -246,12 +257,41 @@ def by_tail(trainings: Sequence[Training]) -> str:
     return table(["the paper says", "last epoch", f"mean of the last {LAST} epochs"], rows)
 
 
+def by_law(trainings: Sequence[Training]) -> str:
+    """How far each decay interval is above the next on Speech Commands at full length, by the power
+    law; running statistics."""
+    wanted = {"data": "speech", "epochs": "120", "noise": "uniform", "statistics": "running"}
+    ours = select(trainings, {**wanted, **DYNAMIC})
+    rows = []
+    for upper, lower in pairwise(INTERVALS):
+        for power in POWERS:
+            cells = [f"{upper} above {lower}".replace("_", " "), power]
+            for forward in FORWARDS:
+                group = select(ours, {"power": power, "forward": forward})
+                left, right = (select(group, {"interval": name}) for name in (upper, lower))
+                gap = paired_mean(left, right, accuracy)
+                cells += [number(gap), spread(gap)]
+            rows.append(cells)
+    head = [name for forward in FORWARDS for name in (forward, f"{forward}: 95 %")]
+    return table(["difference", "power law", *head], rows)
+
+
+def paired_mean(
+    left: Iterable[Training], right: Iterable[Training], value: Callable[[Training], float]
+) -> Mean | None:
+    """The mean of left less right over the folds that both have."""
+    other = {run.fold: value(run) for run in right}
+    gaps = [value(run) - other[run.fold] for run in left if run.fold in other]
+    return mean_of(gaps) if gaps else None
+
+
 # Shortened trainings, and other settings
 
 
-def shortened(trainings: Sequence[Training]) -> str:
-    """Decay intervals by forward pass: CIFAR-10, uniform noise, 50 epochs."""
-    ours = select(trainings, {"data": "cifar10", "epochs": "50", "noise": "uniform"})
+def by_interval(trainings: Sequence[Training], data: str, epochs: str) -> str:
+    """Decay intervals by forward pass: uniform noise, running statistics."""
+    wanted = {"data": data, "epochs": epochs, "noise": "uniform", "statistics": "running"}
+    ours = select(trainings, wanted)
     rows = []
     static = [_validation(ours, {**STATIC, "forward": forward}) for forward in FORWARDS]
     rows.append(["static noise", NONE, *map(number, static)])
@@ -285,25 +325,26 @@ def _validation(trainings: Sequence[Training], wanted: dict[str, str]) -> Mean |
 
 def per_layer(trainings: Sequence[Training]) -> str:
     """How far partition with mode lies from static mode, by the steps that a layer is annealed
-    in; running statistics, and fresh ones on speech, where running ones collapse."""
+    in: in validation, and in training, which has the statistics of each batch."""
     rows = []
     for study in studies(trainings):
-        if study.data == "speech" and not study.is_fresh:
-            continue
         uniform = {"noise": "uniform", "forward": "mode"}
         partition = select(
             study.trainings,
             {**DYNAMIC, **uniform, "interval": "partition", "power": "homogeneous"},
         )
-        static = {run.fold: run for run in select(study.trainings, {**STATIC, **uniform})}
-        pairs = [(run, static[run.fold]) for run in partition if run.fold in static]
-        if pairs:
+        static = select(study.trainings, {**STATIC, **uniform})
+        gaps = [paired_mean(partition, static, value) for value in (accuracy, in_training)]
+        if gaps[0] is not None:
             steps = float(partition[0].settings["period"]) * STEPS[study.data]
-            gap = mean_of(run.valid_accuracy - other.valid_accuracy for run, other in pairs)
-            cells = [DATA[study.data], str(study.epochs), study.statistics, str(len(pairs))]
-            rows.append((steps, [*cells, f"{steps:,.0f}", number(gap), spread(gap)]))
+            cells = [DATA[study.data], str(study.epochs), study.statistics, str(gaps[0].folds)]
+            cells += [f"{steps:,.0f}"]
+            for gap in gaps:
+                cells += [number(gap), spread(gap)]
+            rows.append((steps, cells))
     head = ["data", "epochs", "statistics", "folds", "steps per layer", "partition less static"]
-    return table([*head, "95 % or range"], [row for _, row in sorted(rows, key=lambda row: row[0])])
+    head += ["95 % or range", "in training", "training: 95 % or range"]
+    return table(head, [row for _, row in sorted(rows, key=lambda row: row[0])])
 
 
 def precisions(trainings: Sequence[Training]) -> str:
@@ -486,7 +527,9 @@ def written() -> dict[Path, str]:
         "CIFAR-10": levels(trainings, "cifar10"),
         "speech": levels(trainings, "speech"),
         "last epochs": by_tail(trainings),
-        "decay intervals": shortened(trainings),
+        "speech intervals": by_interval(trainings, "speech", "120"),
+        "speech laws": by_law(trainings),
+        "decay intervals": by_interval(trainings, "cifar10", "50"),
         "static noise": static_noises(trainings),
         "steps per layer": per_layer(trainings),
         "precisions": precisions(trainings),

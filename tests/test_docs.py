@@ -524,13 +524,60 @@ def test_resnet20_has_the_accuracies_of_the_table(name: str) -> None:
             assert f"| {valid:.2f} | {tested:.2f} |" in page, run["run"]
 
 
+def rows_of_reproduction(part: str) -> list[list[str]]:
+    block = text_of(DOCS / "reproduction.md").split(f"<!-- {part} -->")[1].split("<!--")[0]
+    return [row[2:-2].split(" | ") for row in block.strip().splitlines()[2:]]
+
+
+def test_intervals_beyond_the_paper_have_the_figures_of_the_tables() -> None:
+    page = text_of(DOCS / "beyond.md")
+    levels: dict[tuple[str, str, str], list[Decimal]] = {}
+    for part in ("speech intervals", "decay intervals"):
+        for interval, power, *cells in rows_of_reproduction(part)[1:]:
+            levels[part, interval, power] = [Decimal(cell) for cell in cells]
+    for interval in ("partition", "same start", "overlapped", "same end"):
+        both = [levels[part, interval, "homogeneous"]
+                for part in ("speech intervals", "decay intervals")]  # fmt: skip
+        cells = [str(end(values)) for values in both for end in (min, max)]
+        assert f"| {interval} | {' | '.join(cells)} |" in page
+    near = [levels["decay intervals", interval, "homogeneous"]
+            for interval in ("partition", "same start", "overlapped")]  # fmt: skip
+    widest = max(max(values) - min(values) for values in zip(*near, strict=True))
+    assert f"differ by at most {widest} points with the same forward" in page
+    leads = [Decimal(cell) for row in rows_of_reproduction("speech laws")
+             if row[0] == "partition above same start" for cell in row[2::2]]  # fmt: skip
+    assert f"partition is {min(leads)} to {max(leads)} points above same start" in page
+    assert f"## On speech partition leads by {min(leads):.0f} points" in page
+    accuracy = {
+        row["configuration"]: Decimal(row["validation"])
+        for row in results_table("configurations.csv")
+        if (row["data"], row["epochs"], row["statistics"]) == ("speech", "120", "running")
+    }
+    for interval in ("partition", "same_start"):
+        names = [
+            f"uniform-{forward}-std-{interval}" for forward in ("expectation", "mode", "random")
+        ]
+        gains = [
+            accuracy[f"{name}-homogeneous"] - accuracy[f"{name}-progressive"] for name in names
+        ]
+        ends = f"{min(gains):.1f} to {max(gains):.1f} points under {interval.replace('_', ' ')}"
+        assert ends in page
+
+
 def test_observations_beyond_the_paper_have_the_figures_of_the_tables() -> None:
     page = text_of(DOCS / "beyond.md")
-    block = text_of(DOCS / "reproduction.md").split("<!-- steps per layer -->")[1]
-    rows = [row.split(" | ") for row in block.strip().splitlines()[2:7]]
-    (least, widest), (most, narrowest) = ((rows[at][4], rows[at][5].strip("−")) for at in (0, -1))
+    rows = rows_of_reproduction("steps per layer")
+    drawn = [row for row in rows if row[0] != "Speech v0.01" or row[2] == "fresh"]
+    (least, widest), (most, narrowest) = (
+        (row[4], row[5].strip("−")) for row in drawn[:: len(drawn) - 1]
+    )
     sentence = f"from {widest} points at {least} steps per layer to {narrowest} points at {most}"
     assert sentence in page
+    (five,) = (row for row in rows if row[:3] == ["Speech v0.01", "120", "running"])
+    assert f"is {five[5]} {five[6]} points above static noise at {five[4]} steps per layer" in page
+    assert f"is {five[7].strip('−')} {five[8]} points below static noise on the same five" in page
+    (other,) = (row for row in rows if row[:3] == ["CIFAR-10", "50", "running"])
+    assert f"({other[4]} against {five[4]})" in page
     trials = {trial["options"]: trial for trial in results_table("accuracy-trials.csv")}
     plain = "cutmix=0 integer_input=false cutout=8 init_from=None teacher=None"
     late = f"{plain} static_std=false interval=partition"

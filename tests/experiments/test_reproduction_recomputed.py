@@ -41,6 +41,7 @@ class Unit:
         self.name, self.fold, self.data = last["configuration"], int(last["fold"]), last["data"]
         self.epochs, self.statistics = int(last["epochs"]), self.of["statistics"] or "running"
         self.curve = [100 * float(row["valid_accuracy"]) for row in rows]
+        self.training = 100 * float(last["train_accuracy"])
         self.rates = [float(row["learning_rate"]) for row in rows]
         self.test = 100 * float(last["test_accuracy"]) if last["test_accuracy"] else None
         assert len(rows) == self.epochs, self.name
@@ -109,7 +110,15 @@ def spread(values: list[float]) -> Cell:
         return Cell(NONE)
     if len(values) == 2:
         return Cell(f"{shown(min(values))} to {shown(max(values))}")
-    return Cell(f"± {shown(float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)))}")
+    return Cell(f"± {shown(half_interval(values))}")
+
+
+def half_interval(values: list[float]) -> float:
+    return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+
+
+def figure(values: list[float]) -> str:
+    return f"{np.mean(values):.1f} ± {half_interval(values):.1f} points"
 
 
 def mean(values: list[float | None]) -> float | None:
@@ -214,16 +223,32 @@ def test_configurations_are_means_of_the_tables() -> None:
             assert (float(row[name]) if row[name] else None) == pytest.approx(value, abs=0.0051)
 
 
-def test_shortened_tables_are_means_of_the_tables() -> None:
+def speech(statistics: str = "running") -> list[Unit]:
+    """Speech Commands at full length."""
+    return [
+        unit
+        for unit in trained()
+        if (unit.data, unit.epochs, unit.statistics) == ("speech", 120, statistics)
+    ]
+
+
+def between(left: str, right: str) -> list[float]:
+    """Validation accuracy of one configuration less that of another, for each fold of speech."""
+    last = {(unit.name, unit.fold): unit.curve[-1] for unit in speech()}
+    return [last[left, fold] - last[right, fold] for fold in range(5)]
+
+
+def test_tables_by_interval_are_means_of_the_tables() -> None:
     short = [unit for unit in trained() if unit.epochs < FULL[unit.data]]
     cifar10 = [unit for unit in short if unit.data == "cifar10" and unit.has(noise="uniform")]
     last = lambda group: shown(mean([unit.curve[-1] for unit in group]))
-    for row in table("reproduction.md", "decay intervals"):
-        interval, power = row["decay interval"].replace(" ", "_"), row["power law"]
-        for forward in FORWARDS:
-            name = f"uniform-{forward}-std-{interval}-{power}"
-            name = f"uniform-{forward}-static" if interval == "static_noise" else name
-            assert row[forward] == last([unit for unit in cifar10 if unit.name == name])
+    for part, mine in (("decay intervals", cifar10), ("speech intervals", speech())):
+        for row in table("reproduction.md", part):
+            interval, power = row["decay interval"].replace(" ", "_"), row["power law"]
+            for forward in FORWARDS:
+                name = f"uniform-{forward}-std-{interval}-{power}"
+                name = f"uniform-{forward}-static" if interval == "static_noise" else name
+                assert row[forward] == last([unit for unit in mine if unit.name == name])
     for row in table("reproduction.md", "static noise"):
         for noise in NOISES:
             mine = [
@@ -235,6 +260,15 @@ def test_shortened_tables_are_means_of_the_tables() -> None:
             ]
             assert row[noise] == last(mine)
             assert row["folds"] == str(len(mine))
+    rows = table("reproduction.md", "speech laws")
+    assert len(rows) == 6
+    for row in rows:
+        names = [part.replace(" ", "_") for part in row["difference"].split(" above ")]
+        for forward in FORWARDS:
+            left, right = (f"uniform-{forward}-std-{name}-{row['power law']}" for name in names)
+            gaps = between(left, right)
+            assert row[forward] == shown(mean(list(gaps)))
+            assert row[f"{forward}: 95 %"] == spread(gaps)
 
 
 def test_tables_of_causes_follow_from_the_tables() -> None:
@@ -251,11 +285,14 @@ def test_tables_of_causes_follow_from_the_tables() -> None:
         )
         both = sorted(set(partition) & set(static))
         gaps = [partition[fold].curve[-1] - static[fold].curve[-1] for fold in both]
+        training = [partition[fold].training - static[fold].training for fold in both]
         a_fold = {"cifar10": 40_000, "svhn": 58_605, "speech": 17_796}
         steps = float(partition[0].of["period"]) * (a_fold[partition[0].data] // 256)
         assert row["steps per layer"] == f"{steps:,.0f}"
         assert row["partition less static"] == shown(mean(list(gaps)))
         assert row["95 % or range"] == spread(gaps)
+        assert row["in training"] == shown(mean(list(training)))
+        assert row["training: 95 % or range"] == spread(training)
     variations = units("variations/*.csv")
     for row in table("reproduction.md", "precisions"):
         named = {"float32": ("float32",), "bfloat16": ("auto", "bfloat16")}[row["precision"]]
@@ -341,14 +378,103 @@ def test_figures_in_the_text_follow_from_the_tables() -> None:
             assert f"| {unit.test:.1f} % | float twin |" in readme
 
 
+def test_figures_on_speech_in_the_text_follow_from_the_tables() -> None:
+    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
+    running, fresh = speech("running"), speech("fresh")
+    ends = lambda values: f"{min(values):.1f} to {max(values):.1f} points"
+    noisy, annealed = (
+        [unit for unit in running if unit.name.endswith("static") == still]
+        for still in (True, False)
+    )
+    jumps = [[float(np.std(unit.curve[-20:], ddof=1)) for unit in mine]
+             for mine in (noisy, annealed)]  # fmt: skip
+    assert f"is {ends(jumps[0])} under static noise, and {ends(jumps[1])} if" in text
+    # How far validation is below training
+    below = lambda mine, part: [
+        unit.training - unit.curve[-1] for unit in mine if part in unit.name
+    ]
+    assert f"is {ends(below(noisy, 'static'))} below training accuracy with running" in text
+    assert f"and {ends(below(fresh, 'static'))} with fresh ones. So" in text
+    others = [unit for unit in annealed if "partition" not in unit.name]
+    assert f"are within {max(map(abs, below(others, ''))):.1f} points of training" in text
+    assert f"partition are {ends(below(annealed, 'partition'))} below it" in text
+    assert f"and {ends(below(fresh, 'partition'))} with fresh statistics. The" in text
+    parts = [[unit for unit in mine if unit.name == "uniform-random-std-same_end-homogeneous"]
+             for mine in (running, fresh)]  # fmt: skip
+    levels = [f"{mean([unit.curve[-1] for unit in mine]):.1f}" for mine in parts]
+    trained = [f"{mean([unit.training for unit in mine]):.1f}" for mine in parts]
+    assert f"has {' and '.join(levels)} %, in training {' and '.join(trained)} %." in text
+
+
+def test_figures_on_speech_claims_in_the_text_follow_from_the_tables() -> None:
+    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
+    running, fresh = speech("running"), speech("fresh")
+    ends = lambda values: f"{min(values):.1f} to {max(values):.1f} points"
+    judges = [Judge(mine) for mine in (running, fresh)]
+    for judge in judges:
+        noise_types(judge)
+        variability(judge)
+    mode, random = (judges[0].gaps[f"largest difference, {one}"] for one in ("mode", "random"))
+    assert f"difference ({figure(mode)}) may be chance" in text
+    assert f"the types differ by {figure(random)}." in text
+    widths = [mean(list(judges[1].gaps[f"largest difference, {one}"])) for one in FORWARDS[1:]]
+    assert f"they differ by {widths[0]:.1f} and {widths[1]:.1f} points, mostly" in text
+    stds = [[gap[0] for label, gap in judge.gaps.items() if "std" in label] for judge in judges]
+    assert f"over folds is {ends(stds[0])} with running" in text
+    assert f"and {ends(stds[1])} with fresh ones. The paper" in text
+    judge = Judge(running)
+    equals_static(judge)
+    (gap,) = judge.gaps.values()
+    low = np.mean(gap) - half_interval(gap)
+    assert f"the interval begins at {low:.1f} points".replace("-", "−") in text
+    every = {unit.name: [] for unit in running}
+    for unit in running:
+        every[unit.name].append(unit.curve[-1])
+    best = [max((name for name in every if part in name), key=lambda name: np.mean(every[name]))
+            for part in ("partition", "static")]  # fmt: skip
+    assert best == ["uniform-random-std-partition-homogeneous", "normal-mode-static"]
+    gap = between(*best)
+    assert f"the mode ({np.mean(every[best[1]]):.1f} %): the best" in text
+    assert f"is {figure(gap)} above it, with which" in text
+    judge.words.clear()
+    judge.same(gap, -1.5, np.inf)
+    assert judge.words == ["holds in part"]
+
+
+def test_figures_on_speech_intervals_in_the_text_follow_from_the_tables() -> None:
+    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
+    gaps = {
+        pair: [
+            float(np.mean(between(*(f"uniform-{forward}-std-{name}-{power}" for name in pair))))
+            for forward in FORWARDS
+            for power in POWERS
+        ]
+        for pair in itertools.combinations(INTERVALS, 2)
+    }
+    least = min(min(values) for (_, lower), values in gaps.items() if lower == "same_end")
+    assert f"at least {least:.1f} points below every other" in text
+    leads, others = gaps["partition", "same_start"], gaps["same_start", "overlapped"]
+    assert f"is {min(leads):.1f} to {max(leads):.1f} points above same start" in text
+    assert f"at most {max(others):.1f} points above overlapped" in text
+    judge = Judge(speech())
+    order(judge, FORWARDS, ("uniform",))
+    gap = judge.gaps["same start above overlapped, random"]
+    assert f"({figure(gap)}, mean of both laws)" in text
+    assert judge.words.count("holds in part") == 1
+    assert set(judge.words) == {"holds", "holds in part"}
+
+
 def test_verdicts_by_the_last_twenty_epochs_follow_from_the_tables() -> None:
     rows = table("reproduction.md", "last epochs")
     titles = {
         "Networks trained with static noise of different types converge to about the same "
         "accuracy.": noise_types,
         "Partition can come to about the same accuracy as static noise.": equals_static,
+        "Decay intervals that anneal the layers near the input first, partition and same start, "
+        "are better than the others.": lambda judge: order(judge, FORWARDS, ("uniform",)),
         "Same end is the worst decay interval, whatever the forward pass.": same_end,
     }
+    assert len(rows) == len(titles)
     for row in rows:
         for head, epochs in (("last epoch", 1), ("mean of the last 20 epochs", 20)):
             mine = units("reproduction/speech-120-epochs.parquet")
@@ -747,6 +873,8 @@ def test_the_first_screen_counts_the_verdicts() -> None:
     order = ("holds", "holds in part", "does not hold", "not tested")
     listed = ", ".join(f"{word} {words.count(word)}" for word in order)
     assert f"of {len(CLAIMS)} claims: {listed}." in (DOCS / "reproduction.md").read_text("utf-8")
+    counts = ", ".join(str(words.count(word)) for word in order)
+    assert f"| {counts} | of {len(CLAIMS)} |" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_first_screen_has_the_verdicts_of_the_sections() -> None:
