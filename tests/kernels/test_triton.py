@@ -541,26 +541,27 @@ def test_fused_kernels_compile_without_the_interpreter(
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     room = "softstair.kernels.triton."
-    names = ("batchnorm", "batchnorm_backward", "convolution", "moments")
-    norm, backward, convolution, moments = (importlib.import_module(room + n) for n in names)
+    names = ("batchnorm", "batchnorm_backward", "convolution", "first", "moments")
+    norm, backward, convolution, first, moments = (importlib.import_module(room + n) for n in names)
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
     constants |= dict(SHORTCUT=taps == 0, STORE=True, TRANSPOSE=count == 2, SUMS=2 + taps // 3)
-    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee", UNROLL=2)
+    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee")
     types = {"rows": "i32", "count": "i32", "images": "i32", "per_quantum": "fp32"}
     types |= {"seed_ptr": "*i64", "integers_ptr": "*i8", "argmax_ptr": "*i8"}
     types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if count == 2 else {})
     types |= {"tiles": "i32", "square_tiles": "i32", "zeros_ptr": "*i64", "tracked_ptr": "*i64"}
     types |= dict.fromkeys(("unit", "per_unit", "eps", "momentum"), "fp32")
     constants |= {} if taps else {"quanta_ptr": None}
-    for kernel in (norm._forward, backward._first_gradient, moments._statistics):
+    of_first = (first._first_moments, first._reduce_first, first._first_gradient)
+    for kernel in (norm._forward, moments._statistics, *(of_first if taps else ())):
         compile_kernel(kernel, constants, types, "*fp32")
     code = compile_kernel(backward._backward, constants, types, "*fp32")["ttgir"]
     # Of four pixels each, one rounding for each store: ptxas 12.8 loses bytes of a shared one.
     assert code.count("tt.fp_to_fp") == (8 if count == 2 else 0)
     for kernel in (moments._moments, backward._reduce_dz):
         ptx = compile_kernel(kernel, constants, types, "*fp32")["ptx"]
-        assert ("atom.global.gpu.acq_rel" in ptx) == (kernel is moments._moments or taps == 0)
+        assert "atom.global.gpu.acq_rel" in ptx
     types |= {"partial_ptr": "*i64", "sums_ptr": "*i16", "features": "tensordesc<i8[1,8,16,64]>"}
     types |= {"weights": "tensordesc<i8[64,64]>"}
     constants |= dict(OUTPUTS=64, INPUTS=64, TAPS_DOWN=3, TAPS_ACROSS=3, PADDING=1, BOX_IMAGES=1)

@@ -35,6 +35,11 @@ from softstair.fused.integers import (
     sum_int8,
 )
 from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
+from softstair.kernels.triton.first import (
+    first_statistics,
+    first_weight_gradient,
+    supports_first,
+)
 from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
@@ -160,7 +165,7 @@ class FusedLayer(nn.Module):
     def is_first(self) -> bool:
         """Whether this is a convolution of few channels, such as an image has."""
         sums = self.sums
-        return isinstance(sums, nn.Conv2d) and convolution.supports_first(
+        return isinstance(sums, nn.Conv2d) and supports_first(
             sums.weight, sums.stride, sums.padding, sums.dilation, sums.groups
         )
 
@@ -226,7 +231,7 @@ class _Result(NamedTuple):
     y: Tensor
     x: Tensor
     values: Tensor
-    sums: Tensor
+    sums: Tensor | None
     argmax: Tensor | None
     stats: Tensor
     squares: Tensor | None
@@ -249,6 +254,7 @@ def _train(
             "batch normalisation needs more than one value per channel in training, but its input "
             f"has shape {(len(x), layer.norm.num_features, *sides)}."
         )
+    is_first = layer.is_first and shortcut is None and not x.requires_grad
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
     integers, weight = layer.source_integers(context), _rows(weight)
@@ -260,12 +266,12 @@ def _train(
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
             sums, stats, unit = layer.int8_sums(integers, weight_integers, norm)
-        elif layer.is_first:
-            sums, stats, squares = convolution.convolve_first(x, values, norm)
+        elif is_first:
+            sums, (stats, squares) = None, first_statistics(x, values, norm)
         else:
             sums = _rows(products.sums_of(layer.sums, x, values))
             stats = batch_statistics(sums, norm)
-    y, argmax = _features(layer, sums, stats, shortcut, x, context)
+    y, argmax = _features(layer, sums, stats, shortcut, x, context, values)
     if weight_integers is not None and weight_integers.float8 is not None:
         assert integers is not None
         assert integers.float8 is not None
@@ -310,13 +316,15 @@ def _by_output(quanta: Tensor, weight: Tensor) -> Tensor:
 
 def _features(
     layer: FusedLayer,
-    sums: Tensor,
+    sums: Tensor | None,
     stats: Tensor,
     shortcut: Tensor | None,
     x: Tensor,
     context: Context,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return features and the argmax of pooling; integers go into the context."""
+    """Return features and the argmax of pooling; integers go into the context. Without sums, they
+    are computed from x and the weight."""
     stair, pool, float8 = layer.stair, layer.pools_here(x), None
     # Pooled by torch afterwards, they would not be those that the next layer takes.
     keeps = bool(layer.readers) and makes_int8(stair) and (pool or layer.pool is None)
@@ -324,7 +332,7 @@ def _features(
         formats = (reader.float8_format(len(x)) for reader in layer.readers)
         float8 = next(filter(None, formats), None)
     y, integers, argmax, transposed = batchnorm.forward(
-        sums,
+        x if sums is None else sums,
         stats,
         context.stairs[stair],
         strategy_of(stair),
@@ -335,6 +343,7 @@ def _features(
         quantum=quantum_of(stair) if keeps else None,
         shortcut=shortcut,
         last_dtype=float8,
+        weight=weight if sums is None else None,
     )
     if integers is not None:
         context.integers[layer] = Integers(integers, transposed)
@@ -400,13 +409,13 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, values, sums, argmax, stats, squares, y, shortcut, *quanta = ctx.saved_tensors
         needed = (ctx.needs_input_grad[0], ctx.needs_weight)
-        dy = dy.contiguous(memory_format=batchnorm.memory_format(sums))
+        dy = _rows(dy)
         dx: Tensor | None = None
         d_shortcut: Tensor | None = None
         dw: Tensor | None
-        if squares is not None and shortcut is None and not needed[0]:
-            coefficients, dw = batchnorm_backward.first_weight_gradient(
-                x, dy, sums, values, stats, ctx.stair, argmax, squares
+        if squares is not None:
+            coefficients, dw = first_weight_gradient(
+                x, dy, values, stats, ctx.stair, argmax, squares
             )
         else:
             coefficients = batchnorm_backward.reduce_dz(

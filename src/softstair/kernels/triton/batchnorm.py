@@ -18,8 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from softstair.kernels.triton import evaluator
+from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.distributions import ROUNDS
-from softstair.kernels.triton.moments import tile_constants
+from softstair.kernels.triton.first import (
+    NO_TAPS,
+    first_constants,
+    first_shape,
+    first_sums,
+    load_matrix,
+)
+from softstair.kernels.triton.moments import CHANNELS, tile_constants
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = ["LayerOutput", "forward", "memory_format"]
@@ -27,7 +35,8 @@ __all__ = ["LayerOutput", "forward", "memory_format"]
 ELEMENTS = 2048
 """Of a tile, or of each of the four that a program handles together."""
 IMAGES = 64
-"""Images of a tile whose transpose is stored; it has at most as many channels."""
+"""Images of a tile whose transpose is stored; it has at most as many channels. In a first layer it
+has half as many images and all channels, which share the taps."""
 
 
 class LayerOutput(NamedTuple):
@@ -61,22 +70,14 @@ def tile_rows(
 
 
 @triton.jit
-def window_row(row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """The row of c that is the j-th pixel of the 2×2 window of a pooled row."""
-    across: tl.constexpr = WIDTH // 2
-    down: tl.constexpr = HEIGHT // 2
-    image, y, x = row // (across * down), row // across % down, row % across
-    return (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
-
-
-@triton.jit
 def _forward(
-    sums_ptr, shortcut_ptr, y_ptr, integers_ptr, transposed_ptr, argmax_ptr, stats_ptr, table,
-    row_ptr, seed_ptr, rows, images, per_quantum,
+    sums_ptr, weight_ptr, shortcut_ptr, y_ptr, integers_ptr, transposed_ptr, argmax_ptr, stats_ptr,
+    table, row_ptr, seed_ptr, rows, images, per_quantum,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
     PARTS: tl.constexpr, NORMALISE: tl.constexpr, SHORTCUT: tl.constexpr, POOL: tl.constexpr,
-    STORE: tl.constexpr, INTEGERS: tl.constexpr, TRANSPOSE: tl.constexpr,
+    STORE: tl.constexpr, INTEGERS: tl.constexpr, TRANSPOSE: tl.constexpr, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
@@ -84,6 +85,8 @@ def _forward(
     if NORMALISE:
         scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
         shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    if TAPS > 0:
+        weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
     if FORWARD == "random":
         # One counter for four parts: each takes one of its words.
         tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -103,7 +106,13 @@ def _forward(
         if CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
         offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        z = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
+        if TAPS > 0:
+            z, _ = first_sums(
+                sums_ptr, weights, source, images * HEIGHT * WIDTH, HEIGHT, WIDTH, INPUTS, TAPS,
+                LENGTH, PRECISION,
+            )  # fmt: skip
+        else:
+            z = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
         if NORMALISE:
             z = z * scale + shift
         if SHORTCUT:
@@ -151,37 +160,44 @@ def forward(
     quantum: float | None = None,
     shortcut: Tensor | None = None,
     last_dtype: torch.dtype | None = None,
+    weight: Tensor | None = None,
 ) -> LayerOutput:
     """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
     ``shortcut``, pooled 2×2 with ``pool``, and in quanta too if the ``quantum`` is given: as int8,
     and in the dtype ``last_dtype`` with images last. With ``stored=False`` y only has a shape and a
-    dtype, and must not be read."""
-    constants = tile_constants(sums)
+    dtype, and must not be read. With the ``weight`` of a first layer, its input takes the place of
+    the sums."""
+    taps, given = NO_TAPS, tuple(sums.shape)
+    if weight is not None:
+        taps, given = first_constants(sums, weight), first_shape(sums, weight)
+    if stats is None and last_dtype is None and sums.numel() % CHANNELS == 0:
+        constants = tile_constants((sums.numel() // CHANNELS, CHANNELS))  # all elements are alike
+    else:
+        constants = tile_constants(given)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
     tile = ELEMENTS // constants["BLOCK"] * (1 if parts == 4 else 2)
-    shape = (*sums.shape[:2], height // 2, width // 2) if pool else sums.shape
+    shape = (*given[:2], height // 2, width // 2) if pool else given
     own: dict[str, Any] = {"device": sums.device, "memory_format": memory_format(sums)}
     y = torch.empty(shape if stored else [1] * sums.dim(), dtype=dtype, **own)
     y = y if stored else y.expand(shape)
     integers = y if quantum is None else torch.empty(shape, dtype=torch.int8, **own)
     argmax = torch.empty(shape, dtype=torch.int8, **own) if pool else y
-    rows, tiles = y.numel() // y.shape[1], 1 if pool else parts
+    rows, tiles = y.numel() // constants["CHANNELS"], 1 if pool else parts
     count, transposed = triton.cdiv(rows, tiles * tile), y
     if last_dtype is not None:
-        # The pooled sums of a first layer are too large for the cache.
-        tile = IMAGES // 2 if pool and sums.is_floating_point() else IMAGES
-        constants["BLOCK"] = min(IMAGES, constants["BLOCK"])
+        tile = IMAGES if weight is None else IMAGES // 2
+        constants["BLOCK"] = min(IMAGES * IMAGES // tile, constants["BLOCK"])
         count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
         transposed = images_last(y, last_dtype)
-    _forward[(count, triton.cdiv(sums.shape[1], constants["BLOCK"]))](
-        sums, sums if shortcut is None else shortcut, y, integers, transposed, argmax,
-        sums if stats is None else stats, stair.table, stair.row, seed,
-        rows, len(y), 1.0 if quantum is None else 1 / quantum,
-        **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
+    _forward[(count, triton.cdiv(constants["CHANNELS"], constants["BLOCK"]))](
+        sums, sums if weight is None else weight, sums if shortcut is None else shortcut, y,
+        integers, transposed, argmax, sums if stats is None else stats, stair.table, stair.row,
+        seed, rows, len(y), 1.0 if quantum is None else 1 / quantum,
+        **constants, **stair.constants, **taps, ROWS=tile, FORWARD=strategy, PARTS=parts,
         NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
         STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=last_dtype is not None,
-        num_warps=4 if strategy == "random" or last_dtype is not None else 2,
+        num_warps=8 if weight is not None else 4 if strategy == "random" or last_dtype else 2,
         enable_fp_fusion=True,
     )  # fmt: skip
     return LayerOutput(

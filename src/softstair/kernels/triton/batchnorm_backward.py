@@ -6,13 +6,6 @@ with ĉ = (c − μ)/√(v + ε) and z = γ·ĉ + β recomputed from c. The firs
 dc = s·dz + a·c + b with three coefficients per channel, and the second pass writes it. Of four
 elements that were pooled, only the largest has a dz. A shortcut that was added to z, without
 pooling, has the gradient dz.
-
-The input of a first layer (:mod:`softstair.kernels.triton.convolution`) needs no gradient, and that
-of its weights is
-
-    Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
-
-of which Xᵀdz alone needs a pass over memory, the one that sums dz: c is read once, dc never made.
 """
 
 from dataclasses import dataclass
@@ -29,9 +22,8 @@ from softstair.kernels.triton.batchnorm import (
     images_last,
     store_transposed,
     tile_rows,
-    window_row,
 )
-from softstair.kernels.triton.convolution import first_constants, load_taps
+from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.moments import (
     ADDED,
     LOADED,
@@ -39,17 +31,15 @@ from softstair.kernels.triton.moments import (
     add_partials,
     is_last,
     reduction,
+    store_coefficients,
     store_partial,
     tile_constants,
 )
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
-__all__ = ["backward", "first_weight_gradient", "reduce_dz", "stair_backward"]
+__all__ = ["backward", "reduce_dz", "stair_backward"]
 
 FLAT_BLOCK = 2048
-FIRST_ROWS, FIRST_PROGRAMS = 16, 264
-FIRST_TILES, FIRST_CHANNELS = 64, 32
-NO_TAPS = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
 
 
 @triton.jit
@@ -87,15 +77,14 @@ def _load_dz(
 
 @triton.jit
 def _reduce_dz(
-    dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, x_ptr, partial_ptr,
-    products_ptr, coefficients_ptr, zeros_ptr, rows, count, per_unit,
+    dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, stats_ptr, table, row_ptr, partial_ptr,
+    coefficients_ptr, zeros_ptr, rows, count, per_unit,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
-    SHORTCUT: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
-    PRECISION: tl.constexpr, SUMS: tl.constexpr,
+    SHORTCUT: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. With TAPS,
-    sum Xᵀdz as well; without, the last program stores the coefficients."""
+    """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. The last
+    program stores the coefficients."""
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
@@ -105,17 +94,14 @@ def _reduce_dz(
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     squares = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    if TAPS > 0:
-        products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
-    loaded: tl.constexpr = 1 if TAPS > 0 else LOADED
     for start in tl.range(
-        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=loaded
+        tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=LOADED
     ):
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None]
-        if TAPS > 0 or CHANNELS % BLOCK != 0:
+        if CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
-        dz, sums, argmax = _load_dz(
+        dz, sums, _ = _load_dz(
             dy_ptr, argmax_ptr, sums_ptr, shortcut_ptr, row, channel, mask, scale, shift, prepared,
             HEIGHT, WIDTH, CHANNELS, ROWS, COUNT, FAMILY, POOL, SHORTCUT,
         )  # fmt: skip
@@ -123,90 +109,17 @@ def _reduce_dz(
         weighted += dz * (sums - mean)
         if SUMS == 3:
             squares += dz * dz
-        if TAPS > 0:
-            dz = dz.to(dy_ptr.dtype.element_ty)
-            for j in tl.static_range(4 if POOL else 1):
-                source = window_row(row, j, HEIGHT, WIDTH) if POOL else row
-                part = tl.where(argmax == j, dz, 0.0).to(dz.dtype) if POOL else dz
-                taps = load_taps(x_ptr, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH)
-                taps = tl.trans(taps.to(dz.dtype))
-                products = tl.dot(taps, part, products, input_precision=PRECISION)
     store_partial(
         partial_ptr, channel, channel_mask, tl.sum(total, 0), tl.sum(weighted, 0),
         tl.sum(squares, 0), CHANNELS, SUMS,
     )  # fmt: skip
-    if TAPS > 0:
-        k = tl.arange(0, LENGTH)
-        offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
-        tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
-    else:
-        tiles, blocks = tl.num_programs(0), tl.num_programs(1)
-        if is_last(zeros_ptr + 2 * CHANNELS + blocks + tl.program_id(1), tiles):
-            sums = add_partials(partial_ptr, tiles, channel, CHANNELS, ADDED // BLOCK, BLOCK, SUMS)
-            _store_coefficients(
-                coefficients_ptr, stats_ptr, sums[0], sums[1], sums[2], channel, channel_mask,
-                count, per_unit, CHANNELS, SUMS,
-            )  # fmt: skip
-
-
-@triton.jit
-def _store_coefficients(
-    out_ptr, stats_ptr, d_beta, weighted, squares, channel, mask, rows, per_unit,
-    CHANNELS: tl.constexpr, SUMS: tl.constexpr,
-):  # fmt: skip
-    """Store (dβ, dγ, s, a, b) and, of three SUMS, √(Σ(s·dz)²/n); return (s, a, b)."""
-    mean = tl.load(stats_ptr + channel, mask=mask, other=0).to(tl.float64)
-    inverse = tl.load(stats_ptr + CHANNELS + channel, mask=mask, other=0).to(tl.float64)
-    scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=mask, other=0).to(tl.float64)
-    d_gamma = inverse * weighted
-    s = scale * per_unit
-    a = -s * inverse * d_gamma / rows
-    b = -s * d_beta / rows - a * mean
-    tl.store(out_ptr + channel, d_beta.to(tl.float32), mask=mask)
-    tl.store(out_ptr + CHANNELS + channel, d_gamma.to(tl.float32), mask=mask)
-    tl.store(out_ptr + 2 * CHANNELS + channel, s.to(tl.float32), mask=mask)
-    tl.store(out_ptr + 3 * CHANNELS + channel, a.to(tl.float32), mask=mask)
-    tl.store(out_ptr + 4 * CHANNELS + channel, b.to(tl.float32), mask=mask)
-    if SUMS == 3:
-        size = tl.abs(s) * tl.sqrt(squares / rows)
-        tl.store(out_ptr + 5 * CHANNELS + channel, size.to(tl.float32), mask=mask)
-    return s, a, b
-
-
-@triton.jit
-def _first_gradient(
-    partial_ptr, stats_ptr, products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles,
-    square_tiles, rows,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
-    k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = channel < CHANNELS
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
-    for start in range(0, tiles, ROWS):
-        tile = start + tl.arange(0, ROWS)[:, None]
-        pointers = products_ptr + (tile * LENGTH + k) * CHANNELS + channel[None, :]
-        total += tl.load(pointers, mask=(tile < tiles) & mask[None, :], other=0).to(tl.float64)
-    squares = tl.zeros((ROWS, LENGTH), dtype=tl.float64)
-    for start in range(0, square_tiles, ROWS):
-        tile = start + tl.arange(0, ROWS)[:, None]
-        pointers = squares_ptr + (tile * LENGTH + k) * LENGTH + j[None, :]
-        squares += tl.load(pointers, mask=tile < square_tiles, other=0).to(tl.float64)
-    row = tl.sum(squares, 0)
-    weights = tl.load(
-        weight_ptr + channel[None, :] * count + j[:, None],
-        mask=mask[None, :] & (j < count)[:, None],
-        other=0,
-    ).to(tl.float64)
-    d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
-    s, a, b = _store_coefficients(  # each row of programs the same
-        coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
-        2,
-    )  # fmt: skip
-    gradient = s * tl.sum(total, 0) + a * tl.sum(row[:, None] * weights, 0)
-    gradient += b * tl.sum(tl.where(j == count, row, 0.0), 0)
-    tl.store(out_ptr + channel * count + k, gradient.to(tl.float32), mask=mask)
+    tiles, blocks = tl.num_programs(0), tl.num_programs(1)
+    if is_last(zeros_ptr + 2 * CHANNELS + blocks + tl.program_id(1), tiles):
+        sums = add_partials(partial_ptr, tiles, channel, CHANNELS, ADDED // BLOCK, BLOCK, SUMS)
+        store_coefficients(
+            coefficients_ptr, stats_ptr, sums[0], sums[1], sums[2], channel, channel_mask, count,
+            per_unit, CHANNELS, SUMS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -305,44 +218,11 @@ def reduce_dz(
     coefficients = torch.empty((3 + number, channels), device=sums.device)
     _reduce_dz[grid](
         dy, dy if argmax is None else argmax, sums, sums if shortcut is None else shortcut, stats,
-        stair.table, stair.row, dy, partial, partial, coefficients, zeros, rows, count, 1 / unit,
-        **constants, **stair.constants, **NO_TAPS, POOL=argmax is not None,
-        SHORTCUT=shortcut is not None, SUMS=number, num_warps=WARPS, enable_fp_fusion=True,
+        stair.table, stair.row, partial, coefficients, zeros, rows, count, 1 / unit, **constants,
+        **stair.constants, POOL=argmax is not None, SHORTCUT=shortcut is not None, SUMS=number,
+        num_warps=WARPS, enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients
-
-
-def first_weight_gradient(
-    x: Tensor,
-    dy: Tensor,
-    sums: Tensor,
-    weight: Tensor,
-    stats: Tensor,
-    stair: PreparedStair,
-    argmax: Tensor | None,
-    squares: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the coefficients of the backward pass, and the gradient of the quantised weights in
-    float32, in their memory layout."""
-    outputs = len(weight)
-    count, constants = sums.numel() // outputs, first_constants(x, weight, sums)
-    rows, length = dy.numel() // outputs, constants["LENGTH"]
-    tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
-    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
-    products = torch.empty((tiles, length, outputs), dtype=torch.float32, device=x.device)
-    _reduce_dz[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        dy, dy if argmax is None else argmax, sums, sums, stats, stair.table, stair.row, x, partial,
-        products, partial, partial, rows, count, 1.0, **constants, **stair.constants,
-        ROWS=FIRST_ROWS, POOL=argmax is not None, SHORTCUT=False, SUMS=2, num_warps=4,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    coefficients = torch.empty((5, outputs), device=x.device)
-    gradient = torch.empty_like(weight, dtype=torch.float32)
-    _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FIRST_CHANNELS))](
-        partial, stats, products, squares, weight, coefficients, gradient, tiles, len(squares),
-        count, outputs, length, FIRST_TILES, FIRST_CHANNELS, num_warps=8, enable_fp_fusion=True,
-    )  # fmt: skip
-    return coefficients, gradient
 
 
 @dataclass
@@ -371,7 +251,7 @@ def backward(
     brings the largest size of a channel to [1, 2), so that no element can be too large for it: it
     is at most √n times the size.
     """
-    constants = tile_constants(sums)
+    constants = tile_constants(sums.shape)
     rows = dy.numel() // dy.shape[1]
     tile = ELEMENTS // constants["BLOCK"] * (2 if argmax is None else 1)
     count, float8 = triton.cdiv(rows, tile), len(coefficients) == 6

@@ -1,22 +1,16 @@
-"""Two convolutions that leave with the statistics of their sums: of integers, and of a first layer.
+"""The convolution of integers, which leaves with the statistics of its sums.
 
-**Integers.** Quantised features and weights are small integers times a quantum: int8 operands with
-int32 sums on the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice
-its rate. Sums are stored as int16 where they fit. A tile of the output is a box of pixels; shifted
-by a tap of the kernel it is a box of the input, which the copy engine loads with zeros beyond the
-border, so that nothing is padded in memory. The copy engine loads short rows slowly and has no
-stride: few channels, and those of a convolution with a stride, are gathered by the threads. Moments
-of integers are integers: programs add theirs to the same two numbers per channel, and the result
-does not depend on their order.
-
-**First layer.** A convolution of few channels, whose products are too short for a library's tensor
-cores and whose input needs no gradient. The taps of all channels are a row of a matrix X, gathered
-as needed from the cache. The sums c = X·W leave with XᵀX, which the gradient of the weights needs
-(:mod:`softstair.kernels.triton.batchnorm_backward`); a column of ones in X adds Xᵀ1.
+Quantised features and weights are small integers times a quantum: int8 operands with int32 sums on
+the tensor cores give an exact convolution, with half the bytes of bfloat16 and twice its rate. Sums
+are stored as int16 where they fit. A tile of the output is a box of pixels; shifted by a tap of the
+kernel it is a box of the input, which the copy engine loads with zeros beyond the border, so that
+nothing is padded in memory. The copy engine loads short rows slowly and has no stride: few
+channels, and those of a convolution with a stride, are gathered by the threads. Moments of integers
+are integers: programs add theirs to the same two numbers per channel, and the result does not
+depend on their order.
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -30,29 +24,14 @@ from softstair.kernels.triton.moments import (
     is_last,
     load_pivot,
     partial_statistics,
-    store_partial,
     store_statistics,
-    tile_constants,
 )
 
-__all__ = [
-    "NARROW",
-    "convolve_first",
-    "convolve_int8",
-    "first_constants",
-    "gather",
-    "load_taps",
-    "pixel_box",
-    "supports_first",
-    "supports_int8",
-]
+__all__ = ["NARROW", "convolve_int8", "gather", "pixel_box", "supports_int8", "window_row"]
 
 PIXELS, NARROW = 128, 32
 """Pixels of a tile of the integer convolution, twice as many if it has at most NARROW outputs.
 Inputs are gathered if there are at most NARROW of them, or if there is a stride."""
-LONGEST = 63
-"""Products per sum of a first layer; the column of ones is added."""
-FIRST_ROWS, FIRST_PROGRAMS = 32, 528
 
 
 @triton.jit
@@ -158,56 +137,12 @@ def gather(
 
 
 @triton.jit
-def load_taps(
-    x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr,
-):  # fmt: skip
-    """Rows of X with a column of ones after the taps, and of length LENGTH, in float32."""
-    k, mask = tl.arange(0, LENGTH), row < rows
-    taps = gather(
-        x_ptr, row, mask, k, HEIGHT, WIDTH, HEIGHT, WIDTH, INPUTS, TAPS, TAPS, TAPS // 2, 1
-    )
-    ones = mask[:, None] & (k == TAPS * TAPS * INPUTS)[None, :]
-    return tl.where(ones, 1.0, taps.to(tl.float32))
-
-
-@triton.jit
-def _first_layer(
-    x_ptr, weight_ptr, running_mean_ptr, quanta_ptr, sums_ptr, partial_ptr, squares_ptr, rows,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    channel_mask = channel < CHANNELS
-    k = tl.arange(0, LENGTH)
-    products: tl.constexpr = TAPS * TAPS * INPUTS
-    weights = tl.load(
-        weight_ptr + channel[None, :] * products + k[:, None],
-        mask=channel_mask[None, :] & (k < products)[:, None],
-        other=0,
-    )
-    pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, 1.0)[None, :]
-    first = tl.zeros((BLOCK,), dtype=tl.float32)
-    second = tl.zeros((BLOCK,), dtype=tl.float32)
-    squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
-        # The moments are those of the sums as they are stored.
-        sums = tl.dot(taps, weights, input_precision=PRECISION).to(sums_ptr.dtype.element_ty)
-        mask = (row < rows)[:, None] & channel_mask[None, :]
-        pointers = sums_ptr + row.to(tl.int64)[:, None] * CHANNELS
-        tl.store(pointers + channel[None, :], sums, mask=mask)
-        centred = tl.where(mask, sums.to(tl.float32) - pivot, 0.0)
-        first += tl.sum(centred, 0)
-        second += tl.sum(centred * centred, 0)
-        if tl.program_id(1) == 0:
-            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=PRECISION)
-    store_partial(partial_ptr, channel, channel_mask, first, second, second, CHANNELS, 2)
-    if tl.program_id(1) == 0:
-        offsets = (tl.program_id(0) * LENGTH + k[:, None]) * LENGTH + k[None, :]
-        tl.store(squares_ptr + offsets, squares)
+def window_row(row, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """The row of c that is the j-th pixel of the 2×2 window of a pooled row."""
+    across: tl.constexpr = WIDTH // 2
+    down: tl.constexpr = HEIGHT // 2
+    image, y, x = row // (across * down), row // across % down, row % across
+    return (image * HEIGHT + 2 * y + j // 2) * WIDTH + 2 * x + j % 2
 
 
 def supports_int8(
@@ -293,50 +228,5 @@ def pixel_box(height: int, width: int, pixels: int = PIXELS) -> tuple[int, int, 
     return pixels // (box_width * box_height), box_height, box_width
 
 
-def supports_first(
-    weight: Tensor, stride: object, padding: object, dilation: object, groups: int
-) -> bool:
-    """Whether :func:`convolve_first` computes a convolution: short sums, and images keep their
-    size."""
-    outputs, inputs, down, across = weight.shape
-    side = (down - 1) // 2
-    same = down == across and down % 2 == 1 and padding == (side, side)
-    plain = all(value == (1, 1) for value in (stride, dilation)) and groups == 1
-    return same and plain and inputs * down * across <= LONGEST and outputs >= 16
-
-
-def convolve_first(x: Tensor, weight: Tensor, norm: Normalisation) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums in the weights' dtype, channels-last, their statistics, and XᵀX per tile."""
-    images, _, height, width = x.shape
-    outputs = len(weight)
-    sums = _channels_last((images, outputs, height, width), weight.dtype, x.device)
-    rows, constants = images * height * width, first_constants(x, weight, sums)
-    length = constants["LENGTH"]
-    tiles = min(triton.cdiv(rows, FIRST_ROWS), FIRST_PROGRAMS)
-    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
-    squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
-    _first_layer[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, weight, norm.module.running_mean, norm.quanta, sums, partial, squares, rows,
-        **constants, ROWS=FIRST_ROWS, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
-    return sums, partial_statistics(partial, norm, rows, 1.0), squares
-
-
-def first_constants(x: Tensor, weight: Tensor, sums: Tensor) -> dict[str, Any]:
-    length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
-    shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
-    return {**tile_constants(sums), **shape, "PRECISION": _precision()}
-
-
 def _channels_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
-
-
-def _precision() -> str:
-    """Return the precision of float32 products that torch uses for its own convolutions."""
-    cudnn: Any = torch.backends.cudnn
-    try:
-        tf32 = cudnn.allow_tf32
-    except RuntimeError:  # it was set per operation
-        tf32 = cudnn.conv.fp32_precision == "tf32"
-    return "tf32" if tf32 else "ieee"

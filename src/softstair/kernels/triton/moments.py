@@ -6,6 +6,7 @@ the last one to do so adds them all in order, in float64: every run gives the sa
 exact sums, and to count the programs that have stored theirs, each layer has a row of zeros.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ TILES, FEW_CHANNELS = 512, 4
 REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 4096, 64, 132, 4
 """Of kernels that sum over rows: elements of a tile and most channels of it, programs (one for each
 multiprocessor of a large GPU: the last one adds what they store) and their warps."""
+FEW_ROWS, LEAST_CHANNELS = 512, 16
+"""So few rows are one tile of so few channels, so that enough programs have work."""
 LOADED = tl.constexpr(4)
 """Tiles of these kernels that are loaded at a time."""
 ADDED = tl.constexpr(1024)
@@ -59,7 +62,7 @@ class Normalisation(NamedTuple):
 def zeros_for(layers: int, channels: int, device: torch.device) -> Tensor:
     """Return rows of zeros for layers of at most so many channels: two exact sums per channel, and
     two counters per block of channels, for the forward and the backward pass."""
-    size = 2 * channels + 2 * triton.cdiv(channels, REDUCED_CHANNELS)
+    size = 2 * channels + 2 * triton.cdiv(channels, LEAST_CHANNELS)
     return torch.zeros((layers, size), dtype=torch.int64, device=device)
 
 
@@ -186,6 +189,30 @@ def store_statistics(
 
 
 @triton.jit
+def store_coefficients(
+    out_ptr, stats_ptr, d_beta, weighted, squares, channel, mask, rows, per_unit,
+    CHANNELS: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """Store (dβ, dγ, s, a, b) and, of three SUMS, √(Σ(s·dz)²/n); return (s, a, b)."""
+    mean = tl.load(stats_ptr + channel, mask=mask, other=0).to(tl.float64)
+    inverse = tl.load(stats_ptr + CHANNELS + channel, mask=mask, other=0).to(tl.float64)
+    scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=mask, other=0).to(tl.float64)
+    d_gamma = inverse * weighted
+    s = scale * per_unit
+    a = -s * inverse * d_gamma / rows
+    b = -s * d_beta / rows - a * mean
+    tl.store(out_ptr + channel, d_beta.to(tl.float32), mask=mask)
+    tl.store(out_ptr + CHANNELS + channel, d_gamma.to(tl.float32), mask=mask)
+    tl.store(out_ptr + 2 * CHANNELS + channel, s.to(tl.float32), mask=mask)
+    tl.store(out_ptr + 3 * CHANNELS + channel, a.to(tl.float32), mask=mask)
+    tl.store(out_ptr + 4 * CHANNELS + channel, b.to(tl.float32), mask=mask)
+    if SUMS == 3:
+        size = tl.abs(s) * tl.sqrt(squares / rows)
+        tl.store(out_ptr + 5 * CHANNELS + channel, size.to(tl.float32), mask=mask)
+    return s, a, b
+
+
+@triton.jit
 def _statistics(
     partial_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr, running_var_ptr, tracked_ptr,
     quanta_ptr, rows, unit, per_unit, eps, momentum, tiles,
@@ -241,10 +268,9 @@ def running_statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, unit: float | Tens
     return torch.stack(rows).float()
 
 
-def tile_constants(sums: Tensor) -> dict[str, int]:
+def tile_constants(shape: Sequence[int]) -> dict[str, int]:
     """Return what a kernel must know of the shape of c; rows of a matrix are images of 1×1."""
-    height, width = (sums.shape[2], sums.shape[3]) if sums.dim() == 4 else (1, 1)
-    channels = sums.shape[1]
+    _, channels, height, width = shape if len(shape) == 4 else (*shape, 1, 1)
     block = channel_block(channels)
     return {"HEIGHT": height, "WIDTH": width, "CHANNELS": channels, "BLOCK": block}
 
@@ -259,8 +285,9 @@ def reduction(
 ) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the grid (tiles, blocks of channels) and the constants of a kernel that sums over so
     many rows. Each row of pooled features reads four of ``sums``: a tile has half as many then."""
-    constants = tile_constants(sums)
-    constants["BLOCK"] = block = min(REDUCED_CHANNELS, constants["BLOCK"])
+    constants = tile_constants(sums.shape)
+    most = LEAST_CHANNELS if rows <= FEW_ROWS else REDUCED_CHANNELS
+    constants["BLOCK"] = block = min(most, constants["BLOCK"])
     constants["ROWS"] = tile = REDUCED // block // (2 if pooled else 1)
     blocks = triton.cdiv(sums.shape[1], block)
     tiles = max(1, min(triton.cdiv(rows, tile), PROGRAMS // blocks))

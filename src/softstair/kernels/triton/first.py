@@ -1,0 +1,337 @@
+"""A first layer: a convolution of few channels, whose input needs no gradient.
+
+Its products are too short for a library's tensor cores. The taps of all channels are a row of a
+matrix X, gathered as needed from the cache. The sums c = X·W, the largest tensor of many networks,
+are never stored: each pass computes them again. The first pass makes their moments and XᵀX, the
+second one the features (:mod:`softstair.kernels.triton.batchnorm`). Of the gradients, with the
+coefficients of :mod:`softstair.kernels.triton.batchnorm_backward`, only that of the weights is
+needed,
+
+    Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
+
+of which Xᵀdz alone needs a pass over memory, the one that sums dz; dc is never made. A column of
+ones in X adds Xᵀ1 to XᵀX.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from softstair.kernels.triton import evaluator
+from softstair.kernels.triton.convolution import gather, window_row
+from softstair.kernels.triton.moments import (
+    Normalisation,
+    add_partials,
+    load_pivot,
+    partial_statistics,
+    store_coefficients,
+    store_partial,
+    tile_constants,
+)
+from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
+
+__all__ = [
+    "NO_TAPS",
+    "first_constants",
+    "first_shape",
+    "first_statistics",
+    "first_sums",
+    "first_weight_gradient",
+    "load_matrix",
+    "supports_first",
+]
+
+LONGEST = 63
+"""Products per sum of a first layer; the column of ones is added."""
+ROWS, MOMENT_PROGRAMS, GRADIENT_PROGRAMS = 16, 528, 264
+"""Of a tile, and programs of the two passes that sum over rows."""
+NO_TAPS: dict[str, Any] = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
+"""For kernels that load the sums."""
+TILES, FEW_CHANNELS = 64, 32
+"""Partial sums of the gradient that are added at a time: so many tiles of so few channels."""
+
+
+@triton.jit
+def load_taps(
+    x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of X with a column of ones after the taps, and of length LENGTH, in float32."""
+    k, mask = tl.arange(0, LENGTH), row < rows
+    taps = gather(
+        x_ptr, row, mask, k, HEIGHT, WIDTH, HEIGHT, WIDTH, INPUTS, TAPS, TAPS, TAPS // 2, 1
+    )
+    ones = mask[:, None] & (k == TAPS * TAPS * INPUTS)[None, :]
+    return tl.where(ones, 1.0, taps.to(tl.float32))
+
+
+@triton.jit
+def load_matrix(
+    weight_ptr, channel, CHANNELS: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    LENGTH: tl.constexpr,
+):  # fmt: skip
+    """Columns of W for some channels, with zeros to the length LENGTH."""
+    k, products = tl.arange(0, LENGTH), TAPS * TAPS * INPUTS
+    mask = (channel < CHANNELS)[None, :] & (k < products)[:, None]
+    return tl.load(weight_ptr + channel[None, :] * products + k[:, None], mask=mask, other=0)
+
+
+@triton.jit
+def first_sums(
+    x_ptr, weights, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows of c in float32, and those of X."""
+    taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
+    return tl.dot(taps, weights, input_precision=PRECISION), taps
+
+
+@triton.jit
+def _first_moments(
+    x_ptr, weight_ptr, running_mean_ptr, quanta_ptr, partial_ptr, squares_ptr, rows,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
+    pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, 1.0)[None, :]
+    first = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    second = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        sums, taps = first_sums(
+            x_ptr, weights, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
+        )
+        centred = tl.where((row < rows)[:, None], sums - pivot, 0.0)
+        first += centred
+        second += centred * centred
+        if tl.program_id(1) == 0:
+            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=PRECISION)
+    second = tl.sum(second, 0)
+    store_partial(partial_ptr, channel, channel_mask, tl.sum(first, 0), second, second, CHANNELS, 2)
+    if tl.program_id(1) == 0:
+        k = tl.arange(0, LENGTH)
+        offsets = (tl.program_id(0) * LENGTH + k[:, None]) * LENGTH + k[None, :]
+        tl.store(squares_ptr + offsets, squares)
+
+
+@triton.jit
+def _add_pixel(
+    x_ptr, weights, sums, argmax, row, j, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums, with those of a first layer's j-th pixels where these won in pooling, and the taps
+    of these pixels."""
+    source = window_row(row, j, HEIGHT, WIDTH)
+    found, taps = first_sums(
+        x_ptr, weights, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
+    )
+    return tl.where(argmax == j, found, sums), taps
+
+
+@triton.jit
+def _add_products(products, taps, dz, argmax, j, PRECISION: tl.constexpr):
+    """Add Xᵀdz of the j-th pixels."""
+    part = tl.where(argmax == j, dz, 0.0).to(taps.dtype)
+    return tl.dot(tl.trans(taps), part, products, input_precision=PRECISION)
+
+
+@triton.jit
+def _first_dz(
+    products, dy_ptr, argmax_ptr, x_ptr, weights, row, count, channel, mask, scale, shift, prepared,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr,
+    FAMILY: tl.constexpr, POOL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return dz and the sums of a first layer, computed from its input, and add Xᵀdz."""
+    offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
+    if POOL:
+        argmax = tl.load(argmax_ptr + offsets, mask=mask, other=0)
+        sums, taps_0 = _add_pixel(
+            x_ptr, weights, dy, argmax, row, 0, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
+            PRECISION,
+        )  # fmt: skip
+        sums, taps_1 = _add_pixel(
+            x_ptr, weights, sums, argmax, row, 1, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
+            PRECISION,
+        )  # fmt: skip
+        sums, taps_2 = _add_pixel(
+            x_ptr, weights, sums, argmax, row, 2, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
+            PRECISION,
+        )  # fmt: skip
+        sums, taps_3 = _add_pixel(
+            x_ptr, weights, sums, argmax, row, 3, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
+            PRECISION,
+        )  # fmt: skip
+        dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
+        products = _add_products(products, taps_0, dz, argmax, 0, PRECISION)
+        products = _add_products(products, taps_1, dz, argmax, 1, PRECISION)
+        products = _add_products(products, taps_2, dz, argmax, 2, PRECISION)
+        products = _add_products(products, taps_3, dz, argmax, 3, PRECISION)
+    else:
+        sums, taps = first_sums(
+            x_ptr, weights, row, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
+        )
+        dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
+        part = dz.to(taps.dtype)
+        products = tl.dot(tl.trans(taps), part, products, input_precision=PRECISION)
+    return dz, sums, products
+
+
+@triton.jit
+def _reduce_first(
+    dy_ptr, argmax_ptr, x_ptr, weight_ptr, stats_ptr, table, row_ptr, partial_ptr, products_ptr,
+    rows, count,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sum dz, dz·(c − μ) and Xᵀdz over the rows of this program's tiles."""
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel_mask = channel < CHANNELS
+    mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
+    scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
+    prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
+    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & channel_mask[None, :]
+        dz, sums, products = _first_dz(
+            products, dy_ptr, argmax_ptr, x_ptr, weights, row, count, channel, mask, scale, shift,
+            prepared, HEIGHT, WIDTH, CHANNELS, COUNT, FAMILY, POOL, INPUTS, TAPS, LENGTH, PRECISION,
+        )  # fmt: skip
+        total += dz
+        weighted += dz * (sums - mean)
+    weighted = tl.sum(weighted, 0)
+    store_partial(
+        partial_ptr, channel, channel_mask, tl.sum(total, 0), weighted, weighted, CHANNELS, 2
+    )
+    k = tl.arange(0, LENGTH)
+    offsets = (tl.program_id(0) * LENGTH + k[:, None]) * CHANNELS + channel[None, :]
+    tl.store(products_ptr + offsets, products, mask=channel_mask[None, :])
+
+
+@triton.jit
+def _first_gradient(
+    partial_ptr, stats_ptr, products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles,
+    square_tiles, rows,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
+    k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = channel < CHANNELS
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float64)
+    for start in range(0, tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)[:, None]
+        pointers = products_ptr + (tile * LENGTH + k) * CHANNELS + channel[None, :]
+        total += tl.load(pointers, mask=(tile < tiles) & mask[None, :], other=0).to(tl.float64)
+    squares = tl.zeros((ROWS, LENGTH), dtype=tl.float64)
+    for start in range(0, square_tiles, ROWS):
+        tile = start + tl.arange(0, ROWS)[:, None]
+        pointers = squares_ptr + (tile * LENGTH + k) * LENGTH + j[None, :]
+        squares += tl.load(pointers, mask=tile < square_tiles, other=0).to(tl.float64)
+    row = tl.sum(squares, 0)
+    weights = tl.load(
+        weight_ptr + channel[None, :] * count + j[:, None],
+        mask=mask[None, :] & (j < count)[:, None],
+        other=0,
+    ).to(tl.float64)
+    d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
+    s, a, b = store_coefficients(  # each row of programs the same
+        coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
+        2,
+    )  # fmt: skip
+    gradient = s * tl.sum(total, 0) + a * tl.sum(row[:, None] * weights, 0)
+    gradient += b * tl.sum(tl.where(j == count, row, 0.0), 0)
+    tl.store(out_ptr + channel * count + k, gradient.to(tl.float32), mask=mask)
+
+
+def supports_first(
+    weight: Tensor, stride: object, padding: object, dilation: object, groups: int
+) -> bool:
+    """Whether :func:`first_statistics` takes a convolution: short sums, and images keep their
+    size."""
+    outputs, inputs, down, across = weight.shape
+    side = (down - 1) // 2
+    same = down == across and down % 2 == 1 and padding == (side, side)
+    plain = all(value == (1, 1) for value in (stride, dilation)) and groups == 1
+    return same and plain and inputs * down * across <= LONGEST and outputs >= 16
+
+
+def first_statistics(x: Tensor, weight: Tensor, norm: Normalisation) -> tuple[Tensor, Tensor]:
+    """Return the statistics of a first layer's sums, and XᵀX per tile."""
+    constants = {**tile_constants(first_shape(x, weight)), **first_constants(x, weight)}
+    rows, outputs, length = x.numel() // x.shape[1], len(weight), constants["LENGTH"]
+    tiles = min(triton.cdiv(rows, ROWS), MOMENT_PROGRAMS)
+    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
+    squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
+    _first_moments[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
+        x, weight, norm.module.running_mean, norm.quanta, partial, squares, rows, **constants,
+        ROWS=ROWS, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return partial_statistics(partial, norm, rows, 1.0), squares
+
+
+def first_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
+    """Return the shape of a first layer's sums."""
+    return len(x), len(weight), *x.shape[2:]
+
+
+def first_constants(x: Tensor, weight: Tensor) -> dict[str, Any]:
+    """Return what a kernel must know of a first layer beside the shape of its sums."""
+    length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
+    shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
+    return {**shape, "PRECISION": _precision()}
+
+
+def first_weight_gradient(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    stats: Tensor,
+    stair: PreparedStair,
+    argmax: Tensor | None,
+    squares: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the coefficients of the backward pass, and the gradient of the quantised weights in
+    float32, in their memory layout."""
+    constants = {**tile_constants(first_shape(x, weight)), **first_constants(x, weight)}
+    outputs, length, count = len(weight), constants["LENGTH"], x.numel() // x.shape[1]
+    rows = dy.numel() // outputs
+    tiles = min(triton.cdiv(rows, ROWS), GRADIENT_PROGRAMS)
+    partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
+    products = torch.empty((tiles, length, outputs), dtype=torch.float32, device=x.device)
+    _reduce_first[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
+        dy, dy if argmax is None else argmax, x, weight, stats, stair.table, stair.row, partial,
+        products, rows, count, **constants, **stair.constants, ROWS=ROWS, POOL=argmax is not None,
+        num_warps=4, num_stages=1, enable_fp_fusion=True,
+    )  # fmt: skip
+    coefficients = torch.empty((5, outputs), device=x.device)
+    gradient = torch.empty_like(weight, dtype=torch.float32)
+    _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FEW_CHANNELS))](
+        partial, stats, products, squares, weight, coefficients, gradient, tiles, len(squares),
+        count, outputs, length, TILES, FEW_CHANNELS, num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
+    return coefficients, gradient
+
+
+def _precision() -> str:
+    """Return the precision of float32 products that torch uses for its own convolutions."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        tf32 = cudnn.allow_tf32
+    except RuntimeError:  # it was set per operation
+        tf32 = cudnn.conv.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"
