@@ -27,16 +27,17 @@ from twins import STAIRS, batch, differences, distance, learn, model, pair
 
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
-    """Every family × forward in float32, every stair; no layer without a gradient."""
+    """Every family × forward in float32, every stair, many images; each layer has a gradient."""
     from softstair.fused import fused
 
     torch.backends.cudnn.allow_tf32 = False
     forwards = ("mode", "expectation", "hard")
     cells = [*itertools.product(("ternary", "INT4"), ss.noise.names(), forwards)]
     cells += [(stairs, "uniform", "mode") for stairs in STAIRS]
-    for stairs, noise, forward in cells:
-        net, twin = pair(stairs, noise, forward)
-        x, y = batch(images=16)
+    cases = [(*cell, 8, 16) for cell in cells] + [("INT8 first", "uniform", "mode", 32, 256)]
+    for stairs, noise, forward, side, images in cases:
+        net, twin = pair(stairs, noise, forward, side)
+        x, y = batch(side, images)
         run = fused(net.cuda())
         assert run is not None
         scores, wanted = learn(run, x.cuda(), y.cuda()), learn(twin, x.double(), y)
