@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair import _check, _plugins
+from softstair import _check, _plugins, kernels
 from softstair._errors import SoftstairError, first_line
 from softstair.data.batches import Examples
 from softstair.nn import stair_modules
@@ -53,17 +53,16 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
     with state.autocast():
         scores = state.forward(x)
         if state.own_loss is None:
-            loss = cross_entropy(scores, y, share, state.recipe.label_smoothing)
+            loss, correct = cross_entropy(scores, y, share, state.recipe.label_smoothing)
         else:
-            loss = state.own_loss(scores, y)
+            loss, correct = state.own_loss(scores, y), (scores.argmax(1) == y).sum()
         if state.teacher is not None:
             loss = state.teacher(loss, scores, x)
     state.clear_gradients()
     with state.team.connected():  # DistributedDataParallel averages the gradients here
         loss.backward()
-    with torch.no_grad():
-        correct = (scores.argmax(1) == y).sum()
-        if state.team.size > 1:
+    if state.team.size > 1:
+        with torch.no_grad():
             # Over the processes: means of the statistics and the loss, the sum of `correct`.
             state.team.average([*state.running_statistics(), loss], correct)
     state.update()
@@ -85,22 +84,29 @@ def own_loss(name: str, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
     return cast(Callable[[Tensor, Tensor], Tensor], loss)
 
 
-def cross_entropy(scores: Tensor, y: Tensor, share: Tensor | None, smoothing: float) -> Tensor:
-    """Return the mean cross entropy of a batch with labels that may be smoothed and mixed.
+def cross_entropy(
+    scores: Tensor, y: Tensor, share: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cross entropy of a batch, and how many labels have the highest score.
 
     A label has the probability 1 − ``smoothing`` + ``smoothing``/classes, each other class the
-    rest in equal parts. ``share`` is that of the labels ``y.flip(0)``.
+    rest in equal parts. ``share`` is that of the labels ``y.flip(0)`` in a mixture. On CUDA, one
+    kernel does it all if there are few classes.
     """
-    if share is None and not smoothing:
-        return F.cross_entropy(scores, y)
-    # One matrix of probabilities: far fewer kernels than a sum of losses has.
+    if kernels.can_fuse(scores.device):
+        from softstair.kernels.triton import loss
+
+        if loss.supports_loss(scores):
+            return loss.cross_entropy(scores, y, share, smoothing)
+    correct = (scores.argmax(1) == y).sum()
+    if share is None:
+        return F.cross_entropy(scores, y, label_smoothing=smoothing), correct
     rest = smoothing / scores.shape[1]
     targets = torch.full(scores.shape, rest, device=y.device)
     targets.scatter_(1, y[:, None], 1 - smoothing + rest)
-    if share is not None:
-        targets = targets.lerp(targets.flip(0), share)
+    targets = targets.lerp(targets.flip(0), share)
     logarithms = F.log_softmax(scores, 1, dtype=torch.float32)
-    return (targets * logarithms).sum() / -len(y)
+    return (targets * logarithms).sum() / -len(y), correct
 
 
 class CapturedStep(Step):
