@@ -335,7 +335,7 @@ def bits(seed, out, SIZE: tl.constexpr):
     theirs = tl.philox(key, low, at * 0 + (first >> 32).to(tl.int32), at * 0 + 1, at * 0, 7)
     ours, shared = (
         distributions.philox_words(key, number, SIZE, 1),
-        distributions.shared_words(key, number, SIZE),
+        distributions.shared_words(key, first >> 1, at >> 1, (at & 1) != 0),
     )
     for j in tl.static_range(4):
         tl.store(out + j * SIZE + at, theirs[j].to(tl.uint32, bitcast=True).to(tl.int64))

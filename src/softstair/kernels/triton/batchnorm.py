@@ -19,7 +19,7 @@ from torch import Tensor
 
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.convolution import window_row
-from softstair.kernels.triton.distributions import ROUNDS
+from softstair.kernels.triton.distributions import shared_words
 from softstair.kernels.triton.first import (
     NO_TAPS,
     first_constants,
@@ -88,11 +88,12 @@ def _forward(
     if TAPS > 0:
         weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
     if FORWARD == "random":
-        # One counter for four parts: each takes one of its words.
-        tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        number = tile.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        low, high = number.to(tl.int32), (number >> 32).to(tl.int32)
-        words = tl.philox(tl.load(seed_ptr), low, high, low * 0, low * 0, ROUNDS)
+        # Each of the four parts takes one of four words.
+        pairs: tl.constexpr = (CHANNELS + 1) // 2
+        first = tl.program_id(0).to(tl.int64) * (ROWS * pairs) + tl.program_id(1) * (BLOCK // 2)
+        lane = tl.arange(0, BLOCK)[None, :]
+        pair = tl.arange(0, ROWS)[:, None] * pairs + (lane >> 1)
+        words = shared_words(tl.load(seed_ptr), first, pair, (lane & 1) != 0)
     positions: tl.constexpr = HEIGHT * WIDTH // (4 if POOL else 1)
     tiles: tl.constexpr = 1 if POOL else PARTS
     best = tl.zeros((ROWS, BLOCK), dtype=tl.float32)

@@ -284,7 +284,12 @@ def _copy_sign(value, sign):
 @triton.jit
 def random_words(seed, number, BLOCK: tl.constexpr, HALF: tl.constexpr):
     """Four blocks of random 32-bit words, the ``number``-th quadruple of a seed."""
-    return shared_words(seed, number, BLOCK) if HALF else philox_words(seed, number, BLOCK, 0)
+    if HALF:
+        lane = tl.arange(0, BLOCK)
+        words = shared_words(seed, number * (BLOCK // 2), lane >> 1, (lane & 1) != 0)
+    else:
+        words = philox_words(seed, number, BLOCK, 0)
+    return words
 
 
 @triton.jit
@@ -294,16 +299,14 @@ def philox_words(seed, number, BLOCK: tl.constexpr, stream):
 
 
 @triton.jit
-def shared_words(seed, number, BLOCK: tl.constexpr):
-    """Four blocks from half as many random words: two neighbours, which one thread handles, share a
-    word, the second with its halves exchanged.
+def shared_words(seed, first, pair, is_second):
+    """Four blocks from half as many random words: two neighbours, which one thread handles, share
+    word first + pair, the second with its halves exchanged.
 
     Each word is uniform. The upper halves of two neighbours are independent, so that the joint
     probability of two levels is the product to within 2⁻¹⁶.
     """
-    lane = tl.arange(0, BLOCK)
-    is_second = (lane & 1) != 0
-    a, b, c, d = _philox(seed, number * (BLOCK // 2), lane >> 1, 0, IS_CUDA)
+    a, b, c, d = _philox(seed, first, pair, 0, IS_CUDA)
     return (
         _exchange_halves(a, is_second),
         _exchange_halves(b, is_second),
