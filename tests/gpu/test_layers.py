@@ -386,6 +386,17 @@ def test_captured_step_is_the_step() -> None:
         assert float(((moved - moved_too).abs() > 1e-4).double().mean()) < 0.02, forward
 
 
+def test_a_step_is_captured_at_the_end_of_an_epoch() -> None:
+    """The steps that run before take further batches, which the epoch does not have."""
+    trained, examples = state("mode", static_std=True)
+    trained.begin_epoch()
+    trained.step = trained.steps - 1
+    CapturedStep(trained, examples)()
+    torch.cuda.synchronize()
+    assert trained.step == trained.steps
+    assert torch.isfinite(trained.loss)
+
+
 OPTIONS = {
     "latent_rate": 0.03, "norm_rate": 0.3, "last_rate": 0.1, "rate_shape": "cosine",
     "warm_up": 0.25, "weight_decay": 0.1, "norm_decay": 0.0, "clip_gradient": 1.0,

@@ -122,10 +122,11 @@ class CapturedStep(Step):
     def __init__(self, state: State, examples: Examples) -> None:
         super().__init__(state, examples)
         device, self.replay = state.device, Replay(state.network)
-        # The graph reads these three tensors at fixed addresses: only their values may change.
-        self._order = torch.zeros(state.example_count, dtype=torch.int64, device=device)
-        self._next_step = torch.zeros((), dtype=torch.int64, device=device)  # as state.step
-        self._offsets = torch.arange(state.recipe.batch, device=device)
+        # The graph reads these tensors at fixed addresses: only their values may change. Behind the
+        # order are indices for the steps that run before a capture at the end of an epoch.
+        size = state.example_count + WARM_UP_STEPS * state.recipe.batch
+        self._order = torch.zeros(size, dtype=torch.int64, device=device)
+        self._places = torch.arange(state.recipe.batch, device=device)  # of the next batch
         self._copied_order: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._truncated_layers: tuple[int, ...] = ()
@@ -137,8 +138,9 @@ class CapturedStep(Step):
         state.begin_step()
         if self._copied_order is not state.order:  # a new epoch, or a resumed one
             assert state.order is not None
-            self._order.copy_(state.order)
-            self._next_step.fill_(state.step)
+            self._order[: len(state.order)] = state.order
+            first = state.step * state.recipe.batch
+            torch.arange(first, first + state.recipe.batch, out=self._places)
             self._copied_order = state.order
         layers = state.truncated_layers
         if self._graph is None or layers != self._truncated_layers:
@@ -150,16 +152,15 @@ class CapturedStep(Step):
 
     def _train_on_next_batch(self) -> None:
         """Run the operations that the graph records; the position in the epoch advances."""
-        batch_size = self.state.recipe.batch
-        indices = self._order.index_select(0, self._next_step * batch_size + self._offsets)
-        self._next_step += 1
+        indices = self._order.index_select(0, self._places)
+        self._places += self.state.recipe.batch
         train_on(self.state, self.examples, indices)
 
     def _capture(self) -> None:
         # Free the old graph first, with its gradients: two graphs would double the peak memory.
         self._graph = None
         self.state.clear_gradients()
-        with preserve(self.state, self._next_step):
+        with preserve(self.state, self._places):
             # torch requires a side stream for steps before a capture.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
