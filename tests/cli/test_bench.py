@@ -52,12 +52,15 @@ def test_all_parts_are_measured_shown_and_written(
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
-def test_json_contains_the_command_to_repeat_it(run: Run) -> None:
+def test_json_contains_the_command_and_the_commit_to_repeat_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softstair.bench.clock.source_commit", lambda: "abc1234")
     words = [*TINY, "--only", "operator", "--stairs", "heaviside", "--json", "figures of today"]
     assert run(*words)[0] == 0
     figures = json.loads(Path("figures of today").read_text())
     program, *again = shlex.split(figures["command"])
-    assert program == "softstair"
+    assert (program, figures["commit"]) == ("softstair", "abc1234")
     first, second = (parse(bench.Command, line[1:], "softstair bench") for line in (words, again))
     assert first == second
     assert set(figures) & set(bench.PARTS) == {"operator"}

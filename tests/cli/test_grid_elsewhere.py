@@ -83,7 +83,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[Training]:
 def test_a_second_machine_trains_exactly_what_the_first_did_not(
     uninterrupted: list[Training], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softstair.train.loop._commit", lambda: "abc1234")
+    monkeypatch.setattr("softstair.train.loop.source_commit", lambda: "abc1234")
     monkeypatch.setattr("softstair.train.pool.Worker", WorkerHere)
     monkeypatch.setattr(progress, "_datasets", {})
     Path("mine.toml").write_text(DESIGN)

@@ -42,7 +42,7 @@ from softstair.train import (
     trained_network,
 )
 from softstair.train.checkpoint import CheckpointError
-from softstair.train.loop import _commit
+from softstair.train.loop import source_commit
 from softstair.train.recipe import OLDER_VALUES
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
@@ -594,7 +594,7 @@ def test_a_loss_that_is_not_finite_is_never_saved(
 
 def test_commit_is_one_short_line_and_git_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTSTAIR_COMMIT", "abc\n" + 1000 * "d")
-    assert _commit.__wrapped__() == "abc" + 97 * "d"
+    assert source_commit.__wrapped__() == "abc" + 97 * "d"
     monkeypatch.delenv("SOFTSTAIR_COMMIT")
     monkeypatch.setenv("PATH", "")
-    assert _commit.__wrapped__() is None
+    assert source_commit.__wrapped__() is None

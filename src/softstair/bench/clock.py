@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import softstair
 from softstair import _check
+from softstair.train.loop import source_commit
 
 REPEATS = (1, 1000)
 """Smallest and largest number of samples."""
@@ -226,7 +227,7 @@ class _AllocationCounter(TorchDispatchMode):
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """Return the machine and the versions as plain data."""
+    """Return the machine, the versions and the commit of softstair as plain data."""
     cuda = device.type == "cuda"
     cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
     packages: dict[str, str | None] = {"triton": None, "brevitas": None}
@@ -237,6 +238,7 @@ def about(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else cores,
         "threads": torch.get_num_threads(),
         "softstair": softstair.__version__,
+        "commit": source_commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if cuda else None,

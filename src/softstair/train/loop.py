@@ -373,7 +373,7 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
         "threads": torch.get_num_threads(),
         "versions": {
             "softstair": softstair.__version__,
-            **({} if (commit := _commit()) is None else {"commit": commit}),
+            **({} if (commit := source_commit()) is None else {"commit": commit}),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
@@ -381,7 +381,7 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
 
 
 @functools.cache
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """Return the commit of softstair: SOFTSTAIR_COMMIT, or that of the repository it runs from."""
     folder = Path(softstair.__file__).parents[2]
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
