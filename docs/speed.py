@@ -25,6 +25,7 @@ STAIRS = {
 DTYPES = ("bfloat16", "float32")
 NOISES = ("uniform", "triangular", "normal", "logistic")
 FORWARDS = ("expectation", "mode", "random", "hard")
+SPEEDS = ("images/s", "speed / float twin", "peak memory / float twin")
 GOAL = 0.8
 
 Rows = list[dict[str, Any]]
@@ -32,27 +33,49 @@ Rows = list[dict[str, Any]]
 
 def steps(rows: Rows) -> str:
     """A row for each network that was trained."""
-    heads = ("network", "ms", "images/s", "speed / float twin", "peak memory / float twin")
+    heads = ("network", "precision", "ms", *SPEEDS)
     table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for number, row in enumerate(rows):
         name = NETWORKS.get(row["name"], row["name"]) + ("" if number else " (the float twin)")
-        cells = f"{1e3 * row['times']['median']:.2f} | {row['images_per_second']:,.0f}"
-        table.append(f"| {name} | {cells} | {row['ratio']:.2f} | {row['memory_ratio']:.2f} |")
+        precision = "FP8" if "FP8" in row["treatment"] else "bfloat16"
+        cells = [name, precision, f"{1e3 * row['times']['median']:.2f}", *_speeds(row)]
+        table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
 
 
-def phases(partition: dict[str, Any]) -> str:
-    """A row for each phase of the schedule, and one for the whole."""
-    heads = ("layers annealed", "epochs", "ms per step", "images/s", "speed-up over static noise")
+def resnet20(fast: Rows, float8: Rows) -> str:
+    """A row for the float twin and each forward mode, as fast has them and with float8."""
+    heads = ("network", *SPEEDS, *(f"{head}, FP8" for head in SPEEDS))
     table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for phase in partition["phases"]:
-        milliseconds = 1e3 * phase["times"]["median"]
-        images = partition["batch"] / phase["times"]["median"]
-        cells = f"{phase['epochs']} | {milliseconds:.2f} | {images:,.0f} | {phase['speed_up']:.2f}"
-        table.append(f"| {len(phase['annealed'])} | {cells} |")
-    images = partition["images_per_second"]
-    cells = f"{partition['epochs']} | | {images:,.0f} | {partition['speed_up']:.2f}"
-    return "\n".join([*table, f"| all phases, with captures | {cells} |"])
+    for number, (row, other) in enumerate(zip(fast, float8, strict=True)):
+        if row["name"] in FORWARDS or not number:
+            cells = [row["name"] if number else "float twin", *_speeds(row), *_speeds(other)]
+            table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def _speeds(row: dict[str, Any]) -> list[str]:
+    images = f"{row['images_per_second']:,.0f}"
+    return [images, f"{row['ratio']:.2f}", f"{row['memory_ratio']:.2f}"]
+
+
+def phases(partition: dict[str, Any], twin: dict[str, Any]) -> str:
+    """A row for each phase of the schedule, and one for the whole."""
+    heads = ("layers annealed", "epochs", "ms per step", "images/s")
+    heads += ("speed / static noise", "speed / float twin")
+    table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = [
+        (len(phase["annealed"]), phase["epochs"], f"{1e3 * phase['times']['median']:.2f}",
+         partition["batch"] / phase["times"]["median"], phase["speed_up"])
+        for phase in partition["phases"]
+    ]  # fmt: skip
+    whole = (partition["images_per_second"], partition["speed_up"])
+    lines.append(("all phases, with captures", partition["epochs"], "", *whole))
+    for name, epochs, milliseconds, images, speed in lines:
+        ratio = images / twin["images_per_second"]
+        cells = f"{epochs} | {milliseconds} | {images:,.0f} | {speed:.2f} | {ratio:.2f}"
+        table.append(f"| {name} | {cells} |")
+    return "\n".join(table)
 
 
 def forward(rows: Rows) -> str:
@@ -101,9 +124,14 @@ def _table(lines: dict[str, Rows], way: str) -> str:
 def rewritten(page: str) -> str:
     """The page with its tables as they are now."""
     measured, rows = _read("speed-h200"), _read("speed-h200-operator")["operator"]
+    networks = measured["step"]["rows"]
+    fast, float8 = (
+        _read(f"speed-h200-resnet20{precision}")["step"]["rows"] for precision in ("", "-float8")
+    )
     parts = {
-        "steps": steps(measured["step"]["rows"]),
-        "phases": phases(measured["partition"]),
+        "steps": steps(networks),
+        "ResNet-20": resnet20(fast, float8),
+        "phases": phases(measured["partition"], networks[0]),
         "forward": forward(rows),
         "backward": backward(rows),
         "narrowest": narrowest(rows),

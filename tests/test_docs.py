@@ -489,6 +489,54 @@ def test_gradients_in_float8_have_the_interval_of_the_table() -> None:
         assert f"{words[1]} to {words[2]}" in sentence
 
 
+def test_speed_in_sentences_is_that_of_the_results() -> None:
+    page, readme = text_of(DOCS / "speed.md"), text_of(ROOT / "README.md")
+    bench = json.loads(text_of(RESULTS / "speed-h200.json"))
+    ratio = {row["name"]: row["ratio"] for row in bench["step"]["rows"]}
+    twin, partition = bench["step"]["rows"][0]["images_per_second"], bench["partition"]
+    name = "uniform-mode-std-partition-homogeneous"
+    run, earlier, bfloat16 = (
+        next(t for t in load(RESULTS / file) if (t.configuration, t.fold) == (name, 0))
+        for file in (
+            "variations/cifar10-500-epochs-float8.csv",
+            "variations/cifar10-500-epochs-float8-bbe35d4.csv",
+            "reproduction/cifar10-500-epochs.parquet",
+        )
+    )
+    speed = run.images_per_second or 0.0
+    assert readme.count(f" {ratio['mode']:.2f} ") == 2
+    assert f"| {speed / twin:.2f} | float twin in bfloat16" in readme
+    assert f"{speed / twin:.1f} times" in readme
+    below = 100 * (1 - speed / partition["images_per_second"])
+    static = partition["static_images_per_second"]
+    captures = [phase["capture"] for phase in partition["phases"]]
+    fast, float8 = (
+        next(
+            row["ratio"]
+            for row in json.loads(text_of(file))["step"]["rows"]
+            if row["name"] == "mode"
+        )
+        for file in (RESULTS / f"speed-h200-resnet20{end}.json" for end in ("", "-float8"))
+    )
+    for sentence in (
+        f"reached {speed:,.0f}\nimages/s",
+        f"{below:.1f} % less than computed, and {speed / twin:.2f} times",
+        f"of which {run.seconds:.0f} s were training steps",
+        f"computes {static:,.0f} images/s for static noise",
+        f"reached {speed / static:.2f} times as many",
+        f"took {min(captures):.2f} to {max(captures):.2f} s",
+        f"(mode: {float8:.2f} instead of {fast:.2f} times the float twin)",
+        f"[{100 / partition['phases'][-1]['speed_up']:.0f} %](#partition)",
+    ):
+        assert sentence in page, sentence
+    valid, test = (
+        [f"{100 * (getattr(t, column) or 0.0):.2f}" for t in (run, earlier, bfloat16)]
+        for column in ("valid_accuracy", "test_accuracy")
+    )
+    assert f"validation {valid[0]} and {valid[1]} %, test {test[0]} and {test[1]} %" in page
+    assert f"({valid[2]} and {test[2]} %;" in page
+
+
 RESNET20 = {
     "float, Nesterov": "float, 160 epochs",
     "int4, calibrated, from float, Nesterov": "`int4`, 100 epochs",
