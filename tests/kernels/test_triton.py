@@ -547,7 +547,7 @@ def test_fused_kernels_compile_without_the_interpreter(
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
     constants |= dict(SHORTCUT=taps == 0, STORE=True, TRANSPOSE=count == 2, SUMS=2 + taps // 3)
-    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee")
+    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee", LOADED=4)
     types = {"rows": "i32", "count": "i32", "images": "i32", "per_quantum": "fp32"}
     types |= {"seed_ptr": "*i64", "integers_ptr": "*i8", "argmax_ptr": "*i8"}
     types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if count == 2 else {})
@@ -576,6 +576,29 @@ def test_fused_kernels_compile_without_the_interpreter(
         assert "wgmma.mma_async" in code["ptx"]
         assert "ttg.local_load" not in code["ttgir"]  # no factor in registers
         assert ("async_copy_global" in code["ttgir"]) == values["GATHER"]
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    ("sums", "dy", "pooled"),
+    [("int32", "bfloat16", True), ("float32", "float32", True), ("float32", "float32", False)],
+)
+def test_tiles_fit_into_the_shared_memory_of_small_gpus(sums, dy, pooled, tmp_path, monkeypatch):
+    """Four tiles of pooled features, or of three float32 tensors, would not."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    backward, moments = (
+        importlib.import_module(f"softstair.kernels.triton.{n}")
+        for n in ("batchnorm_backward", "moments")
+    )
+    loaded = [torch.empty(4, dtype=getattr(torch, name)) for name in (dy, "int8" if pooled else dy)]
+    features = torch.empty(512, 64, 2, 2, dtype=getattr(torch, sums))
+    _, constants = moments.reduction(features, 2048, pooled, loaded)
+    constants |= dict(COUNT=2, FAMILY="uniform", POOL=pooled, SHORTCUT=not pooled, SUMS=2)
+    names = {"int32": "*i32", "bfloat16": "*bf16", "float32": "*fp32"}
+    types = {"rows": "i32", "count": "i32", "per_unit": "fp32", "zeros_ptr": "*i64"}
+    types |= {"sums_ptr": names[sums], "dy_ptr": names[dy], "argmax_ptr": "*i8"}
+    code = compile_kernel(backward._reduce_dz, constants, types, "*fp32", capability=86)
+    assert "async_copy_global" in code["ttgir"]
 
 
 @pytest.mark.nightly
@@ -614,7 +637,11 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
     compile_kernel(loss._cross_entropy, dict(CLASSES=10, ROWS=256, BLOCK=16), types, "*fp32")
 
 
-def compile_kernel(kernel, constants, types, default):
+SHARED_MEMORY = {86: 99 * 1024, 90: 227 * 1024}
+"""Bytes that a program may use, by compute capability."""
+
+
+def compile_kernel(kernel, constants, types, default, capability=90):
     compiler = pytest.importorskip("triton.backends.compiler")
     own = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature = {n: "constexpr" if n in own else types.get(n, default) for n in kernel.arg_names}
@@ -625,9 +652,10 @@ def compile_kernel(kernel, constants, types, default):
         if isinstance(kind, str) and kind.startswith("*")
     }
     source = triton.compiler.ASTSource(kernel, signature, own, attributes)
-    target = compiler.GPUTarget("cuda", 90, 32)
+    target = compiler.GPUTarget("cuda", capability, 32)
     built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
     assert "st.global" in built.asm["ptx"]
+    assert built.metadata.shared <= SHARED_MEMORY[capability]
     return built.asm
 
 

@@ -26,7 +26,6 @@ from softstair.kernels.triton.batchnorm import (
 from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.moments import (
     ADDED,
-    LOADED,
     WARPS,
     add_partials,
     is_last,
@@ -81,7 +80,7 @@ def _reduce_dz(
     coefficients_ptr, zeros_ptr, rows, count, per_unit,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
-    SHORTCUT: tl.constexpr, SUMS: tl.constexpr,
+    SHORTCUT: tl.constexpr, SUMS: tl.constexpr, LOADED: tl.constexpr,
 ):  # fmt: skip
     """Sum dz, dz·(c − μ) and, of three SUMS, dz² over the rows of this program's tiles. The last
     program stores the coefficients."""
@@ -213,7 +212,8 @@ def reduce_dz(
     channels = sums.shape[1]
     count = sums.numel() // channels
     rows, number = count if argmax is None else count // 4, 3 if sizes else 2
-    grid, constants = reduction(sums, rows, argmax is not None)
+    others = [tensor for tensor in (dy, argmax, shortcut) if tensor is not None]
+    grid, constants = reduction(sums, rows, argmax is not None, others)
     partial = torch.empty((grid[0], number, channels), device=sums.device)
     coefficients = torch.empty((3 + number, channels), device=sums.device)
     _reduce_dz[grid](

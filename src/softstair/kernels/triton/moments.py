@@ -31,9 +31,10 @@ REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 4096, 64, 132, 4
 """Of kernels that sum over rows: elements of a tile and most channels of it, programs (one for each
 multiprocessor of a large GPU: the last one adds what they store) and their warps."""
 FEW_ROWS, LEAST_CHANNELS = 512, 16
-"""So few rows are one tile of so few channels, so that enough programs have work."""
-LOADED = tl.constexpr(4)
-"""Tiles of these kernels that are loaded at a time."""
+"""With at most so many rows, a tile has at most so many channels: more programs have work then."""
+LOADED, SHARED = 4, 99 * 1024
+"""Most tiles that these kernels load at a time, and the bytes of shared memory that all of them but
+one may take: GPUs of compute capability 8.6, 8.9 and 12.0 have no more for a program."""
 ADDED = tl.constexpr(1024)
 """Partial sums of tiles and channels that the last program, alone, adds at a time."""
 
@@ -81,7 +82,7 @@ def is_last(counter_ptr, programs):
 def _moments(
     sums_ptr, partial_ptr, zeros_ptr, stats_ptr, gamma_ptr, beta_ptr, running_mean_ptr,
     running_var_ptr, tracked_ptr, quanta_ptr, rows, unit, per_unit, eps, momentum,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOADED: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
@@ -240,7 +241,7 @@ def batch_statistics(sums: Tensor, norm: Normalisation, unit: float = 1.0) -> Te
     stats, arguments = norm.arguments(rows, unit)
     _moments[grid](
         sums, partial, norm.zeros, *arguments, channels, constants["ROWS"], constants["BLOCK"],
-        num_warps=WARPS, enable_fp_fusion=True,
+        constants["LOADED"], num_warps=WARPS, enable_fp_fusion=True,
     )  # fmt: skip
     return stats
 
@@ -281,14 +282,19 @@ def channel_block(channels: int) -> int:
 
 
 def reduction(
-    sums: Tensor, rows: int, pooled: bool = False
+    sums: Tensor, rows: int, pooled: bool = False, others: Sequence[Tensor] = ()
 ) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the grid (tiles, blocks of channels) and the constants of a kernel that sums over so
-    many rows. Each row of pooled features reads four of ``sums``: a tile has half as many then."""
+    many rows of ``sums`` and ``others``.
+
+    Each row of pooled features reads four rows of ``sums``: a tile has half as many rows then.
+    """
     constants = tile_constants(sums.shape)
     most = LEAST_CHANNELS if rows <= FEW_ROWS else REDUCED_CHANNELS
     constants["BLOCK"] = block = min(most, constants["BLOCK"])
     constants["ROWS"] = tile = REDUCED // block // (2 if pooled else 1)
+    size = sums.element_size() * (4 if pooled else 1) + sum(map(Tensor.element_size, others))
+    constants["LOADED"] = min(LOADED, 1 + SHARED // (tile * block * size))
     blocks = triton.cdiv(sums.shape[1], block)
     tiles = max(1, min(triton.cdiv(rows, tile), PROGRAMS // blocks))
     return (tiles, blocks), constants
