@@ -3,7 +3,7 @@
 The sums are read once by normalisation, stair and pooling together. In residual networks a shortcut
 is added before the stair. Where features and weights are integers times a quantum (mode, random and
 hard forwards, and every annealed layer) the sums are exact, from int8. The backward pass keeps the
-sums and the features.
+sums and the features; of a first layer, whose sums are computed again, only the input.
 
 Features with a learned quantum ε are ε·S(z/ε), with the stair S in quanta: γ and β are divided by
 ε before, and the levels of S multiplied. Sums of learned layers are in float. Weights whose quanta
@@ -162,7 +162,7 @@ class FusedLayer(nn.Module):
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
 
     @property
-    def is_first(self) -> bool:
+    def has_short_sums(self) -> bool:
         """Whether this is a convolution of few channels, such as an image has."""
         sums = self.sums
         return isinstance(sums, nn.Conv2d) and supports_first(
@@ -254,7 +254,7 @@ def _train(
             "batch normalisation needs more than one value per channel in training, but its input "
             f"has shape {(len(x), layer.norm.num_features, *sides)}."
         )
-    is_first = layer.is_first and shortcut is None and not x.requires_grad
+    is_first = layer.has_short_sums and shortcut is None and not x.requires_grad
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
     integers, weight = layer.source_integers(context), _rows(weight)

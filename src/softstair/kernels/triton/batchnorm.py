@@ -7,7 +7,8 @@ convolution has made these, :mod:`softstair.kernels.triton.moments`) and once fo
 
 which is pooled and written, in a float dtype and, if an integer convolution follows, as int8. In
 residual networks a shortcut is added to z. For the backward pass nothing is kept but c, the
-shortcut, and the argmax of pooling, one byte per element.
+shortcut, and the argmax of pooling, one byte per element; of a first layer
+(:mod:`softstair.kernels.triton.first`), not even c.
 """
 
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ __all__ = ["LayerOutput", "forward", "memory_format"]
 ELEMENTS = 2048
 """Of a tile, or of each of the four that a program handles together."""
 IMAGES = 64
-"""Images of a tile whose transpose is stored; it has at most as many channels. In a first layer it
-has half as many images and all channels, which share the taps."""
+"""Images of a tile whose transpose is stored, and most channels of it. A tile of a first layer has
+half as many images and twice as many channels, which use the same taps."""
 
 
 class LayerOutput(NamedTuple):
@@ -166,13 +167,14 @@ def forward(
     """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
     ``shortcut``, pooled 2×2 with ``pool``, and in quanta too if the ``quantum`` is given: as int8,
     and in the dtype ``last_dtype`` with images last. With ``stored=False`` y only has a shape and a
-    dtype, and must not be read. With the ``weight`` of a first layer, its input takes the place of
-    the sums."""
+    dtype, and must not be read. With the ``weight`` of a first layer, ``sums`` is the input of the
+    layer."""
     taps, given = NO_TAPS, tuple(sums.shape)
     if weight is not None:
         taps, given = first_constants(sums, weight), first_shape(sums, weight)
     if stats is None and last_dtype is None and sums.numel() % CHANNELS == 0:
-        constants = tile_constants((sums.numel() // CHANNELS, CHANNELS))  # all elements are alike
+        # Weights: the same stair for each element, whatever its channel.
+        constants = tile_constants((sums.numel() // CHANNELS, CHANNELS))
     else:
         constants = tile_constants(given)
     height, width = constants["HEIGHT"], constants["WIDTH"]

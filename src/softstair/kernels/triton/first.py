@@ -1,16 +1,16 @@
 """A first layer: a convolution of few channels, whose input needs no gradient.
 
-Its products are too short for a library's tensor cores. The taps of all channels are a row of a
-matrix X, gathered as needed from the cache. The sums c = X·W, the largest tensor of many networks,
-are never stored: each pass computes them again. The first pass makes their moments and XᵀX, the
-second one the features (:mod:`softstair.kernels.triton.batchnorm`). Of the gradients, with the
-coefficients of :mod:`softstair.kernels.triton.batchnorm_backward`, only that of the weights is
-needed,
+Its sums have too few products for the tensor cores of a library. A row of the matrix X contains the
+inputs of one pixel, at all taps; kernels gather it from the image, which the cache holds. The sums
+c = X·W, the largest tensor of many networks, are not stored: every kernel that needs them computes
+them again. In the forward pass, one kernel computes their moments and XᵀX, and another the features
+(:mod:`softstair.kernels.triton.batchnorm`). The backward pass computes the gradient of the weights,
 
     Xᵀdc = s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1
 
-of which Xᵀdz alone needs a pass over memory, the one that sums dz; dc is never made. A column of
-ones in X adds Xᵀ1 to XᵀX.
+with the coefficients of :mod:`softstair.kernels.triton.batchnorm_backward`. Only Xᵀdz needs a pass
+over memory, the same that sums dz; dc is not computed. X has a column of ones, so that XᵀX contains
+Xᵀ1.
 """
 
 from typing import Any
@@ -45,13 +45,13 @@ __all__ = [
 ]
 
 LONGEST = 63
-"""Products per sum of a first layer; the column of ones is added."""
+"""Most products per sum of a first layer: with the column of ones, X has at most 64 columns."""
 ROWS, MOMENT_PROGRAMS, GRADIENT_PROGRAMS = 16, 528, 264
-"""Of a tile, and programs of the two passes that sum over rows."""
+"""Rows of a tile, and most programs of the kernels that sum over rows: of moments, of gradients."""
 NO_TAPS: dict[str, Any] = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
-"""For kernels that load the sums."""
+"""Constants of a kernel for a layer whose sums are loaded."""
 TILES, FEW_CHANNELS = 64, 32
-"""Partial sums of the gradient that are added at a time: so many tiles of so few channels."""
+"""Tiles and channels whose partial sums of the gradient are added at a time."""
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def load_taps(
     x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     TAPS: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Rows of X with a column of ones after the taps, and of length LENGTH, in float32."""
+    """Rows of X in float32: the taps, a one, and zeros to the length LENGTH."""
     k, mask = tl.arange(0, LENGTH), row < rows
     taps = gather(
         x_ptr, row, mask, k, HEIGHT, WIDTH, HEIGHT, WIDTH, INPUTS, TAPS, TAPS, TAPS // 2, 1
@@ -122,12 +122,12 @@ def _first_moments(
 
 
 @triton.jit
-def _add_pixel(
+def _select_pixel(
     x_ptr, weights, sums, argmax, row, j, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums, with those of a first layer's j-th pixels where these won in pooling, and the taps
-    of these pixels."""
+    """Return the sums, replaced by those of the j-th pixel of each window where it won in pooling,
+    and the taps of these pixels."""
     source = window_row(row, j, HEIGHT, WIDTH)
     found, taps = first_sums(
         x_ptr, weights, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
@@ -154,19 +154,19 @@ def _first_dz(
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
     if POOL:
         argmax = tl.load(argmax_ptr + offsets, mask=mask, other=0)
-        sums, taps_0 = _add_pixel(
+        sums, taps_0 = _select_pixel(  # one of the four replaces dy
             x_ptr, weights, dy, argmax, row, 0, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
             PRECISION,
         )  # fmt: skip
-        sums, taps_1 = _add_pixel(
+        sums, taps_1 = _select_pixel(
             x_ptr, weights, sums, argmax, row, 1, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
             PRECISION,
         )  # fmt: skip
-        sums, taps_2 = _add_pixel(
+        sums, taps_2 = _select_pixel(
             x_ptr, weights, sums, argmax, row, 2, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
             PRECISION,
         )  # fmt: skip
-        sums, taps_3 = _add_pixel(
+        sums, taps_3 = _select_pixel(
             x_ptr, weights, sums, argmax, row, 3, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
             PRECISION,
         )  # fmt: skip
@@ -249,7 +249,7 @@ def _first_gradient(
         other=0,
     ).to(tl.float64)
     d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
-    s, a, b = store_coefficients(  # each row of programs the same
+    s, a, b = store_coefficients(  # all programs of these channels store the same
         coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
         2,
     )  # fmt: skip
@@ -261,8 +261,7 @@ def _first_gradient(
 def supports_first(
     weight: Tensor, stride: object, padding: object, dilation: object, groups: int
 ) -> bool:
-    """Whether :func:`first_statistics` takes a convolution: short sums, and images keep their
-    size."""
+    """Whether the kernels compute such a convolution: short sums, and images keep their size."""
     outputs, inputs, down, across = weight.shape
     side = (down - 1) // 2
     same = down == across and down % 2 == 1 and padding == (side, side)
@@ -290,7 +289,7 @@ def first_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 
 def first_constants(x: Tensor, weight: Tensor) -> dict[str, Any]:
-    """Return what a kernel must know of a first layer beside the shape of its sums."""
+    """Return the constants of a kernel that describe a first layer, beside those of its sums."""
     length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
     shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
     return {**shape, "PRECISION": _precision()}

@@ -28,8 +28,8 @@ CHANNELS = 128
 TILES, FEW_CHANNELS = 512, 4
 """Partial sums that are added at a time: so many tiles of so few channels."""
 REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 4096, 64, 132, 4
-"""Of kernels that sum over rows: elements of a tile and most channels of it, programs (one for each
-multiprocessor of a large GPU: the last one adds what they store) and their warps."""
+"""For kernels that sum over rows: elements of a tile, most channels of a tile, most programs (one
+per multiprocessor of a large GPU; the last program adds what all have stored) and warps."""
 FEW_ROWS, LEAST_CHANNELS = 512, 16
 """With at most so many rows, a tile has at most so many channels: more programs have work then."""
 LOADED, SHARED = 4, 99 * 1024
