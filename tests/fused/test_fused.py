@@ -245,6 +245,39 @@ def test_a_kernel_larger_than_the_image_is_an_error():
         kernels.convolve_int8(x, w, padding=0, stride=2)
 
 
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize(
+    ("images", "inputs", "taps", "outputs", "sides", "learns_input"),
+    [
+        (2, 7, 1, 20, (3, 5), False),  # 140 weights: no rows of 128
+        (2, 3, 3, 20, (2, 4), True),  # as any other layer
+        (65, 1, 3, 16, (2, 2), False),
+        (3, 7, 3, 130, (4, 2), False),
+        (1, 2, 5, 200, (6, 6), False),
+    ],
+)
+def test_first_layers_of_other_shapes(images, inputs, taps, outputs, sides, learns_input):
+    """Odd sizes, 64 columns and more than one block of channels; also with a learned input."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(inputs, outputs, taps, padding=taps // 2, bias=False)
+    pool = [nn.MaxPool2d(2)] if sides[0] % 2 == 0 else []
+    last = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
+    layers = nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), *pool, *last)
+    x, y = torch.randn(images, inputs, *sides), torch.randint(5, (images,))
+    layers(x)
+    net = ss.quantise(layers, TERNARY, TERNARY, skip=str(len(layers) - 1))
+    twin, wanted = copy.deepcopy(net).double(), x.double()
+    for given in (x, wanted):
+        given.requires_grad_(learns_input)
+    scores, expected = learn(fused(net), x, y), learn(twin, wanted, y)
+    assert distance(scores, expected) < 1e-5
+    name, worst = max(differences(net, twin).items(), key=lambda pair: pair[1])
+    assert worst < 1e-4, name
+    assert net[0].weight.grad.count_nonzero() > 0
+    if learns_input:
+        assert distance(x.grad, wanted.grad) < 1e-4
+
+
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The counters of the first one are zeros again."""
     net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)
