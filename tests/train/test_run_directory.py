@@ -319,7 +319,7 @@ def test_a_trained_run_is_tested_elsewhere(
     digits, out = load("digits"), tmp_path / "run"
     tested = replace(digits, test_x=digits.x[200:300], test_y=digits.y[200:300])
     expected = train(recipe(teacher="auto"), out, dataset=tested)
-    # Settings that need a GPU, and the float run, concern no test.
+    # A test needs neither the float run nor settings of steps, which may require a GPU.
     trained = begun_with(out, begun, precision="tf32", kernels="triton")
     (out / "summary.json").unlink()
     shutil.rmtree(out / "teacher")
@@ -333,7 +333,8 @@ def test_a_trained_run_is_tested_elsewhere(
     assert "tested_on" in json.loads(after.pop("summary.json"))
     assert after == before
     assert cli.main(["train", "--resume", "--device", "cpu", "--out", str(out)]) == 0
-    assert f"trained on {config['device']!r}, tested on 'cpu'" in capsys.readouterr().out
+    places = f"{config['device']!r} (processes: {config['processes']})", "'cpu' (processes: 1)"
+    assert f"trained on {places[0]}, tested on {places[1]}" in capsys.readouterr().out
 
 
 def test_a_run_is_not_trained_elsewhere(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -315,10 +315,16 @@ def _show(runs: list[Path], picture: Path) -> None:
     _draw(metrics, result, picture)
     for run, summary in zip(runs, summaries, strict=True):
         if where := summary.get("tested_on"):
-            devices = [shortened(facts.get("device")) for facts in (summary["config"], where)]
-            print_line(f"{run}: trained on {devices[0]}, tested on {devices[1]}")
+            trained, tested = map(_place, (summary["config"], where))
+            print_line(f"{run}: trained on {trained}, tested on {tested}")
     print_line(f"picture: {picture}")
     print_line(f"runs: {runs[0]} to {runs[-1].name}" if len(runs) > 1 else f"run: {runs[0]}")
+
+
+def _place(facts: dict[str, Any]) -> str:
+    """Return the device and the number of processes that a summary records."""
+    device, processes = facts.get("device"), facts.get("processes", 1)
+    return f"{shortened(device)} (processes: {shortened(processes)})"
 
 
 def _result(summaries: list[dict[str, Any]]) -> str:

@@ -242,8 +242,8 @@ def state_dict(state: State) -> dict[str, Any]:
 def load_state_dict(state: State, saved: dict[str, Any], only_test: bool = False) -> None:
     """Restore what :func:`state_dict` returned; raise CheckpointError if it does not fit.
 
-    With ``only_test``, what further steps would need is left out: optimiser, noise and random
-    numbers, which depend on the device and the number of processes.
+    With ``only_test``, only the network, the position and the metrics are restored. Optimiser,
+    annealer and random numbers, which only training needs, may be those of other processes.
     """
     try:
         _load(state, saved, only_test)

@@ -37,7 +37,7 @@ from softstair.train.teacher import FloatRun
 EXAMINED = 64
 """Examples that show how the levels of the stairs are occupied."""
 TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
-"""What summary.json says of the machine that tested a run, if another one trained it."""
+"""Facts in summary.json about the test of a run that was trained elsewhere."""
 
 
 class Watcher(Protocol):
@@ -84,7 +84,7 @@ def train(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for a GPU if there is one.
         resume: Continue the run in ``out``, if there is one. Give the same ``recipe``, and the same
             ``dataset`` and ``model`` if they were given. On another kind of device, or with another
-            number of processes, a run whose epochs are all trained is tested.
+            number of processes, a run can only be tested, after its last epoch.
         extend: Resume, and train to the epochs of ``recipe`` if the run in ``out`` has fewer. The
             result equals that of a run of as many epochs.
         watchers: Objects that are called after each step and epoch.

@@ -92,10 +92,10 @@ class Run:
         self.begin({**config, "step": None}, "")
 
     def trained_elsewhere(self, epochs: int, device: str) -> dict[str, Any] | None:
-        """Return config.json of a run of which only the test is left, if it was trained on another
-        kind of device or by another number of processes; None if it was not.
+        """Return config.json if the run was trained on another kind of device, or by another number
+        of processes, and only its test is left; None if neither differs, or for a new run.
 
-        Raises RunError if epochs are left: they are trained where the run was begun.
+        Raises RunError if one differs and epochs are left: they are trained where the run began.
         """
         if (begun := self.config) is None:
             return None
@@ -113,8 +113,8 @@ class Run:
         field, before, now = different
         raise RunError(
             f"the run in {str(self.path)!r} was begun with {field} = {before}, but {now} was "
-            "given: continue it as it was begun, or give another `out` (otherwise a run can only "
-            f"be tested, after its last epoch; this one has {trained!r:.20} of {epochs} epochs).",
+            "given: continue it as it was begun, or give another `out`; only a test, after the "
+            f"last epoch, may run elsewhere, and this run has {trained!r:.20} of {epochs} epochs.",
             field=field,
         )
 
