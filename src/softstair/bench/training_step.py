@@ -37,7 +37,7 @@ from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
 FIRST_STEP = "first step, which may compile kernels"
-"""What ``progress`` is called with for the part of a measurement that may take minutes."""
+"""End of the line that ``progress`` is called with before the first step of a network."""
 
 
 @dataclass(frozen=True)

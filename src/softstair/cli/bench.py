@@ -131,7 +131,8 @@ class Command:
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Show what is being done and for how long; not on a terminal, a line for each subject."""
+    """Show what is being measured, and for how long, in one line of a terminal; if stderr is no
+    terminal, print a line for each network or operator."""
     console, shown = Console(stderr=True), ""
 
     def note(line: str) -> None:

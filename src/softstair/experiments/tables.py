@@ -207,8 +207,8 @@ def write_parts(
 ) -> list[Path]:
     """Write a table in files of at most ``largest`` bytes: x.parquet, x-2.parquet, …
 
-    Returns the files. A training is never divided. Of numbered files, only those are replaced whose
-    trainings are all in this table; the numbers of others are left out.
+    Returns the files. A training is never divided. A numbered file is replaced only if all its
+    trainings are in this table; otherwise its number is skipped.
     """
     identity = lambda training: (training.name, *training.settings.values())
     known = {*map(identity, trainings)}
