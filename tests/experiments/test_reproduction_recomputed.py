@@ -435,7 +435,7 @@ def test_figures_on_speech_claims_in_the_text_follow_from_the_tables() -> None:
     assert best == ["uniform-random-std-partition-homogeneous", "normal-mode-static"]
     gap = between(*best)
     assert f"the mode ({np.mean(every[best[1]]):.1f} %): the best" in text
-    assert f"is {figure(gap)} above it, with which" in text
+    assert f"is {figure(gap)} above it. Against this noise" in text
     judge.words.clear()
     judge.same(gap, -1.5, np.inf)
     assert judge.words == ["holds in part"]
