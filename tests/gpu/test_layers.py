@@ -118,6 +118,51 @@ def test_large_layers_have_exact_statistics_in_every_pass() -> None:
             assert distance(coefficients[number], value) < 1e-5, (outputs, number)
 
 
+def test_first_layers_in_bfloat16_and_tf32_are_those_of_float64() -> None:
+    """Few channels and many, sums of 27 and of 63 products, pooled and not."""
+    cases = itertools.product((torch.bfloat16, torch.float32), (16, 32, 64, 128), (3, 7), (1, 2))
+    for dtype, outputs, inputs, pooled in cases:
+        check_first_layer("cuda", dtype, outputs, inputs, pooled == 2, 16)
+
+
+def check_first_layer(
+    device: str, dtype: torch.dtype, outputs: int, inputs: int, pool: bool, side: int
+) -> None:
+    """Statistics, features and the gradient of the weights of 64 images."""
+    from softstair.kernels.triton import batchnorm, first, moments, table
+    from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
+
+    ternary, std = ss.Stair.ternary(), torch.tensor([0.4], device=device)
+    values = table(ternary, torch.float32, std.device)
+    row = prepare_rows(values, std * 0, std, 2, "uniform")[0]
+    stair = PreparedStair(values, row, {"COUNT": 2, "FAMILY": "uniform"})
+    # Inputs that bfloat16 and TF32 hold exactly.
+    x = torch.randn(64, inputs, side, side, device=device).bfloat16().to(dtype)
+    w = torch.randint(-1, 2, (outputs, inputs, 3, 3), device=device).to(dtype)
+    x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w))
+    module = nn.BatchNorm2d(outputs, device=device).requires_grad_(False)
+    zeros = moments.zeros_for(1, outputs, std.device)[0]
+    norm = moments.Normalisation(module, module.weight, module.bias, zeros)
+    stats, squares = first.first_statistics(x, w, norm)
+    given = (x, stats, stair, "mode", zeros[:1], dtype)
+    y, integers, argmax, _ = batchnorm.forward(*given, pool=pool, quantum=1.0, weight=w)
+    exact = w.double().requires_grad_()
+    z = F.batch_norm(F.conv2d(x.double(), exact, padding=1), None, None, training=True)
+    what = (dtype, outputs, inputs, pool)
+    inverse = F.conv2d(x.double(), w.double(), padding=1).var((0, 2, 3), correction=0)
+    inverse = (inverse + module.eps).rsqrt()
+    assert distance(stats[1], inverse) < 1e-5, what
+    wanted = ss.regularise(z, ternary, "uniform", 0.0, 0.4, "mode")
+    wanted = F.max_pool2d(wanted, 2) if pool else wanted
+    assert int((y != wanted).sum()) <= 2, what  # at a threshold
+    assert integers is not None
+    assert torch.equal(integers.to(dtype), y)
+    dy = torch.randn_like(y)
+    _, gradient = first.first_weight_gradient(x, dy, w, stats, stair, argmax, squares)
+    (expected,) = torch.autograd.grad(wanted, exact, dy.double())
+    assert distance(gradient, expected) < (1e-2 if dtype == torch.bfloat16 else 2e-3), what
+
+
 def test_networks_in_two_streams_train_as_alone() -> None:
     """Kernels that count their programs run at the same time: the same bits, captured or not."""
     options = {"static_std": True, "augment": "none"}
