@@ -42,8 +42,8 @@ def _cross_entropy(
         scores -= tl.max(scores, 1)[:, None]
         powers = tl.exp(scores)
         total = tl.sum(powers, 1)[:, None]
-        products = tl.where(mask, target * (tl.log(total) - scores), 0.0)
-        loss += tl.sum(products, 1)
+        losses = tl.where(mask, tl.log(total) - scores, 0.0)
+        loss += tl.sum(target * losses, 1)
         answer = tl.argmax(scores, 1, tie_break_left=True)
         correct += (inside & (answer == label)).to(tl.int32)
         gradient = (powers / total - target) / rows
