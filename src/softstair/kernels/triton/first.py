@@ -122,66 +122,33 @@ def _first_moments(
 
 
 @triton.jit
-def _select_pixel(
-    x_ptr, weights, sums, argmax, row, j, count, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the sums, replaced by those of the j-th pixel of each window where it won in pooling,
-    and the taps of these pixels."""
-    source = window_row(row, j, HEIGHT, WIDTH)
-    found, taps = first_sums(
-        x_ptr, weights, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
-    )
-    return tl.where(argmax == j, found, sums), taps
-
-
-@triton.jit
-def _add_products(products, taps, dz, argmax, j, PRECISION: tl.constexpr):
-    """Add Xᵀdz of the j-th pixels."""
-    part = tl.where(argmax == j, dz, 0.0).to(taps.dtype)
-    return tl.dot(tl.trans(taps), part, products, input_precision=PRECISION)
-
-
-@triton.jit
 def _first_dz(
     products, dy_ptr, argmax_ptr, x_ptr, weights, row, count, channel, mask, scale, shift, prepared,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr,
     FAMILY: tl.constexpr, POOL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
     LENGTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return dz and the sums of a first layer, computed from its input, and add Xᵀdz."""
+    """Return dz and the sums of a first layer, computed from its input, and add Xᵀdz.
+
+    With POOL, the sums are those of the pixel of each window that won (argmax).
+    """
+    pixels: tl.constexpr = 4 if POOL else 1
     offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0).to(tl.float32)
     if POOL:
         argmax = tl.load(argmax_ptr + offsets, mask=mask, other=0)
-        sums, taps_0 = _select_pixel(  # one of the four replaces dy
-            x_ptr, weights, dy, argmax, row, 0, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
-            PRECISION,
-        )  # fmt: skip
-        sums, taps_1 = _select_pixel(
-            x_ptr, weights, sums, argmax, row, 1, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
-            PRECISION,
-        )  # fmt: skip
-        sums, taps_2 = _select_pixel(
-            x_ptr, weights, sums, argmax, row, 2, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
-            PRECISION,
-        )  # fmt: skip
-        sums, taps_3 = _select_pixel(
-            x_ptr, weights, sums, argmax, row, 3, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH,
-            PRECISION,
-        )  # fmt: skip
-        dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
-        products = _add_products(products, taps_0, dz, argmax, 0, PRECISION)
-        products = _add_products(products, taps_1, dz, argmax, 1, PRECISION)
-        products = _add_products(products, taps_2, dz, argmax, 2, PRECISION)
-        products = _add_products(products, taps_3, dz, argmax, 3, PRECISION)
-    else:
-        sums, taps = first_sums(
-            x_ptr, weights, row, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
+    sums, taps = dy, ()
+    for j in tl.static_range(pixels):
+        source = window_row(row, j, HEIGHT, WIDTH) if POOL else row
+        found, own = first_sums(
+            x_ptr, weights, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
         )
-        dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
-        part = dz.to(taps.dtype)
-        products = tl.dot(tl.trans(taps), part, products, input_precision=PRECISION)
+        sums = tl.where(argmax == j, found, sums) if j > 0 else found
+        taps += (own,)  # type: ignore[assignment]
+    dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
+    for j in tl.static_range(pixels):
+        part = (tl.where(argmax == j, dz, 0.0) if POOL else dz).to(weights.dtype)
+        products = tl.dot(tl.trans(taps[j]), part, products, input_precision=PRECISION)
     return dz, sums, products
 
 
@@ -226,7 +193,8 @@ def _reduce_first(
 def _first_gradient(
     partial_ptr, stats_ptr, products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles,
     square_tiles, rows,
-    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
     k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
@@ -243,11 +211,7 @@ def _first_gradient(
         pointers = squares_ptr + (tile * LENGTH + k) * LENGTH + j[None, :]
         squares += tl.load(pointers, mask=tile < square_tiles, other=0).to(tl.float64)
     row = tl.sum(squares, 0)
-    weights = tl.load(
-        weight_ptr + channel[None, :] * count + j[:, None],
-        mask=mask[None, :] & (j < count)[:, None],
-        other=0,
-    ).to(tl.float64)
+    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH).to(tl.float64)
     d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
     s, a, b = store_coefficients(  # all programs of these channels store the same
         coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
@@ -321,7 +285,8 @@ def first_weight_gradient(
     gradient = torch.empty_like(weight, dtype=torch.float32)
     _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FEW_CHANNELS))](
         partial, stats, products, squares, weight, coefficients, gradient, tiles, len(squares),
-        count, outputs, length, TILES, FEW_CHANNELS, num_warps=8, enable_fp_fusion=True,
+        count, outputs, x.shape[1], weight.shape[2], length, TILES, FEW_CHANNELS, num_warps=8,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients, gradient
 
