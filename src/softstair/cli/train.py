@@ -97,7 +97,7 @@ class Command:
             return replace(base, recipe=recipe, resume=True)
         recipe = base.recipe.for_changes(given)
         if given.get("static_std") and given.get("static_mean", recipe.static_mean):
-            recipe = replace(recipe, anneal_from=0.0)  # the preset's has no effect
+            recipe = replace(recipe, anneal_from=0.0)  # that of the preset has no effect
         return replace(base, recipe=recipe.rescaled(given.get("epochs", recipe.epochs)))
 
     def run(self) -> int:
