@@ -1,10 +1,13 @@
-"""Stairs for sums that no activation quantises: where, which, and in which layers."""
+"""Stairs for sums that no activation quantises, and for shortcuts: where, and which."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import softstair as ss
 from networks import make
@@ -86,3 +89,122 @@ def test_stairs_of_sums_are_signed_and_may_be_chosen() -> None:
             assert torch.equal(both(x), given(x).clamp(max=levels[1]))
     with pytest.raises(ValueError, match="thresholds must increase"):
         signed(ss.Stair((0.0, 1.0, 4.0), (0.0, 2.5)))
+
+
+UINT8 = ss.Stair.linear(8, quantum=0.05)
+
+
+def stairs(net: nn.Module) -> dict[str, tuple[int, ss.Stair]]:
+    """The layer and the stair of each activation, by name."""
+    modules = net.named_modules()
+    return {name: (m.layer, m.stair) for name, m in modules if isinstance(m, StairActivation)}
+
+
+class Block(nn.Module):
+    """A pooled activation, which two convolutions read, and to which one of them is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.left, self.right = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.last = nn.Conv2d(4, 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.stem(x)), 2)
+        x = F.relu(self.left(x) + x) + F.relu(self.right(x))
+        return self.last(F.relu(x))
+
+
+def test_weights_read_shortcuts_through_a_second_stair() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    net = ss.quantise(model, TERNARY, UINT4, shortcuts=UINT8, skip="last").eval()
+    x = torch.randn(2, 3, 8, 8)
+    ternary = lambda name: TERNARY(net.get_submodule(name).weight)
+    sums = lambda name, y: F.conv2d(y, ternary(name), net.get_submodule(name).bias, padding=1)
+    wide = F.max_pool2d(UINT8(sums("stem", x)), 2)
+    left = UINT8(sums("left", UINT4(wide)) + wide)
+    total = left + UINT8(sums("right", UINT4(wide)))
+    expected = F.conv2d(UINT4(total), net.last.weight, net.last.bias)
+    torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-5)
+    # Both convolutions read one stair, of the layer whose features it quantises again.
+    assert stairs(net) == {
+        "stair_relu": (0, UINT8),
+        "left.input_stair": (0, UINT4),
+        "stair_relu_1": (1, UINT8),
+        "stair_relu_2": (2, UINT8),
+        "stair_relu_3": (3, UINT4),
+    }
+    assert [row.name for row in ss.report(net).rows].count("left.input_stair") == 1
+
+
+def test_shortcuts_follow_the_bits_of_their_layers() -> None:
+    model = make("resnet")[0]
+    plain = stairs(ss.quantise(model, "int2", skip="fc"))
+    net = ss.quantise(model, "int2", skip="fc", shortcuts="uint8")
+    wide = {name: len(stair) for name, (_, stair) in stairs(net).items()}
+    # Features that are added, the shortcut with weights, and what the first block reads.
+    assert wide == {
+        **dict.fromkeys(plain, 4),
+        "relu": 256,
+        "layer1.0.conv1.input_stair": 4,
+        "layer2.0.downsample.1.stair": 256,
+    }
+    assert {name: layer for name, (layer, _) in stairs(net).items() if name in plain} == {
+        name: layer for name, (layer, _) in plain.items()
+    }
+    assert ss.Schedule.for_network(net, 1.0).layers == 6
+    # A layer that has as many levels needs no second stair; one in float has none.
+    for bits, count in (("int8/uint8", 256), ("int8/float", 0)):
+        mixed = stairs(ss.quantise(model, {"conv1": bits, "*": "int2"}, shortcuts="uint8"))
+        assert "layer1.0.conv1.input_stair" not in mixed
+        assert len(mixed["relu"][1] if "relu" in mixed else ()) == count
+    signs = stairs(ss.quantise(model, "ternary", shortcuts="uint8"))
+    assert signs["relu"][1].integers == tuple(range(-128, 128))
+    names = {"layer1.0.conv1.input_stair": "int8", "*": "int2"}
+    with pytest.raises(ValueError, match="fits none"):
+        ss.quantise(model, names, shortcuts="uint8")
+
+
+def test_second_stairs_load_copy_and_learn() -> None:
+    torch.manual_seed(0)
+    model, batches = Block(), [torch.randn(8, 3, 8, 8) for _ in range(2)]
+    build = lambda: ss.quantise(model, "int3", shortcuts="uint8", quanta="learned", skip="last")
+    net = build()
+    quanta = ss.calibrate(net, batches)
+    assert quanta["left.input_stair"] > 10 * quanta["stair_relu"]
+    net(batches[0]).square().mean().backward()
+    for stair in ("left.input_stair", "stair_relu"):
+        assert net.get_submodule(stair).log_ratio.grad.abs() > 0
+    other = build()
+    other.load_state_dict(net.state_dict())
+    for same in (other, copy.deepcopy(net)):
+        assert torch.equal(same.eval()(batches[0]), net.eval()(batches[0]))
+
+
+def test_features_that_are_concatenated_keep_their_stair() -> None:
+    class Joined(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.stem(x))
+            y = F.relu(self.left(x) + x)
+            return self.last(F.relu(self.right(y)) + torch.cat([x[:, :2], y[:, 2:]], 1))
+
+    net = ss.quantise(Joined(), TERNARY, UINT4, shortcuts=UINT8)
+    assert {name: stair for name, (_, stair) in stairs(net).items() if stair != UINT4} == {
+        "stair_relu_2": UINT8
+    }
+
+
+def test_wrong_shortcuts_raise() -> None:
+    for value in ("uint9", 8, [UINT8]):
+        with pytest.raises(ValueError, match="shortcuts must be"):
+            ss.quantise(Block(), "int4", shortcuts=value)
+
+    class Hidden(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum() < 1e9 else x
+
+    with pytest.raises(ValueError, match="shortcuts must be None for a model that cannot"):
+        ss.quantise(Hidden(), "int4", shortcuts="uint8", example_inputs=torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="does not add features"):
+        ss.quantise(make("mlp")[0], "int4", shortcuts="uint8")

@@ -23,6 +23,7 @@ from softstair.models.networks import ResidualBlock
 from softstair.nn import StairActivation, stair_modules
 
 TERNARY, UINT4 = ss.Stair.ternary(), ss.Stair.linear(4, quantum=0.25)
+UINT6 = ss.Stair.linear(6, quantum=0.07)
 SHAPE = (3, 8, 8)
 SUMS: tuple[Sums, ...] = ("sum", "branches")
 
@@ -67,10 +68,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def quantised(model: nn.Module, features: ss.Stair, sums: Sums | None) -> nn.Module:
+def quantised(
+    model: nn.Module, features: ss.Stair, sums: Sums | None, shortcuts: ss.Stair | None = None
+) -> nn.Module:
     """A network after a few steps of training, with normalisations as after many."""
     torch.manual_seed(1)
-    net = ss.quantise(model, TERNARY, features, skip=last_layer(model), sums=sums)
+    options = {"skip": last_layer(model), "sums": sums, "shortcuts": shortcuts}
+    net = ss.quantise(model, TERNARY, features, **options)
     schedule = ss.Schedule.for_network(net, period=1.0)
     annealer = ss.Annealer(net, schedule)
     optimiser = torch.optim.SGD(net.parameters(), 0.01)
@@ -107,6 +111,8 @@ def test_sums_without_an_activation_export_exactly(
 ) -> None:
     x = torch.randint(256, (9, *SHAPE), dtype=torch.uint8)
     nets = [quantised(build(), UINT4, sums) for build, sums in builds]
+    # Shortcuts of more levels, which weights read through a second stair.
+    nets += [quantised(build(), UINT4, sums, UINT6) for build, sums in builds[:2]]
     networks = {number: exported(net, x) for number, net in enumerate(nets)}
     program = program_of(networks, tmp_path)
     for number, network in networks.items():

@@ -345,18 +345,20 @@ class Residual(nn.Module):
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
-    ("make", "stairs", "forward", "quanta"),
+    ("make", "stairs", "forward", "quanta", "shortcuts"),
     [
-        (Residual, "ternary", "mode", "fixed"),
-        (lambda: networks.ResNet(16), "ternary", "mode", "fixed"),
-        (lambda: networks.ResNet(16), "INT4", "expectation", "learned"),
-        (lambda: networks.ResNet(16), "INT4", "expectation", "fixed"),
-        (Residual, "ternary", "mode", "learned"),
-        (Residual, "by channel", "mode", "fixed"),
+        (Residual, "ternary", "mode", "fixed", None),
+        (lambda: networks.ResNet(16), "ternary", "mode", "fixed", None),
+        (lambda: networks.ResNet(16), "INT4", "expectation", "learned", None),
+        (lambda: networks.ResNet(16), "INT4", "expectation", "fixed", None),
+        (Residual, "ternary", "mode", "learned", None),
+        (Residual, "by channel", "mode", "fixed", None),
+        (Residual, "by channel", "mode", "fixed", "uint8"),
+        (lambda: networks.ResNet(16), "by channel", "mode", "learned", "uint8"),
     ],
 )
-def test_shortcuts_are_added_before_the_stair(make, stairs, forward, quanta):
-    net, twin = pair(stairs, "normal", forward, quanta=quanta, make=make)
+def test_shortcuts_are_added_before_the_stair(make, stairs, forward, quanta, shortcuts):
+    net, twin = pair(stairs, "normal", forward, quanta=quanta, make=make, shortcuts=shortcuts)
     assert len(fused(net).layers) == (3 if make is Residual else 6)
     x, y = batch(side=4, images=3)
     for module in (*net.modules(), *twin.modules()):

@@ -52,14 +52,14 @@ def pair(
     quanta: Any = "fixed",
     make: Callable[[], nn.Module] | None = None,
     channels: int = 3,
+    shortcuts: Any = None,
 ) -> tuple[nn.Module, nn.Module]:
     """A stair network and the same in float64; normalisations with weights of either sign."""
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
     network, last = (model(side, channels), "15") if make is None else (make(), "fc")
-    net = ss.quantise(
-        network, weights, features, noise=noise, forward=forward, skip=last, quanta=quanta
-    )
+    options = {"forward": forward, "skip": last, "quanta": quanta, "shortcuts": shortcuts}
+    net = ss.quantise(network, weights, features, noise=noise, **options)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.weight)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from short import recipe
+from torch import nn
 
 import softstair as ss
 from helpers.commands import Run
@@ -17,6 +18,7 @@ from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.fit import fit_quantum
+from softstair.models.networks import ResidualBlock
 from softstair.nn import stair_modules
 from softstair.train import Recipe, layer_sensitivity, train, trained_network
 from softstair.train.metrics import evaluate
@@ -105,6 +107,20 @@ def test_features_of_a_quantised_network_are_calibrated_alone(int4_run: Path) ->
     assert chosen.stair.quantum > quantum  # four levels for the values of sixteen
     for name, stair in stair_modules(net):
         assert stair is chosen or stair.stair == before[name]
+
+
+def test_shortcuts_of_a_quantised_network_keep_their_stair(int4_run: Path) -> None:
+    source = trained_run(int4_run, "data", dict.fromkeys(("model", "data", "zero", "scale")))
+    torch.manual_seed(0)
+    stem = (nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    model = nn.Sequential(*stem, ResidualBlock(4, 4, 1), *last)
+    net = ss.quantise(model, "int4", skip="6", shortcuts="uint8")
+    recipe = replace(INT4, shortcuts="uint8")
+    narrow = _Trial(replace(source, network=net, recipe=recipe), limit=None)._narrowed("int2")
+    levels = {name: len(stair.stair) for name, stair in stair_modules(narrow)}
+    assert levels == {**dict.fromkeys(levels, 4), "2": 256}
+    assert "3.sums.0.input_stair" in levels
 
 
 def test_a_run_without_validation_is_measured_on_training_examples(float_run: Path) -> None:

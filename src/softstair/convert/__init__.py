@@ -11,18 +11,18 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, fx, nn
 
 from softstair import _check, noise as noises
 from softstair._errors import first_line
-from softstair.convert.bits import has_names, stairs_of
+from softstair.convert.bits import StairName, feature_stair, has_names, stairs_of
 from softstair.convert.conversion import ATTRIBUTE, Conversion, Row, require_stairs, stair_row
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import Effect, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite
-from softstair.convert.shortcuts import SUMS, Sums, signed, sum_sites
+from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites
 from softstair.convert.sites import (
     LayerOptions,
     PerLayer,
@@ -54,6 +54,7 @@ def quantise(
     init: Literal["auto", "thresholds", "keep"] = "auto",
     fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
+    shortcuts: Stair | StairName | None = None,
     quanta: Literal["fixed", "learned"] = "fixed",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
@@ -108,6 +109,9 @@ def quantise(
             residual block with weights of its own), and on a total without an activation;
             ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
             stair is the features', continued below 0.
+        shortcuts: The stair of features that are added to others, such as ``"uint8"``, where it has
+            more levels than that of ``features``, and continued below 0 where that is. Weights read
+            such features through that of ``features``. None: one stair for both.
         quanta: ``"learned"`` makes the quanta parameters, of which those of the stairs are the
             start: one of the features of a layer, and one of its weights or of each channel.
             Features that are added or concatenated share one. See
@@ -141,6 +145,10 @@ def quantise(
         raise _check.invalid("fit", "must be 'layer' or None unless init is 'keep'")
     if fit == "auto" and not is_named:
         fit = "layer"
+    if isinstance(shortcuts, str):
+        shortcuts = feature_stair(_check.choice("shortcuts", shortcuts, get_args(StairName)))
+    elif not isinstance(shortcuts, Stair | None):
+        raise _check.wrong("shortcuts", shortcuts, "a Stair, a name such as uint8, or None")
     patterns = _skip_patterns(skip)
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
@@ -151,9 +159,14 @@ def quantise(
     sites = find_sites(net, graph, options, names)
     if sums is not None:
         sites += sum_sites(net, graph, sites, options, names, sums)
-        sites.sort(key=lambda site: site.step)
+    if shortcuts is not None:
+        if names is None or not graph.complete:
+            problem = "must be None for a model that cannot be traced whole, as this one"
+            raise _check.invalid("shortcuts", problem)
+        sites += input_sites(net, graph, sites)
+    sites.sort(key=lambda site: site.step)
     _check_sites(net, graph, sites, options)
-    settings = _assign_options(graph, sites, options)
+    settings = _assign_options(graph, sites, options, shortcuts)
     _warn_of_unsigned(settings)
     device = next((parameter.device for parameter in net.parameters()), None)
     for site, keywords in settings.items():
@@ -170,11 +183,12 @@ def quantise(
         unused = [module for module in copies if module not in called]
         replacements |= dict.fromkeys(unused, next(iter(stairs), None))
     swap_modules(net, replacements)
-    calls = {
-        site.step: NewCall(site.name, site.replacement, site.is_added)
-        for site in settings
-        if site.is_call and site.replacement is not None
-    }
+    calls: dict[int, list[NewCall]] = {}
+    for site in settings:
+        if site.is_call and site.replacement is not None:
+            place = graph.steps[site.readers[0]].inputs[0] if site.readers else site.step
+            new = NewCall(site.name, site.replacement, site.is_added, site.readers)
+            calls.setdefault(place, []).append(new)
     if calls:
         graph = rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
@@ -249,7 +263,7 @@ def _separate_activations(net: nn.Module) -> list[list[nn.Module]]:
 def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: LayerOptions) -> None:
     names = [site.name for site in sites]
     known = [*(name for name, _ in net.named_modules(remove_duplicate=False)), *names]
-    options.check_names(sites)
+    options.check_names([site for site in sites if not site.source])
     for pattern in options.skip:
         if not any(matches(pattern, name) for name in known):
             raise _check.invalid(
@@ -276,7 +290,7 @@ def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: Layer
 
 
 def _assign_options(
-    graph: Graph, sites: list[Site], options: LayerOptions
+    graph: Graph, sites: list[Site], options: LayerOptions, shortcuts: Stair | None
 ) -> dict[Site, dict[str, Any]]:
     """Number the layers, and return the sites to quantise with the keywords of their stairs.
 
@@ -286,27 +300,42 @@ def _assign_options(
     candidates = [site for site in sites if not site.why_float]
     number_layers(graph, candidates)
     options.check_counts(1 + max(site.layer for site in candidates))
-    layers = {site.layer: site for site in candidates if site.is_activation}
+    layers = {site.layer: site for site in candidates if site.is_activation and not site.source}
     for site in candidates:
         if options.is_named and site.is_weights and site.layer in layers:
             layers[site.layer].weights.append(site.name)
     settings = {}
     for site in candidates:
-        site.stair = options.entry(site.option, site)
-        if site.is_added and isinstance(site.stair, Stair):
-            site.stair = signed(site.stair)
-        if site.stair is None:
+        first = site.source or site  # its options are those of its source
+        site.stair = _stair(site, options.entry(site.option, first), shortcuts)
+        if site.stair is None and site.source:
+            sites.remove(site)
+        elif site.stair is None:
             site.why_float = f"no stair for {site.option}"
         elif not isinstance(site.stair, Stair):
             raise _check.wrong(site.option, site.stair, "a softstair.Stair or None")
         else:
-            settings[site] = _noise(options.entry("noise", site), options.entry("forward", site))
+            settings[site] = _noise(options.entry("noise", first), options.entry("forward", first))
     if not settings:
         raise _check.invalid("weights", "and features must not be None for every layer")
     set_ranks({site: site.layer for site in settings})
     for site, keywords in settings.items():
         keywords.update(stair=site.stair, layer=site.layer)
     return settings
+
+
+def _stair(site: Site, stair: Any, shortcuts: Stair | None) -> Any:
+    """Return the stair of a site, given that of the options; None for a second one without use."""
+    if not isinstance(stair, Stair):
+        return stair
+    if (site.source or site).is_added:
+        stair = signed(stair)
+    if shortcuts is not None and stair.levels[0] < 0:
+        shortcuts = signed(shortcuts)
+    is_finer = shortcuts is not None and len(shortcuts) > len(stair)
+    if site.source:
+        return stair if is_finer else None
+    return shortcuts if is_finer and site.is_shortcut else stair
 
 
 def _warn_of_unsigned(sites: Iterable[Site]) -> None:

@@ -12,7 +12,7 @@ are the mode read it, and any other difference raises ValueError.
 import importlib
 import inspect
 import operator
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -54,24 +54,25 @@ class NewCall(NamedTuple):
     name: str
     module: nn.Module
     is_added: bool  # with its result
+    readers: tuple[int, ...] = ()  # the steps that take its result, if not all do
 
 
-def rewrite(net: nn.Module, calls: Mapping[int, NewCall]) -> Graph:
+def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:
     """Call new modules in a network, by the numbers of steps; return its graph afterwards."""
     _, train_graph = trace(net, training=True)
     _, eval_graph = trace(net, training=False)
     _check_hooks(net, train_graph)
-    replaced = {number for number, call in calls.items() if not call.is_added}
+    replaced = {number for number, new in calls.items() if not all(call.is_added for call in new)}
     nodes, names = list(train_graph.nodes), call_names(train_graph, net, "module")
     dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
     for number, node in enumerate(nodes):
         node.type = None  # annotations may be strings, which are no code
-        if number in calls:
-            _insert(train_graph, node, net, calls[number])
-        elif node in dropouts:
+        new = list(calls.get(number, ()))
+        if node in dropouts:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            new = NewCall(names[number], DROPOUTS[node.target](p), False)
-            _insert(train_graph, node, net, new)
+            new.insert(0, NewCall(names[number], DROPOUTS[node.target](p), False))
+        for call in new:
+            node = _insert(train_graph, node, net, call, [nodes[reader] for reader in call.readers])
     _register_constants(net, train_graph)
     graph = steps_of(train_graph, net)
     call_operators(graph, train_graph)
@@ -116,15 +117,20 @@ def _new(base: type[nn.Module], code: ForwardCode) -> nn.Module:
     return object.__new__(_with_forward(base, code))  # fx.GraphModule's own replaces the class
 
 
-def _insert(traced: fx.Graph, node: fx.Node, net: nn.Module, new: NewCall) -> None:
+def _insert(
+    traced: fx.Graph, node: fx.Node, net: nn.Module, new: NewCall, readers: Sequence[fx.Node]
+) -> fx.Node:
+    """Call a new module, and return the call."""
     owner, _, leaf = new.name.rpartition(".")
     net.get_submodule(owner).add_module(leaf, new.module.train(net.training))
     source = node.args[0] if node.args else node.kwargs["input"]
     with traced.inserting_after(node):
         call = traced.call_module(new.name, (node if new.is_added else source,))
-    node.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+    takes = lambda user: user in readers if readers else user is not call
+    node.replace_all_uses_with(call, delete_user_cb=takes)
     if not new.is_added:
         traced.erase_node(node)
+    return call
 
 
 def _differing_dropouts(

@@ -1,4 +1,4 @@
-"""Stairs for sums that no activation quantises: shortcuts with weights, and linear bottlenecks.
+"""Stairs for sums that no activation quantises, and stairs of their own for shortcuts.
 
 In integers, weights read quantised features, and of two terms that are added at most one is a sum
 of weights that no stair has quantised. For such a sum s and a quantised feature n, the stair of
@@ -14,6 +14,11 @@ its own, it has none: rounding decides, and there are too many pairs to list. So
 ==========  ===================================================================================
 
 A value that has no exact integer form in any case, such as the output of a LayerNorm, gets none.
+
+With ``shortcuts``, features that are added have a stair of their own, of more levels. Weights read
+them through a second stair, that of the layer's features:
+
+    a = shortcuts(x),  y = weights · features(a),  next x = y + a
 """
 
 from collections.abc import Container, Sequence
@@ -23,6 +28,7 @@ from typing import Literal
 
 from torch import nn
 
+from softstair import _check
 from softstair.convert.graph import Graph, GraphStep, trace
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.convert.sites import LayerOptions, Site, why_float
@@ -31,7 +37,8 @@ from softstair.stair import Stair
 Sums = Literal["sum", "branches"]
 SUMS = ("sum", "branches")
 SUM = Operator("sum", Effect.ACTIVATION)
-"""The row of a stair that is added to a network."""
+INPUT = Operator("input", Effect.ACTIVATION)
+"""The rows of stairs that are added to a network: to sums, and to the inputs of weights."""
 AVERAGES = ("avg_pool", "adaptive_avg_pool", "mean")
 LOWEST, HIGHEST = -128, 127
 
@@ -85,6 +92,45 @@ def sum_sites(
         site.why_float = why_float(site, graph, options) or ""
         added.append(site)
     return added
+
+
+def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Site]:
+    """Mark the stairs whose features are added, and return a site for each second stair.
+
+    Weights read the marked features through it. Features that are also concatenated are not marked:
+    those that are concatenated must share a quantum.
+    """
+    stairs = {use: site for site in sites if site.is_activation for use in site.uses}
+    stairs = {use: site for use, site in stairs.items() if not site.why_float}
+    weights = {use: site for site in sites if site.is_weights for use in site.uses}
+    sources: list[Site | None] = []  # the stair whose features a step returns
+    added, joined, read = set[Site](), set[Site](), dict[int, list[int]]()
+    for number, step in enumerate(graph.steps):
+        inputs = [site for source in step.inputs if (site := sources[source]) is not None]
+        module = None if step.module is None else net.get_submodule(step.module)
+        operator = operator_named(step.function) if module is None else operator_of(module)
+        if operator.effect is Effect.ADD:
+            added.update(inputs)
+        elif operator.effect is Effect.JOIN:
+            joined.update(inputs)
+        elif number in weights and inputs and not weights[number].why_float:
+            read.setdefault(step.inputs[0], []).append(number)
+        moves = operator.effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE) and inputs
+        sources.append(stairs.get(number) or (inputs[0] if moves else None))
+    if not added - joined:
+        problem = "must be None for a network that does not add features, or concatenates them too"
+        raise _check.invalid("shortcuts", problem)
+    for site in added - joined:
+        site.is_shortcut = True
+    new = []
+    for place, readers in read.items():
+        source, first = sources[place], weights[readers[0]]
+        if source is not None and source.is_shortcut:
+            site = Site(source.step, f"{first.name}.input_stair", INPUT, None)
+            site.is_call = site.is_added = True
+            site.source, site.readers = source, tuple(readers)
+            new.append(site)
+    return new
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,9 @@ class Site:
     uses: list[int] = field(default_factory=list)
     is_call: bool = False  # a call is replaced: of a function, or not the first of a module
     is_added: bool = False  # a stair is added after the step, which stays
+    is_shortcut: bool = False  # its features are added to others
+    source: "Site | None" = None  # the stair of a shortcut, whose features it quantises again
+    readers: tuple[int, ...] = ()  # the steps that take its result, if not all do
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     weights: list[str] = field(default_factory=list)  # before it, whose names are its own too

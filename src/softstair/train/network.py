@@ -89,6 +89,7 @@ def stair_network(
         skip=skip,
         example_inputs=example,
         sums=None if recipe.sums == "none" else recipe.sums,
+        shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
         quanta="learned" if recipe.quanta == "learned" else "fixed",
     )
 
@@ -99,11 +100,11 @@ def levels_of(recipe: Recipe) -> str:
     >>> levels_of(Recipe(weights="int4", features="uint4", first_layer="int8"))
     'int4, first layer int8'
     """
-    if recipe.bits is not None:
-        return recipe.bits
     is_usual = parse(recipe.weights).features == recipe.features
     text = recipe.weights if is_usual else f"{recipe.weights}/{recipe.features}"
-    return text if recipe.first_layer == "same" else f"{text}, first layer {recipe.first_layer}"
+    others = {"first layer": recipe.first_layer, "shortcuts": recipe.shortcuts}
+    parts = [f"{name} {stair}" for name, stair in others.items() if stair != "same"]
+    return ", ".join([recipe.bits or text, *parts])
 
 
 def trained_network(

@@ -283,6 +283,13 @@ class NetworkOptions(Options):
         "architecture",
         older_value="none",
     )
+    shortcuts: Literal["same"] | StairName = option(
+        "same",
+        "Stair of features that are added to others, where it has more levels than theirs; weights "
+        "read them through theirs (same: one stair).",
+        "architecture",
+        older_value="same",
+    )
     skip: tuple[str, ...] = option(
         (), "Further modules to keep in float, by name or pattern.", "architecture"
     )

@@ -132,6 +132,7 @@ class _Trial:
     def _narrowed(self, bits: str) -> nn.Module:
         """Return a quantised network with fewer levels in some layers, which are calibrated."""
         net, layers = copy.deepcopy(self.network).eval(), parse_layers(bits)
+        wide = () if self.recipe.shortcuts == "same" else stair_named(self.recipe.shortcuts)
         chosen: set[StairModule] = set()
         for name in self.names:
             layer: Any = net.get_submodule(name)
@@ -141,7 +142,10 @@ class _Trial:
                 wanted = features if isinstance(stair, StairActivation) else weights
                 new = stair.stair if wanted == "float" else stair_named(wanted)
                 new = new if stair.stair.levels[0] >= 0 else signed(new)
-                if stair.layer == layer.weight_stair.layer and len(new) < len(stair.stair):
+                is_shortcut = isinstance(stair, StairActivation) and len(stair.stair) == len(wide)
+                if stair.layer != layer.weight_stair.layer or is_shortcut:
+                    continue
+                if len(new) < len(stair.stair):
                     stair.log_ratio = None  # a learned quantum would replace the new one
                     stair.stair = new
                     chosen.add(stair)
