@@ -1,5 +1,6 @@
 """Integer networks against the trained networks that they were converted from."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,29 @@ def test_thresholds_are_the_first_sums_that_reach_a_level() -> None:
     sums = torch.arange(-200, 151)[:, None].expand(-1, 40)
     sign = torch.where(result.decreasing, -1, 1)
     assert torch.equal(((sign * sums)[..., None] >= result.thresholds).sum(-1), index(sums))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+def test_steps_count_the_thresholds_that_are_reached(
+    seed: int, channels: int, values: int, steps: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    table = torch.randint(-20, 20, (channels, values, steps), generator=draw)
+    table[torch.rand(table.shape, generator=draw) < 0.1] = 2**62  # never reached
+    table[torch.rand(table.shape, generator=draw) < 0.1] = -(2**62)  # always
+    table = table.sort(-1).values
+    sums = torch.randint(-25, 25, (2, channels, 3, 2), generator=draw)
+    shortcut = torch.randint(-7, -7 + values, sums.shape, generator=draw)
+    levels = tuple(range(-1, steps))
+    node = Steps("steps", (), -1, steps - 1, table, levels, first=-7)
+    alone = replace(node, thresholds=table[:, 0])
+    for n, c, y, x in np.ndindex(*sums.shape):
+        rows = table[c, shortcut[n, c, y, x] + 7], table[c, 0]
+        wide, narrow = (levels[int((sums[n, c, y, x] >= row).sum())] for row in rows)
+        assert node.run(sums, shortcut)[n, c, y, x] == wide
+        assert alone.run(sums)[n, c, y, x] == narrow
+        assert replace(alone, axis=3).run(sums.movedim(1, 3))[n, y, x, c] == narrow
+    assert node.run(sums[:0], shortcut[:0]).shape == sums[:0].shape
 
 
 def test_a_mismatch_is_counted_and_located() -> None:

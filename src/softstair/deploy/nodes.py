@@ -136,11 +136,18 @@ class Steps(Node):
 
     def run(self, *x: Tensor) -> Tensor:
         sums = x[0]
-        channel = torch.arange(sums.shape[self.axis])
-        channel = channel.reshape(-1, *[1] * (sums.dim() - 1 - self.axis)).expand_as(sums)
-        rows = (channel,) if len(x) == 1 else (channel, x[1] - self.first)
-        thresholds = self.thresholds[rows]
-        return torch.tensor(self.levels)[(sums[..., None] >= thresholds).sum(-1)]
+        row = torch.arange(sums.shape[self.axis])
+        row = row.reshape(-1, *[1] * (sums.dim() - 1 - self.axis))
+        if len(x) > 1:
+            row = row * self.thresholds.shape[1] + x[1] - self.first
+        # One search in all rows: each begins after the greatest threshold of the row before.
+        least, greatest = (int(end) for end in sums.aminmax()) if sums.numel() else (0, 0)
+        span = greatest - least + 2
+        table = self.thresholds.flatten(0, -2).clamp(least, greatest + 1) - least
+        table += span * torch.arange(len(table))[:, None]
+        places = (sums - least + span * row).contiguous()
+        reached = torch.searchsorted(table.flatten(), places, right=True)
+        return torch.tensor(self.levels)[reached - row * table.shape[1]]
 
 
 @dataclass(frozen=True)
