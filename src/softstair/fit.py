@@ -7,8 +7,10 @@ from softstair.stair import Stair
 
 RATIOS, STEPS = torch.linspace(0.01, 2.25, 192).tolist(), 3
 """Quanta that are tried, as shares of the largest; and steps of refinement after them."""
+MANY_LEVELS, MANY_VALUES, COARSE = 17, 512, 6
+"""With so many the error varies slowly: every sixth ratio is tried, then those beside the best."""
 NUMBERS = 1 << 20
-"""Thresholds that are compared at a time."""
+"""Thresholds or values that are compared at a time."""
 
 
 @torch.no_grad()
@@ -30,21 +32,20 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     largest = rows.abs().amax(dim=1, keepdim=True) / min(reach)
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
     best, quantum, refined = torch.full_like(largest, torch.inf), largest, largest
-    # Sorted weights of a level l are neighbours: the error is ‖w‖² + Σ (n·(εl)² − 2εl·Σw) over
-    # levels. For these levels ε = Σ l·w / Σ l² is best; with it, some weights may get others.
+    # The error is ‖w‖² + ε²·Σ l² − 2ε·Σ l·w for weights w of levels εl. For these levels
+    # ε = Σ l·w / Σ l² is best; with it, some weights may get others.
+    count = rows.shape[1]
+    moments = _moments_of_few if count <= len(stair) else _moments_of_many
+    stride = COARSE if len(stair) >= MANY_LEVELS and count >= MANY_VALUES else 1
+    ratios = rows.new_tensor((*RATIOS[::stride], min(reach) / max(reach), 1.0))
+    beside = rows.new_tensor(range(1 - stride, stride)) * (RATIOS[1] - RATIOS[0])
+    parts = ratios.split(max(1, NUMBERS // (len(rows) * min(count, len(stair)))))
     rows = rows.sort(dim=1).values
-    sums = torch.nn.functional.pad(rows.cumsum(1), (1, 0))
-    levels = rows.new_tensor(unit.levels)
-    edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
-    ratios = rows.new_tensor((*RATIOS, min(reach) / max(reach), 1.0))
-    parts = ratios.split(max(1, NUMBERS // (len(rows) * len(edges))))
-    for part in (*parts, *[None] * STEPS):
+    for part in (*parts, beside, *[None] * STEPS):
         candidates = refined if part is None else largest * part
-        ends = torch.searchsorted(rows, (candidates[..., None] * edges).flatten(1))
-        counts, totals = (
-            values.unflatten(1, (-1, len(edges))).diff() for values in (ends, sums.gather(1, ends))
-        )
-        squares, products = (counts * levels.square()).sum(2), (totals * levels).sum(2)
+        if part is beside:
+            candidates = (quantum + candidates).clamp(min=largest * RATIOS[0])
+        squares, products = moments(rows, candidates, unit)
         errors = candidates * (candidates * squares - 2 * products)
         least = errors.argmin(dim=1, keepdim=True)
         error, candidate, squares, products = (
@@ -56,3 +57,24 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     # Rounded to float32, in which it is saved, so that a loaded network is the trained one.
     quanta = quantum.float().double().flatten().tolist()
     return stair.with_quantum(quanta, axis=0) if per_channel else stair.with_quantum(quanta[0])
+
+
+def _moments_of_few(rows: Tensor, quanta: Tensor, unit: Stair) -> tuple[Tensor, Tensor]:
+    """Return (Σ l², Σ l·w) over the weights of each row (R, n) for each of its quanta (R, C)."""
+    index = torch.bucketize(
+        rows[:, None] / quanta[..., None], rows.new_tensor(unit.thresholds), right=True
+    )
+    levels = rows.new_tensor(unit.levels)[index]
+    return levels.square().sum(2), (levels * rows[:, None]).sum(2)
+
+
+def _moments_of_many(rows: Tensor, quanta: Tensor, unit: Stair) -> tuple[Tensor, Tensor]:
+    """Return the same; sorted weights of a level are neighbours, and prefix sums add them."""
+    levels = rows.new_tensor(unit.levels)
+    edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
+    sums = torch.nn.functional.pad(rows.cumsum(1), (1, 0))
+    ends = torch.searchsorted(rows, (quanta[..., None] * edges).flatten(1))
+    counts, totals = (
+        values.unflatten(1, (-1, len(edges))).diff() for values in (ends, sums.gather(1, ends))
+    )
+    return (counts * levels.square()).sum(2), (totals * levels).sum(2)
