@@ -4,6 +4,7 @@ import ast
 import csv
 import importlib.util
 import json
+import pydoc
 import re
 import shlex
 import statistics
@@ -242,6 +243,39 @@ def test_broken_links_of_every_form_are_noticed(tmp_path: Path) -> None:
     ]
 
 
+# Names of files, make targets and Python objects
+
+
+CURRENT = [ROOT / "CONTRIBUTING.md", *PAGES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
+MAKEFILES = [ROOT / "Makefile", ROOT / "src/softstair/deploy/c/runtime/Makefile"]
+FOLDERS = "benchmarks|docs|examples|results|src|tests"
+# A path in one of the folders, or to a Python file in a folder of the package.
+PATH = re.compile(rf"(?<![\w./:-])((?:{FOLDERS})/[\w./<>*-]+[\w/>*]|(?:[\w<>-]+/)+[\w<>-]+\.py\b)")
+
+
+def stale_names(text: str) -> list[str]:
+    """The paths, make targets and names of softstair in a text that do not exist."""
+    is_there = lambda path: any(any(base.glob(path)) for base in (ROOT, ROOT / "src" / "softstair"))
+    paths = [path for path in PATH.findall(text) if not is_there(re.sub(r"<\w+>", "*", path))]
+    makefiles = "".join(map(text_of, MAKEFILES))
+    targets = re.findall(r"^([\w-]+):", makefiles, re.MULTILINE)
+    used = re.findall(r"(?:`|^ *)make ([\w-]+)(?=`| [A-Z]+=| +#|$)", text, re.MULTILINE)
+    names = re.findall(r"\b(?:ss|softstair)((?:\.[A-Za-z_]\w*)+)", text)
+    gone = [f"softstair{name}" for name in names if pydoc.locate(f"softstair{name}") is None]
+    return [*paths, *(f"make {target}" for target in used if target not in targets), *gone]
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_names_are_those_of_the_repository(page: Path) -> None:
+    assert stale_names(text_of(page)) == []
+
+
+def test_stale_names_of_every_kind_are_noticed() -> None:
+    good = "`train/options.py` `cli/<verb>.py` `tests/gpu/` `results/*.csv` `make test` `ss.Stair`"
+    stale = ["train/groups.py", "docs/none.md", "tests/none/", "make none", "softstair.zoo.none"]
+    assert stale_names(f"{good} {' '.join(f'`{name}`' for name in stale)}") == stale
+
+
 # The API site
 
 
@@ -289,7 +323,7 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line.startswith("softstair ")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
