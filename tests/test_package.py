@@ -37,18 +37,41 @@ def imports_of(module: str, path: Path, modules: dict[str, Path]) -> set[str]:
     return {name for name in imported if name in modules and name != module}
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def import_graph() -> dict[str, set[str]]:
+    """The modules that each module of softstair imports."""
     source = Path(softstair.__file__).parents[1]
     modules = {
         ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
         for path in source.glob("softstair/**/*.py")
     }
     del modules["softstair"]  # imported before any of its modules; some read its version later
-    graph = {name: imports_of(name, path, modules) for name, path in modules.items()}
+    return {name: imports_of(name, path, modules) for name, path in modules.items()}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = import_graph()
     reachable = {name: set(direct) for name, direct in graph.items()}
-    for middle in modules:
-        for name in modules:
+    for middle in graph:
+        for name in graph:
             if middle in reachable[name]:
                 reachable[name] |= reachable[middle]
-    circular = {name for name in modules if name in reachable[name]}
+    circular = {name for name in graph if name in reachable[name]}
     assert circular == set()
+
+
+def test_modules_import_from_no_row_below_their_own() -> None:
+    """In the table of CONTRIBUTING.md, which has every module and folder of the package."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| module or folder of `softstair` |")
+    rows = re.findall(r"^\| (`.+?`) \|", table.partition("\n\n")[0], re.MULTILINE)
+    row_of = {name: n for n, row in enumerate(rows) for name in re.findall(r"`(\w+)/?`", row)}
+    top = lambda module: module.split(".")[1]
+    graph = import_graph()
+    assert set(row_of) == {top(module) for module in graph} - {"__main__"}
+    upward = {
+        (module, imported)
+        for module, all_imported in graph.items()
+        for imported in all_imported
+        if top(module) != "__main__" and row_of[top(imported)] > row_of[top(module)]
+    }
+    assert upward == set()
