@@ -662,6 +662,23 @@ def test_parts_of_a_table_replace_only_parts_of_the_same_table(tmp_path: Path) -
     assert (tmp_path / "t-3.csv").read_text() == "mine"
 
 
+@pytest.mark.parametrize("count", [1, 24])
+def test_units_trained_again_with_other_epochs_replace_an_old_part(
+    tmp_path: Path, count: int
+) -> None:
+    """Only the last unit of the second part, or all of the table."""
+    units, longer = (
+        list(made("paper-speech", lambda *_: 0.5, epochs=epochs, folds=(0,)))[:24]
+        for epochs in (2, 3)
+    )
+    first = write_parts(units, tmp_path / "t.csv", 6_000)
+    assert len(first) > 1
+    again = [*units[: 24 - count], *longer[24 - count :]]
+    assert write_parts(again, tmp_path / "t.csv", 10_000) == first
+    assert [unit for path in first for unit in load(path)] == again
+    assert len(load(tmp_path)) == len(again)
+
+
 def test_a_table_in_parts_has_every_unit_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,8 @@ NAMES = (*FIELDS, DATA_VERSION)
 """What identifies a training: the fields of its recipe, and the version of the data set."""
 SETTINGS = (*fields_with("in_tables"), "seed", "fold")
 """The fields of a recipe that every table has."""
+TIMES = ("epochs", *fields_with("scales_with_epochs"))
+"""The settings in which a training of another length differs."""
 COLUMNS = {name: f"first_{name}" if name in METRICS else name for name in NAMES}
 """The column of each setting; the learning rate has one for every epoch too."""
 DEFAULTS = {**Recipe(**OLDER_VALUES).to_row(), DATA_VERSION: UNKNOWN}
@@ -208,20 +210,22 @@ def write_parts(
     """Write a table in files of at most ``largest`` bytes: x.parquet, x-2.parquet, …
 
     Returns the files. A training is never divided. A numbered file is replaced only if all its
-    trainings are in this table; otherwise its number is skipped.
+    trainings are in this table, or if it is a part of the table that ``path`` has now: it shares no
+    unit with that file, and its units are in this table, perhaps with other epochs. Otherwise its
+    number is skipped.
     """
-    identity = lambda training: (training.name, *training.settings.values())
-    known = {*map(identity, trainings)}
+    ending, count = kind_of(path), 1
+    name = lambda number: path.with_name(f"{path.name.removesuffix(ending)}-{number}{ending}")
+    replaced = {old.name for old in _present(path)} if name(2).exists() else set()
 
     def is_free(part: Path) -> bool:
-        try:
-            return not part.exists() or known.issuperset(map(identity, load_table(part)))
-        except RunError:
-            return False
+        present = _present(part)
+        is_old = bool(replaced) and replaced.isdisjoint(old.name for old in present)
+        besides = TIMES if is_old else ()
+        is_known = _identities(present, besides) <= _identities(trainings, besides)
+        return not part.exists() or (bool(present) and is_known)
 
-    ending, count = kind_of(path), 1
-    names = (f"{path.name.removesuffix(ending)}-{n}{ending}" for n in itertools.count(2))
-    free, paths = filter(is_free, map(path.with_name, names)), [path]
+    free, paths = filter(is_free, map(name, itertools.count(2))), [path]
     while True:
         paths += itertools.islice(free, count - len(paths))
         ends = [len(trainings) * number // count for number in range(count + 1)]
@@ -231,6 +235,20 @@ def write_parts(
         if count >= len(trainings) or all(part.stat().st_size <= largest for part in paths):
             return paths
         count = min(2 * count, len(trainings))
+
+
+def _present(path: Path) -> list[Training]:
+    """Return the trainings of a file; none if there is no such file, or it is no table."""
+    try:
+        return load_table(path)
+    except RunError:
+        return []
+
+
+def _identities(trainings: Iterable[Training], besides: Sequence[str]) -> set[tuple[str, ...]]:
+    """Return the names of units with all settings ``besides`` some."""
+    names = [name for name in NAMES if name not in besides]
+    return {(each.name, *(each.settings[name] for name in names)) for each in trainings}
 
 
 def load_table(path: Path) -> list[Training]:
