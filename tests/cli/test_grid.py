@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -502,11 +503,23 @@ def test_status_as_json(done: Path, run: Run) -> None:
     assert (random["waiting"], random["epochs"], random["valid_accuracy"]) == (2, 0, None)
 
 
+def on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, sleep: Callable[[float], None]
+) -> list[str]:
+    """The lines of --status on a terminal."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = Terminal(columns)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal.stream)
+        patch.setattr("softstair.cli._progress.sleep", sleep)
+        assert main(["grid", "mine.toml", "--status"]) == 0
+    return without_escapes(terminal.close()).splitlines()
+
+
 def test_status_on_a_terminal_refreshes_until_all_is_done(
     done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
     late = done / "forward=random" / "fold-1" / "summary.json"
     content = late.read_bytes()
     late.unlink()
@@ -517,12 +530,23 @@ def test_status_on_a_terminal_refreshes_until_all_is_done(
         if len(pauses) == 2:
             late.write_bytes(content)
 
-    terminal = Terminal(120)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", terminal.stream)
-        patch.setattr("softstair.cli._progress.sleep", sleep)
-        code = main(["grid", "mine.toml", "--status"])
-    shown = without_escapes(terminal.close())
-    assert (code, len(pauses)) == (0, 2)
-    counts = [re.findall(r"\d+", line)[0] for line in shown.splitlines() if "│ all" in line]
+    with filelock.FileLock(late.with_name("lock")):
+        shown = on_a_terminal(monkeypatch, 120, sleep)
+    assert len(pauses) == 2
+    counts = [re.findall(r"\d+", line)[0] for line in shown if "│ all" in line]
     assert (counts[0], counts[-1]) == ("3", "4")
+    # What matters is above the rows: a table that is longer than the terminal is cut below.
+    first = [line.split() for line in shown[:4]]
+    assert "3 of 4 units are done; Ctrl-C ends this view".split() in first
+    assert "used, without the units that train now;" in " ".join(map(" ".join, first))
+
+
+def test_status_on_a_terminal_ends_at_once_if_nothing_trains(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves out the columns that would be empty: the names keep their room."""
+    (done / "forward=random" / "fold-1" / "summary.json").unlink()
+    shown = on_a_terminal(monkeypatch, 80, lambda _: pytest.fail("It waits."))
+    head = next(line for line in shown if "configuration" in line)
+    assert re.findall(r"\w+(?: \w+)?", head)[:4] == ["configuration", "done", "begun", "folds left"]
+    assert any(line.startswith("│ forward=random ") for line in shown)

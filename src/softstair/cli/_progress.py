@@ -211,57 +211,65 @@ class Progress:
 
 
 def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: bool) -> int:
-    """Print a row for every configuration; on a terminal, until all units are done."""
+    """Print a row for every configuration; on a terminal, while units train, until all are done."""
     units = results.statuses(design, folder, elsewhere)
     if as_json:
         print(json.dumps(results.status_json(design, folder, units), indent=1))
         return 0
-    console = Console(unlimited=True)
-    is_done = lambda: all(unit.is_done for unit in units)
-    if not console.is_terminal or is_done():
-        console.print(_status_table(design, folder, units))
+    console, title = Console(unlimited=True), f"{design.name} in {folder}"
+    is_live = console.is_terminal and any(unit.state == "training" for unit in units)
+    view = lambda: _status_table(title, units, console.is_terminal, is_live)
+    if not is_live:
+        console.print(view())
         return 0
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(_status_table(design, folder, units), console=console, auto_refresh=False) as live,
+        Live(view(), console=console, auto_refresh=False) as live,
     ):
-        while not is_done():
+        while not all(unit.is_done for unit in units):
             sleep(PAUSE)
             units = results.statuses(design, folder, elsewhere)
-            live.update(_status_table(design, folder, units), refresh=True)
+            live.update(view(), refresh=True)
     return 0
 
 
-def _status_table(design: Design, folder: Path, units: Sequence[UnitStatus]) -> Table:
-    notes, versions = [_time_note(units)], results.data_versions(units)
-    if len(versions) > 1:
-        notes.append(f"several data versions, no mean over them: {'; '.join(versions)}")
+def _status_table(title: str, units: Sequence[UnitStatus], is_narrow: bool, is_live: bool) -> Table:
+    """Return the table, without empty columns if it is narrow."""
+    sums, notes = results.summarise(units), _status_notes(units)
+    states = [state for state in STATES if sums[state] or not is_narrow]
+    if is_live:  # a long table is cut at the end
+        done = f"{sums['done'] + sums['elsewhere']} of {len(units)} units are done"
+        title = "\n".join([title, f"{done}; Ctrl-C ends this view", *notes])
+    groups = results.by_configuration(units).items()
     return table(
-        f"{design.name} in {folder}",
+        title,
         ("configuration",),
-        (*STATES, "folds left", "epochs", "validation"),
-        ((name, *_status_cells(group)) for name, group in results.by_configuration(units).items()),
-        total=("all", *_status_cells(units)),
-        caption="\n".join(notes),
+        (*states, "folds left", "epochs", "validation"),
+        ((name, *_status_cells(group, states)) for name, group in groups),
+        total=("all", *_status_cells(units, states)),
+        caption=None if is_live else "\n".join(notes),
     )
 
 
-def _status_cells(units: Sequence[UnitStatus]) -> list[str]:
+def _status_cells(units: Sequence[UnitStatus], states: Sequence[str]) -> list[str]:
     sums = results.summarise(units)
     accuracy = sums["valid_accuracy"]
     folds = {str(unit.unit.recipe.fold) for unit in units if not unit.is_done}
     return [
-        *(str(sums[state] or "") for state in STATES),
+        *(str(sums[state] or "") for state in states),
         ", ".join(sorted(folds, key=lambda fold: (len(fold), fold))),
         f"{sums['epochs']}/{sums['of_epochs']}",
         "" if accuracy is None else f"{accuracy:.2%}",
     ]
 
 
-def _time_note(units: Sequence[UnitStatus]) -> str:
-    """Return the device time used, the estimate of that left, and what it is estimated from."""
+def _status_notes(units: Sequence[UnitStatus]) -> list[str]:
+    """Return the device time used, the estimate of that left, and what it is estimated from; and
+    the versions of the data if there are several."""
     spent, done = results.time_spent(units), sum(unit.is_done for unit in units)
     words = [f"device time: {duration(spent['seconds_used'])} used"]
+    if any(unit.state == "training" for unit in units):
+        words[0] += ", without the units that train now"
     if spent["seconds_left"] is None:
         words.append("time left unknown until a unit is done")
     elif done < len(units):
@@ -269,4 +277,7 @@ def _time_note(units: Sequence[UnitStatus]) -> str:
         words.append(f"about {left} left, estimated from {done} of {len(units)} units")
     if count := spent["unmeasured_units"]:
         words.append(f"units with only the time of training steps: {count}")
-    return "; ".join(words)
+    notes, versions = ["; ".join(words)], results.data_versions(units)
+    if len(versions) > 1:
+        notes.append(f"several data versions, no mean over them: {'; '.join(versions)}")
+    return notes

@@ -87,7 +87,7 @@ class Command:
     )
     json: bool = flag(False, "With --dry-run or --status: print JSON.")
     status: bool = flag(
-        False, "Train nothing; show the progress of each configuration, on a terminal until done."
+        False, "Train nothing; show the progress; on a terminal, until done if units are training."
     )
     table: Path | None = flag(
         None,
