@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import softstair as ss
 from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair._errors import SoftstairError
+from softstair.cli.sensitivity import Command
 from softstair.convert.bits import parse_layers, stair_named
 from softstair.data import load
 from softstair.data.batches import Examples
@@ -184,6 +186,17 @@ def test_the_command_shows_a_table_and_writes_two_files(float_run: Path, run: Ru
     assert f'--bits "{costs[-1]["bits"]}": accuracy' in out
     picture = (float_run / "sensitivity.svg").read_text()
     assert picture.startswith("<?xml")
+
+
+def test_numbers_of_the_picture_can_be_read_on_dark_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("softstair.experiments.figures.rendered", lambda f: drawn.append(f) or "")
+    Command(tmp_path)._draw(["a"], ["int4", "int2", "ternary"], [[-0.04, 4.0, 60.0]])
+    texts = drawn[0].axes[0].texts
+    assert [text.get_text() for text in texts] == ["0.0", "4.0", "60.0"]
+    assert [text.get_color() == "white" for text in texts] == [False, False, True]
 
 
 @pytest.mark.parametrize(

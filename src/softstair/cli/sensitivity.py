@@ -12,6 +12,9 @@ from softstair.cli.export import OwnFlags
 from softstair.experiments import figures, panels
 from softstair.train.sensitivity import WIDTHS, layer_sensitivity
 
+DARKEST = 10.0
+"""Points of accuracy that have the darkest colour of the picture, or more."""
+
 
 @dataclass(frozen=True)
 class Command(OwnFlags):
@@ -55,12 +58,14 @@ class Command(OwnFlags):
         return 0
 
     def _draw(self, names: list[str], widths: list[str], lost: list[list[float]]) -> None:
-        figure = panels.blank(3 + 0.7 * len(widths), 1 + 0.3 * len(names))
+        figure = panels.blank(max(5.5, 3 + 0.7 * len(widths)), 1 + 0.3 * len(names))
         axes = figure.subplots()
-        axes.imshow(lost, cmap="Reds", vmin=0, vmax=10, aspect="auto")
+        axes.imshow(lost, cmap="Reds", vmin=0, vmax=DARKEST, aspect="auto")
         for y, points in enumerate(lost):
             for x, value in enumerate(points):
-                axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=panels.INK)
+                colour = "white" if value > DARKEST / 2 else panels.INK
+                text = f"{round(value, 1) + 0.0:.1f}"
+                axes.text(x, y, text, ha="center", va="center", color=colour)
         axes.set_xticks(range(len(widths)), widths)
         axes.set_yticks(range(len(names)), names)
         panels.title(figure, "points of accuracy lost by one layer at fewer bits")
