@@ -202,9 +202,9 @@ def test_numbers_of_the_picture_can_be_read_on_dark_cells(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--widths", "int9"), "--bits must be float, ternary"),
+        (("--widths", "int4,int9"), "--widths must be float, ternary"),
         (("--size", "10", "--widths", "int2/float"), "--size must be at least"),
-        (("--zero", "3"), "leave out --zero"),
+        (("--zero", "3"), "--zero"),
     ],
 )
 def test_wrong_flags_are_refused(

@@ -8,7 +8,6 @@ from softstair._files import write
 from softstair.cli._args import argument, flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
-from softstair.cli.export import OwnFlags
 from softstair.experiments import figures, panels
 from softstair.train.sensitivity import WIDTHS, layer_sensitivity
 
@@ -17,7 +16,7 @@ DARKEST = 10.0
 
 
 @dataclass(frozen=True)
-class Command(OwnFlags):
+class Command:
     """Measure what each layer alone costs at fewer bits, all others as trained, without training.
 
     The table has the points of accuracy that are lost and the loss that is added, on the validation
@@ -34,6 +33,8 @@ class Command(OwnFlags):
     widths: str = flag(",".join(WIDTHS), "Bits to measure; int4/float: of weights alone.")
     size: int | None = flag(None, "Propose bits with at most so many bytes of weights.")
     limit: int | None = flag(2000, "Use at most N examples (None: all).")
+    model: str | None = flag(None, "package.module:function of your own model.")
+    data: str | None = flag(None, "package.module:function of your own data.")
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
 
     def run(self) -> int:
@@ -41,7 +42,8 @@ class Command(OwnFlags):
         with Progress("sensitivity") as progress:
             show = lambda done, total: progress.count("measuring", done, total)
             given = (widths, self.size, self.limit, self.data_dir, show)
-            trained, *costs = layer_sensitivity(self.trained, *given, **self.own())
+            own = {"model": self.model, "data": self.data}
+            trained, *costs = layer_sensitivity(self.trained, *given, **own)
         text = json.dumps([cost._asdict() for cost in (trained, *costs)], indent=1)
         write(self.trained / "sensitivity.json", text)
         proposal = costs.pop() if self.size is not None else None

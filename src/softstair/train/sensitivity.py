@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from softstair import _check
+from softstair._errors import SoftstairError
 from softstair.calibrate import calibrate_stairs
 from softstair.convert.bits import parse, parse_layers, stair_named
 from softstair.convert.shortcuts import signed
@@ -56,15 +57,20 @@ def layer_sensitivity(
         limit: Number of examples of the validation fold; with ``fold="all"``, of the training set.
         data_dir: Folder of the data sets.
         on_progress: Called with the numbers of measurements that are done, and in all.
-        own: ``model`` and ``data``, as for :func:`softstair.train.trained.deployed`.
+        own: ``model`` and ``data``: package.module:function of your own model and data.
 
     Returns:
         The network as it was trained; with each of the bits in each layer; and, if a size is given,
         with the proposal: the bits with the least sum of the losses that layers add alone.
 
     Raises:
-        SoftstairError: If no bits of ``widths`` fit into ``size``.
+        SoftstairError: If ``widths`` are not bits, or none of them fit into ``size``.
     """
+    for width in widths:
+        try:
+            parse(width)
+        except SoftstairError as error:
+            raise SoftstairError(str(error).replace("bits", "widths", 1), field="widths") from None
     own = {"model": None, "data": None, "zero": None, "scale": None, **own}
     trial = _Trial(trained_run(Path(run), data_dir, own), limit)
     jobs = [("*", "float"), *((name, width) for name in trial.names for width in widths)]

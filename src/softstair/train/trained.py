@@ -131,10 +131,7 @@ def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
     """Return the network of a finished run, float or quantised; code of ``own`` alone is called."""
     recipe = recipe_of(run)
     if recipe is None:
-        raise RunError(
-            f"{str(run)!r} holds no run: give the directory of one, such as fold-0, a packed "
-            "network, or the name of one in the zoo."
-        )
+        raise RunError(f"{str(run)!r} holds no run: give a run directory, such as fold-0.")
     if summary_of(run) is None:
         raise RunError(f"the run in {str(run)!r} is not finished: continue it with `resume`.")
     _refuse(run, own, "zero", "scale")
