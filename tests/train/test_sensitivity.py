@@ -65,7 +65,7 @@ def training_batches(path: Path) -> tuple[torch.Tensor, ...]:
 def test_one_layer_of_a_float_network_is_quantised_at_a_time(float_run: Path) -> None:
     measured = layer_sensitivity(float_run, ["int4", "int2/float"])
     net = trained_network(float_run, load("digits"))
-    assert measured[0] == ("*", "float", FLOAT_BYTES, *evaluate(net, validation()))
+    assert measured[0] == ("*", "float", FLOAT_BYTES, *evaluate(net, validation()), 40)
     assert [(cost.name, cost.bits) for cost in measured[1:]] == [
         (name, bits) for name in NAMES for bits in ("int4", "int2/float")
     ]
@@ -148,9 +148,9 @@ def test_the_proposal_is_measured_as_a_whole(kind: str, request: pytest.FixtureR
 
 
 def test_bytes_are_saved_where_they_cost_least() -> None:
-    trained = Cost("*", "float", 3200, 0.1, 0.9)
+    trained = Cost("*", "float", 3200, 0.1, 0.9, 40)
     costs = [
-        Cost(name, bits, 3200 - saved, 0.1 + added, 0.9)
+        Cost(name, bits, 3200 - saved, 0.1 + added, 0.9, 40)
         for name, factor in (("a", 0.01), ("b", 1.0), ("c", 0.02), ("d", 0.5))
         for bits, saved, added in (
             ("int8", 600, 0.0),
@@ -184,8 +184,10 @@ def test_the_command_shows_a_table_and_writes_two_files(float_run: Path, run: Ru
     costs = json.loads((float_run / "sensitivity.json").read_text())
     assert [cost["name"] for cost in costs] == ["*", *(n for n in NAMES for _ in "12"), "*"]
     assert f'--bits "{costs[-1]["bits"]}": accuracy' in out
-    picture = (float_run / "sensitivity.svg").read_text()
-    assert picture.startswith("<?xml")
+    assert f"of {len(validation())} examples" in out
+    path = float_run / "sensitivity.svg"
+    assert f"picture: {path}" in out
+    assert path.read_text().startswith("<?xml")
 
 
 def test_numbers_of_the_picture_can_be_read_on_dark_cells(

@@ -11,6 +11,7 @@ from softstair.cli._table import print_line, print_table
 from softstair.experiments import figures, panels
 from softstair.train.sensitivity import WIDTHS, layer_sensitivity
 
+PICTURE = "sensitivity.svg"
 DARKEST = 10.0
 """Points of accuracy that have the darkest colour of the picture, or more."""
 
@@ -49,14 +50,18 @@ class Command:
         proposal = costs.pop() if self.size is not None else None
         rows = [costs[start : start + len(widths)] for start in range(0, len(costs), len(widths))]
         lost = lambda cost: 100 * (trained.accuracy - cost.accuracy)
-        cell = lambda cost: f"{lost(cost):.2f} {cost.loss - trained.loss:+.3f}"
+        added = lambda cost: round(cost.loss - trained.loss, 3) + 0.0  # -0.0 becomes 0.0
+        cell = lambda cost: f"{lost(cost):.2f} {added(cost):+.3f}"
         cells = [(row[0].name, *map(cell, row)) for row in rows]
         print_table("points of accuracy lost, and loss added", ("layer",), widths, cells)
         self._draw([row[0].name for row in rows], widths, [list(map(lost, row)) for row in rows])
         for cost in (trained, *([proposal] if proposal else [])):
             title = "as trained" if cost is trained else f'--bits "{cost.bits}"'
-            scores = f"accuracy {cost.accuracy:.2%}, loss {cost.loss:.3f}"
-            print_line(f"{title}: {scores}, {cost.bytes:,} bytes of weights")
+            scores = f"accuracy {cost.accuracy:.2%} of {cost.examples:,} examples"
+            print_line(f"{title}: {scores}, loss {cost.loss:.3f}, {cost.bytes:,} bytes of weights")
+        if proposal is None:
+            print_line("--size BYTES proposes bits for each layer")
+        print_line(f"picture: {self.trained / PICTURE}")
         return 0
 
     def _draw(self, names: list[str], widths: list[str], lost: list[list[float]]) -> None:
@@ -71,4 +76,4 @@ class Command:
         axes.set_xticks(range(len(widths)), widths)
         axes.set_yticks(range(len(names)), names)
         panels.title(figure, "points of accuracy lost by one layer at fewer bits")
-        write(self.trained / "sensitivity.svg", figures.rendered(figure))
+        write(self.trained / PICTURE, figures.rendered(figure))

@@ -36,6 +36,7 @@ class Cost(NamedTuple):
     bytes: int  # of all weights
     loss: float
     accuracy: float
+    examples: int  # on which it was measured
 
 
 def layer_sensitivity(
@@ -125,7 +126,7 @@ class _Trial:
                 stair = module.weight_stair.stair if isinstance(module, StairLayer) else None
                 width = (len(stair) - 1).bit_length() if stair else 32
                 size += -(-module.weight.numel() * width // 8)
-        return Cost(name, bits, size, *evaluate(net, self.examples))
+        return Cost(name, bits, size, *evaluate(net, self.examples), len(self.examples))
 
     def _quantised(self, bits: str) -> nn.Module:
         """Return a float network with stairs in some layers, as a recipe would quantise it."""
