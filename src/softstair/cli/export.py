@@ -15,8 +15,12 @@ from softstair.train.trained import LastLayer, deployed
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFlags:
-    """A user's own functions, and the input of a network that an own loop trained."""
+    """A trained network, a user's own functions, and the input of a network of an own loop."""
 
+    trained: Path = argument(
+        "RUN",
+        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
+    )
     model: str | None = flag(
         None, "package.module:function of your own model; for a state_dict, the quantised network."
     )
@@ -95,11 +99,6 @@ class Command(ExportFlags, OwnFlags):
 
     Exit code 0: written; 2: an error.
     """
-
-    trained: Path = argument(
-        "RUN",
-        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
-    )
 
     def run(self) -> int:
         return self.export(self.trained, **self.own())

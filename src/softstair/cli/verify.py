@@ -11,7 +11,7 @@ from torch import Tensor
 
 from softstair import _check
 from softstair._errors import MissingExtraError, SoftstairError, first_line
-from softstair.cli._args import argument, flag
+from softstair.cli._args import flag
 from softstair.cli._progress import Progress
 from softstair.cli._table import print_line, print_table
 from softstair.cli.export import OwnFlags
@@ -39,10 +39,6 @@ class Command(OwnFlags):
     Exit code 0: no number differs; 1: some do; 2: an error.
     """
 
-    trained: Path = argument(
-        "RUN",
-        "Run directory, packed network, name of a network (see softstair zoo), or state_dict.",
-    )
     backends: str = flag("onnx,c", "Backends to compare besides the integer network, or none.")
     last_layer: LastLayer = flag(
         "float", "Run a last layer that was trained in float as it is, or with INT8 weights."
