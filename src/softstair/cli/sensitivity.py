@@ -42,9 +42,8 @@ class Command:
         widths = self.widths.split(",")
         with Progress("sensitivity") as progress:
             show = lambda done, total: progress.count("measuring", done, total)
-            given = (widths, self.size, self.limit, self.data_dir, show)
-            own = {"model": self.model, "data": self.data}
-            trained, *costs = layer_sensitivity(self.trained, *given, **own)
+            given = (self.trained, widths, self.size, self.limit, self.data_dir, show)
+            trained, *costs = layer_sensitivity(*given, model=self.model, data=self.data)
         text = json.dumps([cost._asdict() for cost in (trained, *costs)], indent=1)
         write(self.trained / "sensitivity.json", text)
         proposal = costs.pop() if self.size is not None else None
