@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import softstair
@@ -37,6 +38,7 @@ def imports_of(module: str, path: Path, modules: dict[str, Path]) -> set[str]:
     return {name for name in imported if name in modules and name != module}
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """The modules that each module of softstair imports."""
     source = Path(softstair.__file__).parents[1]
