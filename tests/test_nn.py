@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import oracle
 import softstair as ss
 
 pytestmark = pytest.mark.quick
@@ -282,3 +284,30 @@ def test_quanta_along_another_axis_than_outputs_raise():
 def test_a_wrong_argument_is_named(kind, settings, field):
     with pytest.raises(ValueError, match=field):
         kind(**{"stair": TERNARY, **settings})
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("forward", ["mode", "hard", "random", "expectation"])
+@pytest.mark.parametrize("name", oracle.NAMES)
+def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned):
+    """Values are those of the stair; the gradient is the oracle's for a stair of five levels."""
+    plain = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward)
+    longer = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward, beyond=1)
+    x = (0.3 * torch.linspace(-2.97, 2.97, 200)).requires_grad_()
+    values = []
+    for module in (plain, longer):
+        if learned:
+            module.learn_quantum()
+        torch.manual_seed(0)
+        values.append(module(x))
+    assert torch.equal(*values)
+    values[1].sum().backward()
+    ends = 1 if forward == "expectation" else 2
+    levels = 0.3 * np.arange(-ends, ends + 1)
+    thresholds, std = (levels[1:] + levels[:-1]) / 2, 0.3 * plain.std.double().item()
+    expected = oracle.gradient(oracle.numpy(x.detach()), levels, thresholds, name, 0.0, std)
+    np.testing.assert_allclose(x.grad.double().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_levels_beyond_two_levels_are_an_error():
+    oracle.refuses(lambda: ss.nn.StairActivation(ss.Stair.sign(), beyond=1), "beyond", "two levels")

@@ -13,7 +13,7 @@ from softstair._errors import SoftstairError
 from softstair.fit import fit_quantum
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
-from softstair.regularise import FORWARDS, Forward, regularise
+from softstair.regularise import FORWARDS, Forward, apply, regularise
 from softstair.stair import Stair
 
 EXTRA_STATE = "_extra_state"  # torch's key of get_extra_state in a state dict
@@ -36,6 +36,9 @@ class StairModule(nn.Module):
         std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
             quantum.
         scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
+        beyond: How many levels the stair has beyond each end in the backward pass: the values stay
+            the same, and gradients pass so many quanta farther out. The gradient of an
+            ``"expectation"`` is its own.
 
     Attributes:
         annealed: Whether the noise is gone. The output then has no gradient and stores none.
@@ -46,6 +49,8 @@ class StairModule(nn.Module):
     std: Tensor
     quantum: Tensor
     log_ratio: nn.Parameter | None
+    beyond: int = 0
+    _longer: tuple[Stair, Stair] | None = None  # with the levels beyond the ends; in quanta too
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class StairModule(nn.Module):
         mean: float = 0.0,
         std: float | None = None,
         scheduled: bool = True,
+        beyond: int = 0,
     ) -> None:
         super().__init__()
         _check.choice("forward", forward, FORWARDS)
@@ -64,9 +70,12 @@ class StairModule(nn.Module):
         if not isinstance(stair, Stair):
             raise _check.wrong("stair", stair, "a softstair.Stair")
         _check.integer("layer", layer, 0)
+        if _check.integer("beyond", beyond, 0) and len(stair) < 3:
+            raise _check.wrong("beyond", beyond, "0 for a stair of two levels")
         _check.number("mean", mean)
         _check.number("std", std, 0)
-        self.stair, self.strategy, self.layer = stair, forward, layer
+        self.strategy, self.layer, self.beyond = forward, layer, beyond
+        self._set_stair(stair)
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
@@ -95,7 +104,24 @@ class StairModule(nn.Module):
         if self.annealed:
             forward = "hard" if self.strategy == "hard" else "mode"
             return kernels.value(x.detach(), SoftStair(stair, self.noise, mean, 0.0), forward)
-        return regularise(x, stair, self.noise, mean, std, self.strategy)
+        longer = self.longer_stair(stair is not self.stair)
+        if longer is None:
+            return regularise(x, stair, self.noise, mean, std, self.strategy)
+        noise = (self.noise, mean, std)
+        return apply(x, SoftStair(stair, *noise), SoftStair(longer, *noise), self.strategy)
+
+    def longer_stair(self, in_quanta: bool) -> Stair | None:
+        """Return the longer stair whose gradient the stair has; None if it has its own."""
+        if self._longer is None or self.strategy == "expectation":
+            return None
+        return self._longer[in_quanta]
+
+    def _set_stair(self, stair: Stair) -> None:
+        """Set the stair, and the longer ones here: compilers would trace them in the forward."""
+        self.stair = stair
+        if self.beyond:
+            unit = stair.with_quantum(1.0)
+            self._longer = lengthened(stair, self.beyond), lengthened(unit, self.beyond)
 
     def learn_quantum(self, log_ratio: nn.Parameter | None = None) -> nn.Parameter:
         """Make the quantum a parameter: ε = ε₀·exp(``log_ratio``), with ε₀ = ``quantum``.
@@ -135,7 +161,7 @@ class StairModule(nn.Module):
                 raise SoftstairError(f"{problem}. Train again with a lower learning rate.")
             quantum = tuple(values.tolist()) if values.dim() else float(values)
             if quantum != self.stair.quantum:
-                self.stair = self.stair.with_quantum(quantum, self.stair.axis)
+                self._set_stair(self.stair.with_quantum(quantum, self.stair.axis))
 
     def train(self, mode: bool = True) -> Any:
         """Set the mode; in ``eval()`` the stair has the quantum as it was learned."""
@@ -174,7 +200,7 @@ class StairModule(nn.Module):
             quantum: The quantum, or one per channel.
         """
         new = torch.tensor(quantum, dtype=torch.float32)
-        self.stair = self.stair.with_quantum(new.double().tolist())
+        self._set_stair(self.stair.with_quantum(new.double().tolist()))
         if new.shape == self.quantum.shape:
             self.quantum.copy_(new)  # a captured step reads the buffer where it is
         else:
@@ -200,7 +226,7 @@ class StairModule(nn.Module):
         if not is_alike or not torch.allclose(own, new, rtol=1e-9, atol=0):
             problem = f"must be {self.stair}, the network's, but the checkpoint has {stair}"
             raise _check.invalid("stair", f"{problem}; quantise the model with that one")
-        self.stair = stair
+        self._set_stair(stair)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load noise and stair, which a checkpoint of the float network does not have."""
@@ -231,6 +257,18 @@ class StairModule(nn.Module):
     def extra_repr(self) -> str:
         kind = type(self.noise).__name__.lower()
         return f"{self.stair}, noise={kind}, forward={self.strategy}, layer={self.layer}"
+
+
+def lengthened(stair: Stair, levels: int) -> Stair:
+    """Return the stair with so many more levels at either end, as far apart as the outermost two.
+
+    >>> lengthened(Stair.ternary(), 1).thresholds
+    (-1.5, -0.5, 0.5, 1.5)
+    """
+    q, t = stair.levels, stair.thresholds
+    for _ in range(levels):
+        q, t = ((2 * v[0] - v[1], *v, 2 * v[-1] - v[-2]) for v in (q, t))
+    return Stair(q, t, stair.quantum, stair.axis)
 
 
 def learned_quantum(quantum: Tensor, log_ratio: Tensor) -> Tensor:

@@ -76,9 +76,20 @@ def regularise(
     noise = noises.get(noise)
     _check_operands(x, stair, noise, forward)
     soft = SoftStair(stair, noise, _parameter("mean", mean), _parameter("std", std))
+    return apply(x, soft, soft, forward, generator)
+
+
+def apply(
+    x: Tensor,
+    soft: SoftStair,
+    sloped: SoftStair,
+    forward: Forward,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the regularised stair ``soft``, with the gradient of ``sloped``, unchecked."""
     if kernels.is_transformed():
-        return _composite(x, soft, forward, generator)
-    return Regularised.apply(x, soft, forward, generator)
+        return _composite(x, soft, sloped, forward, generator)
+    return Regularised.apply(x, soft, sloped, forward, generator)
 
 
 class Regularised(torch.autograd.Function):
@@ -86,18 +97,24 @@ class Regularised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, soft: SoftStair, forward: Forward, generator: torch.Generator | None
+        ctx: Any,
+        x: Tensor,
+        soft: SoftStair,
+        sloped: SoftStair,
+        forward: Forward,
+        generator: torch.Generator | None,
     ) -> Tensor:
         # A leaf stays in memory anyway, and a tangent needs x itself.
         compact = ctx.needs_input_grad[0] and not x.is_leaf and forward_ad._current_level < 0
+        compact = compact and sloped is soft
         y, saved = kernels.forward(x.detach(), soft, forward, generator, compact=compact)
         ctx.is_compact = saved.dtype != x.dtype
         # Saved by autograd, which raises if the noise moves before the backward pass.
-        values = (saved if ctx.is_compact else x, soft.mean, soft.std)
+        values = (saved if ctx.is_compact else x, sloped.mean, sloped.std)
         tensors = [value for value in values if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        ctx.soft = soft
+        ctx.soft = sloped
         return y
 
     @staticmethod
@@ -109,7 +126,7 @@ class Regularised(torch.autograd.Function):
             gradient = (grad * kernels.slope(saved, soft)).to(saved.dtype)
         else:
             gradient = kernels.backward(grad, saved, soft)
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
@@ -118,7 +135,11 @@ class Regularised(torch.autograd.Function):
 
 
 def _composite(
-    x: Tensor, soft: SoftStair, forward: Forward, generator: torch.Generator | None
+    x: Tensor,
+    soft: SoftStair,
+    sloped: SoftStair,
+    forward: Forward,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """Return the operator in operations that every transform and compiler differentiates.
 
@@ -132,9 +153,9 @@ def _composite(
     constant = finite.detach()
     if _is_nested():
         # The slope half-way between x̄ and x: (x − x̄)·s(½(x̄ + x)) has the right second derivative.
-        slope = kernels.slope(constant + 0.5 * (finite - constant), soft)
+        slope = kernels.slope(constant + 0.5 * (finite - constant), sloped)
     else:
-        slope = kernels.slope(constant, soft).detach()
+        slope = kernels.slope(constant, sloped).detach()
     return (value + (finite - constant).to(slope.dtype) * slope).to(x.dtype)
 
 
