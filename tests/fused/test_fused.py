@@ -75,6 +75,21 @@ def test_weights_with_quanta_by_channel_give_exact_sums():
         assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-5
 
 
+@pytest.mark.parametrize("quanta", ["fixed", "learned"])
+def test_ternary_features_by_name_have_the_gradients_of_the_network(quanta):
+    """Their gradients pass beyond the ends of the stair, by a table with more thresholds."""
+    net, twin = pair("ternary by channel", "uniform", "mode", 4, quanta, channels=1)
+    assert not_fused(net) == ""
+    x, y = batch(side=4, channels=1)
+    check(net, twin, x, y)
+    for _, stair in ss.nn.stair_modules(twin):
+        stair.beyond, stair._longer = 0, None
+    twin.zero_grad()
+    learn(twin, x.double(), y)
+    found = differences(net, twin)
+    assert max(found[name] for name, _ in net.named_parameters()) > 0.1
+
+
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("stairs", "noise", "forward"),

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.integers import kernel_stair, learns
+from softstair.fused.integers import is_in_quanta, kernel_stair, learns
 from softstair.fused.layer import Context, FusedLayer
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
@@ -86,18 +87,30 @@ def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair
         means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
         if isinstance(stair.quantum, float) and stair.quantum != 1.0:
             means, stds = means * stair.quantum, stds * stair.quantum
-        values, count = table(stair, torch.float32, means.device), len(stair) - 1
-        rows = prepare_rows(values, means, stds, count, noise.name)
-        constants = {"COUNT": count, "FAMILY": noise.name}
+        values = table(stair, torch.float32, means.device)
+        rows = prepare_rows(values, means, stds, len(stair) - 1, noise.name)
         rows_of = dict(zip(noises, rows, strict=True))
         for module in modules:
-            own, row = values, rows_of[module.std.data_ptr()]
+            own, row, count = values, rows_of[module.std.data_ptr()], len(stair) - 1
+            longer = module.longer_stair(is_in_quanta(module)) if module.training else None
+            if longer is not None:  # the limits of the mode, in the row, are those of the stair
+                own, count = _longer_table(stair, longer, means.device), len(longer) - 1
             # Thresholds of learned features are in quanta, levels and rises are not.
             if learns(module) and isinstance(module, StairActivation):
-                own = values.clone()
+                own = own.clone()
                 own[:, count : 3 * count + 1] *= module.present_quantum()
+            constants = {"COUNT": count, "FAMILY": noise.name}
             prepared[module] = PreparedStair(own, row, constants)
     return prepared
+
+
+@cache  # as the tables of stairs: a captured graph reads it where it is
+def _longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
+    """Return the table of a longer stair, with no values beyond those of the stair."""
+    count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])
+    values = table(longer, torch.float32, device).clone()
+    values[:, count : 2 * count + 1].clamp_(*ends)
+    return values
 
 
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
@@ -292,6 +305,9 @@ def _is_stair(module: Any, of: type[StairModule]) -> bool:
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
         return False
     stair, axis = kernel_stair(module), module.stair.axis
+    longer = module.longer_stair(in_quanta=True)
+    if longer is not None and (axis is not None or len(longer) > FEW_LEVELS + 1):
+        return False
     known = len(stair) <= FEW_LEVELS + 1 or is_native(stair, torch.float32)
     known = known and (axis is None or (axis == 0 and of is StairWeight))
     return known and stair.spacing is not None
