@@ -215,7 +215,8 @@ def _measure(module: StairModule, x: Tensor, limits: Bounds | None) -> Tensor:
     else:
         counts = torch.bincount(index, minlength=levels)
     mean, std = module._absolute(module.mean, x), module._absolute(module.std, x)
-    soft = kernels.SoftStair(module.stair, module.noise, mean, std)
+    stair = module.longer_stair(in_quanta=False) or module.stair
+    soft = kernels.SoftStair(stair, module.noise, mean, std)
     dead = (kernels.backward(torch.ones_like(x), x, soft) == 0).sum()
     edge = torch.zeros_like(dead)
     if limits is not None:
