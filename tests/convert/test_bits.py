@@ -40,6 +40,29 @@ def test_a_name_quantises_weights_and_features_and_keeps_the_weights():
     assert torch.isfinite(net(x)).all()
 
 
+def test_ternary_features_by_name_pass_gradients_up_to_two_quanta():
+    """Values are those of the stair, and so are the gradients of all other stairs."""
+    model = networks.mlp(6, 8, 3)
+    longer = lambda *stairs, **options: [
+        (found := stair.longer_stair(in_quanta=True)) and found.levels
+        for _, stair in ss.nn.stair_modules(ss.quantise(model, *stairs, **options))
+    ]
+    levels = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    for bits in ("ternary", {"*": "ternary"}, "int4/ternary"):
+        assert [found for found in longer(bits) if found] == [levels]
+    for bits in ("ternary/uint2", "int2", "int4", "sign"):
+        assert not any(longer(bits))
+    assert not any(longer(named("ternary"), named("ternary")))
+    assert not any(longer("ternary", noise=ss.ste.hard_sigmoid()))
+    net = ss.quantise(model, "ternary", quanta="learned")
+    stair = next(s for _, s in ss.nn.stair_modules(net) if s.beyond)
+    x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)
+    y = stair(x)
+    y.sum().backward()
+    assert y.tolist() == [-1, -1, 0, 1, 1, 1, 1]
+    assert x.grad.tolist() == [0, 1, 1, 1, 1, 1, 0]
+
+
 def test_init_and_fit_override_what_names_do():
     model = networks.mlp(6, 8, 3)
     quantum = lambda **options: ss.quantise(model, "ternary", **options)[0].weight_stair.stair

@@ -74,6 +74,17 @@ def test_occupancy_and_dead_shares(noise: str, quantum: float, std: float) -> No
     assert any(0.1 < (health.dead or 0) < 0.99 for health in found.values())
 
 
+def test_ternary_features_by_name_are_dead_from_two_quanta_on() -> None:
+    net = ss.quantise(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), "ternary")
+    net[1].set_quantum(0.25)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = net[0](x)
+    dead = {health.name: health.dead for health in stair_health(net, x)}
+    assert dead["1"] == pytest.approx((features.abs() > 0.5).double().mean().item(), abs=1e-6)
+    assert dead["1"] < (features.abs() > 0.25).double().mean()
+
+
 def test_it_leaves_the_network_unchanged() -> None:
     net = stair_net().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}

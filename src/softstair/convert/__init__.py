@@ -91,8 +91,10 @@ def quantise(
         model: The float network, which is left as it is.
         weights: The stair of the weights; None leaves them in float. A name such as ``"int4"`` is
             for weights and features: of intN and uintN, the quantum of the features is that which
-            is best for normally distributed ones of variance 1, and of others it is 1. In a
-            mapping of names, layers that no pattern fits stay in float.
+            is best for normally distributed ones of variance 1, and of others it is 1. Ternary
+            features pass gradients up to two quanta instead of one (``beyond=1``, see
+            :class:`softstair.nn.StairModule`). In a mapping of names, layers that no pattern fits
+            stay in float.
         features: The stair of the features; None leaves activations as they are.
         noise: A family of noise or its name, or an estimator of :mod:`softstair.ste`.
         forward: ``"expectation"``, ``"mode"``, ``"random"`` or ``"hard"``; see
@@ -321,6 +323,9 @@ def _assign_options(
     set_ranks({site: site.layer for site in settings})
     for site, keywords in settings.items():
         keywords.update(stair=site.stair, layer=site.layer)
+        is_ternary = options.is_named and site.is_activation and len(site.stair or ()) == 3
+        if is_ternary and keywords.get("scheduled", True):  # not with an estimator
+            keywords["beyond"] = 1
     return settings
 
 
