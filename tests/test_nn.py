@@ -292,7 +292,7 @@ def test_a_wrong_argument_is_named(kind, settings, field):
 def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned):
     """Values are those of the stair; the gradient is the oracle's for a stair of five levels."""
     plain = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward)
-    longer = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward, beyond=1)
+    longer = ss.nn.StairActivation(ss.Stair.ternary(0.3), name, forward, extra_levels=1)
     x = (0.3 * torch.linspace(-2.97, 2.97, 200)).requires_grad_()
     values = []
     for module in (plain, longer):
@@ -310,4 +310,5 @@ def test_levels_beyond_the_ends_are_in_the_gradient_alone(name, forward, learned
 
 
 def test_levels_beyond_two_levels_are_an_error():
-    oracle.refuses(lambda: ss.nn.StairActivation(ss.Stair.sign(), beyond=1), "beyond", "two levels")
+    make = lambda: ss.nn.StairActivation(ss.Stair.sign(), extra_levels=1)
+    oracle.refuses(make, "extra_levels", "two levels")

@@ -36,9 +36,9 @@ class StairModule(nn.Module):
         std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
             quantum.
         scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
-        beyond: How many levels the stair has beyond each end in the backward pass: the values stay
-            the same, and gradients pass so many quanta farther out. The gradient of an
-            ``"expectation"`` is its own.
+        extra_levels: Number of levels that the stair has beyond each end in the backward pass:
+            the values stay the same, and gradients pass so many quanta farther out. Not with
+            the forward ``"expectation"``, whose gradient is its own.
 
     Attributes:
         annealed: Whether the noise is gone. The output then has no gradient and stores none.
@@ -49,7 +49,7 @@ class StairModule(nn.Module):
     std: Tensor
     quantum: Tensor
     log_ratio: nn.Parameter | None
-    beyond: int = 0
+    extra_levels: int = 0
     _longer: tuple[Stair, Stair] | None = None  # with the levels beyond the ends; in quanta too
 
     def __init__(
@@ -61,7 +61,7 @@ class StairModule(nn.Module):
         mean: float = 0.0,
         std: float | None = None,
         scheduled: bool = True,
-        beyond: int = 0,
+        extra_levels: int = 0,
     ) -> None:
         super().__init__()
         _check.choice("forward", forward, FORWARDS)
@@ -70,11 +70,11 @@ class StairModule(nn.Module):
         if not isinstance(stair, Stair):
             raise _check.wrong("stair", stair, "a softstair.Stair")
         _check.integer("layer", layer, 0)
-        if _check.integer("beyond", beyond, 0) and len(stair) < 3:
-            raise _check.wrong("beyond", beyond, "0 for a stair of two levels")
+        if _check.integer("extra_levels", extra_levels, 0) and len(stair) < 3:
+            raise _check.wrong("extra_levels", extra_levels, "0 for a stair of two levels")
         _check.number("mean", mean)
         _check.number("std", std, 0)
-        self.strategy, self.layer, self.beyond = forward, layer, beyond
+        self.strategy, self.layer, self.extra_levels = forward, layer, extra_levels
         self._set_stair(stair)
         self.scheduled, self.annealed = scheduled, False
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -119,9 +119,9 @@ class StairModule(nn.Module):
     def _set_stair(self, stair: Stair) -> None:
         """Set the stair, and the longer ones here: compilers would trace them in the forward."""
         self.stair = stair
-        if self.beyond:
+        if count := self.extra_levels:
             unit = stair.with_quantum(1.0)
-            self._longer = lengthened(stair, self.beyond), lengthened(unit, self.beyond)
+            self._longer = lengthened(stair, count), lengthened(unit, count)
 
     def learn_quantum(self, log_ratio: nn.Parameter | None = None) -> nn.Parameter:
         """Make the quantum a parameter: ε = ε₀·exp(``log_ratio``), with ε₀ = ``quantum``.

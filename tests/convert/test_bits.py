@@ -54,8 +54,10 @@ def test_ternary_features_by_name_pass_gradients_up_to_two_quanta():
         assert not any(longer(bits))
     assert not any(longer(named("ternary"), named("ternary")))
     assert not any(longer("ternary", noise=ss.ste.hard_sigmoid()))
+    assert not any(longer("ternary", extra_levels=0))
+    assert len([found for found in longer("int2", extra_levels=2) if found]) == 1
     net = ss.quantise(model, "ternary", quanta="learned")
-    stair = next(s for _, s in ss.nn.stair_modules(net) if s.beyond)
+    stair = next(s for _, s in ss.nn.stair_modules(net) if s.extra_levels)
     x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)
     y = stair(x)
     y.sum().backward()

@@ -83,7 +83,7 @@ def test_ternary_features_by_name_have_the_gradients_of_the_network(quanta):
     x, y = batch(side=4, channels=1)
     check(net, twin, x, y)
     for _, stair in ss.nn.stair_modules(twin):
-        stair.beyond, stair._longer = 0, None
+        stair.extra_levels, stair._longer = 0, None
     twin.zero_grad()
     learn(twin, x.double(), y)
     found = differences(net, twin)

@@ -55,6 +55,7 @@ def quantise(
     fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
     shortcuts: Stair | StairName | None = None,
+    extra_levels: int | Literal["auto"] = "auto",
     quanta: Literal["fixed", "learned"] = "fixed",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
@@ -91,10 +92,8 @@ def quantise(
         model: The float network, which is left as it is.
         weights: The stair of the weights; None leaves them in float. A name such as ``"int4"`` is
             for weights and features: of intN and uintN, the quantum of the features is that which
-            is best for normally distributed ones of variance 1, and of others it is 1. Ternary
-            features pass gradients up to two quanta instead of one (``beyond=1``, see
-            :class:`softstair.nn.StairModule`). In a mapping of names, layers that no pattern fits
-            stay in float.
+            is best for normally distributed ones of variance 1, and of others it is 1. In a
+            mapping of names, layers that no pattern fits stay in float.
         features: The stair of the features; None leaves activations as they are.
         noise: A family of noise or its name, or an estimator of :mod:`softstair.ste`.
         forward: ``"expectation"``, ``"mode"``, ``"random"`` or ``"hard"``; see
@@ -114,6 +113,9 @@ def quantise(
         shortcuts: The stair of features that are added to others, such as ``"uint8"``, where it has
             more levels than that of ``features``, and continued below 0 where that is. Weights read
             such features through that of ``features``. None: one stair for both.
+        extra_levels: Number of levels that the stairs of features have beyond each end in the
+            backward pass alone: gradients pass so many quanta farther. ``"auto"``: 1 for ternary
+            features by name, which then have gradients up to two quanta; otherwise 0.
         quanta: ``"learned"`` makes the quanta parameters, of which those of the stairs are the
             start: one of the features of a layer, and one of its weights or of each channel.
             Features that are added or concatenated share one. See
@@ -175,7 +177,10 @@ def quantise(
         if site.is_weights:
             site.replacement = _layer(site, keywords, init, fit)
         else:
-            site.replacement = StairActivation(**keywords).to(device)
+            if (count := extra_levels) == "auto":
+                is_estimator = not keywords.get("scheduled", True)
+                count = int(is_named and len(keywords["stair"]) == 3 and not is_estimator)
+            site.replacement = StairActivation(**keywords, extra_levels=count).to(device)
     rows = _rows(net, sites)
     replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
     called = {site.module for site in sites}
@@ -323,9 +328,6 @@ def _assign_options(
     set_ranks({site: site.layer for site in settings})
     for site, keywords in settings.items():
         keywords.update(stair=site.stair, layer=site.layer)
-        is_ternary = options.is_named and site.is_activation and len(site.stair or ()) == 3
-        if is_ternary and keywords.get("scheduled", True):  # not with an estimator
-            keywords["beyond"] = 1
     return settings
 
 

@@ -47,6 +47,13 @@ class NoiseOptions(Options):
     std0: float | None = option(
         None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
     )
+    extra_levels: int | None = option(
+        None,
+        "Levels of the features' stairs beyond each end in the backward pass alone (None: 1 for "
+        "ternary ones of bits, else 0).",
+        within=(0, 100),
+        older_value=None,
+    )
     interval: Interval = option(
         "partition",
         "Layers anneal one by one (partition), all at once, from one start, or to one end.",
@@ -264,7 +271,7 @@ class Recipe(
                 f"a recipe must have each of its {len(FIELDS)} fields and no other, but there is "
                 f"{problem}."
             )
-        return cls(**{**OLDER_VALUES, **data})
+        return cls(**{**_older_values(data), **data})
 
     def cell(self, name: str) -> str:
         """Return a field as text, as tables and conditions have it.
@@ -297,7 +304,7 @@ class Recipe(
         annealing = {name: cells.pop(name) for name in ("interval", "power") if name in cells}
         known = describe(cls)
         values = {name: known[name].from_text(cell) for name, cell in cells.items()}
-        recipe = cls(**{**OLDER_VALUES, **values})
+        recipe = cls(**{**_older_values(values), **values})
         model = DEFAULTS.get(recipe.data) if recipe.model == "auto" else recipe.model
         if "sums" not in values and model in NETWORKS and not NETWORKS[model].has_sums:
             recipe = replace(recipe, sums=cls().sums)
@@ -319,6 +326,12 @@ OLDER_VALUES: dict[str, Any] = {
     if known.older_value is not ...
 }
 """The fields that older files do not have, and the values that these files mean."""
+
+
+def _older_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields that a file does not have."""
+    had_ternary_bits = "ternary" in str(given.get("bits"))
+    return {**OLDER_VALUES, "extra_levels": 0 if had_ternary_bits else None}
 
 
 def fields_with(fact: options.Fact) -> tuple[str, ...]:
