@@ -40,22 +40,25 @@ def test_a_name_quantises_weights_and_features_and_keeps_the_weights():
     assert torch.isfinite(net(x)).all()
 
 
-def test_ternary_features_by_name_pass_gradients_up_to_two_quanta():
+def test_features_of_few_levels_by_name_pass_gradients_beyond_the_ends():
     """Values are those of the stair, and so are the gradients of all other stairs."""
     model = networks.mlp(6, 8, 3)
     longer = lambda *stairs, **options: [
         (found := stair.longer_stair(in_quanta=True)) and found.levels
         for _, stair in ss.nn.stair_modules(ss.quantise(model, *stairs, **options))
     ]
-    levels = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    ternary, uint2 = (tuple(map(float, range(-2, end))) for end in (3, 6))
     for bits in ("ternary", {"*": "ternary"}, "int4/ternary"):
-        assert [found for found in longer(bits) if found] == [levels]
-    for bits in ("ternary/uint2", "int2", "int4", "sign"):
+        assert [found for found in longer(bits) if found] == [ternary]
+    for bits in ("int2", "ternary/uint2", "int2/int2"):
+        found = next(filter(None, longer(bits)))
+        assert [level - found[0] - 2 for level in found] == [*uint2]
+    for bits in ("int3", "int4", "sign"):
         assert not any(longer(bits))
     assert not any(longer(named("ternary"), named("ternary")))
     assert not any(longer("ternary", noise=ss.ste.hard_sigmoid()))
     assert not any(longer("ternary", extra_levels=0))
-    assert len([found for found in longer("int2", extra_levels=2) if found]) == 1
+    assert len(next(filter(None, longer("int4", extra_levels=3)))) == 22
     net = ss.quantise(model, "ternary", quanta="learned")
     stair = next(s for _, s in ss.nn.stair_modules(net) if s.extra_levels)
     x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)

@@ -25,6 +25,7 @@ STAIRS = {
     "float first": ({"0": None, "*": TERNARY}, TERNARY),
     "by channel": ("int4", None),
     "ternary by channel": ("ternary", None),
+    "int2 by channel": ("int2", None),
     "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5, thresholds="floor")),
 }
 

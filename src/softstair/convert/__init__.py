@@ -42,6 +42,9 @@ from softstair.regularise import FORWARDS, Forward
 from softstair.stair import Stair
 from softstair.ste import Estimator
 
+EXTRA_LEVELS = {3: 1, 4: 2}
+"""Levels beyond each end in the backward pass, by the number of levels of stairs by name."""
+
 
 def quantise(
     model: nn.Module,
@@ -114,8 +117,8 @@ def quantise(
             more levels than that of ``features``, and continued below 0 where that is. Weights read
             such features through that of ``features``. None: one stair for both.
         extra_levels: Number of levels that the stairs of features have beyond each end in the
-            backward pass alone: gradients pass so many quanta farther. ``"auto"``: 1 for ternary
-            features by name, which then have gradients up to two quanta; otherwise 0.
+            backward pass alone: gradients pass so many quanta farther. ``"auto"``: of stairs by
+            name 1 with three levels (ternary), and 2 with four (uint2); otherwise 0.
         quanta: ``"learned"`` makes the quanta parameters, of which those of the stairs are the
             start: one of the features of a layer, and one of its weights or of each channel.
             Features that are added or concatenated share one. See
@@ -179,7 +182,8 @@ def quantise(
         else:
             if (count := extra_levels) == "auto":
                 is_estimator = not keywords.get("scheduled", True)
-                count = int(is_named and len(keywords["stair"]) == 3 and not is_estimator)
+                few = EXTRA_LEVELS.get(len(keywords["stair"]), 0)
+                count = few if is_named and not is_estimator else 0
             site.replacement = StairActivation(**keywords, extra_levels=count).to(device)
     rows = _rows(net, sites)
     replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
