@@ -44,16 +44,10 @@ def test_as_good_as_a_dense_search(name, count):
     assert (squared(np.array(fitted)) <= 1.01 * least + 1e-9).all()
 
 
-@pytest.mark.parametrize("count", [60, 700])
-def test_many_levels_are_as_good_as_a_search(count):
-    """Few weights are searched as densely as with few levels; many less, since less is at stake."""
-    torch.manual_seed(count)
-    weight, stair = torch.randn(4, count) * torch.rand(4, count).exp(), STAIRS["int8"]
-    fitted = fit_quantum(weight, stair, per_channel=True).quantum
-    for row, quantum in zip(weight, fitted, strict=True):
-        candidates = torch.linspace(0.3, 1.2, 150) * float(row.abs().max()) / 127
-        least = min(error(row, stair.with_quantum(float(q))) for q in candidates)
-        assert error(row, stair.with_quantum(quantum)) <= 1.1 * least
+def test_weights_on_a_grid_of_many_levels_keep_their_quantum():
+    index = torch.randint(-101, 102, (4, 700), generator=torch.Generator().manual_seed(0))
+    weight = index * torch.tensor([0.01, 0.3, 1.0, 7.0])[:, None]
+    assert error(weight, fit_quantum(weight, STAIRS["int8"], per_channel=True)) < 1e-9
 
 
 @pytest.mark.parametrize("stair", STAIRS.values(), ids=STAIRS.keys())

@@ -7,8 +7,6 @@ from softstair.stair import Stair
 
 RATIOS, STEPS = torch.linspace(0.01, 2.25, 192).tolist(), 3
 """Quanta that are tried, as shares of the largest; and steps of refinement after them."""
-MANY_LEVELS, MANY_VALUES, COARSE = 17, 512, 6
-"""With so many the error varies slowly: every sixth ratio is tried, then those beside the best."""
 NUMBERS = 1 << 20
 """Thresholds or values that are compared at a time."""
 
@@ -36,15 +34,11 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     # ε = Σ l·w / Σ l² is best; with it, some weights may get others.
     count = rows.shape[1]
     moments = _moments_of_few if count <= len(stair) else _moments_of_many
-    stride = COARSE if len(stair) >= MANY_LEVELS and count >= MANY_VALUES else 1
-    ratios = rows.new_tensor((*RATIOS[::stride], min(reach) / max(reach), 1.0))
-    beside = rows.new_tensor(range(1 - stride, stride)) * (RATIOS[1] - RATIOS[0])
+    ratios = rows.new_tensor((*RATIOS, min(reach) / max(reach), 1.0))
     parts = ratios.split(max(1, NUMBERS // (len(rows) * min(count, len(stair)))))
     rows = rows.sort(dim=1).values
-    for part in (*parts, beside, *[None] * STEPS):
+    for part in (*parts, *[None] * STEPS):
         candidates = refined if part is None else largest * part
-        if part is beside:
-            candidates = (quantum + candidates).clamp(min=largest * RATIOS[0])
         squares, products = moments(rows, candidates, unit)
         errors = candidates * (candidates * squares - 2 * products)
         least = errors.argmin(dim=1, keepdim=True)
@@ -69,7 +63,7 @@ def _moments_of_few(rows: Tensor, quanta: Tensor, unit: Stair) -> tuple[Tensor, 
 
 
 def _moments_of_many(rows: Tensor, quanta: Tensor, unit: Stair) -> tuple[Tensor, Tensor]:
-    """Return the same; sorted weights of a level are neighbours, and prefix sums add them."""
+    """Return the same for sorted rows, in which the weights of a level are consecutive."""
     levels = rows.new_tensor(unit.levels)
     edges = rows.new_tensor((-torch.inf, *unit.thresholds, torch.inf))
     sums = torch.nn.functional.pad(rows.cumsum(1), (1, 0))
