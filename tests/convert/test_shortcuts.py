@@ -182,23 +182,76 @@ def test_second_stairs_load_copy_and_learn() -> None:
         assert torch.equal(same.eval()(batches[0]), net.eval()(batches[0]))
 
 
-def test_features_that_are_concatenated_keep_their_stair() -> None:
+def test_features_that_are_concatenated_or_added_to_such_keep_their_stair() -> None:
     class Joined(Block):
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.stem(x))
             y = F.relu(self.left(x) + x)
-            return self.last(F.relu(self.right(y)) + torch.cat([x[:, :2], y[:, 2:]], 1))
+            y = F.relu(self.right(y)) + torch.cat([x[:, :2], y[:, 2:]], 1)
+            z = F.relu(self.last(F.relu(y)))
+            return z + F.relu(self.last(F.relu(y)))
 
     net = ss.quantise(Joined(), TERNARY, UINT4, shortcuts=UINT8)
-    assert {name: stair for name, (_, stair) in stairs(net).items() if stair != UINT4} == {
-        "stair_relu_2": UINT8
+    wide = [name for name, (_, stair) in stairs(net).items() if stair == UINT8]
+    assert wide == ["stair_relu_4", "stair_relu_6"]
+
+
+@pytest.mark.parametrize("form", ["iadd", "add_", "alias"])
+def test_values_that_are_written_later_are_read_as_they_are_then(form: str) -> None:
+    class Written(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.stem(x))
+            y = x
+            if form == "add_":
+                x.add_(F.relu(self.left(x)))
+            else:
+                x += F.relu(self.left(x))
+            return self.last(F.relu(self.right(y if form == "alias" else x)))
+
+    torch.manual_seed(0)
+    net = ss.quantise(Written(), TERNARY, UINT4, shortcuts=UINT8, skip="last").eval()
+    x = torch.randn(2, 3, 8, 8)
+    ternary = lambda name: TERNARY(net.get_submodule(name).weight)
+    sums = lambda name, y: F.conv2d(y, ternary(name), net.get_submodule(name).bias, padding=1)
+    wide = UINT8(sums("stem", x))
+    total = wide + UINT8(sums("left", UINT4(wide)))
+    expected = F.conv2d(UINT4(sums("right", total)), net.last.weight, net.last.bias)
+    torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_place_has_a_second_stair_and_the_noise_of_its_layer() -> None:
+    class Twice(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.stem(x))
+            x = F.relu(self.left(x) + x)
+            return self.last(F.relu(self.left(x) + x))
+
+    forward = ["random", "mode", "mode"]
+    net = ss.quantise(Twice(), TERNARY, UINT4, shortcuts=UINT8, skip="last", forward=forward)
+    second = {n: m for n, m in net.named_modules() if "input_stair" in n}
+    assert {n: (m.layer, m.strategy) for n, m in second.items()} == {
+        "left.input_stair": (0, "random"),
+        "left.input_stair_": (1, "mode"),
     }
 
 
+@pytest.mark.parametrize("skip", ["left", ()])
+def test_layers_in_float_read_shortcuts_as_they_are(skip: str) -> None:
+    bits = {"*": "int2"} if skip else {"left": "float/uint2", "*": "int2"}
+    net = ss.quantise(Block(), bits, shortcuts="uint8", skip=skip).eval()
+    features: list[Tensor] = []
+    for layer in (net.left, net.right):
+        layer.register_forward_pre_hook(lambda _, x: features.append(x[0]))
+    net(torch.randn(2, 3, 8, 8))
+    assert [len(x.unique()) <= 4 for x in features] == [False, True]
+
+
 def test_wrong_shortcuts_raise() -> None:
-    for value in ("uint9", 8, [UINT8]):
+    for value in ("uint9", 8, [UINT8], "uint4", "int8"):
         with pytest.raises(ValueError, match="shortcuts must be"):
             ss.quantise(Block(), "int4", shortcuts=value)
+    with pytest.raises(ValueError, match="skip must name modules"):
+        ss.quantise(Block(), "int4", shortcuts="uint8", skip="*.input_stair")
 
     class Hidden(Block):
         def forward(self, x: Tensor) -> Tensor:
@@ -206,5 +259,5 @@ def test_wrong_shortcuts_raise() -> None:
 
     with pytest.raises(ValueError, match="shortcuts must be None for a model that cannot"):
         ss.quantise(Hidden(), "int4", shortcuts="uint8", example_inputs=torch.randn(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="does not add features"):
+    with pytest.raises(ValueError, match="adds no quantised features"):
         ss.quantise(make("mlp")[0], "int4", shortcuts="uint8")

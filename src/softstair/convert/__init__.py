@@ -82,7 +82,8 @@ def quantise(
     the float network load.
 
     The forward pass is rewritten if an activation is a function, or a module that is called several
-    times. Then it calls the innermost modules, and hooks on blocks do not run.
+    times, or if stairs are added (``sums``, ``shortcuts``). Then it calls the innermost modules,
+    and hooks on blocks do not run.
 
     The options ``weights``, ``features``, ``noise`` and ``forward`` may differ from layer to layer:
     give a sequence with one entry per layer, or a mapping from layer numbers and patterns of module
@@ -113,9 +114,10 @@ def quantise(
             residual block with weights of its own), and on a total without an activation;
             ``"branches"``: where weights read them, and on each that is added; None: nowhere. The
             stair is the features', continued below 0.
-        shortcuts: The stair of features that are added to others, such as ``"uint8"``, where it has
-            more levels than that of ``features``, and continued below 0 where that is. Weights read
-            such features through that of ``features``. None: one stair for both.
+        shortcuts: A finer stair for features that are added to others, such as ``"uint8"``. Layers
+            with weights read these features through a second stair, that of ``features``. It is
+            used where it has more levels than ``features``; if those have negative levels, it is
+            continued below 0. None: one stair for both.
         extra_levels: Number of levels that the stairs of features have beyond each end in the
             backward pass alone: gradients pass so many quanta farther. ``"auto"``: of stairs by
             name 1 with three levels (ternary), and 2 with four (uint2); otherwise 0.
@@ -197,9 +199,8 @@ def quantise(
     calls: dict[int, list[NewCall]] = {}
     for site in settings:
         if site.is_call and site.replacement is not None:
-            place = graph.steps[site.readers[0]].inputs[0] if site.readers else site.step
             new = NewCall(site.name, site.replacement, site.is_added, site.readers)
-            calls.setdefault(place, []).append(new)
+            calls.setdefault(site.place if site.source else site.step, []).append(new)
     if calls:
         graph = rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
@@ -272,9 +273,10 @@ def _separate_activations(net: nn.Module) -> list[list[nn.Module]]:
 
 
 def _check_sites(net: nn.Module, graph: Graph, sites: list[Site], options: LayerOptions) -> None:
+    sites = [site for site in sites if not site.source]
     names = [site.name for site in sites]
     known = [*(name for name, _ in net.named_modules(remove_duplicate=False)), *names]
-    options.check_names([site for site in sites if not site.source])
+    options.check_names(sites)
     for pattern in options.skip:
         if not any(matches(pattern, name) for name in known):
             raise _check.invalid(
@@ -315,18 +317,19 @@ def _assign_options(
     for site in candidates:
         if options.is_named and site.is_weights and site.layer in layers:
             layers[site.layer].weights.append(site.name)
-    settings = {}
-    for site in candidates:
-        first = site.source or site  # its options are those of its source
-        site.stair = _stair(site, options.entry(site.option, first), shortcuts)
-        if site.stair is None and site.source:
-            sites.remove(site)
-        elif site.stair is None:
+    settings: dict[Site, dict[str, Any]] = {}
+    for site in [site for site in candidates if not site.source]:
+        site.stair = options.entry(site.option, site)
+        if site.is_added and isinstance(site.stair, Stair):
+            site.stair = signed(site.stair)
+        if site.stair is None:
             site.why_float = f"no stair for {site.option}"
         elif not isinstance(site.stair, Stair):
             raise _check.wrong(site.option, site.stair, "a softstair.Stair or None")
         else:
-            settings[site] = _noise(options.entry("noise", first), options.entry("forward", first))
+            settings[site] = _noise(options.entry("noise", site), options.entry("forward", site))
+    if shortcuts is not None:
+        _widen(sites, settings, shortcuts)
     if not settings:
         raise _check.invalid("weights", "and features must not be None for every layer")
     set_ranks({site: site.layer for site in settings})
@@ -335,18 +338,31 @@ def _assign_options(
     return settings
 
 
-def _stair(site: Site, stair: Any, shortcuts: Stair | None) -> Any:
-    """Return the stair of a site, given that of the options; None for a second one without use."""
-    if not isinstance(stair, Stair):
-        return stair
-    if (site.source or site).is_added:
-        stair = signed(stair)
-    if shortcuts is not None and stair.levels[0] < 0:
-        shortcuts = signed(shortcuts)
-    is_finer = shortcuts is not None and len(shortcuts) > len(stair)
-    if site.source:
-        return stair if is_finer else None
-    return shortcuts if is_finer and site.is_shortcut else stair
+def _widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: Stair) -> None:
+    """Give shortcuts their stair where it has more levels, and their own to second stairs."""
+    narrow: dict[Site, Stair | None] = {}
+    for site in [site for site in settings if site.is_shortcut]:
+        stair, wide = site.stair, shortcuts
+        assert stair is not None
+        if stair.levels[0] < 0:
+            wide = signed(shortcuts)
+        elif shortcuts.levels[0] < 0:
+            allowed = "a stair without negative levels, such as uint8, if features have none"
+            raise _check.wrong("shortcuts", shortcuts, allowed)
+        site.is_shortcut = len(wide) > len(stair)
+        if site.is_shortcut:
+            narrow[site], site.stair = stair, wide
+    if not narrow:
+        problem = "must be None for a network that adds no quantised features of fewer levels"
+        raise _check.invalid("shortcuts", f"{problem} (those that it concatenates do not count)")
+    quantised = {use for site in settings if site.is_weights for use in site.uses}
+    for site in [site for site in sites if site.source]:
+        source = site.source
+        site.readers = tuple(reader for reader in site.readers if reader in quantised)
+        if source in narrow and site.readers:
+            site.stair, settings[site] = narrow[source], dict(settings[source])
+        else:
+            sites.remove(site)
 
 
 def _warn_of_unsigned(sites: Iterable[Site]) -> None:
@@ -418,6 +434,7 @@ def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:
             rows.append(Row(site.name, site.kind, None, f"float: {site.why_float}"))
         else:
             row = stair_row(site.name, site.kind, site.replacement)
+            row = replace(row, is_shortcut=site.is_shortcut)
             if site.is_activation and len(site.uses) > 1:
                 row = replace(row, became=f"{row.became}, one for {len(site.uses)} calls")
             rows.append(row)

@@ -27,6 +27,7 @@ class Row:
     stair: str = ""
     noise: str = ""
     forward: str = ""
+    is_shortcut: bool = False  # whether ``shortcuts`` is the stair of its features
 
 
 @dataclass(frozen=True)

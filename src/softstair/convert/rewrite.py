@@ -1,12 +1,13 @@
 """Forward passes in which each call of an activation is a module of its own.
 
 It is needed for activations that are functions, for a module that is called several times, and for
-stairs that are added to sums. The network keeps its modules and attributes. Its class becomes a
-subclass, whose forward pass is the code of the traced graph. That code calls the innermost modules;
-a block that is called by itself still runs its own code. Tracing fixes what a forward pass decides
-in Python, such as the training mode: ``F.dropout(x, training=self.training)`` would always drop.
-The network is therefore traced in both modes. Such dropouts become modules, other arguments that
-are the mode read it, and any other difference raises ValueError.
+stairs that are added to sums or to the inputs of weights. The network keeps its modules and
+attributes. Its class becomes a subclass, whose forward pass is the code of the traced graph. That
+code calls the innermost modules; a block that is called by itself still runs its own code. Tracing
+fixes what a forward pass decides in Python, such as the training mode: ``F.dropout(x,
+training=self.training)`` would always drop. The network is therefore traced in both modes. Such
+dropouts become modules, other arguments that are the mode read it, and any other difference raises
+ValueError.
 """
 
 import importlib
@@ -30,9 +31,9 @@ DROPOUTS = {
 }
 ADVICE = (
     "give each activation an nn.Module of its own, called once (nn.ReLU instead of F.relu), and "
-    "pass sums=None"
+    "pass sums=None and shortcuts=None"
 )
-CASE = "if its activations are functions or are called several times, or if sums get stairs"
+CASE = "if its activations are functions or are called several times, or if stairs are added"
 
 
 def call_names(traced: fx.Graph, net: nn.Module, prefix: str = "stair") -> list[str]:
@@ -54,7 +55,7 @@ class NewCall(NamedTuple):
     name: str
     module: nn.Module
     is_added: bool  # with its result
-    readers: tuple[int, ...] = ()  # the steps that take its result, if not all do
+    readers: tuple[int, ...] = ()  # the steps that read its result; empty: all
 
 
 def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:

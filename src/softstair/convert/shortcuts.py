@@ -16,7 +16,8 @@ its own, it has none: rounding decides, and there are too many pairs to list. So
 A value that has no exact integer form in any case, such as the output of a LayerNorm, gets none.
 
 With ``shortcuts``, features that are added have a stair of their own, of more levels. Weights read
-them through a second stair, that of the layer's features:
+them through a second stair, that of the layer's features; sums and averages of them are read as
+they are:
 
     a = shortcuts(x),  y = weights · features(a),  next x = y + a
 """
@@ -28,7 +29,6 @@ from typing import Literal
 
 from torch import nn
 
-from softstair import _check
 from softstair.convert.graph import Graph, GraphStep, trace
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.convert.sites import LayerOptions, Site, why_float
@@ -95,40 +95,48 @@ def sum_sites(
 
 
 def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Site]:
-    """Mark the stairs whose features are added, and return a site for each second stair.
+    """Set ``is_shortcut`` of the stairs whose features are added; return a site for each second
+    stair, through which weights read these features.
 
-    Weights read the marked features through it. Features that are also concatenated are not marked:
-    those that are concatenated must share a quantum.
+    Features that are concatenated, or added to such features, are left out: they share a quantum.
     """
-    stairs = {use: site for site in sites if site.is_activation for use in site.uses}
-    stairs = {use: site for use, site in stairs.items() if not site.why_float}
-    weights = {use: site for site in sites if site.is_weights for use in site.uses}
-    sources: list[Site | None] = []  # the stair whose features a step returns
-    added, joined, read = set[Site](), set[Site](), dict[int, list[int]]()
+    stairs = {use: s for s in sites if s.is_activation and not s.why_float for use in s.uses}
+    weights = {use: s for s in sites if s.is_weights and not s.why_float for use in s.uses}
+    held: list[frozenset[Site]] = []  # the stairs whose features a step returns, added or joined
+    same: list[Site | None] = []  # the stair whose features it returns as they are
+    added, joined = list[frozenset[Site]](), set[Site]()
+    read: dict[tuple[int, Site], list[int]] = {}
     for number, step in enumerate(graph.steps):
-        inputs = [site for source in step.inputs if (site := sources[source]) is not None]
         module = None if step.module is None else net.get_submodule(step.module)
         operator = operator_named(step.function) if module is None else operator_of(module)
+        inputs = frozenset[Site]().union(*(held[source] for source in step.inputs))
+        first = same[step.inputs[0]] if step.inputs else None
         if operator.effect is Effect.ADD:
-            added.update(inputs)
+            added.append(inputs)
         elif operator.effect is Effect.JOIN:
-            joined.update(inputs)
-        elif number in weights and inputs and not weights[number].why_float:
-            read.setdefault(step.inputs[0], []).append(number)
-        moves = operator.effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE) and inputs
-        sources.append(stairs.get(number) or (inputs[0] if moves else None))
-    if not added - joined:
-        problem = "must be None for a network that does not add features, or concatenates them too"
-        raise _check.invalid("shortcuts", problem)
-    for site in added - joined:
+            joined |= inputs
+        elif number in weights and first is not None:
+            read.setdefault((step.inputs[0], first), []).append(number)
+        stair = stairs.get(number)
+        moves = operator.effect in (Effect.PASS, Effect.DROPOUT, Effect.MOVE)
+        is_sum = operator.effect in (Effect.WEIGHTS, Effect.ACTIVATION)
+        held.append(frozenset({stair}) if stair else frozenset() if is_sum else inputs)
+        same.append(stair or (first if moves else None))
+        for written in step.written:  # it holds other values from here on
+            held[written], same[written] = held[number], None
+    for _ in added:
+        joined.update(*(group for group in added if group & joined))
+    for site in frozenset[Site]().union(*added) - joined:
         site.is_shortcut = True
-    new = []
-    for place, readers in read.items():
-        source, first = sources[place], weights[readers[0]]
-        if source is not None and source.is_shortcut:
-            site = Site(source.step, f"{first.name}.input_stair", INPUT, None)
-            site.is_call = site.is_added = True
-            site.source, site.readers = source, tuple(readers)
+    new, names = [], {name for name, _ in net.named_modules()}
+    for (place, source), readers in read.items():
+        if source.is_shortcut:
+            name = f"{weights[readers[0]].name}.input_stair"
+            while name in names:
+                name += "_"
+            names.add(name)
+            site = Site(source.step, name, INPUT, None, is_call=True, is_added=True)
+            site.source, site.place, site.readers = source, place, tuple(readers)
             new.append(site)
     return new
 

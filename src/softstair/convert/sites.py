@@ -153,7 +153,8 @@ class Site:
     is_added: bool = False  # a stair is added after the step, which stays
     is_shortcut: bool = False  # its features are added to others
     source: "Site | None" = None  # the stair of a shortcut, whose features it quantises again
-    readers: tuple[int, ...] = ()  # the steps that take its result, if not all do
+    place: int = -1  # the step after which such a stair is called
+    readers: tuple[int, ...] = ()  # the steps that read its result; empty: all
     why_float: str = ""  # empty if it is quantised
     layer: int = -1
     weights: list[str] = field(default_factory=list)  # before it, whose names are its own too

@@ -14,6 +14,7 @@ from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.calibrate import calibrate_stairs
 from softstair.convert.bits import parse, parse_layers, stair_named
+from softstair.convert.conversion import conversion_of
 from softstair.convert.shortcuts import signed
 from softstair.data.batches import Examples
 from softstair.data.folds import split
@@ -130,7 +131,8 @@ class _Trial:
 
     def _quantised(self, bits: str) -> nn.Module:
         """Return a float network with stairs in some layers, as a recipe would quantise it."""
-        recipe = replace(self.recipe.for_changes({"bits": bits}), bits=bits, quanta="fixed")
+        recipe = self.recipe.for_changes({"bits": bits})
+        recipe = replace(recipe, bits=bits, quanta="fixed", shortcuts="same")
         net = stair_network(self.network, recipe, self.inputs[:2])
         calibrate_stairs(net.eval(), self.inputs.chunk(BATCHES), None)
         return net
@@ -139,20 +141,18 @@ class _Trial:
     def _narrowed(self, bits: str) -> nn.Module:
         """Return a quantised network with fewer levels in some layers, which are calibrated."""
         net, layers = copy.deepcopy(self.network).eval(), parse_layers(bits)
-        wide = () if self.recipe.shortcuts == "same" else stair_named(self.recipe.shortcuts)
+        shortcuts = {row.name for row in conversion_of(net).rows if row.is_shortcut}
         chosen: set[StairModule] = set()
         for name in self.names:
             layer: Any = net.get_submodule(name)
             weights, features = parse(layers.get(name, layers["*"]))
             layer.weight.copy_(layer.weight_stair.stair(layer.weight))
-            for _, stair in stair_modules(net):
+            for own, stair in stair_modules(net):
                 wanted = features if isinstance(stair, StairActivation) else weights
                 new = stair.stair if wanted == "float" else stair_named(wanted)
                 new = new if stair.stair.levels[0] >= 0 else signed(new)
-                is_shortcut = isinstance(stair, StairActivation) and len(stair.stair) == len(wide)
-                if stair.layer != layer.weight_stair.layer or is_shortcut:
-                    continue
-                if len(new) < len(stair.stair):
+                is_own = stair.layer == layer.weight_stair.layer and own not in shortcuts
+                if is_own and len(new) < len(stair.stair):
                     stair.log_ratio = None  # a learned quantum would replace the new one
                     stair.stair = new
                     chosen.add(stair)
