@@ -40,29 +40,27 @@ def test_a_name_quantises_weights_and_features_and_keeps_the_weights():
     assert torch.isfinite(net(x)).all()
 
 
-def test_features_of_few_levels_by_name_pass_gradients_beyond_the_ends():
+def test_ternary_features_of_deep_networks_by_name_pass_gradients_up_to_two_quanta():
     """Values are those of the stair, and so are the gradients of all other stairs."""
-    model = networks.mlp(6, 8, 3)
-    longer = lambda *stairs, **options: [
-        (found := stair.longer_stair(in_quanta=True)) and found.levels
-        for _, stair in ss.nn.stair_modules(ss.quantise(model, *stairs, **options))
+    deep = lambda count: nn.Sequential(*[nn.Linear(4, 4), nn.ReLU()] * count)
+    longer = lambda *stairs, model=None, **options: [
+        stair.longer_stair(in_quanta=True).levels
+        for _, stair in ss.nn.stair_modules(ss.quantise(model or deep(16), *stairs, **options))
+        if stair.longer_stair(in_quanta=True)
     ]
-    ternary, uint2 = (tuple(map(float, range(-2, end))) for end in (3, 6))
     for bits in ("ternary", {"*": "ternary"}, "int4/ternary"):
-        assert [found for found in longer(bits) if found] == [ternary]
-    for bits in ("int2", "ternary/uint2", "int2/int2"):
-        found = next(filter(None, longer(bits)))
-        assert [level - found[0] - 2 for level in found] == [*uint2]
-    for bits in ("int3", "int4", "sign"):
-        assert not any(longer(bits))
-    assert not any(longer(named("ternary"), named("ternary")))
-    assert not any(longer("ternary", noise=ss.ste.hard_sigmoid()))
-    assert not any(longer("ternary", extra_levels=0))
-    assert len(next(filter(None, longer("int4", extra_levels=3)))) == 22
-    net = ss.quantise(model, "ternary", quanta="learned")
-    stair = next(s for _, s in ss.nn.stair_modules(net) if s.extra_levels)
+        assert longer(bits) == [(-2.0, -1.0, 0.0, 1.0, 2.0)] * 16
+    for bits in ("ternary/uint2", "int2", "int4", "sign"):
+        assert not longer(bits)
+    assert not longer(named("ternary"), named("ternary"))
+    assert not longer("ternary", noise=ss.ste.hard_sigmoid())
+    assert not longer("ternary", extra_levels=0)
+    assert not longer("ternary", model=deep(15))
+    assert not longer("ternary", model=networks.make("resnet")[0])
+    assert [len(levels) for levels in longer("int4", model=deep(2), extra_levels=3)] == [22] * 2
+    net = ss.quantise(deep(1), "ternary", quanta="learned", extra_levels=1)
     x = torch.tensor([-2.1, -1.9, -0.4, 0.6, 1.1, 1.9, 2.1], requires_grad=True)
-    y = stair(x)
+    y = net[1](x)
     y.sum().backward()
     assert y.tolist() == [-1, -1, 0, 1, 1, 1, 1]
     assert x.grad.tolist() == [0, 1, 1, 1, 1, 1, 0]

@@ -76,10 +76,9 @@ def test_weights_with_quanta_by_channel_give_exact_sums():
 
 
 @pytest.mark.parametrize("quanta", ["fixed", "learned"])
-@pytest.mark.parametrize("stairs", ["ternary by channel", "int2 by channel"])
-def test_features_of_few_levels_by_name_have_the_gradients_of_the_network(stairs, quanta):
-    """Their gradients pass beyond the ends of the stair, by a table with more thresholds."""
-    net, twin = pair(stairs, "uniform", "mode", 4, quanta, channels=1)
+def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
+    """Gradients pass beyond the ends of the stair, by a table with more thresholds."""
+    net, twin = pair("ternary by channel", "uniform", "mode", 4, quanta, None, 1, extra_levels=1)
     assert not_fused(net) == ""
     x, y = batch(side=4, channels=1)
     check(net, twin, x, y)

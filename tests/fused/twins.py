@@ -25,7 +25,6 @@ STAIRS = {
     "float first": ({"0": None, "*": TERNARY}, TERNARY),
     "by channel": ("int4", None),
     "ternary by channel": ("ternary", None),
-    "int2 by channel": ("int2", None),
     "ternary weights": (TERNARY, ss.Stair.linear(2, quantum=0.5, thresholds="floor")),
 }
 
@@ -54,13 +53,14 @@ def pair(
     make: Callable[[], nn.Module] | None = None,
     channels: int = 3,
     shortcuts: Any = None,
+    extra_levels: Any = "auto",
 ) -> tuple[nn.Module, nn.Module]:
     """A stair network and the same in float64; normalisations with weights of either sign."""
     torch.manual_seed(0)
     weights, features = STAIRS[stairs]
     network, last = (model(side, channels), "15") if make is None else (make(), "fc")
-    options = {"forward": forward, "skip": last, "quanta": quanta, "shortcuts": shortcuts}
-    net = ss.quantise(network, weights, features, noise=noise, **options)
+    options = {"skip": last, "quanta": quanta, "shortcuts": shortcuts, "extra_levels": extra_levels}
+    net = ss.quantise(network, weights, features, noise, forward, **options)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.normal_(module.weight)

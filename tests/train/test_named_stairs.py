@@ -74,7 +74,6 @@ def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
     for bits, count in (
         ("ternary", 0),
         (MIXED, 0),
-        ("int4/uint2", 0),
         ("int4", None),
         (None, None),
     ):

@@ -49,8 +49,8 @@ class NoiseOptions(Options):
     )
     extra_levels: int | None = option(
         None,
-        "Levels of the features' stairs beyond each end in the backward pass alone (None: with "
-        "bits 1 for ternary and 2 for uint2, else 0).",
+        "Levels of the features' stairs beyond each end in the backward pass alone (None: 1 for "
+        "ternary bits in deep networks without shortcuts, else 0).",
         within=(0, 100),
         older_value=None,
     )
@@ -330,8 +330,8 @@ OLDER_VALUES: dict[str, Any] = {
 
 def _older_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the fields that a file does not have."""
-    has_few_levels = any(name in str(given.get("bits")) for name in ("ternary", "int2"))
-    return {**OLDER_VALUES, "extra_levels": 0 if has_few_levels else None}
+    has_ternary_bits = "ternary" in str(given.get("bits"))
+    return {**OLDER_VALUES, "extra_levels": 0 if has_ternary_bits else None}
 
 
 def fields_with(fact: options.Fact) -> tuple[str, ...]:
