@@ -821,6 +821,21 @@ def test_comparison_of_tools_is_that_of_the_table() -> None:
     assert "\n".join(lines) in page
 
 
+def test_gradients_beyond_the_ends_have_the_accuracies_of_the_table() -> None:
+    runs: dict[tuple[str, ...], list[float]] = {}
+    for run in results_table("peers-ternary.csv"):
+        key = (run["rate"], run["tool"], run["extra_levels"])
+        runs.setdefault(key, []).append(float(run["trained"]))
+    for rate in ("0.001", "0.003", "0.01"):
+        cells = []
+        for tool in (("softstair", "0"), ("softstair", "1"), ("brevitas", "")):
+            found = runs.get((rate, *tool), [])
+            assert len(found) in (0, 3)
+            span = f"({min(found):.1f} to {max(found):.1f})" if found else ""
+            cells.append(f"{statistics.mean(found):.1f} {span}" if found else "–")
+        assert f"\n| {rate} | {' | '.join(cells)} |\n" in text_of(DOCS / "float.md")
+
+
 def recipe_of(name: str, options: str) -> str:
     """The fields of a preset with some of them changed, as text."""
     from softstair.train.options import describe

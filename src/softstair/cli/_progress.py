@@ -233,11 +233,13 @@ def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: boo
     return 0
 
 
-def _status_table(title: str, units: Sequence[UnitStatus], is_narrow: bool, is_live: bool) -> Table:
-    """Return the table, without empty columns if it is narrow."""
+def _status_table(
+    title: str, units: Sequence[UnitStatus], hide_empty: bool, is_live: bool
+) -> Table:
+    """Return the table, perhaps without empty columns."""
     sums, notes = results.summarise(units), _status_notes(units)
-    states = [state for state in STATES if sums[state] or not is_narrow]
-    if is_live:  # a long table is cut at the end
+    states = [state for state in STATES if sums[state] or not hide_empty]
+    if is_live:  # a table longer than the terminal loses its last lines
         done = f"{sums['done'] + sums['elsewhere']} of {len(units)} units are done"
         title = "\n".join([title, f"{done}; Ctrl-C ends this view", *notes])
     groups = results.by_configuration(units).items()

@@ -87,7 +87,7 @@ class Command:
     )
     json: bool = flag(False, "With --dry-run or --status: print JSON.")
     status: bool = flag(
-        False, "Train nothing; show the progress; on a terminal, until done if units are training."
+        False, "Train nothing; show the progress. On a terminal, update it while units train."
     )
     table: Path | None = flag(
         None,

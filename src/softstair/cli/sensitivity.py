@@ -13,7 +13,7 @@ from softstair.train.sensitivity import WIDTHS, layer_sensitivity
 
 PICTURE = "sensitivity.svg"
 DARKEST = 10.0
-"""Points of accuracy that have the darkest colour of the picture, or more."""
+"""Cells that lose at least so many points have the darkest colour of the picture."""
 
 
 @dataclass(frozen=True)

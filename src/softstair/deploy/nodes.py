@@ -140,7 +140,7 @@ class Steps(Node):
         row = row.reshape(-1, *[1] * (sums.dim() - 1 - self.axis))
         if len(x) > 1:
             row = row * self.thresholds.shape[1] + x[1] - self.first
-        # One search in all rows: each begins after the greatest threshold of the row before.
+        # Row r is shifted by r·span, so that all rows are one sorted list.
         least, greatest = (int(end) for end in sums.aminmax()) if sums.numel() else (0, 0)
         span = greatest - least + 2
         table = self.thresholds.flatten(0, -2).clamp(least, greatest + 1) - least

@@ -285,8 +285,8 @@ class NetworkOptions(Options):
     )
     shortcuts: Literal["same"] | StairName = option(
         "same",
-        "Stair of features that are added to others, where it has more levels than theirs; weights "
-        "read them through theirs (same: one stair).",
+        "Finer stair for features that are added to others, such as uint8; weights still read them "
+        "with the bits of the layer (same: no second stair).",
         "architecture",
         older_value="same",
     )
