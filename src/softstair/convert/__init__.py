@@ -22,7 +22,7 @@ from softstair.convert.conversion import ATTRIBUTE, Conversion, Row, require_sta
 from softstair.convert.graph import Graph, record, trace
 from softstair.convert.ops import Effect, operator_named, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite
-from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites
+from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites, widen
 from softstair.convert.sites import (
     LayerOptions,
     PerLayer,
@@ -337,40 +337,13 @@ def _assign_options(
         else:
             settings[site] = _noise(options.entry("noise", site), options.entry("forward", site))
     if shortcuts is not None:
-        _widen(sites, settings, shortcuts)
+        widen(sites, settings, shortcuts)
     if not settings:
         raise _check.invalid("weights", "and features must not be None for every layer")
     set_ranks({site: site.layer for site in settings})
     for site, keywords in settings.items():
         keywords.update(stair=site.stair, layer=site.layer)
     return settings
-
-
-def _widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: Stair) -> None:
-    """Give shortcuts their stair where it has more levels, and their own to second stairs."""
-    narrow: dict[Site, Stair | None] = {}
-    for site in [site for site in settings if site.is_shortcut]:
-        stair, wide = site.stair, shortcuts
-        assert stair is not None
-        if stair.levels[0] < 0:
-            wide = signed(shortcuts)
-        elif shortcuts.levels[0] < 0:
-            allowed = "a stair without negative levels, such as uint8, if features have none"
-            raise _check.wrong("shortcuts", shortcuts, allowed)
-        site.is_shortcut = len(wide) > len(stair)
-        if site.is_shortcut:
-            narrow[site], site.stair = stair, wide
-    if not narrow:
-        problem = "must be None for a network that adds no quantised features of fewer levels"
-        raise _check.invalid("shortcuts", f"{problem} (those that it concatenates do not count)")
-    quantised = {use for site in settings if site.is_weights for use in site.uses}
-    for site in [site for site in sites if site.source]:
-        source = site.source
-        site.readers = tuple(reader for reader in site.readers if reader in quantised)
-        if source in narrow and site.readers:
-            site.stair, settings[site] = narrow[source], dict(settings[source])
-        else:
-            sites.remove(site)
 
 
 def _warn_of_unsigned(sites: Iterable[Site]) -> None:

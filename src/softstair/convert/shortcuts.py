@@ -25,10 +25,11 @@ they are:
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
+from softstair import _check
 from softstair.convert.graph import Graph, GraphStep, trace
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
 from softstair.convert.sites import LayerOptions, Site, why_float
@@ -139,6 +140,33 @@ def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Sit
             site.source, site.place, site.readers = source, place, tuple(readers)
             new.append(site)
     return new
+
+
+def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: Stair) -> None:
+    """Give shortcuts their stair where it has more levels, and their own to second stairs."""
+    narrow: dict[Site, Stair | None] = {}
+    for site in [site for site in settings if site.is_shortcut]:
+        stair, wide = site.stair, shortcuts
+        assert stair is not None
+        if stair.levels[0] < 0:
+            wide = signed(shortcuts)
+        elif shortcuts.levels[0] < 0:
+            allowed = "a stair without negative levels, such as uint8, if features have none"
+            raise _check.wrong("shortcuts", shortcuts, allowed)
+        site.is_shortcut = len(wide) > len(stair)
+        if site.is_shortcut:
+            narrow[site], site.stair = stair, wide
+    if not narrow:
+        problem = "must be None for a network that adds no quantised features of fewer levels"
+        raise _check.invalid("shortcuts", f"{problem} (those that it concatenates do not count)")
+    quantised = {use for site in settings if site.is_weights for use in site.uses}
+    for site in [site for site in sites if site.source]:
+        source = site.source
+        site.readers = tuple(reader for reader in site.readers if reader in quantised)
+        if source in narrow and site.readers:
+            site.stair, settings[site] = narrow[source], dict(settings[source])
+        else:
+            sites.remove(site)
 
 
 @dataclass(frozen=True)
