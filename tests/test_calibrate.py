@@ -172,6 +172,19 @@ def test_statistics_have_less_sampling_error_than_the_batches(bits: str, share: 
     assert change < share * (net(x) - model(x)).norm()
 
 
+@torch.no_grad()
+def test_statistics_of_augmented_examples_are_kept_by_plain_batches() -> None:
+    """Augmentation changes the statistics of the first normalisation most."""
+    model, _, batches = with_statistics("int8")
+    ss.refresh_statistics(model, [1.4 * torch.randn(512, 6) for _ in range(8)])
+    net = ss.quantise(model, "int8", skip="6").eval()
+    ss.calibrate(net, batches)
+    x = torch.randn(256, 6)
+    assert (net(x) - model(x)).norm() < 0.05 * model(x).norm()
+    ss.refresh_statistics(net, batches)
+    assert (net(x) - model(x)).norm() > 0.2 * model(x).norm()
+
+
 def test_statistics_of_the_quantised_network_are_not_corrected_again() -> None:
     _, net, batches = with_statistics("ternary/uint4", size=512)
     ss.calibrate(net, batches)

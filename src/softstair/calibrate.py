@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from statistics import median_low
 from typing import Any, Literal, get_args
 
 import torch
@@ -33,7 +34,8 @@ EXAMPLES = 64
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Multiples of the quantum of the least squared error whose sums are compared."""
 MOST_SAMPLING_ERROR = 0.1
-"""Largest distance of running statistics from those of the batches that is sampling error."""
+"""Largest distance of running statistics from those of the batches, in the median over all
+normalisations, at which they are those of the network. Augmentation moves single ones farther."""
 
 
 def calibrate(
@@ -159,12 +161,17 @@ def _estimate_statistics(
         average_statistics(net, norms, inputs)
     unquantised = statistics()
     average_statistics(net, norms, inputs)
-    for norm, before, reference in zip(norms, running, unquantised, strict=True):
-        own = [norm.get_buffer(name) for name in names]
-        distance = _distance(before, reference, norm.eps)
-        if distance < min(MOST_SAMPLING_ERROR, 2 * _distance(before, own, norm.eps)):
-            own[0].add_(before[0] - reference[0])
-            own[1].mul_((before[1] + norm.eps) / (reference[1] + norm.eps))
+    changes = list(zip(norms, running, unquantised, statistics(), strict=True))
+    to_reference, to_own = (
+        median_low(_distance(change[1], change[other], change[0].eps) for change in changes)
+        for other in (2, 3)
+    )
+    if to_reference >= min(MOST_SAMPLING_ERROR, 2 * to_own):
+        return
+    for norm, before, reference, _ in changes:
+        norm.get_buffer("running_mean").add_(before[0] - reference[0])
+        ratio = (before[1] + norm.eps) / (reference[1] + norm.eps)
+        norm.get_buffer("running_var").mul_(ratio)
 
 
 def _distance(a: Sequence[Tensor], b: Sequence[Tensor], eps: float) -> float:
