@@ -161,14 +161,13 @@ def _estimate_statistics(
         average_statistics(net, norms, inputs)
     unquantised = statistics()
     average_statistics(net, norms, inputs)
-    changes = list(zip(norms, running, unquantised, statistics(), strict=True))
     to_reference, to_own = (
-        median_low(_distance(change[1], change[other], change[0].eps) for change in changes)
-        for other in (2, 3)
+        median_low(map(_distance, running, others, [norm.eps for norm in norms]))
+        for others in (unquantised, statistics())
     )
     if to_reference >= min(MOST_SAMPLING_ERROR, 2 * to_own):
         return
-    for norm, before, reference, _ in changes:
+    for norm, before, reference in zip(norms, running, unquantised, strict=True):
         norm.get_buffer("running_mean").add_(before[0] - reference[0])
         ratio = (before[1] + norm.eps) / (reference[1] + norm.eps)
         norm.get_buffer("running_var").mul_(ratio)
