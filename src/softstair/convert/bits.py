@@ -58,8 +58,8 @@ def _names_by_level() -> Mapping[tuple[int, ...] | None, StairName]:
     return {stair_named(name).integers: name for name in names}
 
 
-def parse(text: Any) -> Bits:
-    """Return the stairs that a name of bits means.
+def parse(text: Any, field: str = "bits") -> Bits:
+    """Return the stairs that a name of bits means; errors name ``field``.
 
     >>> parse("int4")
     Bits(weights='int4', features='uint4')
@@ -75,7 +75,7 @@ def parse(text: Any) -> Bits:
             allowed = "float, ternary, sign, int2 to int8, or two of weights and features, as in "
             problem = f"must be {allowed}int4/uint4, but {_check.shortened(text)} was given"
             hint = _check.suggestion(name, names)
-            raise _check.invalid("bits", f"{problem}; {hint}" if hint else problem)
+            raise _check.invalid(field, f"{problem}; {hint}" if hint else problem)
     return Bits(weights, features)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from softstair import _check
-from softstair._errors import SoftstairError
 from softstair.calibrate import calibrate_stairs
 from softstair.convert.bits import parse, parse_layers, stair_named
 from softstair.convert.conversion import conversion_of
@@ -69,10 +68,7 @@ def layer_sensitivity(
         SoftstairError: If ``widths`` are not bits, or none of them fit into ``size``.
     """
     for width in widths:
-        try:
-            parse(width)
-        except SoftstairError as error:
-            raise SoftstairError(str(error).replace("bits", "widths", 1), field="widths") from None
+        parse(width, field="widths")
     own = {"model": None, "data": None, "zero": None, "scale": None, **own}
     trial = _Trial(trained_run(Path(run), data_dir, own), limit)
     jobs = [("*", "float"), *((name, width) for name in trial.names for width in widths)]
