@@ -74,8 +74,8 @@ def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
     for bits, count in (
         ("ternary", 0),
         (MIXED, 0),
-        ("int4", None),
-        (None, None),
+        ("int4", "auto"),
+        (None, "auto"),
     ):
         earlier = Recipe(bits=bits).to_json()
         del earlier["extra_levels"]

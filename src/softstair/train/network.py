@@ -90,7 +90,7 @@ def stair_network(
         example_inputs=example,
         sums=None if recipe.sums == "none" else recipe.sums,
         shortcuts=None if recipe.shortcuts == "same" else recipe.shortcuts,
-        extra_levels="auto" if recipe.extra_levels is None else recipe.extra_levels,
+        extra_levels=recipe.extra_levels,
         quanta="learned" if recipe.quanta == "learned" else "fixed",
     )
 

@@ -47,12 +47,12 @@ class NoiseOptions(Options):
     std0: float | None = option(
         None, "Initial std in quanta (None: 95 % of the noise within half a quantum).", "schedule"
     )
-    extra_levels: int | None = option(
-        None,
-        "Levels of the features' stairs beyond each end in the backward pass alone (None: 1 for "
+    extra_levels: int | Literal["auto"] = option(
+        "auto",
+        "Levels added to each end of the features' stairs in the backward pass only (auto: 1 for "
         "ternary bits in deep networks without shortcuts, else 0).",
         within=(0, 100),
-        older_value=None,
+        older_value="auto",
     )
     interval: Interval = option(
         "partition",
@@ -329,9 +329,12 @@ OLDER_VALUES: dict[str, Any] = {
 
 
 def _older_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields that a file does not have."""
+    """Return the values of fields that a file written before they existed does not have.
+
+    Networks with ternary bits were trained without extra levels.
+    """
     has_ternary_bits = "ternary" in str(given.get("bits"))
-    return {**OLDER_VALUES, "extra_levels": 0 if has_ternary_bits else None}
+    return {**OLDER_VALUES, "extra_levels": 0 if has_ternary_bits else "auto"}
 
 
 def fields_with(fact: options.Fact) -> tuple[str, ...]:
