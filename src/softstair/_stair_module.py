@@ -36,9 +36,9 @@ class StairModule(nn.Module):
         std: The first standard deviation, in quanta; by default 95 % of the noise is within half a
             quantum.
         scheduled: Whether an annealer moves the noise; not that of a straight-through estimator.
-        extra_levels: Number of levels that the stair has beyond each end in the backward pass:
-            the values stay the same, and gradients pass so many quanta farther out. Not with
-            the forward ``"expectation"``, whose gradient is its own.
+        extra_levels: Number of levels that are added to each end of the stair in the backward
+            pass only. Outputs stay the same, and gradients pass that many quanta farther. It has
+            no effect with the forward ``"expectation"``.
 
     Attributes:
         annealed: Whether the noise is gone. The output then has no gradient and stores none.
@@ -50,7 +50,7 @@ class StairModule(nn.Module):
     quantum: Tensor
     log_ratio: nn.Parameter | None
     extra_levels: int = 0
-    _longer: tuple[Stair, Stair] | None = None  # with the levels beyond the ends; in quanta too
+    _longer: tuple[Stair, Stair] | None = None  # with the extra levels; the second in quanta
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class StairModule(nn.Module):
         return apply(x, SoftStair(stair, *noise), SoftStair(longer, *noise), self.strategy)
 
     def longer_stair(self, in_quanta: bool) -> Stair | None:
-        """Return the longer stair whose gradient the stair has; None if it has its own."""
+        """Return the stair with extra levels, whose gradient is used; None if there is none."""
         if self._longer is None or self.strategy == "expectation":
             return None
         return self._longer[in_quanta]
 
     def _set_stair(self, stair: Stair) -> None:
-        """Set the stair, and the longer ones here: compilers would trace them in the forward."""
+        """Set the stair and those with extra levels, so that no forward pass has to make them."""
         self.stair = stair
         if count := self.extra_levels:
             unit = stair.with_quantum(1.0)
@@ -260,7 +260,7 @@ class StairModule(nn.Module):
 
 
 def lengthened(stair: Stair, levels: int) -> Stair:
-    """Return the stair with so many more levels at either end, as far apart as the outermost two.
+    """Return the stair with ``levels`` more levels at each end, spaced as the outermost two.
 
     >>> lengthened(Stair.ternary(), 1).thresholds
     (-1.5, -0.5, 0.5, 1.5)

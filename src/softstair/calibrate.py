@@ -34,8 +34,9 @@ EXAMPLES = 64
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 """Multiples of the quantum of the least squared error whose sums are compared."""
 MOST_SAMPLING_ERROR = 0.1
-"""Largest distance of running statistics from those of the batches, in the median over all
-normalisations, at which they are those of the network. Augmentation moves single ones farther."""
+"""Running statistics are corrected, not replaced, if their distance from the statistics of the
+batches is smaller in the median over all normalisations. With augmentation, that of the first
+normalisation is often larger."""
 
 
 def calibrate(

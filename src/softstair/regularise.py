@@ -86,7 +86,7 @@ def apply(
     forward: Forward,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return the regularised stair ``soft``, with the gradient of ``sloped``, unchecked."""
+    """Return the output of ``soft`` with the gradient of ``sloped``; operands are not checked."""
     if kernels.is_transformed():
         return _composite(x, soft, sloped, forward, generator)
     return Regularised.apply(x, soft, sloped, forward, generator)

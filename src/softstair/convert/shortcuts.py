@@ -143,7 +143,10 @@ def input_sites(net: nn.Module, graph: Graph, sites: Sequence[Site]) -> list[Sit
 
 
 def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: Stair) -> None:
-    """Give shortcuts their stair where it has more levels, and their own to second stairs."""
+    """Set the stairs of shortcuts to ``shortcuts`` where it has more levels.
+
+    Their former stairs become those of the second stairs; second stairs without use are removed.
+    """
     narrow: dict[Site, Stair | None] = {}
     for site in [site for site in settings if site.is_shortcut]:
         stair, wide = site.stair, shortcuts
@@ -157,8 +160,8 @@ def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: St
         if site.is_shortcut:
             narrow[site], site.stair = stair, wide
     if not narrow:
-        problem = "must be None for a network that adds no quantised features of fewer levels"
-        raise _check.invalid("shortcuts", f"{problem} (those that it concatenates do not count)")
+        problem = "must be None, since this network adds no quantised features with fewer levels"
+        raise _check.invalid("shortcuts", f"{problem} (features that it concatenates do not count)")
     quantised = {use for site in settings if site.is_weights for use in site.uses}
     for site in [site for site in sites if site.source]:
         source = site.source
