@@ -21,6 +21,7 @@ from experiments.test_design import GRIDS
 from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import main
+from softstair.cli._progress import MOST_IDLE_LOOKS
 from softstair.experiments import load
 from softstair.experiments.design import read_design
 from softstair.experiments.grid import Estimate, estimate
@@ -539,6 +540,24 @@ def test_status_on_a_terminal_refreshes_until_all_is_done(
     first = [line.split() for line in shown[:4]]
     assert "3 of 4 units are done; Ctrl-C ends this view".split() in first
     assert "used, without the units that train now;" in " ".join(map(" ".join, first))
+
+
+def test_status_on_a_terminal_ends_after_the_grid_was_killed(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = done / "forward=random" / "fold-1" / "summary.json"
+    late.unlink()
+    lock, pauses = filelock.FileLock(late.with_name("lock")), list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            lock.release()
+
+    with lock:
+        shown = on_a_terminal(monkeypatch, 120, sleep)
+    assert len(pauses) == 2 + MOST_IDLE_LOOKS
+    assert any("3 of 4 units are done" in line for line in shown)
 
 
 def test_status_on_a_terminal_ends_at_once_if_nothing_trains(

@@ -27,6 +27,8 @@ Elsewhere = Mapping[str, Training]
 """Units that are done elsewhere, by name."""
 PAUSE = 2.0
 """Seconds between two looks at a grid that is training."""
+MOST_IDLE_LOOKS = 30
+"""Looks without a unit in training after which a grid counts as stopped."""
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
 
@@ -211,13 +213,14 @@ class Progress:
 
 
 def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: bool) -> int:
-    """Print a row for every configuration; on a terminal, while units train, until all are done."""
+    """Print a row for every configuration; on a terminal, update it until no unit trains."""
     units = results.statuses(design, folder, elsewhere)
+    trains = lambda: any(unit.state == "training" for unit in units)
     if as_json:
         print(json.dumps(results.status_json(design, folder, units), indent=1))
         return 0
     console, title = Console(unlimited=True), f"{design.name} in {folder}"
-    is_live = console.is_terminal and any(unit.state == "training" for unit in units)
+    is_live, idle_looks = console.is_terminal and trains(), 0
     view = lambda: _status_table(title, units, console.is_terminal, is_live)
     if not is_live:
         console.print(view())
@@ -226,10 +229,11 @@ def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: boo
         contextlib.suppress(KeyboardInterrupt),
         Live(view(), console=console, auto_refresh=False) as live,
     ):
-        while not all(unit.is_done for unit in units):
+        while idle_looks < MOST_IDLE_LOOKS and not all(unit.is_done for unit in units):
             sleep(PAUSE)
             units = results.statuses(design, folder, elsewhere)
             live.update(view(), refresh=True)
+            idle_looks = 0 if trains() else idle_looks + 1
     return 0
 
 
