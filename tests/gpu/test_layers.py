@@ -21,9 +21,11 @@ from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step, cross_entropy
 from softstair.train.teacher import FloatRun, Teacher, optimised_for_inference
 
-sys.path.append(str(Path(__file__).parents[1] / "fused"))
+sys.path += [str(Path(__file__).parents[1] / "fused"), str(Path(__file__).parents[1])]
 from standalone import main
 from twins import STAIRS, batch, differences, distance, learn, model, pair
+
+from networks import ResNet
 
 
 def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
@@ -47,6 +49,32 @@ def test_fused_network_has_the_values_and_gradients_of_the_reference() -> None:
         assert worst[1] < (2e-2 if forward == "expectation" else 5e-3), (what, worst)
         for name, parameter in net.named_parameters():
             assert parameter.grad.count_nonzero() > 0, (what, name)
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def test_byte_shortcuts_and_extra_levels_have_the_gradients_of_the_reference() -> None:
+    """Fixed and learned quanta; the running means of a first pass make the variances exact."""
+    from softstair.fused import fused
+
+    torch.backends.cudnn.allow_tf32 = False
+    for quanta, shortcuts in itertools.product(("fixed", "learned"), (None, "uint8")):
+        stairs, extra = ("by channel", 0) if shortcuts else ("ternary by channel", 1)
+        cell = (stairs, "normal", "mode", 8, quanta, lambda: ResNet(16))
+        net, twin = pair(*cell, shortcuts=shortcuts, extra_levels=extra)
+        x, y = batch(8, 64)
+        run = fused(net.cuda())
+        assert run is not None
+        assert len(run.layers) == 6
+        for module in (*net.modules(), *twin.modules()):
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0
+        with torch.no_grad():
+            run(x.cuda()), twin(x.double())
+        scores, wanted = learn(run, x.cuda(), y.cuda()), learn(twin, x.double(), y)
+        what = f"{quanta} {shortcuts}"
+        assert distance(scores, wanted) < 1e-3, (what, distance(scores, wanted))
+        worst = max(differences(net, twin).items(), key=lambda item: item[1])
+        assert worst[1] < 5e-3, (what, worst)
     torch.backends.cudnn.allow_tf32 = True
 
 
