@@ -61,7 +61,7 @@ def test_byte_shortcuts_and_extra_levels_have_the_gradients_of_the_reference() -
         stairs, extra = ("by channel", 0) if shortcuts else ("ternary by channel", 1)
         cell = (stairs, "normal", "mode", 8, quanta, lambda: ResNet(16))
         net, twin = pair(*cell, shortcuts=shortcuts, extra_levels=extra)
-        x, y = batch(8, 64)
+        x, y = batch(4, 6)
         run = fused(net.cuda())
         assert run is not None
         assert len(run.layers) == 6
