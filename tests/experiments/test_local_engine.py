@@ -205,7 +205,7 @@ def test_statuses_say_how_far_each_unit_is(few: list[Unit], tmp_path: Path) -> N
 class Pretended:
     """A process that needs no time, and refuses batches that are too large as a real one does."""
 
-    def __init__(self, said: Any, device: str) -> None:
+    def __init__(self, said: Any, device: str, threads: int) -> None:
         self.said, self.task, self.process = said, None, self
         self.is_free = True
 
@@ -247,6 +247,29 @@ def test_a_unit_that_is_refused_leaves_the_others_alone(
         "batch=16/fold-0": ["start", "begin", "done"],
         "batch=8/fold-0": ["start", "begin", "done"],
     }
+
+
+@pytest.mark.parametrize(
+    ("jobs", "given", "expected"), [(3, None, 5), ("auto", None, 3), (40, None, 2), (3, 7, 7)]
+)
+def test_units_on_a_gpu_share_the_cores(
+    jobs: Any, given: int | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    class Counted(Pretended):
+        def __init__(self, said: Any, device: str, count: int) -> None:
+            super().__init__(said, device, count)
+            threads.append(count)
+
+    monkeypatch.setattr("softstair.train.pool.Worker", Counted)
+    monkeypatch.setattr("softstair.train.pool.cores", lambda: 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(grid, "choose_device", lambda device: torch.device("cuda"))
+    units = [Unit(f"batch={batch}", recipe(batch=batch)) for batch in range(8, 15)]
+    tell = lambda unit, news: None
+    assert grid.run(units, tmp_path, tell, device="cuda", threads=given, jobs=jobs) == 0
+    assert set(threads) == {expected}
 
 
 # ---- How many at a time

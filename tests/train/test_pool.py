@@ -35,7 +35,7 @@ from softstair.cli._progress import Progress
 from softstair.cli.train import Command
 from softstair.train import Recipe, RunError, checkpoint, progress, train
 from softstair.train.parallel import Interrupted, StopRequest
-from softstair.train.pool import START, Pool, ProcessPool, Task, worker_count
+from softstair.train.pool import START, Pool, ProcessPool, Task, process_threads, worker_count
 from softstair.train.progress import Event
 from softstair.train.records import read_json, recipe_of
 
@@ -240,7 +240,7 @@ def train_in_process(out: Path, **recipes: Recipe) -> None:
     events: list[Event] = []
     tasks = (Task(name, recipe, out / name) for name, recipe in recipes.items())
     hear = lambda _, event: events.append(event)
-    with ProcessPool(tasks, hear, lambda threads: 1, {"device": "cpu"}) as pool:
+    with ProcessPool(tasks, hear, lambda threads: 1, {"device": "cpu"}, most=1) as pool:
         assert pool.run(StopRequest()) == 0
     begun = [event["process"] for event in events if event["kind"] == "begin"]
     assert (len(begun), len(set(begun))) == (len(recipes), 1)
@@ -372,3 +372,16 @@ def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
         for available in (False, True):
             monkeypatch.setattr(torch.cuda, "is_available", lambda there=available: there)
             assert worker_count("auto", "auto", runs=5) == (cuda if available else cpu)
+
+
+def test_processes_on_a_gpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr("softstair.train.pool.cores", lambda: 16)
+    assert [process_threads("cuda:1", workers) for workers in (1, 3, 11, 40)] == [16, 5, 1, 1]
+    assert process_threads("cuda", 11, threads=4) == 4
+    assert process_threads("cpu", 11, threads=4) == 16
+    for available, threads in ((False, 16), (True, 1)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=available: there)
+        assert process_threads("auto", 11) == threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert process_threads("cuda", 3) == 2

@@ -81,7 +81,9 @@ class Command:
     )
     data_dir: Path = flag(Path("data"), "Folder of the data sets.")
     device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
-    threads: int | None = flag(None, "CPU threads of each unit (default: chosen by its network).")
+    threads: int | None = flag(
+        None, "CPU threads of each unit (default: by its network; on a GPU, units share the cores)."
+    )
     dry_run: bool = flag(
         False, "Train nothing; show the design, its progress, and an estimate of the time left."
     )

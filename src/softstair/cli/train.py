@@ -76,7 +76,9 @@ class Command:
     data_dir: Path = flag(Path("data"), "Folder of the data sets; see softstair data status.")
     device: str = flag("auto", "cpu, cuda or cuda:N (auto: a GPU if there is one).")
     threads: int | None = flag(
-        None, "CPU threads (default: 1 for a small network, otherwise torch's choice)."
+        None,
+        "CPU threads (default: 1 for a small network, otherwise torch's choice; folds that share a "
+        "GPU share the cores).",
     )
     tensorboard: bool = flag(False, "Write TensorBoard events to --out/events.")
     recipe: Recipe = PRESETS["digits"]
@@ -176,8 +178,15 @@ class Command:
                     return 0
                 tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
                 settings = {**self._settings(), "tensorboard": self.tensorboard}
-                again = "use `resume`"
-                pool = ProcessPool(tasks, progress.show, count, settings, alike=True, again=again)
+                pool = ProcessPool(
+                    tasks,
+                    progress.show,
+                    count,
+                    settings,
+                    most=count(None),
+                    alike=True,
+                    again="use `resume`",
+                )
                 with StopRequest() as stop, pool:
                     return pool.run(stop)
         except ValueError:

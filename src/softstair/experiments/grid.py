@@ -95,7 +95,7 @@ def run(
         for unit in left
         if timer.can_finish(unit, folder)  # evaluated again when the unit could start
     )
-    with StopRequest() as stop, ProcessPool(tasks, report, count, settings) as pool:
+    with StopRequest() as stop, ProcessPool(tasks, report, count, settings, most=pace.most) as pool:
         return pool.run(stop, timer.deadline)
 
 

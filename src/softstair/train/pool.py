@@ -5,7 +5,7 @@ where runs train: :class:`ProcessPool` in processes of this machine.
 
 A GPU is idle while a run loads its data, captures its steps, evaluates or writes a checkpoint; on a
 CPU, small networks train fastest on one thread. The result of a run does not depend on the number
-of runs: each has the threads, the seed and the directory that it would have alone.
+of runs: each has the seed, the directory and, on a CPU, the threads that it would have alone.
 """
 
 import contextlib
@@ -56,9 +56,23 @@ def worker_count(
     """
     if jobs != "auto":
         return min(jobs, runs)
-    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+    if _is_gpu(device):
         return min(runs, MAX_RUNS_PER_GPU, max(1, cores() // 2))
     return max(1, min(runs, cores() // (threads or 1)))
+
+
+def process_threads(device: str, workers: int, threads: int | None = None) -> int:
+    """Return with how many threads of torch each of several processes starts.
+
+    On a GPU: ``threads``, or an equal share of the available cores, since idle threads of OpenMP
+    occupy a core for a while. On a CPU as many as torch has here; a run then chooses its own.
+    """
+    here = torch.get_num_threads()
+    return threads or max(1, min(here, cores() // workers)) if _is_gpu(device) else here
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def cores() -> int:
@@ -184,11 +198,10 @@ class Pool(ABC):
 class Worker:
     """The parent's end of a process that trains; an event of None says that the process ended."""
 
-    def __init__(self, events: "Events", device: str) -> None:
+    def __init__(self, events: "Events", device: str, threads: int) -> None:
         self.task: Any = None  # what it trains now
         self.is_free = True  # to be given a run
-        # Networks that are not small take as many threads as torch has here.
-        arguments = [json.dumps(sys.path), str(torch.get_num_threads()), device]
+        arguments = [json.dumps(sys.path), str(threads), device]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", START, *arguments],
             stdin=subprocess.PIPE,
@@ -243,7 +256,8 @@ class ProcessPool(Pool):
 
     ``count`` returns how many tasks to train now, given the threads of a run, or None while they
     are unknown. ``settings`` are other arguments of :func:`softstair.train.train`, and
-    ``tensorboard``. ``again`` says how to continue a run whose process ended.
+    ``tensorboard``. Up to ``most`` tasks train at a time, and on a GPU they share the CPU cores.
+    ``again`` says how to continue a run whose process ended.
     """
 
     def __init__(
@@ -252,18 +266,20 @@ class ProcessPool(Pool):
         on_event: Callable[[Any, Event], None],
         count: Callable[[int | None], int],
         settings: dict[str, Any],
+        most: int,
         alike: bool = False,
         again: str = "run the same command again",
     ) -> None:
         super().__init__(tasks, on_event, alike)
         self._count, self._settings, self._again = count, settings, again
         self._device = str(settings.get("device", "auto"))
+        self._process_threads = process_threads(self._device, most, settings.get("threads"))
         self._events: Events = queue.SimpleQueue()
         self._workers: list[Worker] = []
 
     def __enter__(self) -> "ProcessPool":
         # All at once: the others import their modules while the first trains alone.
-        self._workers += [Worker(self._events, self._device) for _ in range(self._count(None))]
+        self._workers += [self._new_worker() for _ in range(self._count(None))]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -280,9 +296,12 @@ class ProcessPool(Pool):
     def start(self, task: Task) -> None:
         worker = next((worker for worker in self._workers if worker.is_free), None)
         if worker is None:
-            self._workers.append(worker := Worker(self._events, self._device))
+            self._workers.append(worker := self._new_worker())
         worker.give(task, task.recipe, task.out, self._settings)
         self.handle(task, {"kind": "start"})
+
+    def _new_worker(self) -> Worker:
+        return Worker(self._events, self._device, self._process_threads)
 
     def stop(self) -> None:
         for worker in self._workers:
