@@ -152,6 +152,26 @@ def test_stages_that_are_not_those_of_the_thresholds_are_refused() -> None:
     assert small_wide_steps(replace(steps, thresholds=table), layer, low=0) is None
 
 
+def test_one_of_several_levels_that_begin_at_the_same_sum_is_tested() -> None:
+    sums, values, limits = np.arange(-9, 10), torch.arange(0.0, 40, 2), torch.arange(1.0, 40)
+    stages = (torch.full((1, 2), 2.0), torch.zeros(1, 2), False)  # each sum skips a level
+    floats = nodes.FloatSteps(*stages, values, limits, 1.0)
+    row = np.ceil((limits - values[:, None]).numpy() / 2).clip(-9, 10).astype(np.int64)
+    levels = tuple(range(40))
+    table = torch.from_numpy(row).expand(2, -1, -1)
+    steps = nodes.Steps("", ("", ""), 0, 39, table, levels, floats=floats)
+    ends = (torch.tensor([end, end]) for end in (-9, 9))
+    layer = nodes.Sum("", ("",), -9, 9, torch.ones(2, 1), *ends)
+    for v, thresholds in enumerate(row):
+        np.testing.assert_array_equal(reached(sums, thresholds), (2 * (sums + v)).clip(0, 39))
+    assert small_wide_steps(steps, layer, low=0) is not None
+    for value, level in ((0, 3), (10, 31), (19, 37)):
+        assert (row[:, level - 1] == row[:, level]).all()
+        changed = table.clone()
+        changed[1, value, level] += 1
+        assert small_wide_steps(replace(steps, thresholds=changed), layer, low=0) is None
+
+
 @pytest.mark.parametrize(("quantum", "first", "low"), [(0.03125, 2, 0), (0.0235, -7, 3)])
 def test_wide_steps_in_onnx_equal_thresholds_at_every_sum(
     quantum: float, first: int, low: int

@@ -240,10 +240,12 @@ def _is_exact(
     beside = beside[occurs.numpy(), None] + steps.origin
     for c, (low, high) in enumerate(zip(least, greatest, strict=True)):
         thresholds = table[c, occurs.numpy()]
-        ends = np.broadcast_to([low, high], (len(thresholds), 2))
-        x = np.clip(np.concatenate([thresholds, thresholds - 1, ends], 1), low, high)
-        rows = zip(thresholds, x, strict=True)
-        expected = np.stack([np.searchsorted(row, points, "right") for row, points in rows])
+        # A level that begins where the level below begins, for each value, adds no points.
+        points = thresholds[:, (np.diff(thresholds, prepend=thresholds[:, :1] - 1) != 0).any(0)]
+        ends = np.broadcast_to([low, high], (len(points), 2))
+        x = np.clip(np.concatenate([points, points - 1, ends], 1), low, high)
+        rows = (torch.from_numpy(np.ascontiguousarray(each)) for each in (thresholds, x))
+        expected = torch.searchsorted(*rows, right=True).numpy()
         y = floats.of_channels(torch.tensor([c])).rescaled(torch.from_numpy(x).reshape(1, -1))
         totals = y.reshape(x.shape) + values[:, None]
         reached = torch.searchsorted(floats.limits, totals, right=True).numpy()

@@ -105,7 +105,7 @@ def fold(
     else:
         largest = torch.where(-source.least > source.greatest, source.least, source.greatest + 1)
         same = largest[:, None].expand(-1, len(levels) - 1)
-        rows = [LevelThresholds(same, torch.zeros_like(largest, dtype=torch.bool))] * len(values)
+        rows = [LevelThresholds(same, torch.zeros_like(largest, dtype=torch.bool))]
     decreasing = torch.stack([row.decreasing for row in rows]).any(0)
     tables = [_oriented(row, decreasing, source) for row in rows]
     ends = (levels[0], levels[-1])
@@ -116,7 +116,8 @@ def fold(
     if shortcut is None:
         steps = Steps(name, (pending.source,), *ends, tables[0], levels, axis=axis, floats=floats)
     else:
-        inputs, table = (pending.source, shortcut.node), torch.stack(tables, dim=1)
+        inputs = (pending.source, shortcut.node)
+        table = torch.stack(tables, dim=1).expand(-1, len(values), -1)
         steps = Steps(name, inputs, *ends, table, levels, shortcut.low, axis, floats)
     return steps, _negated(source, decreasing)
 
