@@ -40,8 +40,9 @@ class Conversion:
 
 def conversion_of(net: nn.Module) -> Conversion:
     """Return what became of each layer of a quantised network, with its present stairs."""
-    conversion = _stored(net)
-    return replace(conversion, rows=tuple(_present_row(net, row) for row in conversion.rows))
+    conversion, modules = _stored(net), dict(net.named_modules(remove_duplicate=False))
+    rows = tuple(_present_row(modules.get(row.name), row) for row in conversion.rows)
+    return replace(conversion, rows=rows)
 
 
 def graph_of(net: nn.Module) -> Graph:
@@ -72,9 +73,8 @@ def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -
     return Row(name, kind, module.layer, became, f"{levels}, {quanta}", noise, module.strategy)
 
 
-def _present_row(net: nn.Module, row: Row) -> Row:
+def _present_row(module: nn.Module | None, row: Row) -> Row:
     """Return a row with the present stair; a checkpoint may have had another quantum."""
-    module = dict(net.named_modules(remove_duplicate=False)).get(row.name)
     if not isinstance(module, StairLayer | StairActivation):
         return row
     return replace(row, stair=stair_row(row.name, row.kind, module).stair)

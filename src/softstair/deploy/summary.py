@@ -132,7 +132,8 @@ def report(
         net, skip = _quantised(model, shape)
         preface = f"in ternary, with {skip!r} in float: " if skip else "in ternary: "
     conversion = conversion_of(net)
-    plain = tuple(_row(net, row) for row in conversion.rows)
+    modules = dict(net.named_modules())
+    plain = tuple(_row(modules.get(row.name), row) for row in conversion.rows)
     if shape is None:
         return Report(plain, f"{preface}give `shape`, that of one input, to see what exports")
     try:
@@ -186,9 +187,8 @@ def _extreme(net: nn.Module) -> nn.Module:
     return net
 
 
-def _row(net: nn.Module, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
-    """Return a row with its costs; ``size`` is the shape of its result."""
-    layer: Any = dict(net.named_modules()).get(row.name)
+def _row(layer: Any, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
+    """Return the row of a module with its costs; ``size`` is the shape of its result."""
     plain = ReportRow(**asdict(row), exports=exports)
     if not isinstance(layer, StairLayer | nn.Linear | nn.Conv1d | nn.Conv2d):
         return plain
@@ -255,7 +255,7 @@ class _Trial(GraphConversion):
     def rows(self, conversion: Conversion, now: "_Trial") -> Iterator[ReportRow]:
         """Yield a row for each call, in order of execution; ``now`` has the present weights."""
         known = {row.name: row for row in conversion.rows}
-        present = set(map(str, now.errors.values()))
+        present, modules = set(map(str, now.errors.values())), dict(self.net.named_modules())
         for node, step in zip(self.traced.nodes, self.graph.steps, strict=True):
             value = self.values.get(node)
             if not node.op.startswith("call_") or isinstance(value, StaticValue):
@@ -269,7 +269,7 @@ class _Trial(GraphConversion):
             if node in self.errors:
                 exports = str(self.errors[node])
                 exports = exports if exports in present else f"after training perhaps: {exports}"
-            yield _row(self.net, row, exports, _size(node))
+            yield _row(modules.get(row.name), row, exports, _size(node))
 
 
 def _size(node: fx.Node) -> tuple[int, ...]:
