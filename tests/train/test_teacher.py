@@ -198,6 +198,23 @@ def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: P
     assert metrics_of(out) != metrics_of(tmp_path / "plain")
 
 
+def test_a_float_run_that_is_start_and_teacher_is_read_once(
+    float_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        function = getattr(teacher, name)
+        monkeypatch.setattr(
+            teacher, name, lambda *given, **more: calls.append(name) or function(*given, **more)
+        )
+
+    for name in ("load_float_run", "trained_network", "make_network", "start_from"):
+        counted(name)
+    train(recipe(epochs=1, init_from=str(float_run), teacher=str(float_run)), tmp_path / "run")
+    assert calls == ["load_float_run", "trained_network", "start_from"]
+
+
 def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "teacher"
     taught = recipe(epochs=2, period=None, teacher=str(path))

@@ -192,7 +192,7 @@ def _float_runs(
 
     The start is needed only until there is a checkpoint.
     """
-    shape, floats = tuple(dataset.x.shape[1:]), {}
+    shape, floats, loaded = tuple(dataset.x.shape[1:]), {}, dict[Path, FloatRun]()
     fields = records.FLOAT_RUNS.items()
     is_auto = {role: getattr(recipe, field) == teacher.AUTO for role, field in fields}
     # Those that are given come first: an error is then found before anything is written.
@@ -208,9 +208,11 @@ def _float_runs(
             parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
             out, team = refuse_link(path), run.team
             train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
-        floats[role] = teacher.load_float_run(role, path, recipe, dataset, model, run.team)
-        if role == "start" and not is_auto[role]:
-            # It raises before others train.
+        if path not in loaded:
+            loaded[path] = teacher.load_float_run(role, path, recipe, dataset, model, run.team)
+        floats[role] = loaded[path]
+        if role == "start" and not is_auto[role] and is_auto["teacher"]:
+            # It raises before the teacher trains.
             teacher.start_from(copy.deepcopy(network), floats[role], recipe)
     return floats
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from softstair.convert.conversion import conversion_of
+from softstair.convert.conversion import graph_of
 from softstair.convert.graph import trace
 from softstair.data import Dataset
 from softstair.fit import fit_quantum
@@ -118,8 +118,10 @@ def load_float_run(
     """
     field = FLOAT_RUNS[role]
     wanted = f"{field} must be the directory of a finished float run, or auto, but"
+    network: nn.Module | None = None
 
     def read() -> tuple[Recipe, dict[str, Tensor]]:
+        nonlocal network
         try:
             loaded = recipe_of(path)
             problem = "is not finished" if loaded and summary_of(path) is None else ""
@@ -140,9 +142,10 @@ def load_float_run(
             raise RunError(f"{wanted} {problem}: give another run.", field=field) from None
 
     loaded, state = team.broadcast(read)
-    with torch.random.fork_rng([]):
-        network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
-    network.load_state_dict(state)
+    if network is None:
+        with torch.random.fork_rng([]):
+            network = make_network(loaded, dataset, model if loaded.model == recipe.model else None)
+        network.load_state_dict(state)
     return FloatRun(loaded, network.eval(), _digest(state))
 
 
@@ -352,11 +355,12 @@ def _layers_and_norms(
     network: nn.Module,
 ) -> Iterator[tuple[StairLayer, list[nn.modules.batchnorm._BatchNorm]]]:
     """Yield each quantised layer with the batch normalisations that take its output."""
-    graph = conversion_of(network).graph
+    graph = graph_of(network)
+    consumers = graph.consumers()
     modules = [step.module and network.get_submodule(step.module) for step in graph.steps]
     layers = [module for module in modules if isinstance(module, StairLayer)]
     for layer in dict.fromkeys(layers):
         uses = [number for number, module in enumerate(modules) if module is layer]
-        takers = dict.fromkeys(modules[taker] for use in uses for taker in graph.consumers()[use])
+        takers = dict.fromkeys(modules[taker] for use in uses for taker in consumers[use])
         norms = [norm for norm in takers if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
         yield layer, norms
