@@ -362,7 +362,8 @@ def describe(recipe: Recipe, dataset: Dataset, device: torch.device) -> dict[str
         facts += dataset.centred
     checksum = zlib.crc32(repr(facts).encode())
     for part in (dataset.x, dataset.y, dataset.groups, dataset.test_x, dataset.test_y):
-        checksum = zlib.crc32(b"" if part is None else part.cpu().numpy().tobytes(), checksum)
+        if part is not None:
+            checksum = zlib.crc32(part.cpu().contiguous().numpy().data, checksum)
     data = {"name": dataset.name, "examples": len(dataset), "crc32": f"{checksum:08x}"}
     if dataset.version is not None:
         data["version"] = dataset.version
