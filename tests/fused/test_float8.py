@@ -12,6 +12,7 @@ import softstair as ss
 from softstair import kernels
 from softstair.fused import fused, products
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
+from softstair.kernels.triton.moments import zeros_for
 from softstair.train.execution import choose_execution
 from softstair.train.recipe import Recipe
 
@@ -24,13 +25,18 @@ def test_under_the_interpreter(run_interpreted):
 
 
 @pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize("few", [0, 99])
 @pytest.mark.parametrize(
     ("images", "inputs", "outputs", "height", "width", "taps", "padding"),
     [(16, 32, 16, 2, 3, 3, 1), (32, 16, 32, 2, 3, 1, 0), (16, 48, 32, 5, 5, 3, 0),
      (48, 16, 16, 4, 4, 5, 2)],
 )  # fmt: skip
-def test_products_are_those_of_float64(images, inputs, outputs, height, width, taps, padding):
-    """Features up to 15, weights up to 8, both formats; odd sides, kernels of three sizes."""
+def test_products_are_those_of_float64(
+    images, inputs, outputs, height, width, taps, padding, few, monkeypatch
+):
+    """Features up to 15, weights up to 8, both formats; odd sides, kernels of three sizes; parts
+    are added by torch or by the last program of a tile, which leaves zeros for the next call."""
+    monkeypatch.setattr(gradients, "FEW_PARTS", few)
     torch.manual_seed(0)
     x = torch.randint(16, (images, inputs, height, width)).double().requires_grad_()
     w = torch.randint(-8, 9, (outputs, inputs, taps, taps)).double().requires_grad_()
@@ -40,12 +46,15 @@ def test_products_are_those_of_float64(images, inputs, outputs, height, width, t
     features, weights = x.detach().permute(1, 2, 3, 0), w.detach().permute(1, 2, 3, 0)
     factor, dtype = torch.tensor(0.25), torch.float32
     dx = gradients.feature_gradient(dc, weights.contiguous().to(E5M2), factor, padding, dtype, 0.5)
-    dw = gradients.weight_gradient(
-        dc.permute(1, 2, 3, 0).contiguous(), features.contiguous().to(E4M3), factor, (taps, taps),
-        padding, 3.0,
-    )  # fmt: skip
+    zeros = zeros_for(1, outputs, dx.device)[0]
+    given = dc.permute(1, 2, 3, 0).contiguous(), features.contiguous().to(E4M3), factor
+    dw, again = (
+        gradients.weight_gradient(*given, (taps, taps), padding, 3.0, zeros) for _ in range(2)
+    )
     assert distance(dx, 0.5 * x.grad) < 1e-6
     assert distance(dw.permute(0, 3, 1, 2), 3 * w.grad) < 1e-6
+    assert torch.equal(dw, again)
+    assert int(zeros.count_nonzero()) == 0
 
 
 @pytest.mark.nightly(keep=1)

@@ -214,8 +214,9 @@ def test_networks_in_two_streams_train_as_alone() -> None:
 
 
 def test_products_of_float8_are_those_of_float64() -> None:
-    """Of VGG8 and of a small network, batch 64, given the same rounded gradient."""
-    from softstair.kernels.triton import gradients
+    """Of VGG8 and of a small network, batch 64, given the same rounded gradient; repeated, those of
+    the weights have the same bits."""
+    from softstair.kernels.triton import gradients, moments
 
     e5m2, last = torch.float8_e5m2, torch.channels_last
     shapes = [(128, 128, 32, 1, 3), (256, 512, 8, 15, 3), (512, 512, 8, 1, 3)]
@@ -232,15 +233,18 @@ def test_products_of_float8_are_those_of_float64() -> None:
         format = torch.float8_e4m3fn if high > 8 else e5m2
         features, weights = (t.permute(1, 2, 3, 0).contiguous() for t in (x, w))
         dx = gradients.feature_gradient(dc, weights.to(e5m2), factor, padding, torch.float32, 1.0)
-        dw = gradients._weight_parts(
-            dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor, (taps, taps), padding,
-            1.0,
-        )  # fmt: skip
+        zeros = moments.zeros_for(1, outputs, dc.device)[0]
+        given = dc.permute(1, 2, 3, 0).contiguous(), features.to(format), factor
+        dw, *others = (
+            gradients.weight_gradient(*given, (taps, taps), padding, 1.0, zeros) for _ in range(9)
+        )
+        assert all(torch.equal(dw, other) for other in others), (inputs, outputs, side)
         # Hopper adds 32 products of FP8 at a time to a sum that it truncates to 13 bits:
         # each of these additions loses at most 2⁻¹³ of the sum.
-        pixels = -(-(side**2) // len(dw))
+        tiles = -(-outputs // 128) * -(-inputs // 128) * taps
+        pixels = -(-(side**2) // gradients.part_count(tiles, side**2))
         additions = taps**2 * outputs / 32, pixels * 64 / 32
-        dw, shape = dw.sum(0).permute(0, 3, 1, 2), (inputs, outputs, side)
+        dw, shape = dw.permute(0, 3, 1, 2), (inputs, outputs, side)
         for value, exact, count in zip((dx, dw), wanted, additions, strict=False):
             assert distance(value, exact) < (1 + count) * 2**-13, (shape, distance(value, exact))
 

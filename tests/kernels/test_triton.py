@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -618,16 +620,21 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
     types |= {"weights": "tensordesc<fp8e5[128,128]>"}
     dx = types | {"gradients": "tensordesc<fp8e5[1,8,16,128]>"}
     dw = types | {"gradients": "tensordesc<fp8e5[128,128]>"}
-    dw |= {"features": f"tensordesc<{features}[128,1,1,128]>"}
+    dw |= {"features": f"tensordesc<{features}[128,1,1,128]>", "counters_ptr": "*i64"}
     gathered = constants | dict(GATHER=True, OUTPUTS=16, INPUTS=16, BLOCK=16, DEPTH=32)
+    finish = dict(FINISH=True, PARTS=products.FEW_PARTS, OUTPUTS=512, INPUTS=512)
     gathered_types = types | {"weights": "*fp8e5", "gradients": "*fp8e5"}
     for kernel, values, own in (
         (products._feature_gradient, constants | dict(GATHER=False), dx),
         (products._feature_gradient, gathered, gathered_types),
-        (products._weight_gradient, constants, dw),
+        (products._weight_gradient, constants | dict(FINISH=False), dw),
+        (products._weight_gradient, constants | finish, dw),
     ):
+        warps = 8 if kernel is products._weight_gradient else 4
+        code = compile_kernel(kernel, values, own, "*fp32", warps=warps)
         # Factors in registers are wrong on Hopper with Triton 3.6.
-        assert "ttg.local_load" not in compile_kernel(kernel, values, own, "*fp32")["ttgir"]
+        assert "ttg.local_load" not in code["ttgir"]
+        assert stack_bytes(code["cubin"], tmp_path) == 0
     types |= dict.fromkeys(("first", "sizes"), ("i32",) * 21)
     types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
     types |= {"gradient_ptrs": ("*bf16",) * 21}
@@ -641,7 +648,7 @@ SHARED_MEMORY = {86: 99 * 1024, 90: 227 * 1024}
 """Bytes that a program may use, by compute capability."""
 
 
-def compile_kernel(kernel, constants, types, default, capability=90):
+def compile_kernel(kernel, constants, types, default, capability=90, warps=4):
     compiler = pytest.importorskip("triton.backends.compiler")
     own = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature = {n: "constexpr" if n in own else types.get(n, default) for n in kernel.arg_names}
@@ -653,10 +660,20 @@ def compile_kernel(kernel, constants, types, default, capability=90):
     }
     source = triton.compiler.ASTSource(kernel, signature, own, attributes)
     target = compiler.GPUTarget("cuda", capability, 32)
-    built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
+    options = {"enable_fp_fusion": True, "num_warps": warps}
+    built = triton.compile(source, target=target, options=options)
     assert "st.global" in built.asm["ptx"]
     assert built.metadata.shared <= SHARED_MEMORY[capability]
     return built.asm
+
+
+def stack_bytes(cubin, folder):
+    """The memory of a thread for what its registers do not hold."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    tool = triton.knobs.nvidia.cuobjdump.path
+    usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True)
+    return int(re.search(r"STACK:(\d+)", usage.stdout)[1])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

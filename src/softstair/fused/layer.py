@@ -430,7 +430,7 @@ class _Layer(torch.autograd.Function):
             else:
                 units = (quantum_of(ctx.layer.source.stair), quantum_of(ctx.layer.weight_stair))
                 dx, dw = products.float8_gradients(
-                    ctx.layer.sums, gradient, x, values, needed, units, dy.dtype
+                    ctx.layer.sums, gradient, x, values, needed, units, dy.dtype, ctx.zeros
                 )
         if not ctx.needs_weight:
             dw = None

@@ -41,10 +41,11 @@ def float8_gradients(
     needed: tuple[bool, bool],
     units: tuple[float, float],
     dtype: torch.dtype,
+    zeros: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the features, in a dtype, and of the weights, in float32.
 
-    Features and weights count in these ``units``.
+    Features and weights count in these ``units``; the ``zeros`` are the layer's row of counters.
     """
     dx = dw = None
     padding, (down, across) = int(layer.padding[0]), layer.kernel_size
@@ -53,7 +54,7 @@ def float8_gradients(
     assert gradient.factor is not None
     if needed[1]:
         dw = weight_gradient(
-            transposed, features, gradient.factor, (down, across), padding, units[0]
+            transposed, features, gradient.factor, (down, across), padding, units[0], zeros
         )
     del transposed  # its memory is free for dx
     if needed[0]:

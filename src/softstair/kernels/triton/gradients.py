@@ -15,7 +15,9 @@ of dc are gathered instead, as for the integer convolution.
 
 The tensor cores add products of FP8 with fewer bits than float32 has; beside the rounding of dc
 this is negligible (3e-4 of dw, as norms). Sums of dw are split over pixels, so that all
-multiprocessors have work, and added afterwards by torch: every run gives the same bits.
+multiprocessors have work. The last program of a tile adds the parts of the tile if they are few;
+torch adds many, since one multiprocessor would read them slowly. Both add in a fixed order: every
+run gives the same bits.
 """
 
 import math
@@ -27,6 +29,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from softstair.kernels.triton.convolution import NARROW, gather, pixel_box
+from softstair.kernels.triton.moments import PROGRAMS, SHARED_TILES, is_last
 
 __all__ = ["FORMATS", "feature_gradient", "float8_for", "supports_float8", "weight_gradient"]
 
@@ -34,8 +37,10 @@ FORMATS = FLOAT8, PRECISE = torch.float8_e5m2, torch.float8_e4m3fn
 """Formats of FP8 with two and with three digits after the first."""
 BLOCK, DEPTH = 128, 128
 """Of a tile: channels, and products that are added at a time."""
-PROGRAMS = 132
-"""As many as multiprocessors of a large GPU."""
+FEW_PARTS = 3
+"""Most parts of a sum that the last program of a tile adds. At 64 bytes per cycle, one
+multiprocessor reads a part of a tile (192 KiB) in 2 µs; torch took 7 to 12 µs for all, on an H200,
+in a kernel of its own. With more parts, registers may spill."""
 
 
 @triton.jit
@@ -100,12 +105,14 @@ def _feature_gradient(
 
 @triton.jit
 def _weight_gradient(
-    gradients, features, factor_ptr, parts_ptr, images, unit,
+    gradients, features, factor_ptr, parts_ptr, dw_ptr, counters_ptr, images, unit,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, DEPTH: tl.constexpr, TAPS: tl.constexpr,
+    FINISH: tl.constexpr,
 ):  # fmt: skip
-    """One part of the sums for TAPS neighbouring taps, 1 or 3, which share the gradients."""
+    """One part of the sums for TAPS neighbouring taps, 1 or 3, which share the gradients. With
+    FINISH, the last program of a tile adds the parts of the tile, in order."""
     groups: tl.constexpr = DOWN * ACROSS // TAPS
     blocks: tl.constexpr = (INPUTS + BLOCK_IN - 1) // BLOCK_IN
     part = tl.program_id(0) % PARTS
@@ -132,13 +139,23 @@ def _weight_gradient(
     scale = tl.load(factor_ptr) * unit
     outputs = first_out + tl.arange(0, BLOCK_OUT)
     inputs = first_in + tl.arange(0, BLOCK_IN)
-    offsets = ((part * OUTPUTS + outputs.to(tl.int64)) * (DOWN * ACROSS) + tap) * INPUTS
+    offsets = (outputs[:, None] * (DOWN * ACROSS) + tap) * INPUTS + inputs[None, :]
     mask = (outputs < OUTPUTS)[:, None] & (inputs < INPUTS)[None, :]
-    pointers = parts_ptr + offsets[:, None] + inputs[None, :]
+    size: tl.constexpr = OUTPUTS * DOWN * ACROSS * INPUTS
+    pointers = parts_ptr + part.to(tl.int64) * size + offsets
     tl.store(pointers, total_0 * scale, mask=mask)
     if TAPS == 3:
         tl.store(pointers + INPUTS, total_1 * scale, mask=mask)
         tl.store(pointers + 2 * INPUTS, total_2 * scale, mask=mask)
+    if FINISH:
+        last = is_last(counters_ptr + tl.program_id(0) // PARTS, PARTS)
+        if last:
+            for i in tl.range(TAPS, num_stages=1):
+                total = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
+                for j in tl.static_range(PARTS):
+                    pointers = parts_ptr + j * size + offsets + i * INPUTS
+                    total += tl.load(pointers, mask=mask, cache_modifier=".cg")
+                tl.store(dw_ptr + offsets + i * INPUTS, total, mask=mask)
 
 
 def float8_for(integers: tuple[int, ...] | None) -> torch.dtype | None:
@@ -194,7 +211,13 @@ def feature_gradient(
 
 
 def weight_gradient(
-    dc: Tensor, features: Tensor, factor: Tensor, taps: tuple[int, int], padding: int, unit: float
+    dc: Tensor,
+    features: Tensor,
+    factor: Tensor,
+    taps: tuple[int, int],
+    padding: int,
+    unit: float,
+    zeros: Tensor,
 ) -> Tensor:
     """Return the gradient of the weights in float32, (O, down, across, I).
 
@@ -205,29 +228,30 @@ def weight_gradient(
         taps: Height and width of the kernel.
         padding: Of the convolution, on each side.
         unit: Quantum of the features.
+        zeros: A row of :func:`~softstair.kernels.triton.moments.zeros_for`.
     """
-    return _weight_parts(dc, features, factor, taps, padding, unit).sum(0)
-
-
-def _weight_parts(
-    dc: Tensor, features: Tensor, factor: Tensor, taps: tuple[int, int], padding: int, unit: float
-) -> Tensor:
-    """Return summands of the gradient of the weights, (parts, O, down, across, I)."""
     outputs, height, width, images = dc.shape
     inputs, (down, across) = len(features), taps
     block_out, block_in = _power(outputs, 64, BLOCK), _power(inputs, 16, BLOCK)
     depth, together = _power(images, 32, DEPTH), 3 if across == 3 else 1
-    groups = down * across // together
-    tiles = triton.cdiv(outputs, block_out) * triton.cdiv(inputs, block_in) * groups
-    parts = max(1, min(PROGRAMS // tiles, height * width))
+    tiles = triton.cdiv(outputs, block_out) * triton.cdiv(inputs, block_in)
+    tiles *= down * across // together
+    parts = part_count(tiles, height * width)
+    finish = 1 < parts <= FEW_PARTS
     sums = torch.empty((parts, outputs, down, across, inputs), device=dc.device)
+    dw = torch.empty_like(sums[0]) if finish else sums[0]
     _weight_gradient[(tiles * parts,)](
         _descriptor(dc.flatten(1), [block_out, depth]),
-        _descriptor(features, [block_in, 1, 1, depth]), factor, sums, images, unit, height, width,
-        outputs, inputs, down, across, padding, parts, block_out, block_in, depth, together,
-        num_warps=8, num_stages=3,
+        _descriptor(features, [block_in, 1, 1, depth]), factor, sums, dw, zeros[-SHARED_TILES:],
+        images, unit, height, width, outputs, inputs, down, across, padding, parts, block_out,
+        block_in, depth, together, finish, num_warps=8, num_stages=3,
     )  # fmt: skip
-    return sums
+    return sums.sum(0) if parts > FEW_PARTS else dw
+
+
+def part_count(tiles: int, pixels: int) -> int:
+    """Return into how many parts each sum of the gradient of the weights is split."""
+    return max(1, min(PROGRAMS // tiles, pixels))
 
 
 def _power(count: int, low: int, high: int) -> int:

@@ -30,6 +30,8 @@ TILES, FEW_CHANNELS = 512, 4
 REDUCED, REDUCED_CHANNELS, PROGRAMS, WARPS = 4096, 64, 132, 4
 """For kernels that sum over rows: elements of a tile, most channels of a tile, most programs (one
 per multiprocessor of a large GPU; the last program adds what all have stored) and warps."""
+SHARED_TILES = PROGRAMS // 2
+"""Most tiles of a gradient of weights that have at least two of these programs each."""
 FEW_ROWS, LEAST_CHANNELS = 512, 16
 """With at most so many rows, a tile has at most so many channels: more programs have work then."""
 LOADED, SHARED = 4, 99 * 1024
@@ -61,9 +63,10 @@ class Normalisation(NamedTuple):
 
 
 def zeros_for(layers: int, channels: int, device: torch.device) -> Tensor:
-    """Return rows of zeros for layers of at most so many channels: two exact sums per channel, and
-    two counters per block of channels, for the forward and the backward pass."""
-    size = 2 * channels + 2 * triton.cdiv(channels, LEAST_CHANNELS)
+    """Return rows of zeros for layers of at most so many channels: two exact sums per channel, two
+    counters per block of channels, for the forward and the backward pass, and, at the end, one per
+    tile of the gradient of the weights."""
+    size = 2 * channels + 2 * triton.cdiv(channels, LEAST_CHANNELS) + SHARED_TILES
     return torch.zeros((layers, size), dtype=torch.int64, device=device)
 
 
