@@ -37,7 +37,7 @@ ELEMENTS = 2048
 """Of a tile, or of each of the four that a program handles together."""
 IMAGES = 64
 """Images of a tile whose transpose is stored, and most channels of it. A tile of a first layer has
-half as many images and twice as many channels, which use the same taps."""
+more channels, which use the same taps, and fewer images."""
 
 
 class LayerOutput(NamedTuple):
@@ -189,10 +189,14 @@ def forward(
     rows, tiles = y.numel() // constants["CHANNELS"], 1 if pool else parts
     count, transposed = triton.cdiv(rows, tiles * tile), y
     if last_dtype is not None:
-        tile = IMAGES if weight is None else IMAGES // 2
-        constants["BLOCK"] = min(IMAGES * IMAGES // tile, constants["BLOCK"])
+        if weight is None:
+            tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
+        else:
+            tile = min(IMAGES, ELEMENTS // constants["BLOCK"])
         count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
         transposed = images_last(y, last_dtype)
+    warps = 4 if strategy == "random" else 2
+    warps = 4 if last_dtype is not None else 8 if weight is not None else warps
     _forward[(count, triton.cdiv(constants["CHANNELS"], constants["BLOCK"]))](
         sums, sums if weight is None else weight, sums if shortcut is None else shortcut, y,
         integers, transposed, argmax, sums if stats is None else stats, stair.table, stair.row,
@@ -200,7 +204,7 @@ def forward(
         **constants, **stair.constants, **taps, ROWS=tile, FORWARD=strategy, PARTS=parts,
         NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
         STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=last_dtype is not None,
-        num_warps=8 if weight is not None else 4 if strategy == "random" or last_dtype else 2,
+        num_warps=warps,
         enable_fp_fusion=True,
     )  # fmt: skip
     return LayerOutput(
