@@ -7,6 +7,7 @@ the unit in which noise is measured and of which the levels of a linear stair ar
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -36,6 +37,17 @@ class Rounded:
     thresholds: tuple[float, ...]
     level_line: Line | None
     threshold_line: Line | None
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether the tensor's own dtype computes the thresholds from their numbers, and a division
+        in float32 finds the only one that may lie on either side of x."""
+        line, thresholds = self.threshold_line, self.thresholds
+        if line is None or not line.native or not 1e-30 < line.unit < 1e30:
+            return False
+        offsets = [(threshold - thresholds[0]) / line.unit for threshold in thresholds]
+        error = max(abs(offset - number) for number, offset in enumerate(offsets))
+        return error + 2.0**-22 * (abs(thresholds[0] / line.unit) + len(thresholds)) < 0.5
 
 
 @dataclass(frozen=True, repr=False)

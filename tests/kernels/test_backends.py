@@ -1,6 +1,7 @@
 """The CPU's kernels against the reference, which the oracles of test_regularise hold."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -103,3 +104,32 @@ def test_tables_of_stairs_stay_until_they_are_freed():
     kernels.free_tables()
     assert kernels.triton.table(stair, torch.float32, device) is not found[0][0]
     assert kernels.channel_quanta(stair, torch.zeros(3, 2)) is not found[0][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("quantum", [0.25, 0.1943419873714447, 2.0**-38])
+def test_lines_on_a_cpu_at_thresholds_and_edges(quantum, bits, dtype):
+    """Of many levels, with supports that meet: the default std. Each threshold, each edge of a
+    support, the numbers next to them, and what is not finite."""
+    stair = ss.Stair.linear(bits, quantum=quantum, thresholds="midpoint")
+    assert stair.rounded(dtype).is_regular
+    std = quantum / math.sqrt(12)
+    points = torch.tensor(stair.thresholds, dtype=torch.float64).to(dtype)
+    ends = torch.tensor([-math.inf, math.inf, -1e30, 1e30, 0.0, -0.0], dtype=dtype)
+    x = torch.cat([points, points - 0.5 * quantum, points + 0.5 * quantum, ends])
+    x = torch.cat([x, *(torch.nextafter(x, end.expand_as(x)) for end in ends[:2])])
+    for mean in (0.0, 0.3 * quantum):
+        soft = kernels.SoftStair(stair, ss.noise.get("uniform"), mean, std)
+        bound, slack = BoundStair(soft, x), 4 * torch.finfo(dtype).eps * stair.levels[-1]
+        for forward in ("hard", "mode", "expectation"):
+            found, expected = kernels.value(x, soft, forward), reference.value(x, bound, forward, x)
+            atol = slack if forward == "expectation" else 0.0
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+        found, expected = kernels.backward(torch.ones_like(x), x, soft), reference.slope(x, bound)
+        # At an edge, rounding decides; elsewhere the slope is the same.
+        inside = (x - mean - 0.5 * quantum).remainder(quantum)
+        clear = (inside - 0.5 * quantum).abs() > 1e-4 * quantum
+        clear |= ~x.isfinite() | (x.abs() > 300 * quantum)
+        torch.testing.assert_close(found[clear], expected[clear], rtol=1e-5, atol=0)
+    assert kernels.value(torch.tensor([math.nan], dtype=dtype), soft, "mode").isnan().all()

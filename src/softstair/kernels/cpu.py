@@ -42,8 +42,11 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     if term is not None and not (term.vanishes and len(bound.stair) > FEW_LEVELS):
         if not _overflows(bound, term.factor(1 / std)):
             slope = _sum_of(term, x, bound, 0.0, mean, std)
-    elif isinstance(bound.noise, Uniform) and not (bound.is_line or _overflows(bound, 1 / std)):
-        slope = _uniform_slope(x, bound, mean, std)
+    elif isinstance(bound.noise, Uniform) and not _overflows(bound, 1 / std):
+        if _supports_meet(bound, std):
+            slope = _constant_slope(x, bound, mean, std)
+        elif not bound.is_line:
+            slope = _uniform_slope(x, bound, mean, std)
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
@@ -68,6 +71,8 @@ def _forward_kernel(
         )
     if forward == "random":
         return _look_up(x, bound, draw=_stream(noise, mean, std, bound.compute, generator))
+    if forward == "expectation" and isinstance(noise, Uniform) and _supports_meet(bound, std):
+        return _expectation(_ramp(bound, mean, std), bound)
     if forward == "expectation":
         term = None if reference.has_closed_form(bound) else CDF.get(type(noise))
         if term is not None and not _overflows(bound, term.factor(1 / std)):
@@ -232,6 +237,44 @@ def _sum_of(
     return kernel
 
 
+def _supports_meet(bound: BoundStair, std: float) -> bool:
+    """Whether thresholds lie on a line, and uniform noise between two of them belongs to one."""
+    if not (bound.is_line and bound.rounded.is_regular):
+        return False
+    spacing = float(bound.spacing)
+    rounding = 4 * torch.finfo(bound.compute).eps
+    return abs(2 * Uniform.support * std - spacing) <= rounding * spacing
+
+
+def _ramp(bound: BoundStair, mean: float, std: float) -> Kernel:
+    """A line from the lowest to the highest level, between the outer edges of the supports."""
+    half = Uniform.support * std
+    first, last = bound.rounded.thresholds[0] - half, bound.rounded.thresholds[-1] + half
+    low, high = bound.stair.levels[0], bound.stair.levels[-1]
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        torch.sub(block, mean + first, out=target).clamp_(0.0, last - first)
+        target.mul_((high - low) / (last - first)).add_(low)
+
+    return kernel
+
+
+def _constant_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Kernel:
+    """rise/spacing from the lower edge of the first support to the upper edge of the last."""
+    half = Uniform.support * std
+    slope = (bound.stair.levels[-1] - bound.stair.levels[0]) / (2 * half * bound.count)
+    first, last = (mean + bound.rounded.thresholds[k] for k in (0, -1))
+    low = _round_up(first - half * (1 + reference.EDGE), bound.compute)
+    high = _round_up(last + half * (1 - reference.EDGE), bound.compute)
+    scratch = _scratch(1, x, bound.compute)
+
+    def kernel(target: Tensor, block: Tensor) -> None:
+        torch.ge(block, low, out=target)
+        target.sub_(torch.ge(block, high, out=scratch[0, : len(block)])).mul_(slope)
+
+    return kernel
+
+
 def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Kernel:
     """Σₖ (qₖ − qₖ₋₁)·χ[θₖ − h, θₖ + h)(x)/(2h): up at one edge of each support, down at the other.
     Where supports meet, as at the default std, the two steps cancel and cost nothing."""
@@ -349,7 +392,10 @@ def _index(
     """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
     if bound.is_line:
-        target.copy_(bound.index(x))
+        if bound.rounded.is_regular and bound.dtype == bound.compute:
+            _index_on_line(target, work, x, bound)
+        else:
+            target.copy_(bound.index(x))
         if math.isfinite(low):
             target.mul_(torch.ge(x, low, out=work))
             target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
@@ -361,6 +407,17 @@ def _index(
     torch.ge(x, first, out=target)
     for threshold in others:
         target.add_(torch.ge(x, threshold, out=work))
+
+
+def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -> None:
+    """#{k : x ≥ θₖ} for regular thresholds: those below the nearest, and the nearest if x is not
+    below it."""
+    line, first = bound.rounded.threshold_line, bound.rounded.thresholds[0]
+    assert line is not None
+    torch.sub(x, first - 0.5 * line.unit, out=target)
+    target.mul_(1 / line.unit).floor_().clamp_(0, bound.count - 1)
+    torch.add(target, line.first, out=work).mul_(line.unit)
+    target.add_(torch.ge(x, work, out=work))
 
 
 def _overflows(bound: BoundStair, factor: float) -> bool:
