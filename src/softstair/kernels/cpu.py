@@ -239,7 +239,7 @@ def _sum_of(
 
 def _supports_meet(bound: BoundStair, std: float) -> bool:
     """Whether thresholds lie on a line, and uniform noise between two of them belongs to one."""
-    if not (bound.is_line and bound.rounded.is_regular):
+    if not _is_regular(bound):
         return False
     spacing = float(bound.spacing)
     rounding = 4 * torch.finfo(bound.compute).eps
@@ -392,7 +392,7 @@ def _index(
     """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
     if bound.is_line:
-        if bound.rounded.is_regular and bound.dtype == bound.compute:
+        if _is_regular(bound):
             _index_on_line(target, work, x, bound)
         else:
             target.copy_(bound.index(x))
@@ -407,6 +407,11 @@ def _index(
     torch.ge(x, first, out=target)
     for threshold in others:
         target.add_(torch.ge(x, threshold, out=work))
+
+
+def _is_regular(bound: BoundStair) -> bool:
+    """Whether thresholds are a line that is computed in the dtype of x, not rounded to 16 bits."""
+    return bound.is_line and bound.rounded.is_regular and bound.dtype == bound.compute
 
 
 def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -> None:
