@@ -71,17 +71,24 @@ def test_shares_are_those_of_the_trained_network(run: Script, tmp_path: Path) ->
             assert float(row[f"at {level}"]) == pytest.approx(share, abs=6e-5)
 
 
-def test_what_was_measured_meets_every_goal(run: Script, tmp_path: Path) -> None:
+def test_goals_are_compared_with_what_was_measured(run: Script, tmp_path: Path) -> None:
+    """The published figures miss one goal: captures that load kernels from the disk count too."""
     code, out, _ = run("goals.py", *RESULTS)
-    assert code == 0, out
-    assert "MISSED" not in out
+    missed = [line for line in out.splitlines() if line.endswith("MISSED")]
+    assert (code, len(missed)) == (1, 1), out
+    assert (
+        missed[0].split() == "partition over static, 500 epochs at least 1.50 1.49 MISSED".split()
+    )
     assert "operator, bfloat16, int4@0.07, forward" in out
-    figures = json.loads(RESULTS[1].read_text(encoding="utf-8"))
-    figures["operator"][0]["forward_share"] = 0.79
-    slow = tmp_path / "slow.json"
-    slow.write_text(json.dumps(figures), encoding="utf-8")
-    code, out, _ = run("goals.py", RESULTS[0], slow)
-    assert (code, out.count("MISSED")) == (1, 1)
+    step, operator = (json.loads(file.read_text(encoding="utf-8")) for file in RESULTS)
+    step["partition"]["speed_up"] = 1.5
+    files = tmp_path / "step.json", tmp_path / "operator.json"
+    for share, missing in ((0.8, 0), (0.79, 1)):
+        operator["operator"][0]["forward_share"] = share
+        for file, figures in zip(files, (step, operator), strict=True):
+            file.write_text(json.dumps(figures), encoding="utf-8")
+        code, out, _ = run("goals.py", *files)
+        assert (code, out.count("MISSED")) == (missing, missing)
     assert "not measured" in run("goals.py", RESULTS[1])[1]
 
 
