@@ -40,8 +40,8 @@ class Rounded:
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether the tensor's own dtype computes the thresholds from their numbers, and a division
-        in float32 finds the only one that may lie on either side of x."""
+        """Whether the dtype itself computes the thresholds θ₁ + k·unit, so precisely that x needs
+        to be compared with one of them only: the nearest, which a division finds."""
         line, thresholds = self.threshold_line, self.thresholds
         if line is None or not line.native or not 1e-30 < line.unit < 1e30:
             return False

@@ -42,11 +42,12 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     if term is not None and not (term.vanishes and len(bound.stair) > FEW_LEVELS):
         if not _overflows(bound, term.factor(1 / std)):
             slope = _sum_of(term, x, bound, 0.0, mean, std)
-    elif isinstance(bound.noise, Uniform) and not _overflows(bound, 1 / std):
-        if _supports_meet(bound, std):
-            slope = _constant_slope(x, bound, mean, std)
-        elif not bound.is_line:
-            slope = _uniform_slope(x, bound, mean, std)
+    elif (
+        isinstance(bound.noise, Uniform)
+        and not _overflows(bound, 1 / std)
+        and (not bound.is_line or _supports_meet(bound, std))
+    ):
+        slope = _uniform_slope(x, bound, mean, std)
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
@@ -238,11 +239,10 @@ def _sum_of(
 
 
 def _supports_meet(bound: BoundStair, std: float) -> bool:
-    """Whether thresholds lie on a line, and uniform noise between two of them belongs to one."""
+    """Whether thresholds are on a line, and neighbouring supports of uniform noise just meet."""
     if not _is_regular(bound):
         return False
-    spacing = float(bound.spacing)
-    rounding = 4 * torch.finfo(bound.compute).eps
+    spacing, rounding = float(bound.spacing), 4 * torch.finfo(bound.compute).eps
     return abs(2 * Uniform.support * std - spacing) <= rounding * spacing
 
 
@@ -259,48 +259,35 @@ def _ramp(bound: BoundStair, mean: float, std: float) -> Kernel:
     return kernel
 
 
-def _constant_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Kernel:
-    """rise/spacing from the lower edge of the first support to the upper edge of the last."""
-    half = Uniform.support * std
-    slope = (bound.stair.levels[-1] - bound.stair.levels[0]) / (2 * half * bound.count)
-    first, last = (mean + bound.rounded.thresholds[k] for k in (0, -1))
-    low = _round_up(first - half * (1 + reference.EDGE), bound.compute)
-    high = _round_up(last + half * (1 - reference.EDGE), bound.compute)
-    scratch = _scratch(1, x, bound.compute)
-
-    def kernel(target: Tensor, block: Tensor) -> None:
-        torch.ge(block, low, out=target)
-        target.sub_(torch.ge(block, high, out=scratch[0, : len(block)])).mul_(slope)
-
-    return kernel
-
-
 def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Kernel:
     """Σₖ (qₖ − qₖ₋₁)·χ[θₖ − h, θₖ + h)(x)/(2h): up at one edge of each support, down at the other.
     Where supports meet, as at the default std, the two steps cancel and cost nothing."""
-    half = Uniform.support * std
+    half, at = Uniform.support * std, [mean + threshold for threshold in bound.rounded.thresholds]
+    rises = [b - a for a, b in pairwise(bound.stair.levels)]
+    supports = list(zip(at, at, rises, strict=True))  # from and to which threshold, and the rise
+    if _supports_meet(bound, std):
+        supports = [(at[0], at[-1], math.fsum(rises) / bound.count)]
     steps: dict[float, float] = {}
-    for k, threshold in enumerate(bound.rounded.thresholds):
-        density = (bound.stair.levels[k + 1] - bound.stair.levels[k]) / (2 * half)
-        at = mean + threshold
-        low = _round_up(at - half * (1 + reference.EDGE), bound.compute)
-        high = _round_up(at + half * (1 - reference.EDGE), bound.compute)
-        if high <= at:  # a support narrower than the spacing of the dtype holds `at` alone
-            high = _round_up(math.nextafter(at, math.inf), bound.compute)
+    for first, last, rise in supports:
+        low = _round_up(first - half * (1 + reference.EDGE), bound.compute)
+        high = _round_up(last + half * (1 - reference.EDGE), bound.compute)
+        if high <= last:  # a support narrower than the spacing of the dtype holds `last` alone
+            high = _round_up(math.nextafter(last, math.inf), bound.compute)
+        density = rise / (2 * half)
         steps[low] = steps.get(low, 0.0) + density
         steps[high] = steps.get(high, 0.0) - density
     largest = max(map(abs, steps.values()))
     kept = [step for step in steps.items() if abs(step[1]) > 1e-9 * largest]
     if not kept:  # the supports are so narrow that no number of the dtype lies in any of them
         return lambda out, x: out.zero_()
-    (first, rise), *others = kept
+    (edge, rise), *others = kept
     scratch = _scratch(1, x, bound.compute)
 
     def kernel(target: Tensor, block: Tensor) -> None:
         work = scratch[0, : len(block)]
-        torch.ge(block, first, out=target).mul_(rise)
-        for edge, step in others:
-            target.add_(torch.ge(block, edge, out=work), alpha=step)
+        torch.ge(block, edge, out=target).mul_(rise)
+        for at, step in others:
+            target.add_(torch.ge(block, at, out=work), alpha=step)
 
     return kernel
 
