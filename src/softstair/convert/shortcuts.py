@@ -160,8 +160,9 @@ def widen(sites: list[Site], settings: dict[Site, dict[str, Any]], shortcuts: St
         if site.is_shortcut:
             narrow[site], site.stair = stair, wide
     if not narrow:
-        problem = "must be None, since this network adds no quantised features with fewer levels"
-        raise _check.invalid("shortcuts", f"{problem} (features that it concatenates do not count)")
+        problem = f"must be None, but a stair of {len(shortcuts)} levels was given: this network "
+        problem += "adds no quantised features with fewer levels (concatenated ones do not count)"
+        raise _check.invalid("shortcuts", problem)
     quantised = {use for site in settings if site.is_weights for use in site.uses}
     for site in [site for site in sites if site.source]:
         source = site.source
