@@ -11,7 +11,7 @@ from twins import batch, distance, pair
 from softstair import kernels
 from softstair.data.batches import Examples
 from softstair.fused import fused, update
-from softstair.fused.update import supports_update, update_weights
+from softstair.fused.update import LatentSteps, supports_update
 from softstair.kernels.triton import adam
 from softstair.train.optimiser import Rates
 from softstair.train.recipe import Recipe
@@ -51,22 +51,21 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
     weights = [layer.sums.weight for layer in runs[0].layers]
-    for layer in runs[0].layers:
-        layer.keeps_gradient = True
+    steps = LatentSteps(runs[0].layers)
     for rate in (1e-2, 3e-3):
         x, y = batch(4, 16 if float8 else 2, channels=1)
+        steps.begin(optimisers[0], {weights[1]: (-bound, bound)})
         for run, optimiser in zip(runs, optimisers, strict=True):
             optimiser.zero_grad()
             optimiser.param_groups[0]["lr"] = torch.tensor(rate)
             torch.nn.functional.cross_entropy(run(x), y).backward()
         assert all(weight.grad is None for weight in weights)
-        updated = update_weights(runs[0].layers, optimisers[0], {weights[1]: (-bound, bound)})
-        assert updated == set(weights)
+        assert steps.finish() == set(weights)
+        assert steps.finish() == set()
         optimisers[0].step()
         optimisers[1].step()
         with torch.no_grad():
             runs[1].layers[1].sums.weight.clamp_(-bound, bound)
-        assert all(layer.raw_gradient is None for layer in runs[0].layers)
     for (name, weight), other in zip(net.named_parameters(), twin.parameters(), strict=True):
         assert distance(weight, other) < 1e-6, name
         for key, value in optimisers[1].state[other].items():
@@ -75,38 +74,42 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
 
 
 def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
-    """The first layer is INT8, the three others are ternary; with two at most in a launch, the
-    weights have the same bits."""
+    """The first layer is INT8, the three others are ternary. With two at most in a launch, or one
+    as soon as its gradient is known, the weights have the same bits."""
     launch, weights, counts = adam._launch, [], []
     record = lambda layers: (counts.append(len(layers)), launch(layers))
     monkeypatch.setattr(adam, "_launch", record)
-    for most, expected in ((24, [1, 3]), (2, [1, 2, 1])):
+    together = update.TOGETHER
+    for most, few, expected in ((24, together, [3, 1]), (2, together, [2, 1, 1]), (24, 1, [1] * 4)):
         counts.clear()
         monkeypatch.setattr(adam, "LAYERS", most)
+        monkeypatch.setattr(update, "TOGETHER", few)
         net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
-        for layer in run.layers:
-            layer.keeps_gradient = True
+        steps = LatentSteps(run.layers)
+        before = [layer.sums.weight.detach().clone() for layer in run.layers]
+        steps.begin(optimiser, {})
         x, y = batch(side=4, images=2, channels=1)
         torch.nn.functional.cross_entropy(run(x), y).backward()
-        before = [layer.sums.weight.detach().clone() for layer in run.layers]
-        update_weights(run.layers, optimiser, {})
+        steps.finish()
         weights.append([layer.sums.weight.detach() for layer in run.layers])
         assert counts == expected
         for weight, old in zip(weights[-1], before, strict=True):
             assert 0.009 < float((weight - old).abs().max()) < 0.011  # Adam's first step: the rate
-    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*weights, strict=True))
 
 
 def test_a_weight_that_is_no_number_stays_so():
     net, _ = pair("ternary", "uniform", "mode", make=small)
     run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
     layer = run.layers[-1]
-    layer.keeps_gradient = True
+    steps = LatentSteps([layer])
+    steps.begin(optimiser, {layer.sums.weight: (-1.0, 1.0)})
     x, y = batch(side=4, images=2, channels=1)
     torch.nn.functional.cross_entropy(run(x), y).backward()
-    layer.raw_gradient[0][0, 0] = torch.nan
-    update_weights(run.layers, optimiser, {layer.sums.weight: (-1.0, 1.0)})
+    [(_, gradient, _)] = steps._waiting
+    gradient[0, 0] = torch.nan
+    steps.finish()
     assert int(layer.sums.weight.isnan().sum()) == 1
 
 
@@ -127,7 +130,7 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     net.add_module("other", nn.Conv2d(3, 16, 3))
     net.other.weight = net[0].weight
     state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
-    assert [layer.number for layer in state._fused_layers] == [1, 2, 3]
+    assert [layer.number for layer in state._latent_steps.layers] == [1, 2, 3]
 
 
 @pytest.mark.nightly
@@ -144,7 +147,7 @@ def test_training_steps_are_those_of_torchs_optimiser(monkeypatch):
         )  # fmt: skip
         net, _ = pair("ternary", "uniform", "mode", side=4)
         state = State(recipe, net, 4, torch.device("cpu"))
-        assert all(layer.keeps_gradient == kept for layer in state._fused_layers)
+        assert (state._latent_steps is not None) == kept
         state.rates = Rates(state.optimiser, state.device)  # as tensors, as on a GPU
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(256, (4, 3, 4, 4), dtype=torch.uint8, generator=draw)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,6 +212,25 @@ def test_networks_in_two_streams_train_as_alone() -> None:
                 go(each, step, 12)
             found = [weights(each) for each, _ in trained]
             assert all(torch.equal(each, found[3]) for each in found), kind
+
+
+def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
+    """In a second stream or not, with steps as early as possible or at the end: the same bits."""
+    from softstair.fused import update
+    from softstair.fused.stream import SecondStream
+
+    usual, beside = update.TOGETHER, SecondStream.beside
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        for kind in (Step, CapturedStep):
+            found = []
+            for two, together in ((True, 1), (True, 1 << 60), (False, 1 << 60)):
+                update.TOGETHER = together
+                SecondStream.beside = beside if two else lambda *given: nullcontext()
+                each = state("mode", static_std=True, augment="none")
+                go(each[0], kind(*each), 12)
+                found.append(weights(each[0]))
+            assert all(torch.equal(other, found[0]) for other in found), kind
+    update.TOGETHER, SecondStream.beside = usual, beside
 
 
 def test_products_of_float8_are_those_of_float64() -> None:

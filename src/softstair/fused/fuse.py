@@ -15,7 +15,8 @@ from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.integers import is_in_quanta, kernel_stair, learns
-from softstair.fused.layer import Context, FusedLayer
+from softstair.fused.layer import Context, FusedLayer, quantise_ahead
+from softstair.fused.stream import SecondStream
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.moments import zeros_for
@@ -42,6 +43,7 @@ class FusedNetwork:
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
         self.code, self.layers, self.evaluates = code, layers, evaluates
         self._channels = max(layer.norm.num_features for layer in layers)
+        self._stream = SecondStream()
 
     def multiplies_float8(self, images: int) -> bool:
         """Whether a product of the backward pass is in FP8, with batches of so many images."""
@@ -66,10 +68,18 @@ class FusedNetwork:
                 seeds = torch.empty(shape, dtype=torch.int64, device=x.device)  # not read
             # New ones for each pass, which may run in any stream or be captured.
             zeros = zeros_for(len(self.layers), self._channels, x.device)
-            context = Context(_prepare_stairs(self.layers), seeds, zeros, torch.is_grad_enabled())
+            stairs, trains = _prepare_stairs(self.layers), torch.is_grad_enabled()
+            context = Context(stairs, seeds, zeros, trains, self._stream)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            return self.code(context, x)
+            if trains:
+                later = [layer for layer in self.layers[1:] if not layer.reads_integers]
+                half = torch.is_autocast_enabled("cuda")
+                dtype = torch.get_autocast_dtype("cuda") if half else x.dtype
+                quantise_ahead(later, dtype, context)
+            y: Tensor = self.code(context, x)
+            self._stream.join()  # for layers that did not run
+            return y
 
 
 @torch.no_grad()

@@ -18,8 +18,10 @@ no infinite gradients of sums: those of γ and β, which are not rounded, show t
 """
 
 import math
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,7 @@ from softstair.fused.integers import (
     strategy_of,
     sum_int8,
 )
+from softstair.fused.stream import SecondStream
 from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
 from softstair.kernels.triton.first import (
     first_statistics,
@@ -44,7 +47,10 @@ from softstair.kernels.triton.moments import Normalisation, batch_statistics, ru
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
-__all__ = ["Context", "FusedLayer"]
+if TYPE_CHECKING:
+    from softstair.fused.update import LatentSteps
+
+__all__ = ["Context", "FusedLayer", "quantise_ahead"]
 
 
 @dataclass
@@ -59,6 +65,12 @@ class Context:
     """(layers, …): a row for the sums and counters of each layer's kernels."""
     needs_gradients: bool = True
     """Whether gradients are recorded."""
+    stream: SecondStream = field(default_factory=SecondStream)
+    """In which weights are quantised before their layer runs."""
+    weights: dict[tuple["FusedLayer", torch.dtype], tuple[Tensor, Integers | None]] = field(
+        default_factory=dict
+    )
+    """These weights, until their layer takes them."""
     integers: dict["FusedLayer", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
 
@@ -69,9 +81,8 @@ class FusedLayer(nn.Module):
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
     makes integers if it has ``readers``: layers that can use them, in order of execution. With
     ``float8`` the products of the backward pass are in FP8 where integers were multiplied; features
-    that are ``read_once``, by a reader, are then made as integers alone. A layer that
-    ``keeps_gradient`` has the gradient of its quantised weights with their stair in
-    ``raw_gradient``, for an optimiser.
+    that are ``read_once``, by a reader, are then made as integers alone. A layer with ``steps``
+    gives them the gradient of its quantised weights instead of returning that of the latent ones.
     """
 
     source: "FusedLayer | None"
@@ -92,8 +103,8 @@ class FusedLayer(nn.Module):
         self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
         self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
         self.__dict__.update(source=source, readers=[])  # not as submodules
-        self.read_once = self.keeps_gradient = False
-        self.raw_gradient: tuple[Tensor, PreparedStair] | None = None
+        self.read_once = False
+        self.steps: LatentSteps | None = None
         if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
             sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
         if source is not None and self._takes_integers:
@@ -185,12 +196,17 @@ class FusedLayer(nn.Module):
             sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
         )
 
+    @property
+    def reads_integers(self) -> bool:
+        """Whether this takes features as integers if its source makes them."""
+        return self.source is not None and self in self.source.readers
+
     def float8_format(self, images: int) -> torch.dtype | None:
         """Return the FP8 format of the features if the backward pass multiplies in FP8."""
         sums, source, stair = self.sums, self.source, self.weight_stair
         if not self.float8 or source is None or stair is None or self.stair.annealed:
             return None
-        if not isinstance(sums, nn.Conv2d) or self not in source.readers:
+        if not isinstance(sums, nn.Conv2d) or not self.reads_integers:
             return None
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
         fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
@@ -201,7 +217,7 @@ class FusedLayer(nn.Module):
     def source_integers(self, context: Context) -> Integers | None:
         """Take the source's features in quanta from the context; None if it did not make them."""
         source = self.source
-        if source is None or self not in source.readers:
+        if source is None or not self.reads_integers:
             return None
         taken = context.integers.get(source)
         if self is source.readers[-1]:
@@ -331,6 +347,7 @@ def _features(
     if keeps and context.needs_gradients:
         formats = (reader.float8_format(len(x)) for reader in layer.readers)
         float8 = next(filter(None, formats), None)
+        quantise_ahead(layer.readers, x.dtype, context, True, len(x) if float8 else None)
     y, integers, argmax, transposed = batchnorm.forward(
         x if sums is None else sums,
         stats,
@@ -359,18 +376,56 @@ def _weights(
 ) -> tuple[Tensor, Integers | None]:
     """Return the weights that multiply: in a dtype, and in quanta if the features are, and if that
     is possible."""
-    stair = layer.weight_stair
-    if stair is None:
+    if (layer, dtype) in context.weights:
+        context.stream.join()
+        return context.weights.pop((layer, dtype))
+    if layer.weight_stair is None:
         return weight.to(dtype), None
-    quantum = quantum_of(stair) if features is not None and makes_int8(stair) else None
+    in_float8 = features is not None and features.float8 is not None
+    return _quantised(layer, weight, dtype, features is not None, in_float8, context)
+
+
+def _quantised(
+    layer: FusedLayer,
+    weight: Tensor,
+    dtype: torch.dtype,
+    in_quanta: bool,
+    in_float8: bool,
+    context: Context,
+) -> tuple[Tensor, Integers | None]:
+    """Return quantised weights in a dtype and, if that is possible, ``in_quanta``."""
+    stair = layer.weight_stair
+    assert stair is not None
+    quantum = quantum_of(stair) if in_quanta and makes_int8(stair) else None
     seed, prepared = context.seeds[layer.number, :1], context.stairs[stair]
-    with_float8 = features is not None and features.float8 is not None
-    float8 = gradients.float8_for(stair.stair.integers) if with_float8 else None
+    float8 = gradients.float8_for(stair.stair.integers) if in_float8 else None
     given, stored = (weight, None, prepared, strategy_of(stair), seed, dtype), float8 is None
     values, integers, _, transposed = batchnorm.forward(
         *given, stored=stored, quantum=quantum, last_dtype=float8
     )
     return values, None if integers is None else Integers(integers, transposed)
+
+
+def quantise_ahead(
+    layers: Iterable[FusedLayer],
+    dtype: torch.dtype,
+    context: Context,
+    in_quanta: bool = False,
+    float8_images: int | None = None,
+) -> None:
+    """Quantise the weights of layers that run later, beside what is launched until then.
+
+    The arguments say what features these layers will take: their dtype, whether they are also
+    ``in_quanta``, and of how many images they are in FP8.
+    """
+    for layer in layers:
+        stair, weight = layer.weight_stair, layer.sums.weight.detach()
+        if stair is None or is_in_quanta(stair) or layer._modes != {True}:
+            continue
+        float8 = float8_images is not None and layer.float8_format(float8_images) is not None
+        with context.stream.beside(weight.device):
+            quantised = _quantised(layer, _rows(weight), dtype, in_quanta, float8, context)
+            context.weights[layer, dtype] = quantised
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -408,11 +463,11 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, values, sums, argmax, stats, squares, y, shortcut, *quanta = ctx.saved_tensors
-        needed = (ctx.needs_input_grad[0], ctx.needs_weight)
-        dy = _rows(dy)
-        dx: Tensor | None = None
-        d_shortcut: Tensor | None = None
-        dw: Tensor | None
+        layer, dy = ctx.layer, _rows(dy)
+        plain = ctx.needs_weight and ctx.weight_stair is not None and quanta[0] is None
+        steps = layer.steps if plain else None
+        gradient: batchnorm_backward.SumGradient | None = None
+        dw: Tensor | None = None
         if squares is not None:
             coefficients, dw = first_weight_gradient(
                 x, dy, values, stats, ctx.stair, argmax, squares
@@ -424,25 +479,47 @@ class _Layer(torch.autograd.Function):
             gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
             )
-            d_shortcut = gradient.shortcut
-            if gradient.factor is None:
-                dx, dw = products.gradients(ctx.layer.sums, gradient.dc, x, values, needed)
-            else:
-                units = (quantum_of(ctx.layer.source.stair), quantum_of(ctx.layer.weight_stair))
-                dx, dw = products.float8_gradients(
-                    ctx.layer.sums, gradient, x, values, needed, units, dy.dtype, ctx.zeros
-                )
-        if not ctx.needs_weight:
-            dw = None
-        # Of the quanta that multiply the levels; autograd adds those that divide γ, β and weights.
-        product, learned = products.quantum_gradient, quanta[0] if ctx.needs_input_grad[5] else None
-        d_quanta = [product(dw, values, learned), product(dy, y, quanta[1])]
-        if dw is not None and ctx.weight_stair is not None:
-            if ctx.layer.keeps_gradient and quanta[0] is None:
-                assert ctx.layer.raw_gradient is None  # one backward pass for each step
-                ctx.layer.raw_gradient, dw = (dw, ctx.weight_stair), None
-            else:
+        kept = (x, dw, ctx.zeros, ctx.weight_stair, *(gradient or ()))
+        with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
+            if gradient is not None:
+                dw = _products(ctx, gradient, x, values, (False, ctx.needs_weight), dy.dtype)[1]
+            dw = dw if ctx.needs_weight else None
+            # Of the quanta that multiply the levels; autograd adds those that divide γ, β, weights.
+            learned = quanta[0] if ctx.needs_input_grad[5] else None
+            d_weight_quantum = products.quantum_gradient(dw, values, learned)
+            if dw is not None and steps is not None:
+                steps.add(layer, dw, ctx.weight_stair)
+                dw = None
+            elif dw is not None and ctx.weight_stair is not None:
                 dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
-        if dx is not None:
-            dx = dx.to(ctx.dtype)
+        dx: Tensor | None = None
+        d_shortcut: Tensor | None = None
+        if gradient is not None:
+            del kept
+            d_shortcut, gradient = gradient.shortcut, gradient._replace(transposed=None)
+            needed = (ctx.needs_input_grad[0], False)
+            dx = _products(ctx, gradient, x, values, needed, dy.dtype)[0]
+            dx = None if dx is None else dx.to(ctx.dtype)
+        d_quanta = d_weight_quantum, products.quantum_gradient(dy, y, quanta[1])
         return dx, dw, coefficients[1], coefficients[0], d_shortcut, *d_quanta, None, None
+
+
+def _products(
+    ctx: Any,
+    gradient: batchnorm_backward.SumGradient,
+    x: Tensor,
+    values: Tensor,
+    needed: tuple[bool, bool],
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of features and weights from that of their sums, those needed."""
+    layer: FusedLayer = ctx.layer
+    if gradient.factor is None:
+        return products.gradients(layer.sums, gradient.dc, x, values, needed)
+    assert isinstance(layer.sums, nn.Conv2d)
+    assert layer.source is not None
+    assert layer.weight_stair is not None
+    units = (quantum_of(layer.source.stair), quantum_of(layer.weight_stair))
+    return products.float8_gradients(
+        layer.sums, gradient, x, values, needed, units, dtype, ctx.zeros
+    )

@@ -49,14 +49,12 @@ def float8_gradients(
     """
     dx = dw = None
     padding, (down, across) = int(layer.padding[0]), layer.kernel_size
-    transposed, gradient.transposed = gradient.transposed, None
-    assert transposed is not None
     assert gradient.factor is not None
     if needed[1]:
+        assert gradient.transposed is not None
         dw = weight_gradient(
-            transposed, features, gradient.factor, (down, across), padding, units[0], zeros
+            gradient.transposed, features, gradient.factor, (down, across), padding, units[0], zeros
         )
-    del transposed  # its memory is free for dx
     if needed[0]:
         dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, units[1])
     return dx, dw

@@ -1,4 +1,4 @@
-"""The optimiser's step for the latent weights of fused layers, in one pass."""
+"""The optimiser's steps for the latent weights of fused layers, beside the backward pass."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from softstair.fused.layer import FusedLayer
+from softstair.fused.stream import SecondStream
 from softstair.kernels.triton.adam import Weights, adam_steps
+from softstair.kernels.triton.prepare import PreparedStair
 
-__all__ = ["supports_update", "update_weights"]
+__all__ = ["LatentSteps", "supports_update"]
+
+TOGETHER = 1 << 19
+"""Fewest weights for which a step is taken before the backward pass ends."""
 
 
 def supports_update(optimiser: torch.optim.Optimizer) -> bool:
-    """Whether :func:`update_weights` does what the optimiser does."""
+    """Whether :class:`LatentSteps` does what the optimiser does."""
     return isinstance(optimiser, torch.optim.Adam) and all(
         (group["decoupled_weight_decay"] or not group["weight_decay"])
         and not (group["amsgrad"] or group["maximize"])
@@ -23,47 +28,82 @@ def supports_update(optimiser: torch.optim.Optimizer) -> bool:
     )
 
 
-@torch.no_grad()
-def update_weights(
-    layers: Iterable[FusedLayer],
-    optimiser: torch.optim.Optimizer,
-    bounds: Mapping[Tensor, tuple[float, float]],
-) -> set[Tensor]:
-    """Take the optimiser's step for weights of layers with a ``raw_gradient``, and clip them.
+class LatentSteps:
+    """Takes the optimiser's step for the latent weights of layers, and clips them, in one pass.
 
-    The moments are those of the optimiser, which sees no gradient of these weights; its learning
-    rates must be tensors on the device. Return the weights that were updated.
+    The layers give gradients of their quantised weights to this instead of to autograd. Nothing in
+    the backward pass waits for these gradients: on a GPU they and the steps are computed in a
+    second stream, where one kernel uses the memory while another multiplies.
     """
-    waiting = [layer for layer in layers if layer.raw_gradient is not None]
-    groups = {w: group for group in optimiser.param_groups for w in group["params"]}
-    states = [_state(optimiser, layer.sums.weight) for layer in waiting]
-    if states:
+
+    def __init__(self, layers: Iterable[FusedLayer]) -> None:
+        self.layers = list(layers)
+        for layer in self.layers:
+            layer.steps = self
+        self.stream = SecondStream()
+        self._optimiser: torch.optim.Optimizer | None = None
+        self._bounds: Mapping[Tensor, tuple[float, float]] = {}
+        self._waiting: list[tuple[FusedLayer, Tensor, PreparedStair]] = []
+        self._updated: set[Tensor] = set()
+
+    def begin(
+        self, optimiser: torch.optim.Optimizer, bounds: Mapping[Tensor, tuple[float, float]]
+    ) -> None:
+        """Begin a step: the next backward pass changes the weights.
+
+        The moments are those of the optimiser, which sees no gradient of these weights; its
+        learning rates must be tensors on the device.
+        """
+        self._optimiser, self._bounds = optimiser, bounds
+        self._waiting, self._updated = [], set()
+
+    def add(self, layer: FusedLayer, gradient: Tensor, stair: PreparedStair) -> None:
+        """Take a layer's gradient of its weights, quantised by this stair; once in each step."""
+        assert layer.sums.weight not in self._updated
+        self._updated.add(layer.sums.weight)
+        self._waiting.append((layer, gradient, stair))
+        if sum(gradient.numel() for _, gradient, _ in self._waiting) >= TOGETHER:
+            self._take()
+
+    def finish(self) -> set[Tensor]:
+        """Return the weights that were changed, once the backward pass has ended."""
+        if self._waiting:
+            with self.stream.beside(self._waiting[0][1].device):
+                self._take()
+        self.stream.join()
+        updated, self._updated = self._updated, set()
+        return updated
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        optimiser = self._optimiser
+        assert optimiser is not None
+        waiting, self._waiting = self._waiting, []
+        groups = {w: group for group in optimiser.param_groups for w in group["params"]}
+        states = [_state(optimiser, layer.sums.weight) for layer, _, _ in waiting]
         torch._foreach_add_([state["step"] for state in states], 1)
-    given: list[Weights] = []
-    for layer, state in zip(waiting, states, strict=True):
-        assert layer.raw_gradient is not None
-        (gradient, stair), layer.raw_gradient = layer.raw_gradient, None
-        weight = layer.sums.weight
-        group = groups[weight]
-        given.append(
-            Weights(
-                gradient,
-                weight,
-                state["exp_avg"],
-                state["exp_avg_sq"],
-                group["lr"],
-                state["step"],
-                stair,
-                group["weight_decay"],
-                bounds.get(weight, (-math.inf, math.inf)),
-                group["betas"],
-                group["eps"],
+        given: list[Weights] = []
+        for (layer, gradient, stair), state in zip(waiting, states, strict=True):
+            weight = layer.sums.weight
+            group = groups[weight]
+            given.append(
+                Weights(
+                    gradient,
+                    weight,
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    group["lr"],
+                    state["step"],
+                    stair,
+                    group["weight_decay"],
+                    self._bounds.get(weight, (-math.inf, math.inf)),
+                    group["betas"],
+                    group["eps"],
+                )
             )
-        )
-    adam_steps(given)
-    for layer in waiting:
-        torch.autograd.graph.increment_version(layer.sums.weight)
-    return {layer.sums.weight for layer in waiting}
+        adam_steps(given)
+        for layer, _, _ in waiting:
+            torch.autograd.graph.increment_version(layer.sums.weight)
 
 
 def _state(optimiser: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class State:
             recipe, self.network, self.annealer, device, self.steps, own, team.size
         )
         self.forward = team.forward(self.network, self.execution.forward)
-        self._fused_layers = self._layers_updated_in_one_pass()
+        self._latent_steps = self._make_latent_steps()
         self._zeros: dict[Tensor, Tensor] = {}
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.epoch, self.step = 0, 0
@@ -175,13 +175,9 @@ class State:
         if self.recipe.clip_gradient is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_gradient)
         bounds, updated = self.latent_bounds, set[Tensor]()
-        if self._fused_layers:
-            from softstair.fused.update import update_weights  # which needs Triton
-
-            weights = {name: self.network.get_parameter(f"{name}.weight") for name in bounds}
-            known: Any = {weights[name]: bound for name, bound in bounds.items()}
-            updated = update_weights(self._fused_layers, self.optimiser, known)
-            bounds = {name: bounds[name] for name in bounds if weights[name] not in updated}
+        if self._latent_steps is not None:
+            updated = self._latent_steps.finish()
+            bounds = {n: each for n, each in bounds.items() if self._weight(n) not in updated}
         self.fill_gradients(updated)
         self.optimiser.step()
         clip_latent(self.network, bounds)
@@ -189,25 +185,27 @@ class State:
     def clear_gradients(self) -> None:
         """Forget the gradients of the last step."""
         self.optimiser.zero_grad()
-        for layer in self._fused_layers:
-            layer.raw_gradient = None
+        if self._latent_steps is not None:
+            bounds: Any = {self._weight(name): each for name, each in self.latent_bounds.items()}
+            self._latent_steps.begin(self.optimiser, bounds)
 
-    def _layers_updated_in_one_pass(self) -> list[Any]:
-        """Return the fused layers whose latent weights are updated in one pass, if nothing else
-        reads their gradients."""
-        layers: list[Any] = []
+    def _weight(self, name: str) -> Tensor:
+        return self.network.get_parameter(f"{name}.weight")
+
+    def _make_latent_steps(self) -> Any:
+        """Return what updates latent weights of fused layers during the backward pass, or None; for
+        those whose gradients nothing else reads."""
         alone = self.team.size == 1 and self.recipe.clip_gradient is None
-        if self.execution.fused and alone:
-            from softstair.fused.update import supports_update
+        if not (self.execution.fused and alone):
+            return None
+        from softstair.fused.update import LatentSteps, supports_update  # which need Triton
 
-            parameters = self.network.named_parameters(remove_duplicate=False)
-            names = Counter(weight for _, weight in parameters)
-            if supports_update(self.optimiser):
-                fused_layers: list[Any] = getattr(self.execution.forward, "layers", [])
-                layers = [layer for layer in fused_layers if names[layer.sums.weight] == 1]
-        for layer in layers:
-            layer.keeps_gradient = True
-        return layers
+        if not supports_update(self.optimiser):
+            return None
+        parameters = self.network.named_parameters(remove_duplicate=False)
+        names = Counter(weight for _, weight in parameters)
+        layers: list[Any] = getattr(self.execution.forward, "layers", [])
+        return LatentSteps(layer for layer in layers if names[layer.sums.weight] == 1)
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.

@@ -8,7 +8,7 @@ elements that were pooled, only the largest has a dz. A shortcut that was added 
 pooling, has the gradient dz.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -225,8 +225,7 @@ def reduce_dz(
     return coefficients
 
 
-@dataclass
-class SumGradient:
+class SumGradient(NamedTuple):
     """Gradients of the sums, of the shortcut and, in FP8, those of the sums with images last,
     (C, H, W, N), and the scalar by which both are to be multiplied."""
 
