@@ -61,6 +61,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
             torch.nn.functional.cross_entropy(run(x), y).backward()
         assert all(weight.grad is None for weight in weights)
         assert steps.finish() == set(weights)
+        steps.join()
         assert steps.finish() == set()
         optimisers[0].step()
         optimisers[1].step()

@@ -635,6 +635,7 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
         # Factors in registers are wrong on Hopper with Triton 3.6.
         assert "ttg.local_load" not in code["ttgir"]
         assert stack_bytes(code["cubin"], tmp_path) == 0
+        assert "serialized" not in remarks(code["ptx"], tmp_path)
     types |= dict.fromkeys(("first", "sizes"), ("i32",) * 21)
     types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
     types |= {"gradient_ptrs": ("*bf16",) * 21}
@@ -665,6 +666,15 @@ def compile_kernel(kernel, constants, types, default, capability=90, warps=4):
     assert "st.global" in built.asm["ptx"]
     assert built.metadata.shared <= SHARED_MEMORY[capability]
     return built.asm
+
+
+def remarks(ptx, folder):
+    """What ptxas says about the code of a kernel."""
+    file = folder / "kernel.ptx"
+    file.write_text(ptx)
+    tool = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(90).path
+    call = [tool, "-v", "--gpu-name", "sm_90a", file, "-o", f"{file}.o"]
+    return subprocess.run(call, capture_output=True, text=True, check=True).stderr
 
 
 def stack_bytes(cubin, folder):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -17,7 +18,7 @@ class SecondStream:
     """
 
     def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+        self._waiting: torch.cuda.Stream | None = None
         self._kept: list[object] = []
 
     @contextmanager
@@ -27,16 +28,26 @@ class SecondStream:
         if device.type != "cuda":
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        self._kept += (*kept, True)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        current = torch.cuda.current_stream()
+        self._waiting = _stream_beside(current.device_index, current.cuda_stream)
+        self._kept += kept
+        self._waiting.wait_stream(current)
+        with torch.cuda.stream(self._waiting):
             yield
 
     def join(self) -> None:
         """Let kernels that are launched from now on wait for those of the second stream."""
-        if self._kept:
-            assert self._stream is not None
-            torch.cuda.current_stream().wait_stream(self._stream)
-            self._kept.clear()
+        if self._waiting is not None:
+            torch.cuda.current_stream().wait_stream(self._waiting)
+        self._waiting = None
+        self._kept.clear()
+
+
+@cache
+def _stream_beside(device: int, stream: int) -> torch.cuda.Stream:
+    """Return the second stream for a stream of a device; torch's libraries keep memory for each.
+
+    Two streams do not share one: what is freed after its last use in one of them could be allocated
+    again after kernels of the other alone.
+    """
+    return torch.cuda.Stream(device)

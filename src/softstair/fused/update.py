@@ -66,13 +66,17 @@ class LatentSteps:
             self._take()
 
     def finish(self) -> set[Tensor]:
-        """Return the weights that were changed, once the backward pass has ended."""
+        """Return the weights that are changed, once the backward pass has ended. Other kernels may
+        read them after :meth:`join`."""
         if self._waiting:
             with self.stream.beside(self._waiting[0][1].device):
                 self._take()
-        self.stream.join()
         updated, self._updated = self._updated, set()
         return updated
+
+    def join(self) -> None:
+        """Let kernels that are launched from now on wait until all weights are changed."""
+        self.stream.join()
 
     @torch.no_grad()
     def _take(self) -> None:

@@ -181,6 +181,8 @@ class State:
         self.fill_gradients(updated)
         self.optimiser.step()
         clip_latent(self.network, bounds)
+        if self._latent_steps is not None:
+            self._latent_steps.join()
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last step."""

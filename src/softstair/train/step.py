@@ -9,6 +9,7 @@ network after each epoch.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -65,10 +66,10 @@ def train_on(state: State, examples: Examples, indices: Tensor) -> None:
         with torch.no_grad():
             # Over the processes: means of the statistics and the loss, the sum of `correct`.
             state.team.average([*state.running_statistics(), loss], correct)
-    state.update()
     with torch.no_grad():
         state.loss += loss
         state.correct += correct
+    state.update()
 
 
 def own_loss(name: str, classes: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -161,8 +162,7 @@ class CapturedStep(Step):
         self._graph = None
         self.state.clear_gradients()
         with preserve(self.state, self._places):
-            # torch requires a side stream for steps before a capture.
-            stream = torch.cuda.Stream()
+            stream = _capture_stream(torch.cuda.current_device())
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP_STEPS):
@@ -222,11 +222,21 @@ class Replay:
         return *_captured("the evaluation", lambda: compute(*buffers), pool), buffers
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of all captures on a device, and of the steps before them.
+
+    torch's libraries keep memory for each stream. Kernels of this one start before those that wait
+    in a stream beside it, as :class:`~softstair.fused.stream.SecondStream` does.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
 def _captured(name: str, compute: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
     """Return a CUDA graph of what a function computes, and the result, which a replay fills."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             return graph, compute()
     except RuntimeError as error:
         if "captur" not in str(error):  # CUDA's errors name a "capture" or "capturing"

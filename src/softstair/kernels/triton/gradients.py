@@ -123,7 +123,10 @@ def _weight_gradient(
     down, right = tap // ACROSS - PADDING, tap % ACROSS - PADDING
     total_0 = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
     total_1, total_2 = total_0, total_0
-    for k in range(part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)):
+    start, stop = part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)
+    # If the loop might not run, ptxas would let each product wait for the one before it.
+    tl.assume(start < stop)
+    for k in range(start, stop):
         pixel, image = k // chunks, k % chunks * DEPTH
         y, x = pixel // WIDTH, pixel % WIDTH + right
         # Columns past the last image are of the next pixel; the features are 0 there.
@@ -235,7 +238,7 @@ def weight_gradient(
     depth, together = _power(images, 32, DEPTH), 3 if across == 3 else 1
     tiles = triton.cdiv(outputs, block_out) * triton.cdiv(inputs, block_in)
     tiles *= down * across // together
-    parts = part_count(tiles, height * width)
+    parts = part_count(tiles, height * width * triton.cdiv(images, depth))
     finish = 1 < parts <= FEW_PARTS
     sums = torch.empty((parts, outputs, down, across, inputs), device=dc.device)
     dw = torch.empty_like(sums[0]) if finish else sums[0]
@@ -248,9 +251,10 @@ def weight_gradient(
     return sums.sum(0) if parts > FEW_PARTS else dw
 
 
-def part_count(tiles: int, pixels: int) -> int:
-    """Return into how many parts each sum of the gradient of the weights is split."""
-    return max(1, min(PROGRAMS // tiles, pixels))
+def part_count(tiles: int, steps: int) -> int:
+    """Return into how many parts the steps of each tile are split; none of them is empty."""
+    most = max(1, min(PROGRAMS // tiles, steps))
+    return triton.cdiv(steps, triton.cdiv(steps, most))
 
 
 def _power(count: int, low: int, high: int) -> int:
