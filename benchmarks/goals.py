@@ -14,7 +14,8 @@ from typing import Any
 
 from sentence import tell
 
-FORWARDS = ("expectation", "mode", "random", "hard")
+RATIOS = {"expectation": 1.25, "mode": 1.6, "random": 1.5, "hard": 1.6}
+"""Least images/s of a step with each forward mode, as multiples of the float twin's."""
 
 
 def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
@@ -24,15 +25,18 @@ def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     steps = {row["name"]: row for row in rows}
     if not rows or "compiled" not in rows[0]["treatment"]:
         steps = {}  # a twin that was not compiled is not as fast as can be
-    for forward in FORWARDS:
+    for forward, ratio in RATIOS.items():
         row = steps.get(forward, {})
-        found.append((f"step, {forward}: images/s of the float twin's", 0.95, row.get("ratio")))
+        found.append((f"step, {forward}: images/s over the float twin's", ratio, row.get("ratio")))
         memory = row.get("memory_ratio")
         found.append(
-            (f"step, {forward}: the twin's peak memory over its", 1.0, memory and 1 / memory)
+            (f"step, {forward}: the twin's peak memory over its", 4 / 3, memory and 1 / memory)
         )
-    partition = figures.get("partition") or {}
-    found.append(("partition over static, 500 epochs", 1.5, partition.get("speed_up")))
+    images, twin = (figures.get("partition") or {}).get("images_per_second"), None
+    if steps:
+        twin = rows[0]["images_per_second"]
+    ratio = images / twin if images and twin else None
+    found.append(("partition, 500 epochs: images/s over the float twin's", 2.3, ratio))
     operators = figures.get("operator") or []
     kinds = sorted({(row["dtype"], row["stair"]) for row in operators}) or [("any", "any")]
     for way, (dtype, stair) in product(("forward", "backward"), kinds):

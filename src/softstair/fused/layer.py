@@ -479,10 +479,14 @@ class _Layer(torch.autograd.Function):
             gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
             )
+        needed = (False, ctx.needs_weight)
+        if gradient is not None and isinstance(layer.sums, nn.Linear):
+            # torch's matrix products would keep memory for the second stream.
+            dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
         kept = (x, dw, ctx.zeros, ctx.weight_stair, *(gradient or ()))
         with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
-            if gradient is not None:
-                dw = _products(ctx, gradient, x, values, (False, ctx.needs_weight), dy.dtype)[1]
+            if gradient is not None and isinstance(layer.sums, nn.Conv2d):
+                dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
             dw = dw if ctx.needs_weight else None
             # Of the quanta that multiply the levels; autograd adds those that divide γ, β, weights.
             learned = quanta[0] if ctx.needs_input_grad[5] else None
@@ -514,6 +518,8 @@ def _products(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of features and weights from that of their sums, those needed."""
     layer: FusedLayer = ctx.layer
+    if not any(needed):
+        return None, None
     if gradient.factor is None:
         return products.gradients(layer.sums, gradient.dc, x, values, needed)
     assert isinstance(layer.sums, nn.Conv2d)

@@ -9,7 +9,6 @@ network after each epoch.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -130,6 +129,8 @@ class CapturedStep(Step):
         self._places = torch.arange(state.recipe.batch, device=device)  # of the next batch
         self._copied_order: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        # Its kernels start before those that wait in a second stream.
+        self._stream = torch.cuda.Stream(device, priority=-1)
         self._truncated_layers: tuple[int, ...] = ()
         self.captures = 0
 
@@ -162,15 +163,14 @@ class CapturedStep(Step):
         self._graph = None
         self.state.clear_gradients()
         with preserve(self.state, self._places):
-            stream = _capture_stream(torch.cuda.current_device())
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UP_STEPS):
                     self._train_on_next_batch()
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.current_stream().wait_stream(self._stream)
         # Without gradients, the captured backward pass allocates them in the graph's own memory.
         self.state.clear_gradients()
-        self._graph, _ = _captured("a training step", self._train_on_next_batch)
+        self._graph, _ = _captured("a training step", self._train_on_next_batch, self._stream)
         self.captures += 1
 
 
@@ -188,6 +188,7 @@ class Replay:
         self._constants: tuple[Any, ...] = ()
         self._is_repeated = False
         self._graphs: dict[Any, Any] = {}  # each with its result and inputs; None if it waits
+        self._stream: torch.cuda.Stream | None = None
 
     def begin(self) -> None:
         """Begin to measure; forget graphs of a network with other tensors or other stairs."""
@@ -217,24 +218,23 @@ class Replay:
 
     def _capture(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any:
         buffers = [x.clone() for x in inputs]
-        # Graphs that run one after another share memory.
+        # Graphs that run one after another share memory, and the stream.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
         pool = next((other[0].pool() for other in self._graphs.values() if other), None)
-        return *_captured("the evaluation", lambda: compute(*buffers), pool), buffers
+        recorded = _captured("the evaluation", lambda: compute(*buffers), self._stream, pool)
+        return *recorded, buffers
 
 
-@cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream of all captures on a device, and of the steps before them.
+def _captured(
+    name: str, compute: Callable[[], Any], stream: torch.cuda.Stream, pool: Any = None
+) -> tuple[Any, Any]:
+    """Return a CUDA graph of what a function computes, and the result, which a replay fills.
 
-    torch's libraries keep memory for each stream. Kernels of this one start before those that wait
-    in a stream beside it, as :class:`~softstair.fused.stream.SecondStream` does.
+    Graphs that may run at the same time need different streams: torch's matrix products keep memory
+    for each stream, not for each graph.
     """
-    return torch.cuda.Stream(device, priority=-1)
-
-
-def _captured(name: str, compute: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
-    """Return a CUDA graph of what a function computes, and the result, which a replay fills."""
-    graph, stream = torch.cuda.CUDAGraph(), _capture_stream(torch.cuda.current_device())
+    graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             return graph, compute()
