@@ -15,7 +15,8 @@ from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.integers import is_in_quanta, kernel_stair, learns
-from softstair.fused.layer import Context, FusedLayer, quantise_ahead
+from softstair.fused.layer import FusedLayer
+from softstair.fused.passes import Context, quantise_ahead
 from softstair.fused.stream import SecondStream
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table

@@ -10,69 +10,32 @@ Features with a learned quantum ε are ε·S(z/ε), with the stair S in quanta: 
 q are learned, or one per channel, are divided by them, so that the sums count in q. Of these sums
 the normalisation has mean m and variance v: it divides by √(v + eps/q²), and its running statistics
 are those of q·m and q²·v.
-
-In evaluation the statistics are the running ones. What is normalised is rounded in another order
-than by torch, so a feature can differ where that decides on which side of a threshold it lies. A
-NaN does not pass a stair here: it comes from parameters alone, which the training checks. FP8 has
-no infinite gradients of sums: those of γ and β, which are not rounded, show them.
 """
 
 import math
-from collections.abc import Iterable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from softstair.fused import products
 from softstair.fused.integers import (
     Integers,
     is_in_quanta,
     learns,
     makes_int8,
-    quantum_of,
     strategy_of,
     sum_int8,
 )
-from softstair.fused.stream import SecondStream
-from softstair.kernels.triton import batchnorm, batchnorm_backward, convolution, gradients
-from softstair.kernels.triton.first import (
-    first_statistics,
-    first_weight_gradient,
-    supports_first,
-)
-from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
-from softstair.kernels.triton.prepare import PreparedStair
-from softstair.nn import StairActivation, StairModule, StairWeight
+from softstair.fused.passes import Context, LayerFunction, as_rows, by_output, evaluate, train
+from softstair.kernels.triton import convolution, gradients
+from softstair.kernels.triton.first import supports_first
+from softstair.kernels.triton.moments import Normalisation
+from softstair.nn import StairActivation, StairWeight
 
 if TYPE_CHECKING:
     from softstair.fused.update import LatentSteps
 
-__all__ = ["Context", "FusedLayer", "quantise_ahead"]
-
-
-@dataclass
-class Context:
-    """What the layers share in one forward pass."""
-
-    stairs: dict[StairModule, PreparedStair]
-    """Every stair, prepared for its present noise."""
-    seeds: Tensor
-    """(layers, 2): seeds for the draws of weights and of features."""
-    zeros: Tensor
-    """(layers, …): a row for the sums and counters of each layer's kernels."""
-    needs_gradients: bool = True
-    """Whether gradients are recorded."""
-    stream: SecondStream = field(default_factory=SecondStream)
-    """In which weights are quantised before their layer runs."""
-    weights: dict[tuple["FusedLayer", torch.dtype], tuple[Tensor, Integers | None]] = field(
-        default_factory=dict
-    )
-    """These weights, until their layer takes them."""
-    integers: dict["FusedLayer", Integers] = field(default_factory=dict)
-    """The features of a layer in quanta, until the next layer takes them."""
+__all__ = ["FusedLayer"]
 
 
 class FusedLayer(nn.Module):
@@ -114,10 +77,10 @@ class FusedLayer(nn.Module):
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
         if shapes_fit and shortcut is not None:
             shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self.sides(x))
-            shortcut = _rows(shortcut) if shapes_fit else shortcut
-        if shapes_fit and self._can_evaluate(x) and self._modes == {False}:
-            y = _evaluate(self, x, shortcut, context)
-        elif not (shapes_fit and self._modes == {True}):
+            shortcut = as_rows(shortcut) if shapes_fit else shortcut
+        if shapes_fit and self._can_evaluate(x) and self.modes == {False}:
+            y = evaluate(self, x, shortcut, context)
+        elif not (shapes_fit and self.modes == {True}):
             y = self.norm(self.sums(x))
             y = self.stair(y if shortcut is None else y + shortcut)
             return y if self.pool is None else self.pool(y)
@@ -131,7 +94,7 @@ class FusedLayer(nn.Module):
                 weight_quantum = weight_stair.quantum
                 if learns(weight_stair):
                     weight_quantum = weight_stair.scaled_quantum(weight.numel())
-                weight = weight / _by_output(weight_quantum, weight)
+                weight = weight / by_output(weight_quantum, weight)
             if learns(self.stair):
                 area = math.prod(self.sides(x))
                 quantum = self.stair.scaled_quantum(self.norm.num_features * area)
@@ -140,13 +103,13 @@ class FusedLayer(nn.Module):
             given = (weight, gamma, beta, shortcut, weight_quantum)
             if self.stair.annealed:
                 with torch.no_grad():
-                    y = _train(self, x, *given, context).y
+                    y = train(self, x, *given, context).y
             else:
-                y = _Layer.apply(x, *given, quantum, self, context)
+                y = LayerFunction.apply(x, *given, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
 
     @property
-    def _modes(self) -> set[bool]:
+    def modes(self) -> set[bool]:
         """The values of ``training`` of the modules; two if some are in evaluation."""
         modules = (self.sums, self.norm, self.stair, self.weight_stair)
         return {module.training for module in modules if module is not None}
@@ -211,7 +174,7 @@ class FusedLayer(nn.Module):
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
         fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
         fits = fits and gradients.float8_for(stair.stair.integers) is not None
-        fits = fits and self._modes == {True}
+        fits = fits and self.modes == {True}
         return gradients.float8_for(source.stair.stair.integers) if fits else None
 
     def source_integers(self, context: Context) -> Integers | None:
@@ -236,296 +199,3 @@ class FusedLayer(nn.Module):
         stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
         stride = int(self.sums.stride[0])
         return sum_int8(stairs, features.int8, weights.int8, padding, stride, norm)
-
-
-class _Result(NamedTuple):
-    """The result of a forward pass, and what the backward pass needs.
-
-    ``x`` and ``values``, the factors of the sums, are in FP8 if the backward pass multiplies in it.
-    """
-
-    y: Tensor
-    x: Tensor
-    values: Tensor
-    sums: Tensor | None
-    argmax: Tensor | None
-    stats: Tensor
-    squares: Tensor | None
-    unit: float
-
-
-def _train(
-    layer: FusedLayer,
-    x: Tensor,
-    weight: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    shortcut: Tensor | None,
-    weight_quantum: Tensor | None,
-    context: Context,
-) -> _Result:
-    """Run the forward pass in training, in the precision of autocast."""
-    if len(x) * math.prod(sides := layer.sides(x)) < 2:
-        raise ValueError(
-            "batch normalisation needs more than one value per channel in training, but its input "
-            f"has shape {(len(x), layer.norm.num_features, *sides)}."
-        )
-    is_first = layer.has_short_sums and shortcut is None and not x.requires_grad
-    if torch.is_autocast_enabled("cuda"):
-        x = x.to(torch.get_autocast_dtype("cuda"))
-    integers, weight = layer.source_integers(context), _rows(weight)
-    x = x if integers is not None and integers.float8 is not None else _rows(x)
-    values, weight_integers = _weights(layer, weight, x.dtype, integers, context)
-    unit, squares = 1.0, None
-    quanta = None if weight_quantum is None else weight_quantum.expand(len(weight)).contiguous()
-    norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number], quanta)
-    with torch.autocast("cuda", enabled=False):
-        if integers is not None and weight_integers is not None:
-            sums, stats, unit = layer.int8_sums(integers, weight_integers, norm)
-        elif is_first:
-            sums, (stats, squares) = None, first_statistics(x, values, norm)
-        else:
-            sums = _rows(products.sums_of(layer.sums, x, values))
-            stats = batch_statistics(sums, norm)
-    y, argmax = _features(layer, sums, stats, shortcut, x, context, values)
-    if weight_integers is not None and weight_integers.float8 is not None:
-        assert integers is not None
-        assert integers.float8 is not None
-        x, values = integers.float8, weight_integers.float8
-    return _Result(y, x, values, sums, argmax, stats, squares, unit)
-
-
-def _evaluate(layer: FusedLayer, x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
-    """Run the forward pass in evaluation."""
-    sums, unit = _evaluated_sums(layer, x, context)
-    stats = running_statistics(layer.norm, unit)
-    return _features(layer, _rows(sums), stats, shortcut, x, context)[0]
-
-
-def _evaluated_sums(
-    layer: FusedLayer, x: Tensor, context: Context
-) -> tuple[Tensor, float | Tensor]:
-    """Return the sums in evaluation, and their unit or one unit per channel."""
-    integers, stair = layer.source_integers(context), layer.weight_stair
-    if integers is None or stair is None or not makes_int8(stair):
-        return layer.sums(x), 1.0
-    weight, quanta = _rows(layer.sums.weight), stair.present_quantum()
-    if stair.stair.axis is not None:  # as the network: weights are compared with rounded q·θ
-        if stair.log_ratio is None:
-            levels: Tensor | None = (stair(weight) / _by_output(quanta, weight)).round()
-        else:  # not by a kernel: its tables, one for each evaluation then, are never freed
-            levels = stair.integers(weight)
-        assert levels is not None
-        int8 = _rows(levels.to(torch.int8))
-        sums, _, unit = layer.int8_sums(integers, Integers(int8, None))
-        return sums, unit * quanta.double()
-    _, weight_integers = _weights(layer, weight, weight.dtype, integers, context)
-    assert weight_integers is not None
-    sums, _, unit = layer.int8_sums(integers, weight_integers)
-    return sums, unit
-
-
-def _by_output(quanta: Tensor, weight: Tensor) -> Tensor:
-    """Return one quantum, or one per output, in a shape that broadcasts against the weights."""
-    return quanta if quanta.dim() == 0 else quanta.view(-1, *(1,) * (weight.dim() - 1))
-
-
-def _features(
-    layer: FusedLayer,
-    sums: Tensor | None,
-    stats: Tensor,
-    shortcut: Tensor | None,
-    x: Tensor,
-    context: Context,
-    weight: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return features and the argmax of pooling; integers go into the context. Without sums, they
-    are computed from x and the weight."""
-    stair, pool, float8 = layer.stair, layer.pools_here(x), None
-    # Pooled by torch afterwards, they would not be those that the next layer takes.
-    keeps = bool(layer.readers) and makes_int8(stair) and (pool or layer.pool is None)
-    if keeps and context.needs_gradients:
-        formats = (reader.float8_format(len(x)) for reader in layer.readers)
-        float8 = next(filter(None, formats), None)
-        quantise_ahead(layer.readers, x.dtype, context, True, len(x) if float8 else None)
-    y, integers, argmax, transposed = batchnorm.forward(
-        x if sums is None else sums,
-        stats,
-        context.stairs[stair],
-        strategy_of(stair),
-        context.seeds[layer.number, 1:],
-        x.dtype,
-        stored=float8 is None or not layer.read_once,
-        pool=pool,
-        quantum=quantum_of(stair) if keeps else None,
-        shortcut=shortcut,
-        last_dtype=float8,
-        weight=weight if sums is None else None,
-    )
-    if integers is not None:
-        context.integers[layer] = Integers(integers, transposed)
-    return y, argmax
-
-
-def _weights(
-    layer: FusedLayer,
-    weight: Tensor,
-    dtype: torch.dtype,
-    features: Integers | None,
-    context: Context,
-) -> tuple[Tensor, Integers | None]:
-    """Return the weights that multiply: in a dtype, and in quanta if the features are, and if that
-    is possible."""
-    if (layer, dtype) in context.weights:
-        context.stream.join()
-        return context.weights.pop((layer, dtype))
-    if layer.weight_stair is None:
-        return weight.to(dtype), None
-    in_float8 = features is not None and features.float8 is not None
-    return _quantised(layer, weight, dtype, features is not None, in_float8, context)
-
-
-def _quantised(
-    layer: FusedLayer,
-    weight: Tensor,
-    dtype: torch.dtype,
-    in_quanta: bool,
-    in_float8: bool,
-    context: Context,
-) -> tuple[Tensor, Integers | None]:
-    """Return quantised weights in a dtype and, if that is possible, ``in_quanta``."""
-    stair = layer.weight_stair
-    assert stair is not None
-    quantum = quantum_of(stair) if in_quanta and makes_int8(stair) else None
-    seed, prepared = context.seeds[layer.number, :1], context.stairs[stair]
-    float8 = gradients.float8_for(stair.stair.integers) if in_float8 else None
-    given, stored = (weight, None, prepared, strategy_of(stair), seed, dtype), float8 is None
-    values, integers, _, transposed = batchnorm.forward(
-        *given, stored=stored, quantum=quantum, last_dtype=float8
-    )
-    return values, None if integers is None else Integers(integers, transposed)
-
-
-def quantise_ahead(
-    layers: Iterable[FusedLayer],
-    dtype: torch.dtype,
-    context: Context,
-    in_quanta: bool = False,
-    float8_images: int | None = None,
-) -> None:
-    """Quantise the weights of layers that run later, beside what is launched until then.
-
-    The arguments say what features these layers will take: their dtype, whether they are also
-    ``in_quanta``, and of how many images they are in FP8.
-    """
-    for layer in layers:
-        stair, weight = layer.weight_stair, layer.sums.weight.detach()
-        if stair is None or is_in_quanta(stair) or layer._modes != {True}:
-            continue
-        float8 = float8_images is not None and layer.float8_format(float8_images) is not None
-        with context.stream.beside(weight.device):
-            quantised = _quantised(layer, _rows(weight), dtype, in_quanta, float8, context)
-            context.weights[layer, dtype] = quantised
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Return the tensor as rows of channels in memory; copied only if it is not so already."""
-    return tensor.contiguous(memory_format=batchnorm.memory_format(tensor))
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        shortcut: Tensor | None,
-        weight_quantum: Tensor | None,
-        quantum: Tensor | None,
-        layer: FusedLayer,
-        context: Context,
-    ) -> Tensor:
-        result = _train(layer, x, weight, gamma, beta, shortcut, weight_quantum, context)
-        y = None if quantum is None else result.y
-        ctx.save_for_backward(weight, *result[1:-1], y, shortcut, weight_quantum, quantum)
-        stair = layer.weight_stair
-        ctx.needs_weight = ctx.needs_input_grad[1] and not (stair is not None and stair.annealed)
-        ctx.layer, ctx.unit, ctx.dtype = layer, result.unit, x.dtype
-        ctx.zeros = context.zeros[layer.number]
-        ctx.float8 = result.x.dtype in gradients.FORMATS
-        # As prepared for this pass: the noise may change before the backward pass.
-        ctx.stair = context.stairs[layer.stair]
-        ctx.weight_stair = None if stair is None else context.stairs[stair]
-        return result.y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x, values, sums, argmax, stats, squares, y, shortcut, *quanta = ctx.saved_tensors
-        layer, dy = ctx.layer, _rows(dy)
-        plain = ctx.needs_weight and ctx.weight_stair is not None and quanta[0] is None
-        steps = layer.steps if plain else None
-        gradient: batchnorm_backward.SumGradient | None = None
-        dw: Tensor | None = None
-        if squares is not None:
-            coefficients, dw = first_weight_gradient(
-                x, dy, values, stats, ctx.stair, argmax, squares
-            )
-        else:
-            coefficients = batchnorm_backward.reduce_dz(
-                dy, sums, stats, ctx.stair, argmax, ctx.unit, ctx.zeros, shortcut, ctx.float8
-            )
-            gradient = batchnorm_backward.backward(
-                dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
-            )
-        needed = (False, ctx.needs_weight)
-        if gradient is not None and isinstance(layer.sums, nn.Linear):
-            # torch's matrix products would keep memory for the second stream.
-            dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
-        kept = (x, dw, ctx.zeros, ctx.weight_stair, *(gradient or ()))
-        with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
-            if gradient is not None and isinstance(layer.sums, nn.Conv2d):
-                dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
-            dw = dw if ctx.needs_weight else None
-            # Of the quanta that multiply the levels; autograd adds those that divide γ, β, weights.
-            learned = quanta[0] if ctx.needs_input_grad[5] else None
-            d_weight_quantum = products.quantum_gradient(dw, values, learned)
-            if dw is not None and steps is not None:
-                steps.add(layer, dw, ctx.weight_stair)
-                dw = None
-            elif dw is not None and ctx.weight_stair is not None:
-                dw = batchnorm_backward.stair_backward(dw, _rows(weight), ctx.weight_stair)
-        dx: Tensor | None = None
-        d_shortcut: Tensor | None = None
-        if gradient is not None:
-            del kept
-            d_shortcut, gradient = gradient.shortcut, gradient._replace(transposed=None)
-            needed = (ctx.needs_input_grad[0], False)
-            dx = _products(ctx, gradient, x, values, needed, dy.dtype)[0]
-            dx = None if dx is None else dx.to(ctx.dtype)
-        d_quanta = d_weight_quantum, products.quantum_gradient(dy, y, quanta[1])
-        return dx, dw, coefficients[1], coefficients[0], d_shortcut, *d_quanta, None, None
-
-
-def _products(
-    ctx: Any,
-    gradient: batchnorm_backward.SumGradient,
-    x: Tensor,
-    values: Tensor,
-    needed: tuple[bool, bool],
-    dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of features and weights from that of their sums, those needed."""
-    layer: FusedLayer = ctx.layer
-    if not any(needed):
-        return None, None
-    if gradient.factor is None:
-        return products.gradients(layer.sums, gradient.dc, x, values, needed)
-    assert isinstance(layer.sums, nn.Conv2d)
-    assert layer.source is not None
-    assert layer.weight_stair is not None
-    units = (quantum_of(layer.source.stair), quantum_of(layer.weight_stair))
-    return products.float8_gradients(
-        layer.sums, gradient, x, values, needed, units, dtype, ctx.zeros
-    )
