@@ -32,11 +32,9 @@ def goals(figures: dict[str, Any]) -> list[tuple[str, float, float | None]]:
         found.append(
             (f"step, {forward}: the twin's peak memory over its", 4 / 3, memory and 1 / memory)
         )
-    images, twin = (figures.get("partition") or {}).get("images_per_second"), None
-    if steps:
-        twin = rows[0]["images_per_second"]
-    ratio = images / twin if images and twin else None
-    found.append(("partition, 500 epochs: images/s over the float twin's", 2.3, ratio))
+    images = (figures.get("partition") or {}).get("images_per_second")
+    share = images / rows[0]["images_per_second"] if images and steps else None
+    found.append(("partition, 500 epochs: images/s over the float twin's", 2.3, share))
     operators = figures.get("operator") or []
     kinds = sorted({(row["dtype"], row["stair"]) for row in operators}) or [("any", "any")]
     for way, (dtype, stair) in product(("forward", "backward"), kinds):

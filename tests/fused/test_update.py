@@ -80,11 +80,11 @@ def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
     launch, weights, counts = adam._launch, [], []
     record = lambda layers: (counts.append(len(layers)), launch(layers))
     monkeypatch.setattr(adam, "_launch", record)
-    together = update.TOGETHER
+    together = update.LEAST_WEIGHTS
     for most, few, expected in ((24, together, [3, 1]), (2, together, [2, 1, 1]), (24, 1, [1] * 4)):
         counts.clear()
         monkeypatch.setattr(adam, "LAYERS", most)
-        monkeypatch.setattr(update, "TOGETHER", few)
+        monkeypatch.setattr(update, "LEAST_WEIGHTS", few)
         net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
         steps = LatentSteps(run.layers)
@@ -108,7 +108,7 @@ def test_a_weight_that_is_no_number_stays_so():
     steps.begin(optimiser, {layer.sums.weight: (-1.0, 1.0)})
     x, y = batch(side=4, images=2, channels=1)
     torch.nn.functional.cross_entropy(run(x), y).backward()
-    [(_, gradient, _)] = steps._waiting
+    [(_, gradient, _)] = steps._pending
     gradient[0, 0] = torch.nan
     steps.finish()
     assert int(layer.sums.weight.isnan().sum()) == 1
@@ -132,6 +132,36 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     net.other.weight = net[0].weight
     state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
     assert [layer.number for layer in state._latent_steps.layers] == [1, 2, 3]
+
+
+class Twice(nn.Module):
+    """A network that reads the weights of a layer by name too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.again, self.norm_2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.relu, self.relu_2, self.fc = nn.ReLU(), nn.ReLU(), nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.first(x)))
+        x = x + nn.functional.conv2d(x, self.again.weight, padding=1)
+        return self.fc(self.relu_2(self.norm_2(self.again(x))).mean((2, 3)))
+
+
+def test_a_weight_that_is_read_by_name_is_left_to_torch():
+    run = fused(pair("ternary", "uniform", "mode", side=4, make=Twice, channels=1)[0])
+    assert len(run.layers) == 2
+    assert [layer.number for layer in run.sole_readers()] == [0]
+
+
+def test_a_step_that_failed_does_not_stay_in_memory():
+    net, _ = pair("ternary", "uniform", "mode", make=small)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
+    steps = LatentSteps(fused(net).layers)
+    steps.stream._kept.append(torch.zeros(1))
+    steps.begin(optimiser, {})
+    assert not steps.stream._kept
 
 
 @pytest.mark.nightly

@@ -219,18 +219,20 @@ def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
     from softstair.fused import update
     from softstair.fused.stream import SecondStream
 
-    usual, beside = update.TOGETHER, SecondStream.beside
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        for kind in (Step, CapturedStep):
-            found = []
-            for two, together in ((True, 1), (True, 1 << 60), (False, 1 << 60)):
-                update.TOGETHER = together
-                SecondStream.beside = beside if two else lambda *given: nullcontext()
-                each = state("mode", static_std=True, augment="none")
-                go(each[0], kind(*each), 12)
-                found.append(weights(each[0]))
-            assert all(torch.equal(other, found[0]) for other in found), kind
-    update.TOGETHER, SecondStream.beside = usual, beside
+    usual, beside = update.LEAST_WEIGHTS, SecondStream.beside
+    try:
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+            for kind in (Step, CapturedStep):
+                found = []
+                for two, least in ((True, 1), (True, 1 << 60), (False, 1 << 60)):
+                    update.LEAST_WEIGHTS = least
+                    SecondStream.beside = beside if two else lambda *given: nullcontext()
+                    each = state("mode", static_std=True, augment="none")
+                    go(each[0], kind(*each), 12)
+                    found.append(weights(each[0]))
+                assert all(torch.equal(other, found[0]) for other in found), kind
+    finally:
+        update.LEAST_WEIGHTS, SecondStream.beside = usual, beside
 
 
 def test_products_of_float8_are_those_of_float64() -> None:
@@ -262,7 +264,7 @@ def test_products_of_float8_are_those_of_float64() -> None:
         # Hopper adds 32 products of FP8 at a time to a sum that it truncates to 13 bits:
         # each of these additions loses at most 2⁻¹³ of the sum.
         tiles = -(-outputs // 128) * -(-inputs // 128) * taps
-        pixels = -(-(side**2) // gradients.part_count(tiles, side**2))
+        pixels = -(-(side**2) // gradients.part_count(tiles, side**2))  # in one chunk of images
         additions = taps**2 * outputs / 32, pixels * 64 / 32
         dw, shape = dw.permute(0, 3, 1, 2), (inputs, outputs, side)
         for value, exact, count in zip((dx, dw), wanted, additions, strict=False):

@@ -635,6 +635,7 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
         # Factors in registers are wrong on Hopper with Triton 3.6.
         assert "ttg.local_load" not in code["ttgir"]
         assert stack_bytes(code["cubin"], tmp_path) == 0
+        # As ptxas 12.8 of Triton 3.6 did if the loop might not run; ptxas 13 does not.
         assert "serialized" not in remarks(code["ptx"], tmp_path)
     types |= dict.fromkeys(("first", "sizes"), ("i32",) * 21)
     types |= dict.fromkeys(("decays", "lows", "highs"), ("fp32",) * 21)
@@ -643,6 +644,20 @@ def test_products_adam_and_loss_compile_without_the_interpreter(features, tmp_pa
     types = {"y_ptr": "*i64", "correct_ptr": "*i64", "rows": "i32", "smoothing": "fp32"}
     types |= {"scores_ptr": "*bf16", "gradient_ptr": "*bf16"}
     compile_kernel(loss._cross_entropy, dict(CLASSES=10, ROWS=256, BLOCK=16), types, "*fp32")
+
+
+def test_no_part_of_a_weight_gradient_is_empty():
+    """The kernel relies on it. There is a counter for each tile that has several parts."""
+    gradients, moments = (
+        importlib.import_module(f"softstair.kernels.triton.{n}") for n in ("gradients", "moments")
+    )
+    for tiles in (*range(1, 70), 96, 131, 132, 133, 400):
+        for steps in range(1, 700):
+            parts = gradients.part_count(tiles, steps)
+            count = -(-steps // parts)
+            assert (parts - 1) * count < steps <= parts * count
+            assert parts == 1 or tiles * parts <= moments.PROGRAMS
+            assert parts == 1 or tiles <= moments.SHARED_TILES
 
 
 SHARED_MEMORY = {86: 99 * 1024, 90: 227 * 1024}

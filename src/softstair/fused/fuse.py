@@ -1,6 +1,7 @@
 """Find the groups of modules in a traced network that fused layers replace."""
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -17,7 +18,6 @@ from softstair.convert.rewrite import call_operators
 from softstair.fused.integers import is_in_quanta, kernel_stair, learns
 from softstair.fused.layer import FusedLayer
 from softstair.fused.passes import Context, quantise_ahead
-from softstair.fused.stream import SecondStream
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.moments import zeros_for
@@ -44,7 +44,6 @@ class FusedNetwork:
     def __init__(self, code: fx.GraphModule, layers: list[FusedLayer], evaluates: bool) -> None:
         self.code, self.layers, self.evaluates = code, layers, evaluates
         self._channels = max(layer.norm.num_features for layer in layers)
-        self._stream = SecondStream()
 
     def multiplies_float8(self, images: int) -> bool:
         """Whether a product of the backward pass is in FP8, with batches of so many images."""
@@ -55,6 +54,15 @@ class FusedNetwork:
         outputs."""
         shapes = [layer.sums.weight.shape[:2] for layer in self._float8_layers(images)]
         return bool(shapes) and min(map(min, shapes)) >= FLOAT8_CHANNELS
+
+    def sole_readers(self) -> list[FusedLayer]:
+        """Return the layers whose weights nothing else in the network reads."""
+        nodes = [node for node in self.code.graph.nodes if node.op == "get_attr"]
+        others = [operator.attrgetter(str(node.target))(self.code) for node in nodes]
+        names = self.code.named_parameters(remove_duplicate=False)
+        counts = Counter[Tensor](x for name, x in names if not name.startswith("fused_"))
+        counts.update(x for x in others if isinstance(x, Tensor))
+        return [layer for layer in self.layers if counts[layer.sums.weight] <= 1]
 
     def _float8_layers(self, images: int) -> list[FusedLayer]:
         return [layer for layer in self.layers if layer.float8_format(images) is not None]
@@ -70,7 +78,7 @@ class FusedNetwork:
             # New ones for each pass, which may run in any stream or be captured.
             zeros = zeros_for(len(self.layers), self._channels, x.device)
             stairs, trains = _prepare_stairs(self.layers), torch.is_grad_enabled()
-            context = Context(stairs, seeds, zeros, trains, self._stream)
+            context = Context(stairs, seeds, zeros, trains)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             if trains:
@@ -79,7 +87,7 @@ class FusedNetwork:
                 dtype = torch.get_autocast_dtype("cuda") if half else x.dtype
                 quantise_ahead(later, dtype, context)
             y: Tensor = self.code(context, x)
-            self._stream.join()  # for layers that did not run
+            context.stream.join()  # layers that fell back to torch did not take their weights
             return y
 
 

@@ -44,8 +44,8 @@ class FusedLayer(nn.Module):
     ``source`` is the layer whose features this one takes unchanged, if there is one. A source
     makes integers if it has ``readers``: layers that can use them, in order of execution. With
     ``float8`` the products of the backward pass are in FP8 where integers were multiplied; features
-    that are ``read_once``, by a reader, are then made as integers alone. A layer with ``steps``
-    gives them the gradient of its quantised weights instead of returning that of the latent ones.
+    that are ``read_once``, by a reader, are then made as integers alone. If ``steps`` is
+    set, the backward pass gives it the gradient of the quantised weights, and autograd gets none.
     """
 
     source: "FusedLayer | None"

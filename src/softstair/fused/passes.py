@@ -44,6 +44,16 @@ __all__ = [
 ]
 
 
+class WeightKind(NamedTuple):
+    """In which form a layer needs its quantised weights: in a dtype, and, if that is possible, in
+    quanta as int8 and in FP8."""
+
+    layer: "FusedLayer"
+    dtype: torch.dtype
+    in_quanta: bool
+    in_float8: bool
+
+
 @dataclass
 class Context:
     """What the layers share in one forward pass."""
@@ -57,11 +67,9 @@ class Context:
     needs_gradients: bool = True
     """Whether gradients are recorded."""
     stream: SecondStream = field(default_factory=SecondStream)
-    """In which weights are quantised before their layer runs."""
-    weights: dict[tuple["FusedLayer", torch.dtype], tuple[Tensor, Integers | None]] = field(
-        default_factory=dict
-    )
-    """These weights, until their layer takes them."""
+    """Second stream, for weights that are quantised ahead of their layer."""
+    weights: dict[WeightKind, tuple[Tensor, Integers | None]] = field(default_factory=dict)
+    """Weights that were quantised ahead, removed when their layer uses them."""
     integers: dict["FusedLayer", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
 
@@ -204,24 +212,21 @@ def _weights(
 ) -> tuple[Tensor, Integers | None]:
     """Return the weights that multiply: in a dtype, and in quanta if the features are, and if that
     is possible."""
-    if (layer, dtype) in context.weights:
-        context.stream.join()
-        return context.weights.pop((layer, dtype))
     if layer.weight_stair is None:
         return weight.to(dtype), None
     in_float8 = features is not None and features.float8 is not None
-    return _quantised(layer, weight, dtype, features is not None, in_float8, context)
+    kind = WeightKind(layer, dtype, features is not None, in_float8)
+    if kind in context.weights:
+        context.stream.join()
+        return context.weights.pop(kind)
+    return _quantised(kind, weight, context)
 
 
 def _quantised(
-    layer: "FusedLayer",
-    weight: Tensor,
-    dtype: torch.dtype,
-    in_quanta: bool,
-    in_float8: bool,
-    context: Context,
+    kind: WeightKind, weight: Tensor, context: Context
 ) -> tuple[Tensor, Integers | None]:
-    """Return quantised weights in a dtype and, if that is possible, ``in_quanta``."""
+    """Return a layer's quantised weights."""
+    layer, dtype, in_quanta, in_float8 = kind
     stair = layer.weight_stair
     assert stair is not None
     quantum = quantum_of(stair) if in_quanta and makes_int8(stair) else None
@@ -251,9 +256,9 @@ def quantise_ahead(
         if stair is None or is_in_quanta(stair) or layer.modes != {True}:
             continue
         float8 = float8_images is not None and layer.float8_format(float8_images) is not None
+        kind = WeightKind(layer, dtype, in_quanta, float8)
         with context.stream.beside(weight.device):
-            quantised = _quantised(layer, as_rows(weight), dtype, in_quanta, float8, context)
-            context.weights[layer, dtype] = quantised
+            context.weights[kind] = _quantised(kind, as_rows(weight), context)
 
 
 def as_rows(tensor: Tensor) -> Tensor:
@@ -292,8 +297,8 @@ class LayerFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, values, sums, argmax, stats, squares, y, shortcut, *quanta = ctx.saved_tensors
         layer, dy = ctx.layer, as_rows(dy)
-        plain = ctx.needs_weight and ctx.weight_stair is not None and quanta[0] is None
-        steps = layer.steps if plain else None
+        has_fixed_quantum = ctx.weight_stair is not None and quanta[0] is None
+        steps = layer.steps if ctx.needs_weight and has_fixed_quantum else None
         gradient: batchnorm_backward.SumGradient | None = None
         dw: Tensor | None = None
         if squares is not None:
@@ -307,19 +312,22 @@ class LayerFunction(torch.autograd.Function):
             gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
             )
-        needed = (False, ctx.needs_weight)
-        if gradient is not None and isinstance(layer.sums, nn.Linear):
-            # torch's matrix products would keep memory for the second stream.
-            dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
-        kept = (x, dw, ctx.zeros, ctx.weight_stair, *(gradient or ()))
+        if gradient is not None and ctx.needs_weight and isinstance(layer.sums, nn.Linear):
+            # In the current stream: cuBLAS would keep a workspace for the second one.
+            dw = _weight_gradient(ctx, gradient, x, values)
+        kept = [x, dw, ctx.zeros, ctx.weight_stair]
+        if gradient is not None:
+            read = gradient.dc if gradient.transposed is None else gradient.transposed
+            kept += [read, gradient.factor]
         with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
-            if gradient is not None and isinstance(layer.sums, nn.Conv2d):
-                dw = _products(ctx, gradient, x, values, needed, dy.dtype)[1]
+            if gradient is not None and ctx.needs_weight and dw is None:
+                dw = _weight_gradient(ctx, gradient, x, values)
             dw = dw if ctx.needs_weight else None
-            # Of the quanta that multiply the levels; autograd adds those that divide γ, β, weights.
+            # Of the quantum as a factor of the levels; autograd adds its part as a divisor of γ, β
+            # and weights.
             learned = quanta[0] if ctx.needs_input_grad[5] else None
             d_weight_quantum = products.quantum_gradient(dw, values, learned)
-            if dw is not None and steps is not None:
+            if steps is not None:
                 steps.add(layer, dw, ctx.weight_stair)
                 dw = None
             elif dw is not None and ctx.weight_stair is not None:
@@ -327,33 +335,39 @@ class LayerFunction(torch.autograd.Function):
         dx: Tensor | None = None
         d_shortcut: Tensor | None = None
         if gradient is not None:
-            del kept
-            d_shortcut, gradient = gradient.shortcut, gradient._replace(transposed=None)
-            needed = (ctx.needs_input_grad[0], False)
-            dx = _products(ctx, gradient, x, values, needed, dy.dtype)[0]
-            dx = None if dx is None else dx.to(ctx.dtype)
+            d_shortcut = gradient.shortcut
+            # Frees `transposed` before dx, if no second stream reads it.
+            gradient, read, kept = gradient._replace(transposed=None), gradient.dc, []
+            if ctx.needs_input_grad[0]:
+                dx = _feature_gradient(ctx, gradient, x, values, dy.dtype).to(ctx.dtype)
         d_quanta = d_weight_quantum, products.quantum_gradient(dy, y, quanta[1])
         return dx, dw, coefficients[1], coefficients[0], d_shortcut, *d_quanta, None, None
 
 
-def _products(
+def _weight_gradient(
+    ctx: Any, gradient: batchnorm_backward.SumGradient, x: Tensor, values: Tensor
+) -> Tensor:
+    """Return the gradient of the weights from that of their sums; in float32 if it is in FP8."""
+    sums: Any = ctx.layer.sums
+    if gradient.transposed is None:
+        return products.weight_gradient(sums, gradient.dc, x, values)
+    assert gradient.factor is not None
+    padding, unit = int(sums.padding[0]), quantum_of(ctx.layer.source.stair)
+    return gradients.weight_gradient(
+        gradient.transposed, x, gradient.factor, sums.kernel_size, padding, unit, ctx.zeros
+    )
+
+
+def _feature_gradient(
     ctx: Any,
     gradient: batchnorm_backward.SumGradient,
     x: Tensor,
     values: Tensor,
-    needed: tuple[bool, bool],
     dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of features and weights from that of their sums, those needed."""
-    layer: FusedLayer = ctx.layer
-    if not any(needed):
-        return None, None
+) -> Tensor:
+    """Return the gradient of the features from that of the sums, in a dtype if it is in FP8."""
+    sums: Any = ctx.layer.sums
     if gradient.factor is None:
-        return products.gradients(layer.sums, gradient.dc, x, values, needed)
-    assert isinstance(layer.sums, nn.Conv2d)
-    assert layer.source is not None
-    assert layer.weight_stair is not None
-    units = (quantum_of(layer.source.stair), quantum_of(layer.weight_stair))
-    return products.float8_gradients(
-        layer.sums, gradient, x, values, needed, units, dtype, ctx.zeros
-    )
+        return products.feature_gradient(sums, gradient.dc, x, values)
+    padding, unit = int(sums.padding[0]), quantum_of(ctx.layer.weight_stair)
+    return gradients.feature_gradient(gradient.dc, values, gradient.factor, padding, dtype, unit)

@@ -1,13 +1,10 @@
-"""Sums of products in float, and their gradients: by torch's libraries, or in FP8."""
+"""Sums of products in float, and their gradients, by torch's libraries."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.kernels.triton.batchnorm_backward import SumGradient
-from softstair.kernels.triton.gradients import feature_gradient, weight_gradient
-
-__all__ = ["float8_gradients", "gradients", "quantum_gradient", "sums_of"]
+__all__ = ["feature_gradient", "quantum_gradient", "sums_of", "weight_gradient"]
 
 
 def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
@@ -19,45 +16,32 @@ def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
     return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def gradients(
-    layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the features and of the weights that multiply them."""
+def feature_gradient(layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the features."""
     if isinstance(layer, nn.Linear):
-        return dc @ weight if needed[0] else None, dc.t() @ x if needed[1] else None
-    settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        dc, x, weight, None, *settings, [*needed, False]
-    )
+        return dc @ weight
+    return _convolution_backward(layer, dc, x, weight, 0)
+
+
+def weight_gradient(layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the weights that multiply the features."""
+    if isinstance(layer, nn.Linear):
+        return dc.t() @ x
+    dw = _convolution_backward(layer, dc, x, weight, 1)
     # In the layout of the weights; a library may prefer another one.
-    return dx, None if dw is None else dw.contiguous(memory_format=torch.channels_last)
+    return dw.contiguous(memory_format=torch.channels_last)
 
 
-def float8_gradients(
-    layer: nn.Conv2d,
-    gradient: SumGradient,
-    features: Tensor,
-    weights: Tensor,
-    needed: tuple[bool, bool],
-    units: tuple[float, float],
-    dtype: torch.dtype,
-    zeros: Tensor,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the features, in a dtype, and of the weights, in float32.
-
-    Features and weights count in these ``units``; the ``zeros`` are the layer's row of counters.
-    """
-    dx = dw = None
-    padding, (down, across) = int(layer.padding[0]), layer.kernel_size
-    assert gradient.factor is not None
-    if needed[1]:
-        assert gradient.transposed is not None
-        dw = weight_gradient(
-            gradient.transposed, features, gradient.factor, (down, across), padding, units[0], zeros
-        )
-    if needed[0]:
-        dx = feature_gradient(gradient.dc, weights, gradient.factor, padding, dtype, units[1])
-    return dx, dw
+def _convolution_backward(
+    layer: nn.Conv2d, dc: Tensor, x: Tensor, weight: Tensor, factor: int
+) -> Tensor:
+    """Return the gradient of the first or the second factor: features or weights."""
+    settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
+    needed = [factor == 0, factor == 1, False]
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        dc, x, weight, None, *settings, needed
+    )
+    return found[factor]
 
 
 def quantum_gradient(

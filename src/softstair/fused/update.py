@@ -14,8 +14,8 @@ from softstair.kernels.triton.prepare import PreparedStair
 
 __all__ = ["LatentSteps", "supports_update"]
 
-TOGETHER = 1 << 19
-"""Fewest weights for which a step is taken before the backward pass ends."""
+LEAST_WEIGHTS = 1 << 19
+"""A launch of Adam during the backward pass has at least this many weights."""
 
 
 def supports_update(optimiser: torch.optim.Optimizer) -> bool:
@@ -33,7 +33,8 @@ class LatentSteps:
 
     The layers give gradients of their quantised weights to this instead of to autograd. Nothing in
     the backward pass waits for these gradients: on a GPU they and the steps are computed in a
-    second stream, where one kernel uses the memory while another multiplies.
+    second stream, where one kernel uses the memory while another multiplies. If a backward pass
+    fails, some weights have been changed.
     """
 
     def __init__(self, layers: Iterable[FusedLayer]) -> None:
@@ -43,7 +44,7 @@ class LatentSteps:
         self.stream = SecondStream()
         self._optimiser: torch.optim.Optimizer | None = None
         self._bounds: Mapping[Tensor, tuple[float, float]] = {}
-        self._waiting: list[tuple[FusedLayer, Tensor, PreparedStair]] = []
+        self._pending: list[tuple[FusedLayer, Tensor, PreparedStair]] = []
         self._updated: set[Tensor] = set()
 
     def begin(
@@ -54,23 +55,29 @@ class LatentSteps:
         The moments are those of the optimiser, which sees no gradient of these weights; its
         learning rates must be tensors on the device.
         """
+        self.join()  # of a step that failed
         self._optimiser, self._bounds = optimiser, bounds
-        self._waiting, self._updated = [], set()
+        self._pending, self._updated = [], set()
 
     def add(self, layer: FusedLayer, gradient: Tensor, stair: PreparedStair) -> None:
-        """Take a layer's gradient of its weights, quantised by this stair; once in each step."""
+        """Take the gradient of a layer's quantised weights, and the stair that quantised them.
+
+        At most once per layer and step.
+        """
         assert layer.sums.weight not in self._updated
         self._updated.add(layer.sums.weight)
-        self._waiting.append((layer, gradient, stair))
-        if sum(gradient.numel() for _, gradient, _ in self._waiting) >= TOGETHER:
-            self._take()
+        self._pending.append((layer, gradient, stair))
+        if sum(gradient.numel() for _, gradient, _ in self._pending) >= LEAST_WEIGHTS:
+            self._launch_steps()
 
     def finish(self) -> set[Tensor]:
-        """Return the weights that are changed, once the backward pass has ended. Other kernels may
-        read them after :meth:`join`."""
-        if self._waiting:
-            with self.stream.beside(self._waiting[0][1].device):
-                self._take()
+        """Launch what remains after the backward pass; return all weights that this step changes.
+
+        Call :meth:`join` before other kernels read them.
+        """
+        if self._pending:
+            with self.stream.beside(self._pending[0][1].device):
+                self._launch_steps()
         updated, self._updated = self._updated, set()
         return updated
 
@@ -79,10 +86,10 @@ class LatentSteps:
         self.stream.join()
 
     @torch.no_grad()
-    def _take(self) -> None:
+    def _launch_steps(self) -> None:
         optimiser = self._optimiser
         assert optimiser is not None
-        waiting, self._waiting = self._waiting, []
+        waiting, self._pending = self._pending, []
         groups = {w: group for group in optimiser.param_groups for w in group["params"]}
         states = [_state(optimiser, layer.sums.weight) for layer, _, _ in waiting]
         torch._foreach_add_([state["step"] for state in states], 1)

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -195,19 +194,14 @@ class State:
         return self.network.get_parameter(f"{name}.weight")
 
     def _make_latent_steps(self) -> Any:
-        """Return what updates latent weights of fused layers during the backward pass, or None; for
-        those whose gradients nothing else reads."""
+        """Return the LatentSteps of the fused layers whose weights nothing else reads, or None."""
         alone = self.team.size == 1 and self.recipe.clip_gradient is None
         if not (self.execution.fused and alone):
             return None
         from softstair.fused.update import LatentSteps, supports_update  # which need Triton
 
-        if not supports_update(self.optimiser):
-            return None
-        parameters = self.network.named_parameters(remove_duplicate=False)
-        names = Counter(weight for _, weight in parameters)
-        layers: list[Any] = getattr(self.execution.forward, "layers", [])
-        return LatentSteps(layer for layer in layers if names[layer.sums.weight] == 1)
+        forward: Any = self.execution.forward
+        return LatentSteps(forward.sole_readers()) if supports_update(self.optimiser) else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.

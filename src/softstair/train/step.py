@@ -218,7 +218,7 @@ class Replay:
 
     def _capture(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any:
         buffers = [x.clone() for x in inputs]
-        # Graphs that run one after another share memory, and the stream.
+        # These graphs never run at the same time, so they share memory and a stream.
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         pool = next((other[0].pool() for other in self._graphs.values() if other), None)
@@ -231,8 +231,8 @@ def _captured(
 ) -> tuple[Any, Any]:
     """Return a CUDA graph of what a function computes, and the result, which a replay fills.
 
-    Graphs that may run at the same time need different streams: torch's matrix products keep memory
-    for each stream, not for each graph.
+    Graphs that may run at the same time need different streams: cuBLAS has one workspace for each
+    stream, which all graphs that are captured in it share.
     """
     graph = torch.cuda.CUDAGraph()
     try:

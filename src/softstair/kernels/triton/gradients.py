@@ -124,7 +124,7 @@ def _weight_gradient(
     total_0 = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
     total_1, total_2 = total_0, total_0
     start, stop = part * count, tl.minimum((part + 1) * count, HEIGHT * WIDTH * chunks)
-    # If the loop might not run, ptxas would let each product wait for the one before it.
+    # Without this, ptxas 12.8 serialises the products (C7515), since the loop might not run.
     tl.assume(start < stop)
     for k in range(start, stop):
         pixel, image = k // chunks, k % chunks * DEPTH
