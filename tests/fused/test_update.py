@@ -51,7 +51,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
     weights = [layer.sums.weight for layer in runs[0].layers]
-    steps = LatentSteps(runs[0].layers)
+    steps = runs[0].take_latent_steps()
     for rate in (1e-2, 3e-3):
         x, y = batch(4, 16 if float8 else 2, channels=1)
         steps.begin(optimisers[0], {weights[1]: (-bound, bound)})
@@ -87,7 +87,7 @@ def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
         monkeypatch.setattr(update, "LEAST_WEIGHTS", few)
         net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
-        steps = LatentSteps(run.layers)
+        steps = run.take_latent_steps()
         before = [layer.sums.weight.detach().clone() for layer in run.layers]
         steps.begin(optimiser, {})
         x, y = batch(side=4, images=2, channels=1)
@@ -104,7 +104,7 @@ def test_a_weight_that_is_no_number_stays_so():
     net, _ = pair("ternary", "uniform", "mode", make=small)
     run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
     layer = run.layers[-1]
-    steps = LatentSteps([layer])
+    steps = layer.steps = LatentSteps()
     steps.begin(optimiser, {layer.sums.weight: (-1.0, 1.0)})
     x, y = batch(side=4, images=2, channels=1)
     torch.nn.functional.cross_entropy(run(x), y).backward()
@@ -131,7 +131,7 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     net.add_module("other", nn.Conv2d(3, 16, 3))
     net.other.weight = net[0].weight
     state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
-    assert [layer.number for layer in state._latent_steps.layers] == [1, 2, 3]
+    assert [layer.number for layer in state.execution.forward.layers if layer.steps] == [1, 2, 3]
 
 
 class Twice(nn.Module):
@@ -152,13 +152,14 @@ class Twice(nn.Module):
 def test_a_weight_that_is_read_by_name_is_left_to_torch():
     run = fused(pair("ternary", "uniform", "mode", side=4, make=Twice, channels=1)[0])
     assert len(run.layers) == 2
-    assert [layer.number for layer in run.sole_readers()] == [0]
+    run.take_latent_steps()
+    assert [layer.number for layer in run.layers if layer.steps] == [0]
 
 
 def test_a_step_that_failed_does_not_stay_in_memory():
     net, _ = pair("ternary", "uniform", "mode", make=small)
     optimiser = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
-    steps = LatentSteps(fused(net).layers)
+    steps = LatentSteps()
     steps.stream._kept.append(torch.zeros(1))
     steps.begin(optimiser, {})
     assert not steps.stream._kept

@@ -143,7 +143,7 @@ class Captures(list[str]):
     waiting = False
 
     def capture(
-        self, name: str, compute: Callable[[], Tensor], pool: Graph | None = None
+        self, name: str, compute: Callable[[], Tensor], stream: object, pool: Graph | None = None
     ) -> tuple[Graph, Tensor]:
         assert (pool is None) == (not self or self[-1] == "end")  # later graphs share memory
         self.append(name)
@@ -155,6 +155,7 @@ class Captures(list[str]):
 def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
     found = Captures()
     monkeypatch.setattr(steps, "_captured", found.capture)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(steps, "_waits", lambda compute: found.waiting)
     monkeypatch.setattr(metrics, "CHUNK", 80)
     return found

@@ -17,7 +17,9 @@ from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.integers import is_in_quanta, kernel_stair, learns
 from softstair.fused.layer import FusedLayer
-from softstair.fused.passes import Context, quantise_ahead
+from softstair.fused.parts import Context
+from softstair.fused.passes import quantise_ahead
+from softstair.fused.update import LatentSteps
 from softstair.kernels.bound import FEW_LEVELS
 from softstair.kernels.triton import FAMILIES, is_native, table
 from softstair.kernels.triton.moments import zeros_for
@@ -55,14 +57,18 @@ class FusedNetwork:
         shapes = [layer.sums.weight.shape[:2] for layer in self._float8_layers(images)]
         return bool(shapes) and min(map(min, shapes)) >= FLOAT8_CHANNELS
 
-    def sole_readers(self) -> list[FusedLayer]:
-        """Return the layers whose weights nothing else in the network reads."""
+    def take_latent_steps(self) -> LatentSteps:
+        """Return what will update the latent weights that only one layer reads, during the backward
+        pass."""
         nodes = [node for node in self.code.graph.nodes if node.op == "get_attr"]
         others = [operator.attrgetter(str(node.target))(self.code) for node in nodes]
         names = self.code.named_parameters(remove_duplicate=False)
         counts = Counter[Tensor](x for name, x in names if not name.startswith("fused_"))
         counts.update(x for x in others if isinstance(x, Tensor))
-        return [layer for layer in self.layers if counts[layer.sums.weight] <= 1]
+        steps = LatentSteps()
+        for layer in self.layers:
+            layer.steps = steps if counts[layer.sums.weight] <= 1 else None
+        return steps
 
     def _float8_layers(self, images: int) -> list[FusedLayer]:
         return [layer for layer in self.layers if layer.float8_format(images) is not None]

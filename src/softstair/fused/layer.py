@@ -13,72 +13,26 @@ are those of q·m and q²·v.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from softstair.fused.integers import (
-    Integers,
-    is_in_quanta,
-    learns,
-    makes_int8,
-    strategy_of,
-    sum_int8,
-)
-from softstair.fused.passes import Context, LayerFunction, as_rows, by_output, evaluate, train
-from softstair.kernels.triton import convolution, gradients
-from softstair.kernels.triton.first import supports_first
-from softstair.kernels.triton.moments import Normalisation
-from softstair.nn import StairActivation, StairWeight
-
-if TYPE_CHECKING:
-    from softstair.fused.update import LatentSteps
+from softstair.fused.integers import is_in_quanta, learns
+from softstair.fused.parts import Context, LayerParts
+from softstair.fused.passes import LayerFunction, as_rows, by_output, evaluate, train
 
 __all__ = ["FusedLayer"]
 
 
-class FusedLayer(nn.Module):
-    """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute.
-
-    ``source`` is the layer whose features this one takes unchanged, if there is one. A source
-    makes integers if it has ``readers``: layers that can use them, in order of execution. With
-    ``float8`` the products of the backward pass are in FP8 where integers were multiplied; features
-    that are ``read_once``, by a reader, are then made as integers alone. If ``steps`` is
-    set, the backward pass gives it the gradient of the quantised weights, and autograd gets none.
-    """
-
-    source: "FusedLayer | None"
-    readers: "list[FusedLayer]"
-
-    def __init__(
-        self,
-        number: int,
-        sums: nn.Conv2d | nn.Linear,
-        norm: nn.BatchNorm1d | nn.BatchNorm2d,
-        stair: StairActivation,
-        pool: nn.Module | None,
-        source: "FusedLayer | None",
-        float8: bool = False,
-    ) -> None:
-        super().__init__()
-        self.number, self.float8 = number, float8
-        self.sums, self.norm, self.stair, self.pool = sums, norm, stair, pool
-        self.weight_stair: StairWeight | None = getattr(sums, "weight_stair", None)
-        self.__dict__.update(source=source, readers=[])  # not as submodules
-        self.read_once = False
-        self.steps: LatentSteps | None = None
-        if isinstance(sums, nn.Conv2d):  # the kernels read rows of channels
-            sums.weight.data = sums.weight.data.contiguous(memory_format=torch.channels_last)
-        if source is not None and self._takes_integers:
-            source.readers.append(self)
+class FusedLayer(LayerParts):
+    """What [convolution or linear layer, batch normalisation, stair, max-pooling] compute."""
 
     def forward(self, context: Context, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         shapes_fit = x.dim() == (4 if isinstance(self.sums, nn.Conv2d) else 2)
         if shapes_fit and shortcut is not None:
             shapes_fit = shortcut.shape == (len(x), self.norm.num_features, *self.sides(x))
             shortcut = as_rows(shortcut) if shapes_fit else shortcut
-        if shapes_fit and self._can_evaluate(x) and self.modes == {False}:
+        if shapes_fit and self.can_evaluate(x) and self.modes == {False}:
             y = evaluate(self, x, shortcut, context)
         elif not (shapes_fit and self.modes == {True}):
             y = self.norm(self.sums(x))
@@ -107,95 +61,3 @@ class FusedLayer(nn.Module):
             else:
                 y = LayerFunction.apply(x, *given, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
-
-    @property
-    def modes(self) -> set[bool]:
-        """The values of ``training`` of the modules; two if some are in evaluation."""
-        modules = (self.sums, self.norm, self.stair, self.weight_stair)
-        return {module.training for module in modules if module is not None}
-
-    def _can_evaluate(self, x: Tensor) -> bool:
-        """Whether x suits the kernels of evaluation: a convolution's input in float32, without
-        gradient. A linear layer has too few features to gain from them."""
-        plain = x.dim() == 4 and x.dtype == torch.float32 and not torch.is_grad_enabled()
-        return plain and not torch.is_autocast_enabled(x.device.type)
-
-    def pools_here(self, x: Tensor) -> bool:
-        """Whether pooling windows tile the image that x becomes, so that the kernels pool it."""
-        if self.pool is None or not isinstance(self.sums, nn.Conv2d):
-            return False
-        return all(side % 2 == 0 for side in self.sides(x))
-
-    def sides(self, x: Tensor) -> list[int]:
-        """Return height and width of the sums of a convolution; nothing of a linear layer."""
-        sums: Any = self.sums
-        if isinstance(sums, nn.Linear):
-            return []
-        settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
-        sides = zip(x.shape[2:], *(tuple(map(int, pair)) for pair in settings), strict=True)
-        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
-
-    @property
-    def has_short_sums(self) -> bool:
-        """Whether this is a convolution of few channels, such as an image has."""
-        sums = self.sums
-        return isinstance(sums, nn.Conv2d) and supports_first(
-            sums.weight, sums.stride, sums.padding, sums.dilation, sums.groups
-        )
-
-    @property
-    def draws(self) -> bool:
-        """Whether the forward pass draws random numbers."""
-        stairs = (self.stair, self.weight_stair)
-        return any(stair is not None and strategy_of(stair) == "random" for stair in stairs)
-
-    @property
-    def _takes_integers(self) -> bool:
-        """Whether there is an integer convolution that does what this layer does."""
-        sums = self.sums
-        if not isinstance(sums, nn.Conv2d) or self.weight_stair is None:
-            return False
-        return convolution.supports_int8(
-            sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
-        )
-
-    @property
-    def reads_integers(self) -> bool:
-        """Whether this takes features as integers if its source makes them."""
-        return self.source is not None and self in self.source.readers
-
-    def float8_format(self, images: int) -> torch.dtype | None:
-        """Return the FP8 format of the features if the backward pass multiplies in FP8."""
-        sums, source, stair = self.sums, self.source, self.weight_stair
-        if not self.float8 or source is None or stair is None or self.stair.annealed:
-            return None
-        if not isinstance(sums, nn.Conv2d) or not self.reads_integers:
-            return None
-        settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
-        fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
-        fits = fits and gradients.float8_for(stair.stair.integers) is not None
-        fits = fits and self.modes == {True}
-        return gradients.float8_for(source.stair.stair.integers) if fits else None
-
-    def source_integers(self, context: Context) -> Integers | None:
-        """Take the source's features in quanta from the context; None if it did not make them."""
-        source = self.source
-        if source is None or not self.reads_integers:
-            return None
-        taken = context.integers.get(source)
-        if self is source.readers[-1]:
-            context.integers.pop(source, None)
-        if taken is not None and self.float8_format(len(taken.int8)) is None:
-            taken = taken._replace(float8=None)  # for another reader
-        return taken
-
-    def int8_sums(
-        self, features: Integers, weights: Integers, norm: Normalisation | None = None
-    ) -> tuple[Tensor, Any, float]:
-        """Return the sums of integers of the source and of weights, their statistics and unit."""
-        assert isinstance(self.sums, nn.Conv2d)
-        assert self.source is not None
-        assert self.weight_stair is not None
-        stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
-        stride = int(self.sums.stride[0])
-        return sum_int8(stairs, features.int8, weights.int8, padding, stride, norm)

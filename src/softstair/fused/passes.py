@@ -9,8 +9,7 @@ no infinite gradients of sums: those of γ and β, which are not rounded, show t
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +22,10 @@ from softstair.fused.integers import (
     quantum_of,
     strategy_of,
 )
-from softstair.fused.stream import SecondStream
+from softstair.fused.parts import Context, LayerParts, WeightKind
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
 from softstair.kernels.triton.first import first_statistics, first_weight_gradient
 from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
-from softstair.kernels.triton.prepare import PreparedStair
-from softstair.nn import StairModule
-
-if TYPE_CHECKING:
-    from softstair.fused.layer import FusedLayer
 
 __all__ = [
     "Context",
@@ -42,36 +36,6 @@ __all__ = [
     "quantise_ahead",
     "train",
 ]
-
-
-class WeightKind(NamedTuple):
-    """In which form a layer needs its quantised weights: in a dtype, and, if that is possible, in
-    quanta as int8 and in FP8."""
-
-    layer: "FusedLayer"
-    dtype: torch.dtype
-    in_quanta: bool
-    in_float8: bool
-
-
-@dataclass
-class Context:
-    """What the layers share in one forward pass."""
-
-    stairs: dict[StairModule, PreparedStair]
-    """Every stair, prepared for its present noise."""
-    seeds: Tensor
-    """(layers, 2): seeds for the draws of weights and of features."""
-    zeros: Tensor
-    """(layers, …): a row for the sums and counters of each layer's kernels."""
-    needs_gradients: bool = True
-    """Whether gradients are recorded."""
-    stream: SecondStream = field(default_factory=SecondStream)
-    """Second stream, for weights that are quantised ahead of their layer."""
-    weights: dict[WeightKind, tuple[Tensor, Integers | None]] = field(default_factory=dict)
-    """Weights that were quantised ahead, removed when their layer uses them."""
-    integers: dict["FusedLayer", Integers] = field(default_factory=dict)
-    """The features of a layer in quanta, until the next layer takes them."""
 
 
 class _Result(NamedTuple):
@@ -91,7 +55,7 @@ class _Result(NamedTuple):
 
 
 def train(
-    layer: "FusedLayer",
+    layer: LayerParts,
     x: Tensor,
     weight: Tensor,
     gamma: Tensor,
@@ -131,7 +95,7 @@ def train(
     return _Result(y, x, values, sums, argmax, stats, squares, unit)
 
 
-def evaluate(layer: "FusedLayer", x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
+def evaluate(layer: LayerParts, x: Tensor, shortcut: Tensor | None, context: Context) -> Tensor:
     """Run the forward pass in evaluation."""
     sums, unit = _evaluated_sums(layer, x, context)
     stats = running_statistics(layer.norm, unit)
@@ -139,7 +103,7 @@ def evaluate(layer: "FusedLayer", x: Tensor, shortcut: Tensor | None, context: C
 
 
 def _evaluated_sums(
-    layer: "FusedLayer", x: Tensor, context: Context
+    layer: LayerParts, x: Tensor, context: Context
 ) -> tuple[Tensor, float | Tensor]:
     """Return the sums in evaluation, and their unit or one unit per channel."""
     integers, stair = layer.source_integers(context), layer.weight_stair
@@ -167,7 +131,7 @@ def by_output(quanta: Tensor, weight: Tensor) -> Tensor:
 
 
 def _features(
-    layer: "FusedLayer",
+    layer: LayerParts,
     sums: Tensor | None,
     stats: Tensor,
     shortcut: Tensor | None,
@@ -204,7 +168,7 @@ def _features(
 
 
 def _weights(
-    layer: "FusedLayer",
+    layer: LayerParts,
     weight: Tensor,
     dtype: torch.dtype,
     features: Integers | None,
@@ -240,7 +204,7 @@ def _quantised(
 
 
 def quantise_ahead(
-    layers: "Iterable[FusedLayer]",
+    layers: Iterable[LayerParts],
     dtype: torch.dtype,
     context: Context,
     in_quanta: bool = False,
@@ -277,7 +241,7 @@ class LayerFunction(torch.autograd.Function):
         shortcut: Tensor | None,
         weight_quantum: Tensor | None,
         quantum: Tensor | None,
-        layer: "FusedLayer",
+        layer: LayerParts,
         context: Context,
     ) -> Tensor:
         result = train(layer, x, weight, gamma, beta, shortcut, weight_quantum, context)
@@ -328,7 +292,7 @@ class LayerFunction(torch.autograd.Function):
             learned = quanta[0] if ctx.needs_input_grad[5] else None
             d_weight_quantum = products.quantum_gradient(dw, values, learned)
             if steps is not None:
-                steps.add(layer, dw, ctx.weight_stair)
+                steps.add(layer.sums.weight, dw, ctx.weight_stair)
                 dw = None
             elif dw is not None and ctx.weight_stair is not None:
                 dw = batchnorm_backward.stair_backward(dw, as_rows(weight), ctx.weight_stair)

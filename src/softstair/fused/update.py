@@ -1,13 +1,12 @@
 """The optimiser's steps for the latent weights of fused layers, beside the backward pass."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from softstair.fused.layer import FusedLayer
 from softstair.fused.stream import SecondStream
 from softstair.kernels.triton.adam import Weights, adam_steps
 from softstair.kernels.triton.prepare import PreparedStair
@@ -37,14 +36,11 @@ class LatentSteps:
     fails, some weights have been changed.
     """
 
-    def __init__(self, layers: Iterable[FusedLayer]) -> None:
-        self.layers = list(layers)
-        for layer in self.layers:
-            layer.steps = self
+    def __init__(self) -> None:
         self.stream = SecondStream()
         self._optimiser: torch.optim.Optimizer | None = None
         self._bounds: Mapping[Tensor, tuple[float, float]] = {}
-        self._pending: list[tuple[FusedLayer, Tensor, PreparedStair]] = []
+        self._pending: list[tuple[Tensor, Tensor, PreparedStair]] = []
         self._updated: set[Tensor] = set()
 
     def begin(
@@ -59,14 +55,12 @@ class LatentSteps:
         self._optimiser, self._bounds = optimiser, bounds
         self._pending, self._updated = [], set()
 
-    def add(self, layer: FusedLayer, gradient: Tensor, stair: PreparedStair) -> None:
-        """Take the gradient of a layer's quantised weights, and the stair that quantised them.
-
-        At most once per layer and step.
-        """
-        assert layer.sums.weight not in self._updated
-        self._updated.add(layer.sums.weight)
-        self._pending.append((layer, gradient, stair))
+    def add(self, weight: Tensor, gradient: Tensor, stair: PreparedStair) -> None:
+        """Take latent weights, the gradient of the quantised ones, and the stair that quantised
+        them; at most once per layer and step."""
+        assert weight not in self._updated
+        self._updated.add(weight)
+        self._pending.append((weight, gradient, stair))
         if sum(gradient.numel() for _, gradient, _ in self._pending) >= LEAST_WEIGHTS:
             self._launch_steps()
 
@@ -91,11 +85,10 @@ class LatentSteps:
         assert optimiser is not None
         waiting, self._pending = self._pending, []
         groups = {w: group for group in optimiser.param_groups for w in group["params"]}
-        states = [_state(optimiser, layer.sums.weight) for layer, _, _ in waiting]
+        states = [_state(optimiser, weight) for weight, _, _ in waiting]
         torch._foreach_add_([state["step"] for state in states], 1)
         given: list[Weights] = []
-        for (layer, gradient, stair), state in zip(waiting, states, strict=True):
-            weight = layer.sums.weight
+        for (weight, gradient, stair), state in zip(waiting, states, strict=True):
             group = groups[weight]
             given.append(
                 Weights(
@@ -113,8 +106,8 @@ class LatentSteps:
                 )
             )
         adam_steps(given)
-        for layer, _, _ in waiting:
-            torch.autograd.graph.increment_version(layer.sums.weight)
+        for weight, _, _ in waiting:
+            torch.autograd.graph.increment_version(weight)
 
 
 def _state(optimiser: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:

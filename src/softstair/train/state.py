@@ -198,10 +198,10 @@ class State:
         alone = self.team.size == 1 and self.recipe.clip_gradient is None
         if not (self.execution.fused and alone):
             return None
-        from softstair.fused.update import LatentSteps, supports_update  # which need Triton
+        from softstair.fused.update import supports_update  # which needs Triton
 
         forward: Any = self.execution.forward
-        return LatentSteps(forward.sole_readers()) if supports_update(self.optimiser) else None
+        return forward.take_latent_steps() if supports_update(self.optimiser) else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.
