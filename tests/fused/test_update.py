@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,8 @@ def test_a_weight_that_two_layers_share_is_left_to_torch(monkeypatch):
     net.add_module("other", nn.Conv2d(3, 16, 3))
     net.other.weight = net[0].weight
     state = State(Recipe(batch=4, precision="float32"), net, 4, torch.device("cpu"), own=False)
-    assert [layer.number for layer in state.execution.forward.layers if layer.steps] == [1, 2, 3]
+    run: Any = state.execution.forward
+    assert [layer.number for layer in run.layers if layer.steps] == [1, 2, 3]
 
 
 class Twice(nn.Module):
