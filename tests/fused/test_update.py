@@ -52,7 +52,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
     weights = [layer.sums.weight for layer in runs[0].layers]
-    steps = runs[0].take_latent_steps()
+    steps = runs[0].attach_latent_steps()
     for rate in (1e-2, 3e-3):
         x, y = batch(4, 16 if float8 else 2, channels=1)
         steps.begin(optimisers[0], {weights[1]: (-bound, bound)})
@@ -88,7 +88,7 @@ def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
         monkeypatch.setattr(update, "LEAST_WEIGHTS", few)
         net, _ = pair("INT8 first", "uniform", "mode", side=4, channels=1)
         run, optimiser = fused(net), torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
-        steps = run.take_latent_steps()
+        steps = run.attach_latent_steps()
         before = [layer.sums.weight.detach().clone() for layer in run.layers]
         steps.begin(optimiser, {})
         x, y = batch(side=4, images=2, channels=1)
@@ -154,7 +154,7 @@ class Twice(nn.Module):
 def test_a_weight_that_is_read_by_name_is_left_to_torch():
     run = fused(pair("ternary", "uniform", "mode", side=4, make=Twice, channels=1)[0])
     assert len(run.layers) == 2
-    run.take_latent_steps()
+    run.attach_latent_steps()
     assert [layer.number for layer in run.layers if layer.steps] == [0]
 
 

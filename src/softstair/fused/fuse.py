@@ -57,9 +57,11 @@ class FusedNetwork:
         shapes = [layer.sums.weight.shape[:2] for layer in self._float8_layers(images)]
         return bool(shapes) and min(map(min, shapes)) >= FLOAT8_CHANNELS
 
-    def take_latent_steps(self) -> LatentSteps:
-        """Return what will update the latent weights that only one layer reads, during the backward
-        pass."""
+    def attach_latent_steps(self) -> LatentSteps:
+        """Attach a new :class:`LatentSteps` to the layers whose weights nothing else reads.
+
+        It updates their latent weights during the backward pass.
+        """
         nodes = [node for node in self.code.graph.nodes if node.op == "get_attr"]
         others = [operator.attrgetter(str(node.target))(self.code) for node in nodes]
         names = self.code.named_parameters(remove_duplicate=False)

@@ -28,7 +28,6 @@ from softstair.kernels.triton.first import first_statistics, first_weight_gradie
 from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
 
 __all__ = [
-    "Context",
     "LayerFunction",
     "as_rows",
     "by_output",
@@ -231,6 +230,8 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 class LayerFunction(torch.autograd.Function):
+    """The training pass of a layer that is not annealed, and its gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -279,11 +280,10 @@ class LayerFunction(torch.autograd.Function):
         if gradient is not None and ctx.needs_weight and isinstance(layer.sums, nn.Linear):
             # In the current stream: cuBLAS would keep a workspace for the second one.
             dw = _weight_gradient(ctx, gradient, x, values)
-        kept = [x, dw, ctx.zeros, ctx.weight_stair]
-        if gradient is not None:
-            read = gradient.dc if gradient.transposed is None else gradient.transposed
-            kept += [read, gradient.factor]
+        factors = () if gradient is None else gradient.for_weights
+        kept = (x, dw, ctx.zeros, ctx.weight_stair, *factors)
         with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
+            del kept, factors  # the second stream keeps them, if there is one
             if gradient is not None and ctx.needs_weight and dw is None:
                 dw = _weight_gradient(ctx, gradient, x, values)
             dw = dw if ctx.needs_weight else None
@@ -300,8 +300,8 @@ class LayerFunction(torch.autograd.Function):
         d_shortcut: Tensor | None = None
         if gradient is not None:
             d_shortcut = gradient.shortcut
-            # Frees `transposed` before dx, if no second stream reads it.
-            gradient, read, kept = gradient._replace(transposed=None), gradient.dc, []
+            # Frees the memory of `transposed` for dx, if no second stream reads it.
+            gradient = gradient._replace(transposed=None)
             if ctx.needs_input_grad[0]:
                 dx = _feature_gradient(ctx, gradient, x, values, dy.dtype).to(ctx.dtype)
         d_quanta = d_weight_quantum, products.quantum_gradient(dy, y, quanta[1])

@@ -201,7 +201,7 @@ class State:
         from softstair.fused.update import supports_update  # which needs Triton
 
         forward: Any = self.execution.forward
-        return forward.take_latent_steps() if supports_update(self.optimiser) else None
+        return forward.attach_latent_steps() if supports_update(self.optimiser) else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         # A CUDA graph would keep the cache; and each weight is cast once per step anyway.

@@ -234,6 +234,11 @@ class SumGradient(NamedTuple):
     transposed: Tensor | None
     factor: Tensor | None
 
+    @property
+    def for_weights(self) -> tuple[Tensor | None, ...]:
+        """The tensors from which the gradient of the weights is computed."""
+        return self.dc if self.transposed is None else self.transposed, self.factor
+
 
 def backward(
     dy: Tensor,
