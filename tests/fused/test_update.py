@@ -1,7 +1,9 @@
 """The optimiser's step for latent weights in one pass, against torch's; interpreted."""
 
 import copy
+import weakref
 from collections import OrderedDict
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from twins import batch, distance, pair
 
 from softstair import kernels
 from softstair.data.batches import Examples
-from softstair.fused import fused, update
+from softstair.fused import fused, stream, update
 from softstair.fused.update import LatentSteps, supports_update
 from softstair.kernels.triton import adam
 from softstair.train.optimiser import Rates
@@ -158,13 +160,44 @@ def test_a_weight_that_is_read_by_name_is_left_to_torch():
     assert [layer.number for layer in run.layers if layer.steps] == [0]
 
 
-def test_a_step_that_failed_does_not_stay_in_memory():
-    net, _ = pair("ternary", "uniform", "mode", make=small)
-    optimiser = torch.optim.AdamW(net.parameters(), lr=torch.tensor(1e-2))
-    steps = LatentSteps()
-    steps.stream._kept.append(torch.zeros(1))
-    steps.begin(optimiser, {})
-    assert not steps.stream._kept
+class FakeStream:
+    """A CUDA stream or event that records what waits for it."""
+
+    device_index = cuda_stream = device = 0
+
+    def __init__(self, *_: object) -> None:
+        self.waited_for: list[object] = []
+
+    def wait_event(self, event: object) -> None:
+        self.waited_for.append(event)
+
+    wait_stream = wait_event
+
+    def record(self) -> None: ...
+
+
+def test_what_the_second_stream_reads_is_held_until_it_is_waited_for(monkeypatch):
+    current, second = FakeStream(), FakeStream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", FakeStream)
+    monkeypatch.setattr(stream, "_stream_beside", lambda *_: second)
+    steps, tensors, device = LatentSteps(), [torch.zeros(1) for _ in range(6)], torch.device("cuda")
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    count = lambda: [tensor() is not None for tensor in alive]
+    for number in range(4):
+        with steps.stream.beside(device, tensors.pop(0)):
+            if number == 1:  # the optimiser's step of an earlier layer, with its gradient
+                steps.stream.hold(tensors.pop(0))
+        with steps.stream.beside(device):  # reads nothing
+            pass
+        waits = [event for event in current.waited_for if event is not second]
+        assert len(waits) == max(0, number - 1)
+    assert count() == [False, False, False, True, True, True]
+    optimiser = torch.optim.AdamW([torch.zeros(1)], lr=torch.tensor(1e-2))
+    steps.begin(optimiser, {})  # joins a step that failed
+    assert current.waited_for[-1] is second
+    assert count() == [False] * 5 + [True]
 
 
 @pytest.mark.nightly

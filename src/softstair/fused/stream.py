@@ -1,5 +1,6 @@
 """A second CUDA stream, whose kernels overlap those of the current stream."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -8,40 +9,54 @@ import torch
 
 __all__ = ["SecondStream"]
 
+UNFINISHED = 2
+"""Groups of kernels whose tensors are held at a time: the current stream waits for an older one."""
+
 
 class SecondStream:
     """Launches kernels in a second CUDA stream, where they overlap later ones of the current one.
 
     torch's allocator orders the reuse of memory within one stream only. Reuse stays safe here: the
     second stream waits for the current one before it allocates, and tensors of the current stream
-    that it reads are held until :meth:`join`. Without CUDA, everything runs in the order of the
-    program.
+    that it reads are held until the current stream has waited for the kernels that read them: in
+    :meth:`join`, or when ``UNFINISHED`` others follow. Without CUDA, everything runs in the order
+    of the program.
     """
 
     def __init__(self) -> None:
         self._unjoined: torch.cuda.Stream | None = None
-        self._kept: list[object] = []
+        self._held: deque[tuple[torch.cuda.Event, list[object]]] = deque()
 
     @contextmanager
-    def beside(self, device: torch.device, *kept: object) -> Iterator[None]:
+    def beside(self, device: torch.device, *read: object) -> Iterator[None]:
         """Return a context whose kernels run after those launched so far, and overlap those that
-        are launched between its end and :meth:`join`. They may read the tensors in ``kept``."""
+        are launched between its end and :meth:`join`. They may read the tensors in ``read``."""
         if device.type != "cuda":
             yield
             return
         current = torch.cuda.current_stream(device)
-        self._unjoined = _stream_beside(current.device_index, current.cuda_stream)
-        self._kept += kept
-        self._unjoined.wait_stream(current)
-        with torch.cuda.stream(self._unjoined):
+        self._unjoined = second = _stream_beside(current.device_index, current.cuda_stream)
+        while read and len(self._held) >= UNFINISHED:
+            current.wait_event(self._held.popleft()[0])
+        second.wait_stream(current)
+        done = torch.cuda.Event()
+        if read:
+            self._held.append((done, [*read]))
+        with torch.cuda.stream(second):
             yield
+            done.record()
+
+    def hold(self, *read: object) -> None:
+        """Hold other tensors that kernels of the present context of :meth:`beside` read."""
+        if self._held:
+            self._held[-1][1].extend(read)
 
     def join(self) -> None:
         """Let kernels that are launched from now on wait for those of the second stream."""
         if self._unjoined is not None:
             torch.cuda.current_stream(self._unjoined.device).wait_stream(self._unjoined)
         self._unjoined = None
-        self._kept.clear()
+        self._held.clear()
 
 
 @cache

@@ -70,7 +70,7 @@ class LatentSteps:
         Call :meth:`join` before other kernels read them.
         """
         if self._pending:
-            with self.stream.beside(self._pending[0][1].device):
+            with self.stream.beside(self._pending[0][1].device, *self._pending):
                 self._launch_steps()
         updated, self._updated = self._updated, set()
         return updated
@@ -105,6 +105,7 @@ class LatentSteps:
                     group["eps"],
                 )
             )
+        self.stream.hold(*waiting)  # some came with an earlier layer
         adam_steps(given)
         for weight, _, _ in waiting:
             torch.autograd.graph.increment_version(weight)
