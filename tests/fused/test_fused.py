@@ -14,6 +14,7 @@ import softstair as ss
 from softstair import kernels
 from softstair.fused import fused
 from softstair.fused.fuse import not_fused
+from softstair.fused.layer import Average
 from softstair.kernels import triton
 from softstair.models import build
 from softstair.train.execution import Execution
@@ -291,6 +292,29 @@ def test_first_layers_of_other_shapes(images, inputs, taps, outputs, sides, lear
     assert net[0].weight.grad.count_nonzero() > 0
     if learns_input:
         assert distance(x.grad, wanted.grad) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_mean"),
+    [((4,), True), (((4, 4),), True), ((2,), False), ((4, 2, 1), False),
+     ((4, None, 0, False, True, 5), False)],
+)  # fmt: skip
+def test_averages_over_whole_images_are_means_in_training(settings, is_mean):
+    """With the scores and gradients of the network; other averages are left to torch."""
+    torch.manual_seed(0)
+    pool = nn.AvgPool2d(*settings)
+    first = [nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    layers = nn.Sequential(*first, pool, nn.Flatten(), nn.LazyLinear(5))
+    x, y = torch.randn(3, 1, 4, 4), torch.randint(5, (3,))
+    layers(x)
+    net = ss.quantise(layers, TERNARY, TERNARY, skip="5")
+    twin = copy.deepcopy(net).double()
+    check(net, twin, x, y, 1e-4)
+    average = next(part for part in fused(net).code.modules() if isinstance(part, Average))
+    assert (
+        "Mean" in average(torch.zeros(1, 16, 4, 4, requires_grad=True)).grad_fn.name()
+    ) == is_mean
+    assert average(x).equal(pool(x))  # as in evaluation
 
 
 def test_a_second_backward_pass_gives_the_same_gradients():

@@ -16,7 +16,7 @@ from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
 from softstair.fused.integers import is_in_quanta, kernel_stair, learns
-from softstair.fused.layer import FusedLayer
+from softstair.fused.layer import Average, FusedLayer
 from softstair.fused.parts import Context
 from softstair.fused.passes import quantise_ahead
 from softstair.fused.update import LatentSteps
@@ -190,6 +190,11 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
             sources[call] = layer
     if not layers:
         return None
+    for node in graph.nodes:
+        pool = modules.get(str(node.target)) if node.op == "call_module" else None
+        if type(pool) is nn.AvgPool2d and not _has_hooks(pool):
+            node.target = f"average_{node.name}"
+            code.add_submodule(node.target, Average(pool))
     order = {node.target: place for place, node in enumerate(graph.nodes)}
     for call, layer in sources.items():
         layer.readers.sort(key=lambda reader: order[f"fused_{reader.number}"])

@@ -21,7 +21,7 @@ from softstair.fused.integers import is_in_quanta, learns
 from softstair.fused.parts import Context, LayerParts
 from softstair.fused.passes import LayerFunction, as_rows, by_output, evaluate, train
 
-__all__ = ["FusedLayer"]
+__all__ = ["Average", "FusedLayer"]
 
 
 class FusedLayer(LayerParts):
@@ -61,3 +61,23 @@ class FusedLayer(LayerParts):
             else:
                 y = LayerFunction.apply(x, *given, quantum, self, context)
         return y if self.pool is None or self.pools_here(x) else self.pool(y)
+
+
+class Average(nn.Module):
+    """An average pooling. Over whole images it is a mean in training: on a GPU the gradient of
+    torch's pooling takes longer."""
+
+    def __init__(self, pool: nn.AvgPool2d) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        pool = self.pool
+        is_plain = pool.padding in (0, (0, 0)) and pool.divisor_override is None
+        if is_plain and x.requires_grad and _pair(pool.kernel_size) == tuple(x.shape[2:]):
+            return x.mean((2, 3), keepdim=True)
+        return pool(x)
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
