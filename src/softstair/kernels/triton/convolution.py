@@ -180,6 +180,10 @@ def convolve_int8(
     if min(new_height, new_width) < 1:
         image = f"{height + 2 * padding} × {width + 2 * padding}"
         raise ValueError(f"a kernel of {down} × {across} does not fit into {image} padded pixels.")
+    sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
+    if down == across == stride == 1 and padding == 0:  # no neighbours: pixels form one column
+        images, height, width = 1, images * height * width, 1
+        new_height, new_width = height, width
     pixels = PIXELS * (2 if outputs <= NARROW else 1)
     box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
@@ -189,7 +193,6 @@ def convolve_int8(
     tiles = math.prod(triton.cdiv(side, box) for side, box in sides)
     tiles = triton.cdiv(rows, pixels) if gathered else tiles
     block = min(128, max(16 if gathered else 64, triton.next_power_of_2(outputs)))
-    sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
     partial, arguments = sums, (sums,) * 6 + (None, rows, unit, 1 / unit, 1.0, 1.0)
     how, finish = None, False
     if norm is not None:
