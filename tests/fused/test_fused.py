@@ -263,29 +263,35 @@ def test_a_kernel_larger_than_the_image_is_an_error():
 
 @pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
-    ("images", "inputs", "taps", "outputs", "sides", "learns_input"),
+    ("images", "inputs", "taps", "outputs", "sides", "learns_input", "stride", "padding"),
     [
-        (2, 7, 1, 20, (3, 5), False),  # 140 weights: no rows of 128
-        (2, 3, 3, 20, (2, 4), True),  # as any other layer
-        (65, 1, 3, 16, (2, 2), False),
-        (3, 7, 3, 130, (4, 2), False),
-        (1, 2, 5, 200, (6, 6), False),
+        (2, 7, 1, 20, (3, 5), False, 1, 0),  # 140 weights: no rows of 128
+        (2, 1, (10, 4), 16, (13, 6), False, 2, (5, 1)),  # as in DSCNN: 7×3 sums
+        (2, 3, 3, 20, (2, 4), True, 1, 1),  # as any other layer
+        (65, 1, 3, 16, (2, 2), False, 1, 1),
+        (3, 7, 3, 130, (4, 2), False, 1, 1),
+        (1, 2, 5, 200, (6, 6), False, 1, 2),
+        (2, 3, (4, 2), 16, (9, 7), False, 3, (2, 0)),  # 4×2 sums, pooled
     ],
 )
-def test_first_layers_of_other_shapes(images, inputs, taps, outputs, sides, learns_input):
+def test_first_layers_of_other_shapes(
+    images, inputs, taps, outputs, sides, learns_input, stride, padding
+):
     """Odd sizes, 64 columns and more than one block of channels; also with a learned input."""
     torch.manual_seed(0)
-    convolution = nn.Conv2d(inputs, outputs, taps, padding=taps // 2, bias=False)
-    pool = [nn.MaxPool2d(2)] if sides[0] % 2 == 0 else []
+    convolution = nn.Conv2d(inputs, outputs, taps, stride, padding, bias=False)
+    x, y = torch.randn(images, inputs, *sides), torch.randint(5, (images,))
+    pool = [nn.MaxPool2d(2)] if all(n % 2 == 0 for n in convolution(x).shape[2:]) else []
     last = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
     layers = nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), *pool, *last)
-    x, y = torch.randn(images, inputs, *sides), torch.randint(5, (images,))
     layers(x)
     net = ss.quantise(layers, TERNARY, TERNARY, skip=str(len(layers) - 1))
     twin, wanted = copy.deepcopy(net).double(), x.double()
     for given in (x, wanted):
         given.requires_grad_(learns_input)
-    scores, expected = learn(fused(net), x, y), learn(twin, wanted, y)
+    run = fused(net)
+    assert run.layers[0].has_short_sums
+    scores, expected = learn(run, x, y), learn(twin, wanted, y)
     assert distance(scores, expected) < 1e-5
     name, worst = max(differences(net, twin).items(), key=lambda pair: pair[1])
     assert worst < 1e-4, name

@@ -151,11 +151,21 @@ def test_first_layers_in_bfloat16_and_tf32_are_those_of_float64() -> None:
     """Few channels and many, sums of 27 and of 63 products, pooled and not."""
     cases = itertools.product((torch.bfloat16, torch.float32), (16, 32, 64, 128), (3, 7), (1, 2))
     for dtype, outputs, inputs, pooled in cases:
-        check_first_layer("cuda", dtype, outputs, inputs, pooled == 2, 16)
+        check_first_layer("cuda", dtype, outputs, inputs, pooled == 2, (16, 16))
+    for dtype in (torch.bfloat16, torch.float32):  # as in DSCNN
+        check_first_layer("cuda", dtype, 64, 1, False, (49, 10), (10, 4), 2, (5, 1))
 
 
 def check_first_layer(
-    device: str, dtype: torch.dtype, outputs: int, inputs: int, pool: bool, side: int
+    device: str,
+    dtype: torch.dtype,
+    outputs: int,
+    inputs: int,
+    pool: bool,
+    sides: tuple[int, int],
+    taps: tuple[int, int] = (3, 3),
+    stride: int = 1,
+    padding: tuple[int, int] = (1, 1),
 ) -> None:
     """Statistics, features and the gradient of the weights of 64 images."""
     from softstair.kernels.triton import batchnorm, first, moments, table
@@ -166,19 +176,21 @@ def check_first_layer(
     row = prepare_rows(values, std * 0, std, 2, "uniform")[0]
     stair = PreparedStair(values, row, {"COUNT": 2, "FAMILY": "uniform"})
     # Inputs that bfloat16 and TF32 hold exactly.
-    x = torch.randn(64, inputs, side, side, device=device).bfloat16().to(dtype)
-    w = torch.randint(-1, 2, (outputs, inputs, 3, 3), device=device).to(dtype)
+    x = torch.randn(64, inputs, *sides, device=device).bfloat16().to(dtype)
+    w = torch.randint(-1, 2, (outputs, inputs, *taps), device=device).to(dtype)
     x, w = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, w))
     module = nn.BatchNorm2d(outputs, device=device).requires_grad_(False)
     zeros = moments.zeros_for(1, outputs, std.device)[0]
     norm = moments.Normalisation(module, module.weight, module.bias, zeros)
-    stats, squares = first.first_statistics(x, w, norm)
+    layer = first.First(w, stride, padding)
+    stats, squares = first.first_statistics(x, layer, norm)
     given = (x, stats, stair, "mode", zeros[:1], dtype)
-    y, integers, argmax, _ = batchnorm.forward(*given, pool=pool, quantum=1.0, weight=w)
+    y, integers, argmax, _ = batchnorm.forward(*given, pool=pool, quantum=1.0, first=layer)
     exact = w.double().requires_grad_()
-    z = F.batch_norm(F.conv2d(x.double(), exact, padding=1), None, None, training=True)
-    what = (dtype, outputs, inputs, pool)
-    inverse = F.conv2d(x.double(), w.double(), padding=1).var((0, 2, 3), correction=0)
+    sums = F.conv2d(x.double(), exact, None, stride, padding)
+    z = F.batch_norm(sums, None, None, training=True)
+    what = (dtype, outputs, inputs, pool, taps)
+    inverse = sums.detach().var((0, 2, 3), correction=0)
     inverse = (inverse + module.eps).rsqrt()
     assert distance(stats[1], inverse) < 1e-5, what
     wanted = ss.regularise(z, ternary, "uniform", 0.0, 0.4, "mode")
@@ -187,7 +199,7 @@ def check_first_layer(
     assert integers is not None
     assert torch.equal(integers.to(dtype), y)
     dy = torch.randn_like(y)
-    _, gradient = first.first_weight_gradient(x, dy, w, stats, stair, argmax, squares)
+    _, gradient = first.first_weight_gradient(x, dy, layer, stats, stair, argmax, squares)
     (expected,) = torch.autograd.grad(wanted, exact, dy.double())
     assert distance(gradient, expected) < (1e-2 if dtype == torch.bfloat16 else 2e-3), what
 

@@ -549,7 +549,8 @@ def test_fused_kernels_compile_without_the_interpreter(
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, HEIGHT=8, WIDTH=8, CHANNELS=100)
     constants |= dict(ROWS=16, BLOCK=128, PARTS=4, NORMALISE=True, POOL=True, INTEGERS=True)
     constants |= dict(SHORTCUT=taps == 0, STORE=True, TRANSPOSE=count == 2, SUMS=2 + taps // 3)
-    constants |= dict(INPUTS=3, TAPS=taps, LENGTH=32, PRECISION="ieee", LOADED=4)
+    settings = (16, 17, 3, taps, 2, 1, 0, 2, 32, "ieee")
+    constants |= dict(LOADED=4, FIRST=settings if taps else None)
     types = {"rows": "i32", "count": "i32", "images": "i32", "per_quantum": "fp32"}
     types |= {"seed_ptr": "*i64", "integers_ptr": "*i8", "argmax_ptr": "*i8"}
     types |= {"transposed_ptr": "*fp8e5"} | ({"dc_ptr": "*fp8e5"} if count == 2 else {})

@@ -10,7 +10,7 @@ from softstair.fused.integers import Integers, makes_int8, strategy_of, sum_int8
 from softstair.fused.stream import SecondStream
 from softstair.fused.update import LatentSteps
 from softstair.kernels.triton import convolution, gradients
-from softstair.kernels.triton.first import supports_first
+from softstair.kernels.triton.first import First, supports_first
 from softstair.kernels.triton.moments import Normalisation
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
@@ -117,6 +117,12 @@ class LayerParts(nn.Module):
         return isinstance(sums, nn.Conv2d) and supports_first(
             sums.weight, sums.stride, sums.padding, sums.dilation, sums.groups
         )
+
+    def first(self, weight: Tensor) -> First:
+        """Return this layer as a first layer that has short sums, with its quantised weights."""
+        sums: Any = self.sums
+        down, across = sums.padding
+        return First(weight, int(sums.stride[0]), (int(down), int(across)))
 
     @property
     def draws(self) -> bool:

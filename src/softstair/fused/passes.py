@@ -24,7 +24,7 @@ from softstair.fused.integers import (
 )
 from softstair.fused.parts import Context, LayerParts, WeightKind
 from softstair.kernels.triton import batchnorm, batchnorm_backward, gradients
-from softstair.kernels.triton.first import first_statistics, first_weight_gradient
+from softstair.kernels.triton.first import First, first_statistics, first_weight_gradient
 from softstair.kernels.triton.moments import Normalisation, batch_statistics, running_statistics
 
 __all__ = [
@@ -75,18 +75,19 @@ def train(
     integers, weight = layer.source_integers(context), as_rows(weight)
     x = x if integers is not None and integers.float8 is not None else as_rows(x)
     values, weight_integers = _weights(layer, weight, x.dtype, integers, context)
-    unit, squares = 1.0, None
+    unit, squares, first = 1.0, None, None
     quanta = None if weight_quantum is None else weight_quantum.expand(len(weight)).contiguous()
     norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number], quanta)
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
             sums, stats, unit = layer.int8_sums(integers, weight_integers, norm)
         elif is_first:
-            sums, (stats, squares) = None, first_statistics(x, values, norm)
+            first = layer.first(values)
+            sums, (stats, squares) = None, first_statistics(x, first, norm)
         else:
             sums = as_rows(products.sums_of(layer.sums, x, values))
             stats = batch_statistics(sums, norm)
-    y, argmax = _features(layer, sums, stats, shortcut, x, context, values)
+    y, argmax = _features(layer, sums, stats, shortcut, x, context, first)
     if weight_integers is not None and weight_integers.float8 is not None:
         assert integers is not None
         assert integers.float8 is not None
@@ -136,10 +137,10 @@ def _features(
     shortcut: Tensor | None,
     x: Tensor,
     context: Context,
-    weight: Tensor | None = None,
+    first: First | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return features and the argmax of pooling; integers go into the context. Without sums, they
-    are computed from x and the weight."""
+    """Return features and the argmax of pooling; integers go into the context. The sums of a
+    ``first`` layer are computed from x."""
     stair, pool, float8 = layer.stair, layer.pools_here(x), None
     # Pooled by torch afterwards, they would not be those that the next layer takes.
     keeps = bool(layer.readers) and makes_int8(stair) and (pool or layer.pool is None)
@@ -159,7 +160,7 @@ def _features(
         quantum=quantum_of(stair) if keeps else None,
         shortcut=shortcut,
         last_dtype=float8,
-        weight=weight if sums is None else None,
+        first=first,
     )
     if integers is not None:
         context.integers[layer] = Integers(integers, transposed)
@@ -268,7 +269,7 @@ class LayerFunction(torch.autograd.Function):
         dw: Tensor | None = None
         if squares is not None:
             coefficients, dw = first_weight_gradient(
-                x, dy, values, stats, ctx.stair, argmax, squares
+                x, dy, layer.first(values), stats, ctx.stair, argmax, squares
             )
         else:
             coefficients = batchnorm_backward.reduce_dz(

@@ -21,13 +21,7 @@ from torch import Tensor
 from softstair.kernels.triton import evaluator
 from softstair.kernels.triton.convolution import window_row
 from softstair.kernels.triton.distributions import shared_words
-from softstair.kernels.triton.first import (
-    NO_TAPS,
-    first_constants,
-    first_shape,
-    first_sums,
-    load_matrix,
-)
+from softstair.kernels.triton.first import First, first_sums, load_matrix
 from softstair.kernels.triton.moments import CHANNELS, tile_constants
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
@@ -79,8 +73,7 @@ def _forward(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr,
     PARTS: tl.constexpr, NORMALISE: tl.constexpr, SHORTCUT: tl.constexpr, POOL: tl.constexpr,
-    STORE: tl.constexpr, INTEGERS: tl.constexpr, TRANSPOSE: tl.constexpr, INPUTS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+    STORE: tl.constexpr, INTEGERS: tl.constexpr, TRANSPOSE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
@@ -88,8 +81,8 @@ def _forward(
     if NORMALISE:
         scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
         shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
-    if TAPS > 0:
-        weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
+    if FIRST is not None:
+        weights = load_matrix(weight_ptr, channel, CHANNELS, FIRST)
     if FORWARD == "random":
         # Each of the four parts takes one of four words.
         pairs: tl.constexpr = (CHANNELS + 1) // 2
@@ -110,11 +103,9 @@ def _forward(
         if CHANNELS % BLOCK != 0:
             mask = mask & channel_mask[None, :]
         offsets = source.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        if TAPS > 0:
-            z, _ = first_sums(
-                sums_ptr, weights, source, images * HEIGHT * WIDTH, HEIGHT, WIDTH, INPUTS, TAPS,
-                LENGTH, PRECISION,
-            )  # fmt: skip
+        if FIRST is not None:
+            count = images * HEIGHT * WIDTH
+            z, _ = first_sums(sums_ptr, weights, source, count, HEIGHT, WIDTH, FIRST)
         else:
             z = tl.load(sums_ptr + offsets, mask=mask, other=0).to(tl.float32)
         if NORMALISE:
@@ -164,21 +155,20 @@ def forward(
     quantum: float | None = None,
     shortcut: Tensor | None = None,
     last_dtype: torch.dtype | None = None,
-    weight: Tensor | None = None,
+    first: First | None = None,
 ) -> LayerOutput:
     """Return the values of the stair at scale·c + shift (at c itself without ``stats``) plus the
     ``shortcut``, pooled 2×2 with ``pool``, and in quanta too if the ``quantum`` is given: as int8,
     and in the dtype ``last_dtype`` with images last. With ``stored=False`` y only has a shape and a
-    dtype, and must not be read. With the ``weight`` of a first layer, ``sums`` is the input of the
-    layer."""
-    taps, given = NO_TAPS, tuple(sums.shape)
-    if weight is not None:
-        taps, given = first_constants(sums, weight), first_shape(sums, weight)
-    if stats is None and last_dtype is None and sums.numel() % CHANNELS == 0:
+    dtype, and must not be read. Of a ``first`` layer, ``sums`` is the input."""
+    given, constants = tuple(sums.shape), dict[str, Any](FIRST=None)
+    if first is not None:
+        given, constants = first.shape(sums), first.constants(sums)
+    elif stats is None and last_dtype is None and sums.numel() % CHANNELS == 0:
         # Weights: the same stair for each element, whatever its channel.
-        constants = tile_constants((sums.numel() // CHANNELS, CHANNELS))
+        constants |= tile_constants((sums.numel() // CHANNELS, CHANNELS))
     else:
-        constants = tile_constants(given)
+        constants |= tile_constants(given)
     height, width = constants["HEIGHT"], constants["WIDTH"]
     parts = 4 if pool or strategy == "random" else 1
     tile = ELEMENTS // constants["BLOCK"] * (1 if parts == 4 else 2)
@@ -189,23 +179,23 @@ def forward(
     integers = y if quantum is None else torch.empty(shape, dtype=torch.int8, **own)
     argmax = torch.empty(shape, dtype=torch.int8, **own) if pool else y
     rows, tiles = y.numel() // constants["CHANNELS"], 1 if pool else parts
-    if weight is None and triton.cdiv(rows, tiles * tile) < FEW_PROGRAMS:
+    if first is None and triton.cdiv(rows, tiles * tile) < FEW_PROGRAMS:
         tile //= 2
     count, transposed = triton.cdiv(rows, tiles * tile), y
     if last_dtype is not None:
-        if weight is None:
+        if first is None:
             tile, constants["BLOCK"] = IMAGES, min(IMAGES, constants["BLOCK"])
         else:
             tile = min(IMAGES, ELEMENTS // constants["BLOCK"])
         count = triton.cdiv(len(y), tile) * triton.cdiv(rows // len(y), tiles)
         transposed = images_last(y, last_dtype)
     warps = 4 if strategy == "random" else 2
-    warps = 4 if last_dtype is not None else 8 if weight is not None else warps
+    warps = 4 if last_dtype is not None else 8 if first is not None else warps
     _forward[(count, triton.cdiv(constants["CHANNELS"], constants["BLOCK"]))](
-        sums, sums if weight is None else weight, sums if shortcut is None else shortcut, y,
+        sums, sums if first is None else first.weight, sums if shortcut is None else shortcut, y,
         integers, transposed, argmax, sums if stats is None else stats, stair.table, stair.row,
         seed, rows, len(y), 1.0 if quantum is None else 1 / quantum,
-        **constants, **stair.constants, **taps, ROWS=tile, FORWARD=strategy, PARTS=parts,
+        **constants, **stair.constants, ROWS=tile, FORWARD=strategy, PARTS=parts,
         NORMALISE=stats is not None, SHORTCUT=shortcut is not None, POOL=pool,
         STORE=stored, INTEGERS=quantum is not None, TRANSPOSE=last_dtype is not None,
         num_warps=warps,

@@ -63,7 +63,7 @@ def _convolve_int8(
             k = i * DEPTH + tl.arange(0, DEPTH)
             box = gather(
                 features, row, inside, k, HEIGHT, WIDTH, SOURCE_HEIGHT, SOURCE_WIDTH, INPUTS,
-                TAPS_DOWN, TAPS_ACROSS, PADDING, STRIDE,
+                TAPS_DOWN, TAPS_ACROSS, PADDING, PADDING, STRIDE,
             )  # fmt: skip
             matrix = tl.load(
                 weights + outputs[None, :] * length + k[:, None],
@@ -123,13 +123,14 @@ def _convolve_int8(
 def gather(
     x_ptr, row, row_mask, k, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     SOURCE_HEIGHT: tl.constexpr, SOURCE_WIDTH: tl.constexpr, INPUTS: tl.constexpr,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING: tl.constexpr, STRIDE: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, PADDING_DOWN: tl.constexpr,
+    PADDING_ACROSS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Columns k of rows of X: the inputs of all taps of a pixel of the output, then zeros."""
     tap, channel = k // INPUTS, k % INPUTS
     image, y, x = row // (HEIGHT * WIDTH), row // WIDTH % HEIGHT, row % WIDTH
-    y = y[:, None] * STRIDE + (tap // ACROSS - PADDING)[None, :]
-    x = x[:, None] * STRIDE + (tap % ACROSS - PADDING)[None, :]
+    y = y[:, None] * STRIDE + (tap // ACROSS - PADDING_DOWN)[None, :]
+    x = x[:, None] * STRIDE + (tap % ACROSS - PADDING_ACROSS)[None, :]
     mask = (y >= 0) & (y < SOURCE_HEIGHT) & (x >= 0) & (x < SOURCE_WIDTH)
     mask = mask & row_mask[:, None] & (tap < DOWN * ACROSS)[None, :]
     source = (image.to(tl.int64)[:, None] * SOURCE_HEIGHT + y) * SOURCE_WIDTH + x

@@ -13,7 +13,8 @@ over memory, the same that sums dz; dc is not computed. X has a column of ones, 
 Xᵀ1.
 """
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,9 +35,7 @@ from softstair.kernels.triton.moments import (
 from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 
 __all__ = [
-    "NO_TAPS",
-    "first_constants",
-    "first_shape",
+    "First",
     "first_statistics",
     "first_sums",
     "first_weight_gradient",
@@ -48,71 +47,86 @@ LONGEST = 63
 """Most products per sum of a first layer: with the column of ones, X has at most 64 columns."""
 ROWS, MOMENT_PROGRAMS, GRADIENT_PROGRAMS = 16, 528, 264
 """Rows of a tile, and most programs of the kernels that sum over rows: of moments, of gradients."""
-NO_TAPS: dict[str, Any] = {"INPUTS": 0, "TAPS": 0, "LENGTH": 0, "PRECISION": None}
-"""Constants of a kernel for a layer whose sums are loaded."""
 TILES, FEW_CHANNELS = 64, 32
 """Tiles and channels whose partial sums of the gradient are added at a time."""
 
 
+class First(NamedTuple):
+    """A first layer: its quantised weights, channels-last, and the settings of the convolution."""
+
+    weight: Tensor
+    stride: int
+    padding: tuple[int, int]
+
+    def shape(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of the sums."""
+        sides = zip(x.shape[2:], self.weight.shape[2:], self.padding, strict=True)
+        own = [(side + 2 * pad - taps) // self.stride + 1 for side, taps, pad in sides]
+        return len(x), len(self.weight), *own
+
+    def constants(self, x: Tensor) -> dict[str, Any]:
+        """Return the constants of a kernel: those of the sums, and what it needs to compute them.
+
+        FIRST is (height, width and channels of x, taps down and across, padding down and across,
+        stride, columns of X, precision).
+        """
+        _, inputs, *taps = self.weight.shape
+        length = max(16, triton.next_power_of_2(self.weight[0].numel() + 1))
+        settings = (*taps, *self.padding, self.stride, length, _precision())
+        return {**tile_constants(self.shape(x)), "FIRST": (*x.shape[2:], inputs, *settings)}
+
+
 @triton.jit
-def load_taps(
-    x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr,
-):  # fmt: skip
-    """Rows of X in float32: the taps, a one, and zeros to the length LENGTH."""
-    k, mask = tl.arange(0, LENGTH), row < rows
+def load_taps(x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr):
+    """Rows of X in float32: the taps, a one, and zeros to the length of a row."""
+    k, mask = tl.arange(0, FIRST[8]), row < rows
     taps = gather(
-        x_ptr, row, mask, k, HEIGHT, WIDTH, HEIGHT, WIDTH, INPUTS, TAPS, TAPS, TAPS // 2, 1
-    )
-    ones = mask[:, None] & (k == TAPS * TAPS * INPUTS)[None, :]
+        x_ptr, row, mask, k, HEIGHT, WIDTH, FIRST[0], FIRST[1], FIRST[2], FIRST[3], FIRST[4],
+        FIRST[5], FIRST[6], FIRST[7],
+    )  # fmt: skip
+    ones = mask[:, None] & (k == FIRST[2] * FIRST[3] * FIRST[4])[None, :]
     return tl.where(ones, 1.0, taps.to(tl.float32))
 
 
 @triton.jit
-def load_matrix(
-    weight_ptr, channel, CHANNELS: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    LENGTH: tl.constexpr,
-):  # fmt: skip
-    """Columns of W for some channels, with zeros to the length LENGTH."""
-    k, products = tl.arange(0, LENGTH), TAPS * TAPS * INPUTS
+def load_matrix(weight_ptr, channel, CHANNELS: tl.constexpr, FIRST: tl.constexpr):
+    """Columns of W for some channels, with zeros to the length of a row of X."""
+    k, products = tl.arange(0, FIRST[8]), FIRST[2] * FIRST[3] * FIRST[4]
     mask = (channel < CHANNELS)[None, :] & (k < products)[:, None]
     return tl.load(weight_ptr + channel[None, :] * products + k[:, None], mask=mask, other=0)
 
 
 @triton.jit
 def first_sums(
-    x_ptr, weights, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, weights, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr
 ):  # fmt: skip
     """Rows of c in float32, and those of X."""
-    taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH).to(weights.dtype)
-    return tl.dot(taps, weights, input_precision=PRECISION), taps
+    taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, FIRST).to(weights.dtype)
+    return tl.dot(taps, weights, input_precision=FIRST[9]), taps
 
 
 @triton.jit
 def _first_moments(
     x_ptr, weight_ptr, running_mean_ptr, quanta_ptr, partial_ptr, squares_ptr, rows,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr,
-    TAPS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    LENGTH: tl.constexpr = FIRST[8]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
-    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
+    weights = load_matrix(weight_ptr, channel, CHANNELS, FIRST)
     pivot = load_pivot(running_mean_ptr, quanta_ptr, channel, channel_mask, 1.0)[None, :]
     first = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     second = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     squares = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
-        sums, taps = first_sums(
-            x_ptr, weights, row, rows, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
-        )
+        sums, taps = first_sums(x_ptr, weights, row, rows, HEIGHT, WIDTH, FIRST)
         centred = tl.where((row < rows)[:, None], sums - pivot, 0.0)
         first += centred
         second += centred * centred
         if tl.program_id(1) == 0:
-            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=PRECISION)
+            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=FIRST[9])
     second = tl.sum(second, 0)
     store_partial(partial_ptr, channel, channel_mask, tl.sum(first, 0), second, second, CHANNELS, 2)
     if tl.program_id(1) == 0:
@@ -125,8 +139,7 @@ def _first_moments(
 def _first_dz(
     products, dy_ptr, argmax_ptr, x_ptr, weights, row, count, channel, mask, scale, shift, prepared,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr,
-    FAMILY: tl.constexpr, POOL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+    FAMILY: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """Return dz and the sums of a first layer, computed from its input, and add Xᵀdz.
 
@@ -140,15 +153,13 @@ def _first_dz(
     sums, taps = dy, ()
     for j in tl.static_range(pixels):
         source = window_row(row, j, HEIGHT, WIDTH) if POOL else row
-        found, own = first_sums(
-            x_ptr, weights, source, count, HEIGHT, WIDTH, INPUTS, TAPS, LENGTH, PRECISION
-        )
+        found, own = first_sums(x_ptr, weights, source, count, HEIGHT, WIDTH, FIRST)
         sums = tl.where(argmax == j, found, sums) if j > 0 else found
         taps += (own,)  # type: ignore[assignment]
     dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
     for j in tl.static_range(pixels):
         part = (tl.where(argmax == j, dz, 0.0) if POOL else dz).to(weights.dtype)
-        products = tl.dot(tl.trans(taps[j]), part, products, input_precision=PRECISION)
+        products = tl.dot(tl.trans(taps[j]), part, products, input_precision=FIRST[9])
     return dz, sums, products
 
 
@@ -158,16 +169,17 @@ def _reduce_first(
     rows, count,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, COUNT: tl.constexpr, FAMILY: tl.constexpr, POOL: tl.constexpr,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr,
 ):  # fmt: skip
     """Sum dz, dz·(c − μ) and Xᵀdz over the rows of this program's tiles."""
+    LENGTH: tl.constexpr = FIRST[8]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
     scale = tl.load(stats_ptr + 2 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     shift = tl.load(stats_ptr + 3 * CHANNELS + channel, mask=channel_mask, other=0)[None, :]
     prepared = prepare_from_row(row_ptr, table, COUNT, FAMILY, "slope")
-    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH)
+    weights = load_matrix(weight_ptr, channel, CHANNELS, FIRST)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     weighted = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     products = tl.zeros((LENGTH, BLOCK), dtype=tl.float32)
@@ -176,7 +188,7 @@ def _reduce_first(
         mask = (row < rows)[:, None] & channel_mask[None, :]
         dz, sums, products = _first_dz(
             products, dy_ptr, argmax_ptr, x_ptr, weights, row, count, channel, mask, scale, shift,
-            prepared, HEIGHT, WIDTH, CHANNELS, COUNT, FAMILY, POOL, INPUTS, TAPS, LENGTH, PRECISION,
+            prepared, HEIGHT, WIDTH, CHANNELS, COUNT, FAMILY, POOL, FIRST,
         )  # fmt: skip
         total += dz
         weighted += dz * (sums - mean)
@@ -193,10 +205,10 @@ def _reduce_first(
 def _first_gradient(
     partial_ptr, stats_ptr, products_ptr, squares_ptr, weight_ptr, coefficients_ptr, out_ptr, tiles,
     square_tiles, rows,
-    CHANNELS: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr, LENGTH: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
+    LENGTH: tl.constexpr = FIRST[8]
     k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
@@ -211,7 +223,7 @@ def _first_gradient(
         pointers = squares_ptr + (tile * LENGTH + k) * LENGTH + j[None, :]
         squares += tl.load(pointers, mask=tile < square_tiles, other=0).to(tl.float64)
     row = tl.sum(squares, 0)
-    weights = load_matrix(weight_ptr, channel, CHANNELS, INPUTS, TAPS, LENGTH).to(tl.float64)
+    weights = load_matrix(weight_ptr, channel, CHANNELS, FIRST).to(tl.float64)
     d_beta, weighted, _ = add_partials(partial_ptr, tiles, channel, CHANNELS, ROWS, BLOCK, 2)
     s, a, b = store_coefficients(  # all programs of these channels store the same
         coefficients_ptr, stats_ptr, d_beta, weighted, weighted, channel, mask, rows, 1.0, CHANNELS,
@@ -225,44 +237,30 @@ def _first_gradient(
 def supports_first(
     weight: Tensor, stride: object, padding: object, dilation: object, groups: int
 ) -> bool:
-    """Whether the kernels compute such a convolution: short sums, and images keep their size."""
-    outputs, inputs, down, across = weight.shape
-    side = (down - 1) // 2
-    same = down == across and down % 2 == 1 and padding == (side, side)
-    plain = all(value == (1, 1) for value in (stride, dilation)) and groups == 1
-    return same and plain and inputs * down * across <= LONGEST and outputs >= 16
+    """Whether the kernels compute such a convolution: one of short sums, with one stride."""
+    plain = dilation == (1, 1) and groups == 1 and isinstance(padding, tuple)
+    plain = plain and isinstance(stride, tuple) and len({*stride}) == 1
+    return plain and weight[0].numel() <= LONGEST and len(weight) >= 16
 
 
-def first_statistics(x: Tensor, weight: Tensor, norm: Normalisation) -> tuple[Tensor, Tensor]:
+def first_statistics(x: Tensor, first: First, norm: Normalisation) -> tuple[Tensor, Tensor]:
     """Return the statistics of a first layer's sums, and XᵀX per tile."""
-    constants = {**tile_constants(first_shape(x, weight)), **first_constants(x, weight)}
-    rows, outputs, length = x.numel() // x.shape[1], len(weight), constants["LENGTH"]
+    constants, (images, outputs, *sides) = first.constants(x), first.shape(x)
+    rows, length = images * math.prod(sides), constants["FIRST"][8]
     tiles = min(triton.cdiv(rows, ROWS), MOMENT_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
     squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
     _first_moments[(tiles, triton.cdiv(outputs, constants["BLOCK"]))](
-        x, weight, norm.module.running_mean, norm.quanta, partial, squares, rows, **constants,
+        x, first.weight, norm.module.running_mean, norm.quanta, partial, squares, rows, **constants,
         ROWS=ROWS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return partial_statistics(partial, norm, rows, 1.0), squares
 
 
-def first_shape(x: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """Return the shape of a first layer's sums."""
-    return len(x), len(weight), *x.shape[2:]
-
-
-def first_constants(x: Tensor, weight: Tensor) -> dict[str, Any]:
-    """Return the constants of a kernel that describe a first layer, beside those of its sums."""
-    length = max(16, triton.next_power_of_2(weight[0].numel() + 1))
-    shape = {"INPUTS": x.shape[1], "TAPS": weight.shape[2], "LENGTH": length}
-    return {**shape, "PRECISION": _precision()}
-
-
 def first_weight_gradient(
     x: Tensor,
     dy: Tensor,
-    weight: Tensor,
+    first: First,
     stats: Tensor,
     stair: PreparedStair,
     argmax: Tensor | None,
@@ -270,8 +268,8 @@ def first_weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the coefficients of the backward pass, and the gradient of the quantised weights in
     float32, in their memory layout."""
-    constants = {**tile_constants(first_shape(x, weight)), **first_constants(x, weight)}
-    outputs, length, count = len(weight), constants["LENGTH"], x.numel() // x.shape[1]
+    constants, (images, outputs, *sides) = first.constants(x), first.shape(x)
+    weight, length, count = first.weight, constants["FIRST"][8], images * math.prod(sides)
     rows = dy.numel() // outputs
     tiles = min(triton.cdiv(rows, ROWS), GRADIENT_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
@@ -285,7 +283,7 @@ def first_weight_gradient(
     gradient = torch.empty_like(weight, dtype=torch.float32)
     _first_gradient[(weight[0].numel(), triton.cdiv(outputs, FEW_CHANNELS))](
         partial, stats, products, squares, weight, coefficients, gradient, tiles, len(squares),
-        count, outputs, x.shape[1], weight.shape[2], length, TILES, FEW_CHANNELS, num_warps=8,
+        count, outputs, constants["FIRST"], TILES, FEW_CHANNELS, num_warps=8,
         enable_fp_fusion=True,
     )  # fmt: skip
     return coefficients, gradient

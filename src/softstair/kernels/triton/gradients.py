@@ -68,7 +68,8 @@ def _feature_gradient(
             k = i * DEPTH + tl.arange(0, DEPTH)
             box = gather(
                 gradients, row, inside, k, HEIGHT, WIDTH, HEIGHT + 2 * PADDING - DOWN + 1,
-                WIDTH + 2 * PADDING - ACROSS + 1, OUTPUTS, DOWN, ACROSS, DOWN - 1 - PADDING, 1,
+                WIDTH + 2 * PADDING - ACROSS + 1, OUTPUTS, DOWN, ACROSS, DOWN - 1 - PADDING,
+                ACROSS - 1 - PADDING, 1,
             )  # fmt: skip
             # The taps of dc are those of the weights in the other direction.
             column = (taps - 1 - k // OUTPUTS) * OUTPUTS + k % OUTPUTS
