@@ -205,7 +205,7 @@ def test_statuses_say_how_far_each_unit_is(few: list[Unit], tmp_path: Path) -> N
 class Pretended:
     """A process that needs no time, and refuses batches that are too large as a real one does."""
 
-    def __init__(self, said: Any, device: str, threads: int) -> None:
+    def __init__(self, said: Any, device: str, threads: int, environment: Any) -> None:
         self.said, self.task, self.process = said, None, self
         self.is_free = True
 
@@ -258,10 +258,11 @@ def test_units_on_a_gpu_share_the_cores(
     threads: list[int] = []
 
     class Counted(Pretended):
-        def __init__(self, said: Any, device: str, count: int) -> None:
-            super().__init__(said, device, count)
+        def __init__(self, said: Any, device: str, count: int, environment: Any) -> None:
+            super().__init__(said, device, count, environment)
             threads.append(count)
 
+    monkeypatch.setenv("SOFTSTAIR_MPS", "0")
     monkeypatch.setattr("softstair.train.pool.Worker", Counted)
     monkeypatch.setattr("softstair.train.pool.cores", lambda: 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import torch
 
+from softstair.train import mps
 from softstair.train.parallel import Interrupted, StopRequest
 from softstair.train.progress import Event
 from softstair.train.recipe import Recipe
@@ -198,7 +199,9 @@ class Pool(ABC):
 class Worker:
     """The parent's end of a process that trains; an event of None says that the process ended."""
 
-    def __init__(self, events: "Events", device: str, threads: int) -> None:
+    def __init__(
+        self, events: "Events", device: str, threads: int, environment: dict[str, str]
+    ) -> None:
         self.task: Any = None  # what it trains now
         self.is_free = True  # to be given a run
         arguments = [json.dumps(sys.path), str(threads), device]
@@ -206,6 +209,7 @@ class Worker:
             [sys.executable, "-P", "-c", START, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
             # Ctrl-C reaches all processes of a session; here the parent passes it on, once.
             start_new_session=True,
         )
@@ -276,19 +280,29 @@ class ProcessPool(Pool):
         self._process_threads = process_threads(self._device, most, settings.get("threads"))
         self._events: Events = queue.SimpleQueue()
         self._workers: list[Worker] = []
+        self._gpu_processes = most if _is_gpu(self._device) else 0
+        self._environment: dict[str, str] = {}
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether the pool has started MPS, so that kernels of its processes overlap."""
+        return bool(self._environment)
 
     def __enter__(self) -> "ProcessPool":
+        self._environment = self._stack.enter_context(mps.started(self._gpu_processes))
         # All at once: the others import their modules while the first trains alone.
         self._workers += [self._new_worker() for _ in range(self._count(None))]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        deadline = time.monotonic() + TIMEOUT
-        for worker in self._workers:
-            worker.dismiss()
-            # One that trains nothing has nothing to save, and torch takes a second to end.
-            worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
+        with self._stack:  # what it holds ends after the processes
+            self.stop()
+            deadline = time.monotonic() + TIMEOUT
+            for worker in self._workers:
+                worker.dismiss()
+                # One that trains nothing has nothing to save, and torch takes a second to end.
+                worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
 
     def capacity(self) -> int:
         return self._count(self.threads)
@@ -301,7 +315,7 @@ class ProcessPool(Pool):
         self.handle(task, {"kind": "start"})
 
     def _new_worker(self) -> Worker:
-        return Worker(self._events, self._device, self._process_threads)
+        return Worker(self._events, self._device, self._process_threads, self._environment)
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -323,7 +337,7 @@ class ProcessPool(Pool):
         if kind in ("done", "stopped", "failed"):
             worker.task, worker.is_free = None, kind == "done"
         if event is not None and kind != "stopped":
-            self.handle(task, event)
+            self.handle(task, {**event, "mps": self.uses_mps} if kind == "begin" else event)
             return
         if not self.stopping:
             time.sleep(0.5)  # a scheduler signals every process of a job, perhaps this one last

@@ -1,0 +1,133 @@
+"""NVIDIA's Multi-Process Service (MPS), with which kernels of several processes overlap on a GPU.
+
+Without it, a GPU switches between processes in time slices. Processes connect to the daemon whose
+directory their environment names, and run without MPS if they find none.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PROGRAM = "nvidia-cuda-mps-control"
+DEFAULT_PIPE = Path("/tmp/nvidia-mps/control")
+"""Where processes look for a daemon if their environment names no directory."""
+MAX_CLIENTS = 48
+"""Processes that may connect, from compute capability 7.0 on."""
+START_TIMEOUT = 10.0
+"""Seconds for the daemon and its server to start."""
+END_TIMEOUT = 30
+"""Seconds for processes to end before the daemon is killed: they may be saving checkpoints."""
+
+SCRIPT = f"""
+trap '' HUP INT TERM
+"$0" -f </dev/null >/dev/null &
+daemon=$!
+for _ in $(seq 200); do
+    [ -e "$1/control" ] && break
+    kill -0 $daemon || exit
+    sleep 0.05
+done
+echo start_server -uid $(id -u) | "$0" >/dev/null
+echo get_server_list | "$0"
+exec >/dev/null
+read -r line
+(sleep {END_TIMEOUT}; kill -KILL $daemon) &
+echo quit | "$0"
+wait $daemon
+rm -rf "$1"
+kill -KILL 0
+"""
+"""Runs the daemon until stdin is closed, which happens even if this process is killed. It prints
+the process of the server, ignores the signals that a scheduler sends to all processes of a job,
+and at the end kills what is left of its process group."""
+
+
+@contextlib.contextmanager
+def started(processes: int) -> Iterator[dict[str, str]]:
+    """Start MPS for several processes, and yield the variables that their environment needs.
+
+    There are none if MPS is not available or not wanted, or if it does not start. The processes
+    must end before the context does.
+    """
+    daemon = _start() if _is_wanted(processes) else None
+    if daemon is None:
+        yield {}
+        return
+    try:
+        yield daemon.environment
+    finally:
+        daemon.end()
+
+
+def _is_wanted(processes: int) -> bool:
+    return (
+        sys.platform == "linux"
+        and 1 < processes <= MAX_CLIENTS
+        and os.environ.get("SOFTSTAIR_MPS") != "0"
+        and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+        and not DEFAULT_PIPE.exists()
+    )
+
+
+def _start() -> "_Daemon | None":
+    if (program := shutil.which(PROGRAM)) is None:
+        return None
+    try:
+        daemon = _Daemon(program)
+    except OSError:
+        return None
+    if daemon.is_ready():
+        return daemon
+    daemon.kill()
+    return None
+
+
+class _Daemon:
+    """A daemon in a directory of its own, and the shell that ends it."""
+
+    def __init__(self, program: str) -> None:
+        # Paths of sockets have at most 107 characters, which another folder may exceed.
+        self._folder = tempfile.mkdtemp(prefix="softstair-mps-", dir="/tmp")
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        self.environment = dict.fromkeys(names, self._folder)
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", SCRIPT, program, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.environment},
+            start_new_session=True,  # Ctrl-C must not end it before the runs are saved
+        )
+        self._input: Any = self._shell.stdin
+        self._output: Any = self._shell.stdout
+        if (devices := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+            # The daemon shows the devices that it sees to its clients, numbered from 0.
+            visible = range(len(devices.split(",")))
+            self.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
+
+    def is_ready(self) -> bool:
+        with self._output:
+            ready, _, _ = select.select([self._output], [], [], START_TIMEOUT)
+            return bool(ready) and self._output.readline().strip().isdigit()
+
+    def end(self) -> None:
+        self._input.close()
+        try:
+            self._shell.wait(END_TIMEOUT + 5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._input.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._shell.pid, signal.SIGKILL)
+        self._shell.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
