@@ -194,11 +194,16 @@ def check_first_layer(
     inverse = (inverse + module.eps).rsqrt()
     assert distance(stats[1], inverse) < 1e-5, what
     wanted = ss.regularise(z, ternary, "uniform", 0.0, 0.4, "mode")
-    wanted = F.max_pool2d(wanted, 2) if pool else wanted
-    assert int((y != wanted).sum()) <= 2, what  # at a threshold
+    # Rounding decides on which side of a threshold, or of an end of its noise, a few values lie.
+    ends = [end for t in ternary.thresholds for end in (t - 0.4 * 3**0.5, t, t + 0.4 * 3**0.5)]
+    is_near = sum((z.detach() - end).abs() < 1e-4 for end in ends).double()
+    if pool:
+        wanted, is_near = F.max_pool2d(wanted, 2), F.max_pool2d(is_near, 2)
+    assert 0 < int(is_near.count_nonzero()) < 0.01 * y.numel(), what
+    assert not ((y != wanted) & (is_near == 0)).any(), what
     assert integers is not None
     assert torch.equal(integers.to(dtype), y)
-    dy = torch.randn_like(y)
+    dy = torch.randn_like(y) * (is_near == 0)
     _, gradient = first.first_weight_gradient(x, dy, layer, stats, stair, argmax, squares)
     (expected,) = torch.autograd.grad(wanted, exact, dy.double())
     assert distance(gradient, expected) < (1e-2 if dtype == torch.bfloat16 else 2e-3), what
