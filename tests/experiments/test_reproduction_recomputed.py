@@ -366,6 +366,15 @@ def test_figures_in_the_text_follow_from_the_tables() -> None:
     (fold,) = mode.keys() & random.keys()
     gap = mode[fold].curve[-1] - random[fold].curve[-1]
     assert f'"Mode above random" is {gap:.1f} points at 500 epochs on fold {fold}' in text
+    partition = {u.fold: u for u in of("uniform-mode-std-partition-homogeneous", 500)}
+    assert mode.keys() == partition.keys() == set(range(5))
+    valid = figure([mode[fold].curve[-1] - partition[fold].curve[-1] for fold in mode])
+    tested = figure([mode[fold].test - partition[fold].test for fold in mode])
+    assert f"is {valid} above partition in validation and {tested} in test, over five" in text
+    below = figure([86 - unit.curve[-1] for unit in mode.values()])
+    assert f"It is {below} below the paper's 86 %" in text
+    beyond = (DOCS / "beyond.md").read_text(encoding="utf-8")
+    assert f"the last is {valid} over five folds" in " ".join(beyond.split())
     gap = float(np.mean([level(name, 50) for name in static("mode")])) - float(np.mean(slow))
     assert f"that mode is {gap:.1f} points above at 50" in text
     (one,) = (
