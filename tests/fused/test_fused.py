@@ -323,6 +323,46 @@ def test_averages_over_whole_images_are_means_in_training(settings, is_mean):
     assert average(x).equal(pool(x))  # as in evaluation
 
 
+class OwnNames(nn.Module):
+    """Its modules have names such as fusing might give to others."""
+
+    def __init__(self, inputs: int = 1) -> None:
+        super().__init__()
+        self.fused_0, self.norm = (
+            nn.Conv2d(inputs, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+        )
+        self.relu, self.pool, self.average_pool = (
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.AdaptiveMaxPool2d(1),
+        )
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.pool(input=self.relu(self.norm(self.fused_0(x))))
+        return self.fc(self.average_pool(self.pool(x)).flatten(1))
+
+
+def test_modules_of_any_name_are_fused():
+    torch.manual_seed(0)
+    net = ss.quantise(OwnNames(), TERNARY, TERNARY, skip="fc")
+    twin, (x, y) = copy.deepcopy(net).double(), batch(side=4, channels=1)
+    check(net, twin, x, y, 1e-4)
+
+
+@pytest.mark.parametrize(("inputs", "side"), [(3, 4), (1, 2)])
+def test_inputs_that_a_first_layer_cannot_take_change_nothing(inputs, side):
+    """Other channels than those of the weights, or a kernel larger than the padded image."""
+    layers = nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+    )
+    net = ss.quantise(layers, TERNARY, TERNARY)
+    with pytest.raises(ValueError, match="channels" if inputs == 3 else "kernel"):
+        fused(net)(torch.randn(2, inputs, side, side))
+    assert int(net[1].num_batches_tracked) == 0
+
+
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The counters of the first one are zeros again."""
     net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)

@@ -170,6 +170,9 @@ class FakeStream:
 
     def wait_event(self, event: object) -> None:
         self.waited_for.append(event)
+        self.at_wait()
+
+    def at_wait(self) -> None: ...
 
     wait_stream = wait_event
 
@@ -185,6 +188,8 @@ def test_what_the_second_stream_reads_is_held_until_it_is_waited_for(monkeypatch
     steps, tensors, device = LatentSteps(), [torch.zeros(1) for _ in range(6)], torch.device("cuda")
     alive = [weakref.ref(tensor) for tensor in tensors]
     count = lambda: [tensor() is not None for tensor in alive]
+    alive_then: list[int] = []
+    monkeypatch.setattr(current, "at_wait", lambda: alive_then.append(sum(count())))
     for number in range(4):
         with steps.stream.beside(device, tensors.pop(0)):
             if number == 1:  # the optimiser's step of an earlier layer, with its gradient
@@ -194,6 +199,7 @@ def test_what_the_second_stream_reads_is_held_until_it_is_waited_for(monkeypatch
         waits = [event for event in current.waited_for if event is not second]
         assert len(waits) == max(0, number - 1)
     assert count() == [False, False, False, True, True, True]
+    assert alive_then == [6, 5]  # nothing is freed before the wait
     optimiser = torch.optim.AdamW([torch.zeros(1)], lr=torch.tensor(1e-2))
     steps.begin(optimiser, {})  # joins a step that failed
     assert current.waited_for[-1] is second

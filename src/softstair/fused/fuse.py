@@ -32,6 +32,8 @@ __all__ = ["FusedNetwork", "fused", "not_fused"]
 
 
 ADDITIONS = (operator.add, torch.add)
+PREFIX = "softstair_fused_"
+"""Of the names of modules that are added to the code of a network."""
 FLOAT8_CHANNELS = 128
 """Fewest channels of a product for which FP8 was measured against bfloat16."""
 
@@ -65,7 +67,7 @@ class FusedNetwork:
         nodes = [node for node in self.code.graph.nodes if node.op == "get_attr"]
         others = [operator.attrgetter(str(node.target))(self.code) for node in nodes]
         names = self.code.named_parameters(remove_duplicate=False)
-        counts = Counter[Tensor](x for name, x in names if not name.startswith("fused_"))
+        counts = Counter[Tensor](x for name, x in names if not name.startswith(PREFIX))
         counts.update(x for x in others if isinstance(x, Tensor))
         steps = LatentSteps()
         for layer in self.layers:
@@ -177,7 +179,7 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
         replaced, parts, shortcut = group
         features: Any = node.args[0]
         layer = FusedLayer(len(layers), *parts, sources.get(features), float8)
-        name, last = f"fused_{layer.number}", replaced[-1]
+        name, last = f"{PREFIX}{layer.number}", replaced[-1]
         code.add_submodule(name, layer)
         with graph.inserting_after(last):
             given = (features,) if shortcut is None else (features, shortcut)
@@ -192,12 +194,12 @@ def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
         return None
     for node in graph.nodes:
         pool = modules.get(str(node.target)) if node.op == "call_module" else None
-        if type(pool) is nn.AvgPool2d and not _has_hooks(pool):
-            node.target = f"average_{node.name}"
+        if type(pool) is nn.AvgPool2d and not (node.kwargs or _has_hooks(pool)):
+            node.target = f"{PREFIX}average_{node.name}"
             code.add_submodule(node.target, Average(pool))
     order = {node.target: place for place, node in enumerate(graph.nodes)}
     for call, layer in sources.items():
-        layer.readers.sort(key=lambda reader: order[f"fused_{reader.number}"])
+        layer.readers.sort(key=lambda reader: order[f"{PREFIX}{reader.number}"])
         users = [user.args for user in call.users]
         # By one fused layer, without a shortcut.
         layer.read_once = bool(layer.readers) and users == [(context, call)]

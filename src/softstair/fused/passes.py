@@ -64,7 +64,11 @@ def train(
     context: Context,
 ) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
-    if len(x) * math.prod(sides := layer.sides(x)) < 2:
+    sides = layer.sides(x)
+    if min(sides, default=1) < 1:
+        size = tuple(x.shape[2:])
+        raise ValueError(f"the kernel of a convolution is larger than its padded input of {size}.")
+    if len(x) * math.prod(sides) < 2:
         raise ValueError(
             "batch normalisation needs more than one value per channel in training, but its input "
             f"has shape {(len(x), layer.norm.num_features, *sides)}."
@@ -281,10 +285,12 @@ class LayerFunction(torch.autograd.Function):
         if gradient is not None and ctx.needs_weight and isinstance(layer.sums, nn.Linear):
             # In the current stream: cuBLAS would keep a workspace for the second one.
             dw = _weight_gradient(ctx, gradient, x, values)
-        factors = () if gradient is None else gradient.for_weights
-        kept = (x, dw, ctx.zeros, ctx.weight_stair, *factors)
-        with nullcontext() if steps is None else steps.stream.beside(dy.device, *kept):
-            del kept, factors  # the second stream keeps them, if there is one
+        factors: tuple[Any, ...] = ()
+        if gradient is not None and dw is None:
+            factors = (x, ctx.zeros, *gradient.for_weights)
+        read = (dw, ctx.weight_stair, *factors)
+        with nullcontext() if steps is None else steps.stream.beside(dy.device, *read):
+            del read, factors  # the second stream holds them, if there is one
             if gradient is not None and ctx.needs_weight and dw is None:
                 dw = _weight_gradient(ctx, gradient, x, values)
             dw = dw if ctx.needs_weight else None

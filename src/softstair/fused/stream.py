@@ -9,8 +9,9 @@ import torch
 
 __all__ = ["SecondStream"]
 
-UNFINISHED = 2
-"""Groups of kernels whose tensors are held at a time: the current stream waits for an older one."""
+GROUPS = 2
+"""Most groups of kernels whose tensors are held: before another begins, the current stream waits
+for the oldest."""
 
 
 class SecondStream:
@@ -18,9 +19,9 @@ class SecondStream:
 
     torch's allocator orders the reuse of memory within one stream only. Reuse stays safe here: the
     second stream waits for the current one before it allocates, and tensors of the current stream
-    that it reads are held until the current stream has waited for the kernels that read them: in
-    :meth:`join`, or when ``UNFINISHED`` others follow. Without CUDA, everything runs in the order
-    of the program.
+    that it reads are held until the current stream has waited for the kernels that read them. It
+    waits for all of them in :meth:`join`, and for the oldest group when there are more than
+    ``GROUPS``. Without CUDA, everything runs in the order of the program.
     """
 
     def __init__(self) -> None:
@@ -36,18 +37,22 @@ class SecondStream:
             return
         current = torch.cuda.current_stream(device)
         self._unjoined = second = _stream_beside(current.device_index, current.cuda_stream)
-        while read and len(self._held) >= UNFINISHED:
-            current.wait_event(self._held.popleft()[0])
+        while read and len(self._held) >= GROUPS:
+            current.wait_event(self._held[0][0])
+            self._held.popleft()
         second.wait_stream(current)
         done = torch.cuda.Event()
         if read:
             self._held.append((done, [*read]))
         with torch.cuda.stream(second):
-            yield
-            done.record()
+            try:
+                yield
+            finally:
+                done.record()
 
     def hold(self, *read: object) -> None:
-        """Hold other tensors that kernels of the present context of :meth:`beside` read."""
+        """Hold other tensors that kernels read in the present context of :meth:`beside`, which was
+        given some."""
         if self._held:
             self._held[-1][1].extend(read)
 

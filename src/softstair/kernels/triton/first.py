@@ -59,7 +59,12 @@ class First(NamedTuple):
     padding: tuple[int, int]
 
     def shape(self, x: Tensor) -> tuple[int, ...]:
-        """Return the shape of the sums."""
+        """Return the shape of the sums of an input."""
+        if x.shape[1] != self.weight.shape[1]:
+            given = f"{x.shape[1]} channels were given"
+            raise ValueError(
+                f"a first layer of {self.weight.shape[1]} channels cannot take {given}."
+            )
         sides = zip(x.shape[2:], self.weight.shape[2:], self.padding, strict=True)
         own = [(side + 2 * pad - taps) // self.stride + 1 for side, taps, pad in sides]
         return len(x), len(self.weight), *own
