@@ -573,7 +573,10 @@ def test_fused_kernels_compile_without_the_interpreter(
     constants |= dict(GATHER=False, SOURCE_HEIGHT=16, SOURCE_WIDTH=16, STRIDE=1)
     gathered = constants | dict(GATHER=True, STRIDE=2, INPUTS=16, DEPTH=32)
     pointers = types | {"features": "*i8", "weights": "*i8"}
-    for values, own in ((constants, types), (gathered, pointers)):
+    pointwise = constants | dict(HEIGHT=1, WIDTH=1, TAPS_DOWN=1, TAPS_ACROSS=1, PADDING=0)
+    pointwise |= dict(BOX_IMAGES=128, BOX_HEIGHT=1, BOX_WIDTH=1, SOURCE_HEIGHT=1, SOURCE_WIDTH=1)
+    pixels = types | {"features": "tensordesc<i8[128,1,1,64]>"}
+    for values, own in ((constants, types), (gathered, pointers), (pointwise, pixels)):
         code = compile_kernel(convolution._convolve_int8, values, own, "*fp32")
         assert code["ptx"].count("atom.global.gpu.acq_rel") == 1
         assert "wgmma.mma_async" in code["ptx"]

@@ -29,8 +29,8 @@ __all__ = ["LayerOutput", "forward", "memory_format"]
 
 ELEMENTS = 2048
 """Of a tile, or of each of the four that a program handles together."""
-FEW_PROGRAMS = 1024
-"""With fewer programs, tiles are half as large: more programs hide more of the latency."""
+FEW_TILES = 1024
+"""With fewer tiles of rows, each is half as large: more programs hide more of the latency."""
 IMAGES = 64
 """Images of a tile whose transpose is stored, and most channels of it. A tile of a first layer has
 more channels, which use the same taps, and fewer images."""
@@ -179,7 +179,7 @@ def forward(
     integers = y if quantum is None else torch.empty(shape, dtype=torch.int8, **own)
     argmax = torch.empty(shape, dtype=torch.int8, **own) if pool else y
     rows, tiles = y.numel() // constants["CHANNELS"], 1 if pool else parts
-    if first is None and triton.cdiv(rows, tiles * tile) < FEW_PROGRAMS:
+    if first is None and triton.cdiv(rows, tiles * tile) < FEW_TILES:
         tile //= 2
     count, transposed = triton.cdiv(rows, tiles * tile), y
     if last_dtype is not None:

@@ -182,9 +182,9 @@ def convolve_int8(
         image = f"{height + 2 * padding} × {width + 2 * padding}"
         raise ValueError(f"a kernel of {down} × {across} does not fit into {image} padded pixels.")
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
-    if down == across == stride == 1 and padding == 0:  # no neighbours: pixels form one column
-        images, height, width = 1, images * height * width, 1
-        new_height, new_width = height, width
+    if down == across == stride == 1 and padding == 0:  # no neighbours: each pixel is an image
+        images, height, width = images * height * width, 1, 1
+        new_height, new_width = 1, 1
     pixels = PIXELS * (2 if outputs <= NARROW else 1)
     box_images, box_height, box_width = pixel_box(new_height, new_width, pixels)
     depth = max(32, min(128, triton.next_power_of_2(inputs)))  # of a product: at least 32 bytes
