@@ -171,6 +171,9 @@ def test_the_beginning_of_a_run_says_whether_mps_is_used(
         ("cuda", 2, "SOFTSTAIR_MPS", "0"),
         ("cuda", 2, "CUDA_MPS_PIPE_DIRECTORY", "/own"),
         ("cuda", 2, "PATH", "/nowhere"),
+        ("cuda", 2, "CUDA_VISIBLE_DEVICES", ""),
+        ("cuda", 2, "CUDA_VISIBLE_DEVICES", "0,-1"),
+        ("cuda", 2, "CUDA_VISIBLE_DEVICES", "MIG-2a"),
     ],
 )
 def test_mps_is_not_started(
@@ -192,14 +195,19 @@ def test_a_daemon_of_the_user_is_left_to_serve(fake: Fake) -> None:
     assert not fake.was_started
 
 
-@pytest.mark.parametrize("broken", [{"begin": "exit 1"}, {"begin": "sleep 60"}, {"server": ":"}])
+HANGS = "mkfifo servers; (printf 47; sleep 60) >servers </dev/null &"
+
+
+@pytest.mark.parametrize(
+    "broken", [{"begin": "exit 1"}, {"begin": "sleep 60"}, {"server": ":"}, {"server": HANGS}]
+)
 def test_training_begins_without_a_daemon_that_does_not_start(
     broken: dict[str, str],
     fake: Fake,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if broken.get("begin") == "sleep 60":
+    if "sleep 60" in str(broken):
         monkeypatch.setattr(mps, "START_TIMEOUT", 1.0)
     fake.install(**broken)
     before = time.monotonic()
@@ -226,6 +234,24 @@ def test_a_daemon_that_does_not_quit_is_killed(fake: Fake, monkeypatch: pytest.M
         assert environment
         before = time.monotonic()
     assert time.monotonic() - before < 5
+
+
+def test_a_daemon_whose_shell_was_killed_ends_too(fake: Fake) -> None:
+    with mps.started(2):
+        os.kill(fake.group, signal.SIGKILL)
+    assert fake.is_gone
+
+
+def test_the_daemon_ends_if_a_process_cannot_start(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("softstair.train.pool.Worker", fail)
+    with pytest.raises(OSError, match="no more"):
+        pool().__enter__()
+    assert fake.is_gone
 
 
 PARENT = """

@@ -6,12 +6,14 @@ directory their environment names, and run without MPS if they find none.
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 PROGRAM = "nvidia-cuda-mps-control"
 DEFAULT_PIPE = Path("/tmp/nvidia-mps/control")
 """Where processes look for a daemon if their environment names no directory."""
+DEVICE = re.compile(r"\d+|GPU-[0-9a-f-]+")
+"""A device in CUDA_VISIBLE_DEVICES. Others say that no more are visible, or are parts of a GPU."""
 MAX_CLIENTS = 48
 """Processes that may connect, from compute capability 7.0 on."""
 START_TIMEOUT = 10.0
@@ -74,7 +78,14 @@ def _is_wanted(processes: int) -> bool:
         and os.environ.get("SOFTSTAIR_MPS") != "0"
         and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
         and not DEFAULT_PIPE.exists()
+        and all(map(DEVICE.fullmatch, _visible_devices() or ()))
     )
+
+
+def _visible_devices() -> list[str] | None:
+    """Return the devices of the environment; None if it names none, so that all are visible."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if devices is None else devices.split(",")
 
 
 def _start() -> "_Daemon | None":
@@ -98,31 +109,41 @@ class _Daemon:
         self._folder = tempfile.mkdtemp(prefix="softstair-mps-", dir="/tmp")
         names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
         self.environment = dict.fromkeys(names, self._folder)
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, program, self._folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **self.environment},
-            start_new_session=True,  # Ctrl-C must not end it before the runs are saved
-        )
+        try:
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", SCRIPT, program, self._folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
+                start_new_session=True,  # Ctrl-C must not end it before the runs are saved
+            )
+        except OSError:
+            os.rmdir(self._folder)
+            raise
         self._input: Any = self._shell.stdin
         self._output: Any = self._shell.stdout
-        if (devices := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        if (devices := _visible_devices()) is not None:
             # The daemon shows the devices that it sees to its clients, numbered from 0.
-            visible = range(len(devices.split(",")))
-            self.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
+            self.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(len(devices))))
 
     def is_ready(self) -> bool:
+        deadline, text = time.monotonic() + START_TIMEOUT, b""
         with self._output:
-            ready, _, _ = select.select([self._output], [], [], START_TIMEOUT)
-            return bool(ready) and self._output.readline().strip().isdigit()
+            while not text.endswith(b"\n"):
+                left = max(0.0, deadline - time.monotonic())
+                ready, _, _ = select.select([self._output], [], [], left)
+                part = os.read(self._output.fileno(), 100) if ready else b""
+                if not part:
+                    return False
+                text += part
+        return text.strip().isdigit()
 
     def end(self) -> None:
         self._input.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._shell.wait(END_TIMEOUT + 5)
-        except subprocess.TimeoutExpired:
+        if os.path.exists(self._folder):  # the shell did not end, or was killed
             self.kill()
 
     def kill(self) -> None:

@@ -290,19 +290,26 @@ class ProcessPool(Pool):
         return bool(self._environment)
 
     def __enter__(self) -> "ProcessPool":
-        self._environment = self._stack.enter_context(mps.started(self._gpu_processes))
-        # All at once: the others import their modules while the first trains alone.
-        self._workers += [self._new_worker() for _ in range(self._count(None))]
+        with contextlib.ExitStack() as stack:
+            self._environment = stack.enter_context(mps.started(self._gpu_processes))
+            stack.callback(self._end_workers)
+            # All at once: the others import their modules while the first trains alone.
+            for _ in range(self._count(None)):
+                self._workers.append(self._new_worker())
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack:  # what it holds ends after the processes
-            self.stop()
-            deadline = time.monotonic() + TIMEOUT
-            for worker in self._workers:
-                worker.dismiss()
-                # One that trains nothing has nothing to save, and torch takes a second to end.
-                worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
+        self._stack.close()
+
+    def _end_workers(self) -> None:
+        self.stop()
+        deadline = time.monotonic() + TIMEOUT
+        # Those that train end first: under MPS, killing a process can disturb the others.
+        for worker in sorted(self._workers, key=lambda worker: worker.task is None):
+            worker.dismiss()
+            # One that trains nothing has nothing to save, and torch takes a second to end.
+            worker.end(0.0 if worker.task is None else max(0.0, deadline - time.monotonic()))
 
     def capacity(self) -> int:
         return self._count(self.threads)
