@@ -47,6 +47,8 @@ LONGEST = 63
 """Most products per sum of a first layer: with the column of ones, X has at most 64 columns."""
 ROWS, MOMENT_PROGRAMS, GRADIENT_PROGRAMS = 16, 528, 264
 """Rows of a tile, and most programs of the kernels that sum over rows: of moments, of gradients."""
+LENGTH_AT, PRECISION_AT = tl.constexpr(8), tl.constexpr(9)
+"""Places of the columns of X and of the precision in FIRST, see :meth:`First.constants`."""
 TILES, FEW_CHANNELS = 64, 32
 """Tiles and channels whose partial sums of the gradient are added at a time."""
 
@@ -84,7 +86,7 @@ class First(NamedTuple):
 @triton.jit
 def load_taps(x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr):
     """Rows of X in float32: the taps, a one, and zeros to the length of a row."""
-    k, mask = tl.arange(0, FIRST[8]), row < rows
+    k, mask = tl.arange(0, FIRST[LENGTH_AT]), row < rows
     taps = gather(
         x_ptr, row, mask, k, HEIGHT, WIDTH, FIRST[0], FIRST[1], FIRST[2], FIRST[3], FIRST[4],
         FIRST[5], FIRST[6], FIRST[7],
@@ -96,7 +98,7 @@ def load_taps(x_ptr, row, rows, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FIRST
 @triton.jit
 def load_matrix(weight_ptr, channel, CHANNELS: tl.constexpr, FIRST: tl.constexpr):
     """Columns of W for some channels, with zeros to the length of a row of X."""
-    k, products = tl.arange(0, FIRST[8]), FIRST[2] * FIRST[3] * FIRST[4]
+    k, products = tl.arange(0, FIRST[LENGTH_AT]), FIRST[2] * FIRST[3] * FIRST[4]
     mask = (channel < CHANNELS)[None, :] & (k < products)[:, None]
     return tl.load(weight_ptr + channel[None, :] * products + k[:, None], mask=mask, other=0)
 
@@ -107,7 +109,7 @@ def first_sums(
 ):  # fmt: skip
     """Rows of c in float32, and those of X."""
     taps = load_taps(x_ptr, row, rows, HEIGHT, WIDTH, FIRST).to(weights.dtype)
-    return tl.dot(taps, weights, input_precision=FIRST[9]), taps
+    return tl.dot(taps, weights, input_precision=FIRST[PRECISION_AT]), taps
 
 
 @triton.jit
@@ -116,7 +118,7 @@ def _first_moments(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, FIRST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    LENGTH: tl.constexpr = FIRST[8]
+    LENGTH: tl.constexpr = FIRST[LENGTH_AT]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     weights = load_matrix(weight_ptr, channel, CHANNELS, FIRST)
@@ -131,7 +133,7 @@ def _first_moments(
         first += centred
         second += centred * centred
         if tl.program_id(1) == 0:
-            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=FIRST[9])
+            squares = tl.dot(tl.trans(taps), taps, squares, input_precision=FIRST[PRECISION_AT])
     second = tl.sum(second, 0)
     store_partial(partial_ptr, channel, channel_mask, tl.sum(first, 0), second, second, CHANNELS, 2)
     if tl.program_id(1) == 0:
@@ -164,7 +166,7 @@ def _first_dz(
     dz = dy * evaluator.slope(sums * scale + shift, prepared, COUNT, FAMILY, 1, False)
     for j in tl.static_range(pixels):
         part = (tl.where(argmax == j, dz, 0.0) if POOL else dz).to(weights.dtype)
-        products = tl.dot(tl.trans(taps[j]), part, products, input_precision=FIRST[9])
+        products = tl.dot(tl.trans(taps[j]), part, products, input_precision=FIRST[PRECISION_AT])
     return dz, sums, products
 
 
@@ -177,7 +179,7 @@ def _reduce_first(
     FIRST: tl.constexpr,
 ):  # fmt: skip
     """Sum dz, dz·(c − μ) and Xᵀdz over the rows of this program's tiles."""
-    LENGTH: tl.constexpr = FIRST[8]
+    LENGTH: tl.constexpr = FIRST[LENGTH_AT]
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     channel_mask = channel < CHANNELS
     mean = tl.load(stats_ptr + channel, mask=channel_mask, other=0)[None, :]
@@ -213,7 +215,7 @@ def _first_gradient(
     CHANNELS: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of s·Xᵀdz + a·(XᵀX)·W + b·Xᵀ1 for some channels; tiles are added in float64."""
-    LENGTH: tl.constexpr = FIRST[8]
+    LENGTH: tl.constexpr = FIRST[LENGTH_AT]
     k, count, j = tl.program_id(0), tl.num_programs(0), tl.arange(0, LENGTH)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < CHANNELS
@@ -251,7 +253,7 @@ def supports_first(
 def first_statistics(x: Tensor, first: First, norm: Normalisation) -> tuple[Tensor, Tensor]:
     """Return the statistics of a first layer's sums, and XᵀX per tile."""
     constants, (images, outputs, *sides) = first.constants(x), first.shape(x)
-    rows, length = images * math.prod(sides), constants["FIRST"][8]
+    rows, length = images * math.prod(sides), constants["FIRST"][LENGTH_AT.value]
     tiles = min(triton.cdiv(rows, ROWS), MOMENT_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
     squares = torch.empty((tiles, length, length), dtype=torch.float32, device=x.device)
@@ -274,7 +276,8 @@ def first_weight_gradient(
     """Return the coefficients of the backward pass, and the gradient of the quantised weights in
     float32, in their memory layout."""
     constants, (images, outputs, *sides) = first.constants(x), first.shape(x)
-    weight, length, count = first.weight, constants["FIRST"][8], images * math.prod(sides)
+    weight, length = first.weight, constants["FIRST"][LENGTH_AT.value]
+    count = images * math.prod(sides)
     rows = dy.numel() // outputs
     tiles = min(triton.cdiv(rows, ROWS), GRADIENT_PROGRAMS)
     partial = torch.empty((tiles, 2, outputs), dtype=torch.float32, device=x.device)
