@@ -148,6 +148,7 @@ def test_networks_with_branches_keep_their_values(change):
         assert all(weight is None or bool(weight.isfinite().all()) for weight in weights)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("channels", [(24, 32), (32, 24), (32, 48)])
 def test_both_readers_of_features_have_their_own_gradients(channels):
     """In FP8 if they can; the integers are those of both."""
