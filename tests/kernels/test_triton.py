@@ -584,6 +584,17 @@ def test_fused_kernels_compile_without_the_interpreter(
         assert ("async_copy_global" in code["ttgir"]) == values["GATHER"]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["*i8", "*bf16"])
+def test_depthwise_convolutions_compile_without_the_interpreter(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    depthwise = importlib.import_module("softstair.kernels.triton.depthwise")
+    constants = dict(HEIGHT=25, WIDTH=5, SOURCE_HEIGHT=25, SOURCE_WIDTH=5, CHANNELS=100, DOWN=3)
+    constants |= dict(ACROSS=3, PADDING_DOWN=1, PADDING_ACROSS=1, STRIDE=1, REVERSE=True)
+    constants |= dict(INTEGERS=dtype == "*i8", ROWS=32, BLOCK=128)
+    compile_kernel(depthwise._depthwise, constants, {"rows": "i32", "out_ptr": "*i16"}, dtype)
+
+
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize(
     ("sums", "dy", "pooled"),

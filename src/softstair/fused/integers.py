@@ -5,10 +5,11 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softstair.kernels.triton.convolution import convolve_int8
-from softstair.kernels.triton.moments import Normalisation
+from softstair.kernels.triton.depthwise import depthwise_int8, is_depthwise
+from softstair.kernels.triton.moments import Normalisation, batch_statistics
 from softstair.nn import StairModule
 from softstair.stair import Stair
 
@@ -74,18 +75,20 @@ def _in_quanta(stair: Stair) -> Stair:
 
 
 def sum_int8(
+    layer: nn.Conv2d,
     stairs: tuple[StairModule, StairModule],
     features: Tensor,
     weights: Tensor,
-    padding: int,
-    stride: int,
     norm: Normalisation | None,
 ) -> tuple[Tensor, Tensor | None, float]:
-    """Return exact sums in the narrowest dtype that holds them all, their statistics if there is a
-    normalisation, and their unit."""
+    """Return the exact sums of a layer in the narrowest dtype that holds them all, their statistics
+    if there is a normalisation, and their unit."""
     widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
     largest = math.prod(widest) * math.prod(weights.shape[1:])
     dtype = torch.int16 if largest < 2**15 else torch.int32
     unit = math.prod(map(quantum_of, stairs))
-    sums, stats = convolve_int8(features, weights, padding, dtype, norm, unit, stride)
-    return sums, stats, unit
+    if is_depthwise(layer):
+        sums = depthwise_int8(features, weights, layer, dtype)
+        return sums, None if norm is None else batch_statistics(sums, norm, unit), unit
+    padding, stride = int(layer.padding[0]), layer.stride[0]
+    return *convolve_int8(features, weights, padding, dtype, norm, unit, stride), unit

@@ -10,6 +10,7 @@ from softstair.fused.integers import Integers, makes_int8, strategy_of, sum_int8
 from softstair.fused.stream import SecondStream
 from softstair.fused.update import LatentSteps
 from softstair.kernels.triton import convolution, gradients
+from softstair.kernels.triton.depthwise import is_depthwise
 from softstair.kernels.triton.first import First, supports_first
 from softstair.kernels.triton.moments import Normalisation
 from softstair.kernels.triton.prepare import PreparedStair
@@ -136,7 +137,7 @@ class LayerParts(nn.Module):
         sums = self.sums
         if not isinstance(sums, nn.Conv2d) or self.weight_stair is None:
             return False
-        return convolution.supports_int8(
+        return is_depthwise(sums) or convolution.supports_int8(
             sums.in_channels, sums.stride, sums.dilation, sums.groups, sums.padding
         )
 
@@ -177,6 +178,5 @@ class LayerParts(nn.Module):
         assert isinstance(self.sums, nn.Conv2d)
         assert self.source is not None
         assert self.weight_stair is not None
-        stairs, padding = (self.weight_stair, self.source.stair), int(self.sums.padding[0])
-        stride = int(self.sums.stride[0])
-        return sum_int8(stairs, features.int8, weights.int8, padding, stride, norm)
+        stairs = (self.weight_stair, self.source.stair)
+        return sum_int8(self.sums, stairs, features.int8, weights.int8, norm)

@@ -1,8 +1,10 @@
-"""Sums of products in float, and their gradients, by torch's libraries."""
+"""Sums of products in float, and their gradients, by torch's libraries if no kernel is faster."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from softstair.kernels.triton.depthwise import depthwise_gradient, is_depthwise
 
 __all__ = ["feature_gradient", "quantum_gradient", "sums_of", "weight_gradient"]
 
@@ -20,6 +22,8 @@ def feature_gradient(layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight
     """Return the gradient of the features."""
     if isinstance(layer, nn.Linear):
         return dc @ weight
+    if is_depthwise(layer) and layer.stride == (1, 1):
+        return depthwise_gradient(dc, weight, layer, x.shape)
     return _convolution_backward(layer, dc, x, weight, 0)
 
 
