@@ -592,7 +592,9 @@ def test_depthwise_convolutions_compile_without_the_interpreter(dtype, tmp_path,
     constants = dict(HEIGHT=25, WIDTH=5, SOURCE_HEIGHT=25, SOURCE_WIDTH=5, CHANNELS=100, DOWN=3)
     constants |= dict(ACROSS=3, PADDING_DOWN=1, PADDING_ACROSS=1, STRIDE=1, REVERSE=True)
     constants |= dict(INTEGERS=dtype == "*i8", ROWS=32, BLOCK=128)
-    compile_kernel(depthwise._depthwise, constants, {"rows": "i32", "out_ptr": "*i16"}, dtype)
+    types = {"rows": "i32", "out_ptr": "*i16"} if dtype == "*i8" else {"rows": "i32"}
+    ptx = compile_kernel(depthwise._depthwise, constants, types, dtype)["ptx"]
+    assert ("fma.rn.f32" in ptx) == (dtype == "*bf16")  # integers are multiplied as integers
 
 
 @pytest.mark.nightly(keep=1)

@@ -33,7 +33,7 @@ __all__ = ["FusedNetwork", "fused", "not_fused"]
 
 ADDITIONS = (operator.add, torch.add)
 PREFIX = "softstair_fused_"
-"""Of the names of modules that are added to the code of a network."""
+"""Prefix of the names of modules that are added to the code of a network."""
 FLOAT8_CHANNELS = 128
 """Fewest channels of a product for which FP8 was measured against bfloat16."""
 

@@ -108,8 +108,8 @@ class LayerParts(nn.Module):
         if isinstance(sums, nn.Linear):
             return []
         settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
-        sides = zip(x.shape[2:], *(tuple(map(int, pair)) for pair in settings), strict=True)
-        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
+        pairs = (tuple(map(int, pair)) for pair in settings)
+        return convolution.output_sides(x.shape[2:], *pairs)
 
     @property
     def has_short_sums(self) -> bool:

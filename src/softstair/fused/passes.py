@@ -64,11 +64,7 @@ def train(
     context: Context,
 ) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
-    sides = layer.sides(x)
-    if min(sides, default=1) < 1:
-        size = tuple(x.shape[2:])
-        raise ValueError(f"the kernel of a convolution is larger than its padded input of {size}.")
-    if len(x) * math.prod(sides) < 2:
+    if len(x) * math.prod(sides := layer.sides(x)) < 2:
         raise ValueError(
             "batch normalisation needs more than one value per channel in training, but its input "
             f"has shape {(len(x), layer.norm.num_features, *sides)}."

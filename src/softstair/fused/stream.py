@@ -31,7 +31,8 @@ class SecondStream:
     @contextmanager
     def beside(self, device: torch.device, *read: object) -> Iterator[None]:
         """Return a context whose kernels run after those launched so far, and overlap those that
-        are launched between its end and :meth:`join`. They may read the tensors in ``read``."""
+        are launched between its end and :meth:`join`. They may read the tensors in ``read``, and
+        others that live until :meth:`join`."""
         if device.type != "cuda":
             yield
             return
@@ -51,8 +52,7 @@ class SecondStream:
                 done.record()
 
     def hold(self, *read: object) -> None:
-        """Hold other tensors that kernels read in the present context of :meth:`beside`, which was
-        given some."""
+        """Hold more tensors, as long as those that the last call of :meth:`beside` was given."""
         if self._held:
             self._held[-1][1].extend(read)
 

@@ -22,9 +22,9 @@ PROGRAM = "nvidia-cuda-mps-control"
 DEFAULT_PIPE = Path("/tmp/nvidia-mps/control")
 """Where processes look for a daemon if their environment names no directory."""
 DEVICE = re.compile(r"\d+|GPU-[0-9a-f-]+")
-"""A device in CUDA_VISIBLE_DEVICES. Others say that no more are visible, or are parts of a GPU."""
+"""A whole GPU in CUDA_VISIBLE_DEVICES. Other entries hide GPUs, or are parts of one."""
 MAX_CLIENTS = 48
-"""Processes that may connect, from compute capability 7.0 on."""
+"""Most processes that may connect to the server of a GPU."""
 START_TIMEOUT = 10.0
 """Seconds for the daemon and its server to start."""
 END_TIMEOUT = 30
@@ -50,8 +50,8 @@ rm -rf "$1"
 kill -KILL 0
 """
 """Runs the daemon until stdin is closed, which happens even if this process is killed. It prints
-the process of the server, ignores the signals that a scheduler sends to all processes of a job,
-and at the end kills what is left of its process group."""
+the ID of the server's process, ignores the signals that a scheduler sends to all processes of a
+job, and at the end kills what is left of its process group."""
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ depend on their order.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -27,7 +28,15 @@ from softstair.kernels.triton.moments import (
     store_statistics,
 )
 
-__all__ = ["NARROW", "convolve_int8", "gather", "pixel_box", "supports_int8", "window_row"]
+__all__ = [
+    "NARROW",
+    "convolve_int8",
+    "gather",
+    "output_sides",
+    "pixel_box",
+    "supports_int8",
+    "window_row",
+]
 
 PIXELS, NARROW = 128, 32
 """Pixels of a tile of the integer convolution, twice as many if it has at most NARROW outputs.
@@ -155,6 +164,28 @@ def supports_int8(
     return plain and all(len(set(pair)) == 1 and isinstance(pair[0], int) for pair in pairs)
 
 
+def output_sides(
+    sides: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1, 1),
+) -> list[int]:
+    """Return height and width of what a convolution computes, from those of its input.
+
+    Raises:
+        ValueError: If the kernel is larger than the padded image.
+    """
+    spans = [step * (count - 1) + 1 for step, count in zip(dilation, taps, strict=True)]
+    padded = [side + 2 * pad for side, pad in zip(sides, padding, strict=True)]
+    if any(span > side for span, side in zip(spans, padded, strict=True)):
+        given = " × ".join(map(str, padded))
+        kernel = " × ".join(map(str, spans))
+        raise ValueError(f"a kernel of {kernel} does not fit into {given} padded pixels.")
+    triples = zip(padded, spans, strides, strict=True)
+    return [(side - span) // stride + 1 for side, span, stride in triples]
+
+
 def convolve_int8(
     features: Tensor,
     weights: Tensor,
@@ -176,11 +207,9 @@ def convolve_int8(
     """
     images, inputs, height, width = features.shape
     outputs, _, down, across = weights.shape
-    new_height = (height + 2 * padding - down) // stride + 1
-    new_width = (width + 2 * padding - across) // stride + 1
-    if min(new_height, new_width) < 1:
-        image = f"{height + 2 * padding} × {width + 2 * padding}"
-        raise ValueError(f"a kernel of {down} × {across} does not fit into {image} padded pixels.")
+    new_height, new_width = output_sides(
+        (height, width), (down, across), (stride, stride), (padding, padding)
+    )
     sums = _channels_last((images, outputs, new_height, new_width), dtype, features.device)
     if down == across == stride == 1 and padding == 0:  # no neighbours: each pixel is an image
         images, height, width = images * height * width, 1, 1

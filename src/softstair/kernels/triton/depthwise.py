@@ -1,9 +1,9 @@
 """Depthwise convolutions: sums of integers, and the gradient of the features.
 
-Each channel has a kernel of its own, so a sum has as few products as the kernel has taps, and the
-time is that of memory. A program computes some channels of some pixels; what neighbouring pixels
-share comes from the cache. Sums of integers are exact. The gradient of the features is the same
-convolution of the gradient of the sums, with the taps in reverse order.
+Each channel has a kernel of its own, so a sum has few products, and memory traffic dominates the
+cost. A program computes some channels of some pixels; it loads the inputs that neighbouring pixels
+share from the cache. Sums of integers are exact. The gradient of the features is the convolution of
+the gradient of the sums with the same kernels, their taps in reverse order.
 """
 
 import torch
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from softstair.kernels.triton.convolution import output_sides
 from softstair.kernels.triton.moments import channel_block
 
 __all__ = ["depthwise_gradient", "depthwise_int8", "is_depthwise"]
@@ -65,11 +66,10 @@ def depthwise_int8(
     features: Tensor, weights: Tensor, layer: nn.Conv2d, dtype: torch.dtype
 ) -> Tensor:
     """Return the sums of int8 features and weights, in an integer ``dtype`` that must hold them."""
-    padding, stride = _padding(layer), layer.stride[0]
-    sides = zip(features.shape[2:], weights.shape[2:], padding, strict=True)
-    new = [(side + 2 * pad - taps) // stride + 1 for side, taps, pad in sides]
-    shape = (*features.shape[:2], *new)
-    return _convolve(features, weights, shape, padding, stride, False, dtype)
+    padding = _padding(layer)
+    sides = output_sides(features.shape[2:], weights.shape[2:], layer.stride, padding)
+    shape = (*features.shape[:2], *sides)
+    return _convolve(features, weights, shape, padding, layer.stride[0], False, dtype)
 
 
 def depthwise_gradient(dc: Tensor, weights: Tensor, layer: nn.Conv2d, shape: torch.Size) -> Tensor:

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from softstair.kernels.triton import evaluator
-from softstair.kernels.triton.convolution import gather, window_row
+from softstair.kernels.triton.convolution import gather, output_sides, window_row
 from softstair.kernels.triton.moments import (
     Normalisation,
     add_partials,
@@ -62,14 +62,12 @@ class First(NamedTuple):
 
     def shape(self, x: Tensor) -> tuple[int, ...]:
         """Return the shape of the sums of an input."""
-        if x.shape[1] != self.weight.shape[1]:
-            given = f"{x.shape[1]} channels were given"
-            raise ValueError(
-                f"a first layer of {self.weight.shape[1]} channels cannot take {given}."
-            )
-        sides = zip(x.shape[2:], self.weight.shape[2:], self.padding, strict=True)
-        own = [(side + 2 * pad - taps) // self.stride + 1 for side, taps, pad in sides]
-        return len(x), len(self.weight), *own
+        outputs, inputs, *taps = self.weight.shape
+        if x.shape[1] != inputs:
+            problem = f"must have {inputs} channels, but {x.shape[1]} were given"
+            raise ValueError(f"the input of a convolution {problem}.")
+        strides = (self.stride, self.stride)
+        return len(x), outputs, *output_sides(x.shape[2:], taps, strides, self.padding)
 
     def constants(self, x: Tensor) -> dict[str, Any]:
         """Return the constants of a kernel: those of the sums, and what it needs to compute them.
