@@ -41,6 +41,22 @@ PAPER = {
     "uniform-expectation-std-partition-homogeneous": "79",
 }
 """Levels in the paper's text, in per cent."""
+CELLS = {
+    "static, mode": "uniform-mode-static",
+    "static, random": "uniform-random-static",
+    **{f"partition, {name}": f"uniform-{name}-std-partition-homogeneous" for name in FORWARDS},
+    "same end, expectation": "uniform-expectation-std-same_end-homogeneous",
+}
+"""The configurations of CIFAR-10 that are compared with each other at full length."""
+PAIRS = (
+    ("partition, mode", "static, mode"),
+    ("partition, random", "static, random"),
+    ("partition, expectation", "static, mode"),
+    ("static, mode", "static, random"),
+    ("partition, mode", "partition, random"),
+    ("partition, random", "partition, expectation"),
+    ("partition, expectation", "same end, expectation"),
+)
 INTERVALS = ("partition", "same_start", "overlapped", "same_end")
 STEPS = {"cifar10": 156, "svhn": 228, "speech": 69}
 """Steps of an epoch, in batches of 256: four fifths of the training examples."""
@@ -236,6 +252,24 @@ def levels(trainings: Sequence[Training], data: str) -> str:
     keep = [at for at in range(len(head)) if any(row[at] not in (NONE, "0") for row in rows)]
     pick = lambda cells: [cells[at] for at in keep]
     return table(pick(head), map(pick, rows))
+
+
+def differences(trainings: Sequence[Training]) -> str:
+    """Configurations of CIFAR-10 at full length with running statistics less others, paired by
+    fold: before the drop, after the last epoch, and in the test."""
+    full = [run for run in select(trainings, {"data": "cifar10"}) if is_full(run)]
+    running = [run for run in full if not is_fresh(run)]
+    values = (before_the_drop, accuracy, lambda run: run.test_accuracy)
+    rows = []
+    for pair in PAIRS:
+        left, right = (
+            [run for run in running if run.configuration == CELLS[name]] for name in pair
+        )
+        gaps = [paired_mean(left, right, value) for value in values]
+        cells = [cell for gap in gaps for cell in (number(gap), spread(gap))]
+        rows.append([*pair, str(gaps[0].folds), *cells])
+    heads = [(name, f"{name}: 95 %") for name in ("before the drop", "validation", "test")]
+    return table(["one", "less the other", "folds", *(cell for two in heads for cell in two)], rows)
 
 
 def by_tail(trainings: Sequence[Training]) -> str:
@@ -525,6 +559,7 @@ def written() -> dict[Path, str]:
         "summary": summary(findings),
         "claims": claims(findings),
         "CIFAR-10": levels(trainings, "cifar10"),
+        "differences": differences(trainings),
         "speech": levels(trainings, "speech"),
         "last epochs": by_tail(trainings),
         "speech intervals": by_interval(trainings, "speech", "120"),

@@ -262,7 +262,7 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
 @pytest.mark.parametrize(
     ("words", "done", "count"),
     [
-        ("benchmarks/claims.toml", "cifar10-500-epochs.parquet", 16),
+        ("benchmarks/claims.toml", "cifar10-500-epochs.parquet", 30),
         ("paper-cifar10 --epochs 50", "cifar10-50-epochs.parquet", 194),
         ("paper-speech", "speech-120-epochs.parquet", 160),
         ("paper-svhn --epochs 25", "svhn-25-epochs.csv", 12),
