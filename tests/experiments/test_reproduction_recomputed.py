@@ -473,6 +473,37 @@ def test_figures_on_cifar10_in_the_text_follow_from_the_tables() -> None:
         assert judge.words == ["does not hold", "holds", "holds"]
 
 
+def test_what_each_forward_gains_by_partition_follows_from_the_tables() -> None:
+    page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
+    cells = cifar10()
+    level = lambda cell: f"{np.mean([u.curve[-1] for u in cells[cell]]):.1f}"
+    for forward, words in (("mode", "loses"), ("random", "gains")):
+        sides = [f"{kind}, {forward}" for kind in ("static", "partition")]
+        gains = [paired(cells[sides[1]], cells[sides[0]], kind) for kind in ("validation", "test")]
+        shown = [figure(gain).removesuffix(" points").replace("-", "−") for gain in gains]
+        row = [forward, *map(level, sides), *shown]
+        assert f"| {' | '.join(row)} |" in page
+        least, most = sorted([abs(gains[0][at]) for at in range(5)])[::4]
+        assert all((gain > 0) == (words == "gains") for gain in gains[0])
+        assert f"{words} on every fold, by {least:.2f} to {most:.2f} points" in page
+    assert f"| never becomes a stair | {level('partition, expectation')} | – | – |" in page
+    ahead = [
+        figure(paired(cells[f"{kind}, mode"], cells[f"{kind}, random"]))
+        for kind in ("static", "partition")
+    ]
+    assert f"by {ahead[0]} under static noise and by {ahead[1]} under partition" in page
+    below = figure(paired(cells["static, mode"], cells["partition, expectation"]))
+    assert f"with partition it is {below} below static noise with the mode" in page
+    (fresh,) = (u for u in trained() if u.statistics == "fresh" and u.data == "cifar10")
+    assert (fresh.name, fresh.fold) == ("uniform-random-static", 0)
+    static, partition = (cells[f"{kind}, random"][0].curve[-1] for kind in ("static", "partition"))
+    assert (
+        f"static noise has {static:.1f} % with running statistics, partition {partition:.1f} %"
+        in page
+    )
+    assert f"static noise trained with fresh statistics {fresh.curve[-1]:.1f} %" in page
+
+
 def test_figures_on_speech_in_the_text_follow_from_the_tables() -> None:
     text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
     running, fresh = speech("running"), speech("fresh")
