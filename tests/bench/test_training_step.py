@@ -82,7 +82,8 @@ def test_naive_rounding_is_fake_quantisation(bits: int, quantum: float) -> None:
     assert 0 < (gradient == 0).float().mean() < 1
 
 
-@pytest.mark.parametrize("model", WORKLOADS)
+@pytest.mark.nightly(keep=2)
+@pytest.mark.parametrize("model", [*reversed(WORKLOADS)])
 def test_the_naive_network_has_the_same_topology(model: str) -> None:
     load, stair = workload(model), Stair.ternary()
     naive, twin = naive_network(load.network(), stair, stair), load.network()
@@ -134,8 +135,9 @@ def test_the_epoch_does_not_advance_while_steps_are_timed() -> None:
 
 
 @pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("load", WORKLOADS.values(), ids=lambda load: load.model)
-def test_spans_are_those_of_an_annealer(load) -> None:
+@pytest.mark.parametrize("model", [*reversed(WORKLOADS)])
+def test_spans_are_those_of_an_annealer(model: str) -> None:
+    load = workload(model)
     recipe = replace(preset(load.preset), static_std=False)
     network = stair_network(load.network(), recipe, torch.zeros(2, *load.shape))
     layers = layer_count(network)

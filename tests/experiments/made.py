@@ -30,7 +30,8 @@ def units(
     """Name, recipe and settings of each unit of a design over so many epochs."""
     chosen = DESIGNS[design].where(dict(where)).rescaled(epochs)
     every = replace(chosen, folds=folds).units()
-    return [(unit.configuration, unit.recipe, unit.recipe.to_row()) for unit in every]
+    version = {"data_version": "unknown"}
+    return [(unit.configuration, unit.recipe, unit.recipe.to_row() | version) for unit in every]
 
 
 def made(
@@ -49,6 +50,7 @@ def made(
         first = None if before is None else before(settings, recipe.fold)
         epochs_of = curve(final, epochs, int(recipe.drop or epochs), first)
         trainings.append(Training(name, recipe, epochs_of, final, seconds=1.0))
+        vars(trainings[-1])["settings"] = settings  # computed once for all levels of a unit
     return trainings
 
 

@@ -20,7 +20,7 @@ from softstair.experiments import Design, Unit, grid, results
 from softstair.experiments.design import Configuration, read_design
 from softstair.experiments.grid import Pace, unfinished
 from softstair.experiments.results import statuses, summarise
-from softstair.train import Interrupted, Recipe, RunError, train
+from softstair.train import Interrupted, RunError, train
 from softstair.train.progress import Event
 from train.short import OWN_DATA, OWN_MODEL, files, metrics_of, recipe
 
@@ -144,133 +144,31 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """Two units on the digits, one of them done; nothing may start a process."""
     monkeypatch.setattr("softstair.train.pool.Worker", None)
     units = [Unit("a", recipe(fold=fold)) for fold in (0, 1)]
-    torch.set_num_threads(1)
-    train(units[0].recipe, units[0].path(tmp_path))
+    train(units[0].recipe, units[0].path(tmp_path), threads=1)
     return units
-
-
-def refused(units: list[Unit], folder: Path) -> str:
-    before = files(folder)
-    with pytest.raises(RunError) as caught:
-        grid.run(units, folder, lambda *_: None, device="cpu", jobs=2)
-    assert files(folder) == before
-    return str(caught.value)
-
-
-def test_damage_is_found_before_anything_is_trained(few: list[Unit], tmp_path: Path) -> None:
-    last = few[::-1]
-    for name in ("config.json", "summary.json"):
-        content = (few[0].path(tmp_path) / name).read_bytes()
-        (few[0].path(tmp_path) / name).write_bytes(content[:100])
-        assert name in refused(last, tmp_path)
-        (few[0].path(tmp_path) / name).write_bytes(content)
 
 
 def test_what_is_left_to_do(few: list[Unit], tmp_path: Path) -> None:
     assert list(unfinished(few, tmp_path)) == few[1:]
-    shutil.copytree(few[0].path(tmp_path), tmp_path / "b" / "fold-0")
-    assert list(unfinished([replace(few[0], configuration="b")], tmp_path)) == []
-    (tmp_path / "b" / "fold-0" / "summary.json").unlink()
     begun = replace(few[0], configuration="b")
+    path = Path(shutil.copytree(few[0].path(tmp_path), begun.path(tmp_path)))
+    assert list(unfinished([begun], tmp_path)) == []
+    (path / "summary.json").unlink()
     assert list(unfinished([begun, *few], tmp_path)) == [begun, few[1]]
-    assert grid.run(few[:1], tmp_path, lambda *_: None, device="cpu") == 0
-    assert grid.run([], tmp_path, lambda *_: None, device="cpu") == 0
-
-
-def test_statuses_say_how_far_each_unit_is(few: list[Unit], tmp_path: Path) -> None:
-    begun, training = (replace(few[0], configuration=name) for name in ("b", "c"))
-    for unit in (begun, training):
-        shutil.copytree(few[0].path(tmp_path), unit.path(tmp_path))
-        (unit.path(tmp_path) / "summary.json").unlink()
-    (begun.path(tmp_path) / "metrics.jsonl").write_text("")
-    names = [Configuration(name, recipe()) for name in "abc"]
-    with filelock.FileLock(training.path(tmp_path) / "lock"):
-        units = statuses(Design("x", tuple(names), (0, 1)), tmp_path)
-    states = ["done", "waiting", "begun", "waiting", "training", "waiting"]
-    assert [status.state for status in units] == states
-    assert [status.epochs for status in units] == [3, 0, 0, 0, 3, 0]
-    assert [status.accuracy is None for status in units[::2]] == [False, True, False]
-    total = summarise(units)
-    assert [total[state] for state in results.STATES] == [1, 0, 1, 1, 3]
-    assert (total["epochs"], total["of_epochs"]) == (6, 18)
-    assert total["valid_accuracy"] == pytest.approx(units[0].accuracy)
-    other = [replace(status, data_version=str(number)) for number, status in enumerate(units)]
-    assert summarise(other)["valid_accuracy"] is None
-    assert [len(group) for group in results.by_configuration(units).values()] == [2, 2, 2]
-    (begun.path(tmp_path) / "metrics.jsonl").write_text("{}\n")
+    for units in (few[:1], []):
+        assert grid.run(units, tmp_path, lambda *_: None, device="cpu") == 0
+    (path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(RunError, match="damaged"):
-        statuses(Design("x", tuple(names), (0,)), tmp_path)
-
-
-class Pretended:
-    """A process that needs no time, and refuses batches that are too large as a real one does."""
-
-    def __init__(self, said: Any, device: str, threads: int, environment: Any) -> None:
-        self.said, self.task, self.process = said, None, self
-        self.is_free = True
-
-    def give(self, task: Any, recipe: Recipe, out: Path, settings: dict[str, Any]) -> None:
-        self.task, self.is_free = task, False
-        if recipe.batch > 200:
-            news: list[Event | None] = [
-                {"kind": "failed", "why": "batch must be at most 160."},
-                None,
-            ]
-        else:
-            place = {"epoch": 0, "epochs": 1, "done": 0, "total": 1}
-            news = [{"kind": "begin", "process": 1, "threads": 1, **place}, {"kind": "done"}]
-        for one in news:
-            self.said.put((self, one))
-
-    def poll(self) -> int:
-        return 0
-
-    def dismiss(self) -> None:
-        self.is_free = False
-
-    def end(self, timeout: float) -> None:
-        pass
-
-
-def test_a_unit_that_is_refused_leaves_the_others_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Units of a design differ: what one is refused for need not concern the next."""
-    monkeypatch.setattr("softstair.train.pool.Worker", Pretended)
-    heard: dict[str, list[str]] = {}
-    tell = lambda unit, news: heard.setdefault(unit.name, []).append(news["kind"])
-    units = [Unit(f"batch={batch}", recipe(batch=batch)) for batch in (32, 5000, 16, 8)]
-    assert grid.run(units, tmp_path, tell, device="cpu", jobs=1) == 1
-    assert heard == {
-        "batch=32/fold-0": ["start", "begin", "done"],
-        "batch=5000/fold-0": ["start", "failed"],
-        "batch=16/fold-0": ["start", "begin", "done"],
-        "batch=8/fold-0": ["start", "begin", "done"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("jobs", "given", "expected"), [(3, None, 5), ("auto", None, 3), (40, None, 2), (3, 7, 7)]
-)
-def test_units_on_a_gpu_share_the_cores(
-    jobs: Any, given: int | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-
-    class Counted(Pretended):
-        def __init__(self, said: Any, device: str, count: int, environment: Any) -> None:
-            super().__init__(said, device, count, environment)
-            threads.append(count)
-
-    monkeypatch.setenv("SOFTSTAIR_MPS", "0")
-    monkeypatch.setattr("softstair.train.pool.Worker", Counted)
-    monkeypatch.setattr("softstair.train.pool.cores", lambda: 16)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    monkeypatch.setattr(grid, "choose_device", lambda device: torch.device("cuda"))
-    units = [Unit(f"batch={batch}", recipe(batch=batch)) for batch in range(8, 15)]
-    tell = lambda unit, news: None
-    assert grid.run(units, tmp_path, tell, device="cuda", threads=given, jobs=jobs) == 0
-    assert set(threads) == {expected}
+        statuses(Design("x", (Configuration("b", begun.recipe),), (0,)), tmp_path)
+    # Damage is found before anything is trained.
+    for name in ("config.json", "summary.json"):
+        content = (few[0].path(tmp_path) / name).read_bytes()
+        (few[0].path(tmp_path) / name).write_bytes(content[:100])
+        before = files(tmp_path)
+        with pytest.raises(RunError, match=name):
+            grid.run(few[::-1], tmp_path, lambda *_: None, device="cpu", jobs=2)
+        assert files(tmp_path) == before
+        (few[0].path(tmp_path) / name).write_bytes(content)
 
 
 # ---- How many at a time

@@ -451,6 +451,7 @@ def test_somebody_else_answers(
 
 
 @needs_ray
+@pytest.mark.nightly
 def test_auto_without_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

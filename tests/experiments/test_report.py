@@ -176,6 +176,7 @@ def test_keys_read_a_chart_too(visit: Visit, trainings: list[Training]) -> None:
     assert not visit.page.locator("#tip").is_visible()
 
 
+@pytest.mark.nightly
 def test_the_legend_switches_lines(visit: Visit) -> None:
     before = drawn(visit)
     entry = visit.page.locator(".entry", has_text="partition, progressive")
@@ -211,6 +212,7 @@ def test_colours_and_dots_are_those_of_the_papers_captions(visit: Visit) -> None
     check("-static", dict(zip(noises, ("blue", "green", "red", "yellow"), strict=True)))
 
 
+@pytest.mark.nightly
 def test_colours_show_the_setting_that_was_varied(opened: Opened) -> None:
     with opened(one_setting()) as visit:
         labels = visit.page.locator("#legend button").all_inner_texts()
