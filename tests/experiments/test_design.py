@@ -23,9 +23,8 @@ POWERS = ("homogeneous", "progressive")
 FORWARDS = ("expectation", "mode", "random")
 NOT_APPLICABLE = ("-", "-")
 
-Point = tuple[
-    str, bool, bool, str, str, str
-]  # noise, mean static, std static, interval, law, forward
+Point = tuple[str, bool, bool, str, str, str]
+"""Noise, mean static, std static, interval, law, forward."""
 
 
 def collapsed(point: Point) -> Point:
@@ -55,18 +54,9 @@ GRIDS = {
     "paper-svhn": (grid_of_the_others(), 32),
     "paper-speech": (grid_of_the_others(), 32),
 }
-TERNARY = {
-    "weights": "ternary",
-    "weight_quantum": 1.0,
-    "features": "ternary",
-    "feature_quantum": 1.0,
-}
-FOUR_BITS = {
-    "weights": "int4",
-    "weight_quantum": 0.07,
-    "features": "uint4",
-    "feature_quantum": 0.07,
-}
+QUANTA = ("weights", "weight_quantum", "features", "feature_quantum")
+TERNARY = dict(zip(QUANTA, ("ternary", 1.0, "ternary", 1.0), strict=True))
+FOUR_BITS = dict(zip(QUANTA, ("int4", 0.07, "uint4", 0.07), strict=True))
 LONG = {"period": 50.0, "epochs": 500, "drop": 400.0}
 SHORT = {"period": 10.0, "epochs": 120, "drop": 100.0}
 SHARED = {
@@ -153,29 +143,22 @@ def words_of(recipe: Recipe) -> dict[str, str]:
     }
 
 
-VALUES = {
-    "noise": NOISES,
-    "static_mean": ("true", "false"),
-    "static_std": ("true", "false"),
-    "interval": ("none", *(name.replace(" ", "_") for name in INTERVALS)),
-    "power": ("none", *POWERS),
-    "forward": FORWARDS,
-}
-
-
 def test_where_is_the_filter_that_it_says() -> None:
     design, draw = DESIGNS["paper-cifar10"], random.Random(5)
+    rows = [words_of(each.recipe) for each in design.configurations]
+    values = {field: sorted({row[field] for row in rows}) for field in rows[0]}
+    assert set(design.varied()) == set(values)
     empty = 0
     for _ in range(60):
-        fields = draw.sample(list(VALUES), draw.choice((1, 2, 3, 6)))
+        fields = draw.sample(list(values), draw.choice((1, 2, 3, 6)))
         wanted = {
-            field: draw.sample(VALUES[field], draw.randint(1, len(VALUES[field])))
+            field: draw.sample(values[field], draw.randint(1, len(values[field])))
             for field in fields
         }
         left = tuple(
             each
-            for each in design.configurations
-            if all(words_of(each.recipe)[field] in values for field, values in wanted.items())
+            for each, row in zip(design.configurations, rows, strict=True)
+            if all(row[field] in allowed for field, allowed in wanted.items())
         )
         if not left:
             empty += 1
@@ -207,7 +190,6 @@ def test_where_refuses_what_no_configuration_has(wanted: dict[str, Any], match: 
 
 
 def test_varied_are_the_fields_that_differ() -> None:
-    assert set(DESIGNS["paper-cifar10"].varied()) == set(VALUES)
     few = DESIGNS["paper-svhn"].where({"static_std": ["false"], "forward": ["mode"]})
     assert set(few.varied()) == {"interval", "power"}
 
@@ -345,33 +327,24 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ("nmae = 'x'", "name, preset, folds, recipe, rows, vary, without, but 'nmae'"),
     "name of a number": ("name = 3", "name must be a str, but 3"),
     "unknown preset": ("preset = 'cifar'", "paper-cifar10"),
-    "recipe of a text": ("recipe = 'x'", "recipe must be a dict"),
-    "without of a table": ("[without]\nseed = 1", "without must be a list"),
     "without of numbers": ("without = [3]", "without must be tables"),
     "without of nothing": ("[[without]]", "each with a field"),
     "name of a path": ("name = '../x'", "letters"),
     "name of lines": ('name = "a\\nb"', r"'a\\nb'"),
     "unknown field": ("[recipe]\nforwrad = 'mode'", "did you mean 'forward'"),
-    "unknown varied": ("[vary]\nstd = [1]", "'std'"),
     "unknown without": ("[[without]]\nfoward = 'mode'", "did you mean 'forward'"),
     "wrong type": ("[recipe]\nepochs = 'many'", "epochs must be .*'many'"),
     "None for a number that must be": ("[recipe]\nbatch = 'None'", "batch"),
     "unfit together": ("[recipe]\nfreeze = true\ntruncate = false", "freeze"),
     "no list": ("[vary]\nforward = 'mode'", "forward must vary over a list"),
-    "empty list": ("[vary]\nforward = []", "forward must vary over a list"),
     "deeper": ("[vary]\nforward = [['mode']]", "forward"),
     "fold": ("[vary]\nfold = [0, 1]", "folds = "),
     "folds vary": ("[vary]\nfolds = [2, 5]", "folds = "),
     "twice": ("[vary]\nforward = ['mode', 'mode']", "forward must vary over different"),
-    "equal": ("[vary]\nperiod = [1, 1.0]", "period must vary over different"),
-    "rows of a table": ("[rows]\nseed = 1", "rows must be a list"),
     "rows of numbers": ("rows = [3]", "rows must be tables"),
     "no row": ("rows = []", "at least one configuration"),
     "name of a row": ("rows = [{name = '../x'}]", "name must be of letters"),
-    "name of a row is a number": ("rows = [{name = 3}]", "name must be of letters"),
     "rows of one name": ("rows = [{name = 'a'}, {name = 'a', seed = 1}]", "same name, 'a'"),
-    "unknown in a row": ("rows = [{sede = 1}]", "did you mean 'seed'"),
-    "wrong type in a row": ("rows = [{epochs = 'many'}]", "epochs must be .*'many'"),
     "folds in a row": ("rows = [{folds = 3}]", "folds = "),
     "in rows and vary": ("rows = [{seed = 1}]\nvary = {seed = [0]}", "seed must be in rows or"),
     "a value that nothing has": ("[[without]]\nforward = 'random'", "forward in without"),
@@ -379,7 +352,6 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "alike": ("[vary]\nmodel = ['a b:f', 'a_b:f']", "same name, 'model=a_b_f'"),
     "nothing left": ("[[without]]\nforward = 'mode'", "at least one configuration"),
     "fold too high": ("folds = [5]", "0 to 4"),
-    "folds of a number": ("folds = 2", "folds must be a list"),
     "folds of a Boolean": ("folds = [true]", "folds must be"),
     "no fold": ("folds = []", "folds must be"),
     "a fold twice": ("folds = [0, 1, 0]", "different integers"),
@@ -396,11 +368,7 @@ def test_a_bad_design_is_refused_with_its_file_and_reason(kind: str, tmp_path: P
 
 
 def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
-    for path, match in (
-        ("no.toml", "existing TOML file"),
-        (".", "directory"),
-        ("x" * 300, "too long"),
-    ):
+    for path, match in (("no.toml", "existing TOML"), (".", "directory"), ("x" * 300, "too long")):
         with pytest.raises(ValueError, match=match):
             read_design(tmp_path / path)
 
@@ -408,9 +376,8 @@ def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
 def test_more_configurations_than_anybody_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(design, "MOST_CONFIGURATIONS", 30)
     assert len(parse({"vary": {"seed": list(range(30))}}).configurations) == 30
-    numbers = list(range(2, 1002))  # refused before they are counted
-    with pytest.raises(ValueError, match="at most 30 configurations"):
-        parse({"rows": [{}] * 11, "vary": {"seed": [0, 1, 2]}})
-    for vary in ({"seed": list(range(31))}, dict.fromkeys(("seed", "batch", "epochs"), numbers)):
+    many = {field: list(range(2, 1002)) for field in ("seed", "batch", "epochs")}
+    # Refused before they are counted.
+    for table in ({"rows": [{}] * 11, "vary": {"seed": [0, 1, 2]}}, {"vary": many}):
         with pytest.raises(ValueError, match="at most 30 configurations"):
-            parse({"vary": vary})
+            parse(table)

@@ -143,20 +143,14 @@ def test_the_table_has_a_row_for_every_epoch(store: Path, tmp_path: Path) -> Non
     assert {"weight_quantum", "folds", "static_std", "batch"} <= set(table[0])
     assert not {"first_learning_rate", "optimiser", "momentum"} & set(table[0])
     # An epoch is of one unit, and a row says which and what.
-    number = 0
-    for one in found:
-        assert one.path is not None
-        for epoch, line in enumerate(lines(one.path)):
-            row = table[number]
-            assert (row["configuration"], row["fold"]) == (one.configuration, str(one.fold))
-            assert row["epoch"] == str(epoch)
-            assert row["weight_quantum"] == one.settings["weight_quantum"]
-            for name in METRICS:
-                assert close(float(row[name]), line[name])
-            for name in OUTCOME:
-                value = getattr(one, name)
-                assert row[name] == "" if value is None else close(float(row[name]), value)
-            number += 1
+    expected = [
+        (one.configuration, str(one.fold), line["epoch"], line["valid_accuracy"])
+        for one in found
+        for line in lines(one.path)
+    ]
+    for row, (name, fold, epoch, accuracy) in zip(table, expected, strict=True):
+        assert (row["configuration"], row["fold"], row["epoch"]) == (name, fold, str(epoch))
+        assert close(float(row["valid_accuracy"]), accuracy)
     assert [row["interval"] for row in table] == ["partition"] * 6 + ["none"] * 5
 
 
@@ -347,15 +341,12 @@ CHANGES: dict[str, tuple[Callable[[list[list[str]]], Any], str]] = {
     "no accuracy": (lambda cells: put(cells, 2, "valid_accuracy", ""), ""),
     "half an epoch": (lambda cells: put(cells, 2, "epoch", "1.5"), "1.5"),
     "an epoch missing": (lambda cells: cells.pop(2), "0, 1, 2"),
-    "an epoch twice": (lambda cells: cells.insert(2, cells[2]), "0, 1, 2"),
     "a short row": (lambda cells: cells[2].__delitem__(slice(9, None)), "row 3 has not as many"),
     "a long row": (lambda cells: cells[2].append("1"), "row 3 has not as many"),
-    "an odd outcome": (lambda cells: all_rows(cells, "seconds", "long"), "long"),
     "a unit cut off": (lambda cells: cells.pop(3), "2 of 3 epochs"),
     "more epochs": (lambda cells: all_rows(cells, "epochs", "2"), "3 of 2 epochs"),
     "epochs below": (lambda cells: all_rows(cells, "epochs", "-5"), "epochs must be"),
     "no fold": (lambda cells: first_unit(cells, "fold", ""), "fold is empty"),
-    "a long fold": (lambda cells: first_unit(cells, "fold", "9" * 5000), "fold must be"),
     "above one": (lambda cells: put(cells, 2, "valid_accuracy", "2.5"), "valid_accuracy is 2.5"),
     "time runs back": (lambda cells: all_rows(cells, "seconds", "-1"), "seconds is -1"),
     "another truth": (lambda cells: all_rows(cells, "static_mean", "yes"), "static_mean"),
@@ -540,18 +531,11 @@ def test_a_table_that_a_spreadsheet_wrote_is_read(store: Path, tmp_path: Path) -
     text = text.replace(",true,", ",TRUE,").replace(",false,", ",FALSE,")
     (tmp_path / "saved.csv").write_text(text, encoding="utf-8-sig")
     assert load(tmp_path / "saved.csv") == load(tmp_path / "table.csv")
-
-
-def test_cells_that_a_merged_table_leaves_empty_have_their_defaults(
-    store: Path, tmp_path: Path
-) -> None:
-    def empty(cells: list[list[str]]) -> None:
-        cells[0].append("statistics")
-        for row in cells[1:]:
-            row.append("")
-
-    write(load(store), tmp_path / "before.csv")
-    assert load(spoiled(store, tmp_path / "table.csv", empty)) == load(tmp_path / "before.csv")
+    # One that was merged leaves cells empty, which have their defaults.
+    head, *lines = text.splitlines()
+    merged = [f"{head},statistics", *(f"{line}," for line in lines)]
+    (tmp_path / "merged.csv").write_text("\n".join(merged), encoding="utf-8")
+    assert load(tmp_path / "merged.csv") == load(tmp_path / "table.csv")
 
 
 def dropped(column: str) -> Callable[[list[list[str]]], None]:
@@ -577,21 +561,12 @@ def test_tables_older_than_a_column_have_its_former_value(
     assert {unit.settings[column] for unit in old} == {old_value}
     write(old, tmp_path / "again.csv")
     assert column not in (tmp_path / "again.csv").read_text().partition("\n")[0]
+    old = load(spoiled(store, tmp_path / "old.csv", dropped("step_precision")))
+    assert old == [replace(unit, step_precision="") for unit in load(tmp_path / "new.csv")]
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
-def test_tables_keep_the_data_version_of_each_unit(name: str, mine: Path, tmp_path: Path) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow", reason="needs pyarrow")
-    config = mine / ODD / "fold-2" / "config.json"
-    config.write_text(config.read_text().replace("scikit-learn digits", "other, digits"))
-    write(load(mine), tmp_path / name)
-    versions = ["scikit-learn digits"] * 3 + ["other, digits"]
-    assert [unit.settings["data_version"] for unit in load(tmp_path / name)] == versions
-
-
-@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
-def test_tables_have_the_precision_that_each_unit_was_trained_with(
+def test_tables_have_the_data_version_and_step_precision_of_each_unit(
     name: str, mine: Path, tmp_path: Path
 ) -> None:
     if name.endswith("parquet"):
@@ -599,20 +574,15 @@ def test_tables_have_the_precision_that_each_unit_was_trained_with(
     fast = json.loads((mine / RUN / "config.json").read_text())
     fast["step"]["precision"] = "float8"
     (mine / RUN / "config.json").write_text(json.dumps(fast))
-    old = mine / ODD / "fold-2" / "config.json"
-    old.write_text(json.dumps({**json.loads(old.read_text()), "step": None}))
+    config = mine / ODD / "fold-2" / "config.json"
+    text = config.read_text().replace("scikit-learn digits", "other, digits")
+    config.write_text(json.dumps({**json.loads(text), "step": None}))
     write(load(mine), tmp_path / name)
-    units = {unit.name: unit for unit in load(tmp_path / name)}
-    assert {unit.recipe.precision for unit in units.values()} == {"auto"}
-    assert units.pop(str(RUN)).step_precision == "float8"
-    assert units.pop(f"{ODD}/fold-2").step_precision == ""
-    assert {unit.step_precision for unit in units.values()} == {"float32"}
-
-
-def test_tables_older_than_the_precision_of_steps_are_read(store: Path, tmp_path: Path) -> None:
-    old = load(spoiled(store, tmp_path / "old.csv", dropped("step_precision")))
-    write(load(store), tmp_path / "new.csv")
-    assert old == [replace(unit, step_precision="") for unit in load(tmp_path / "new.csv")]
+    units = load(tmp_path / name)
+    versions = ["scikit-learn digits"] * 3 + ["other, digits"]
+    assert [unit.settings["data_version"] for unit in units] == versions
+    assert [unit.step_precision for unit in units] == ["float8", "float32", "float32", ""]
+    assert {unit.recipe.precision for unit in units} == {"auto"}
 
 
 def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:
@@ -649,8 +619,8 @@ def test_a_run_of_another_version_is_said_to_be_one(change: dict[str, Any], mine
 
 
 def test_parts_of_a_table_replace_only_parts_of_the_same_table(tmp_path: Path) -> None:
-    units = list(made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0, 1)))
-    others = list(made("paper-speech", lambda *_: 0.5, epochs=3, folds=(0,)))[:2]
+    units = made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0, 1))
+    others = made("paper-speech", lambda *_: 0.5, epochs=3, folds=(0,))[:2]
     write(others, tmp_path / "t-2.csv")
     (tmp_path / "t-3.csv").write_text("mine")
     (tmp_path / "t-5.csv").mkdir()
@@ -668,8 +638,7 @@ def test_units_trained_again_with_other_epochs_replace_an_old_part(
 ) -> None:
     """Only the last unit of the second part, or all of the table."""
     units, longer = (
-        list(made("paper-speech", lambda *_: 0.5, epochs=epochs, folds=(0,)))[:24]
-        for epochs in (2, 3)
+        made("paper-speech", lambda *_: 0.5, epochs=epochs, folds=(0,))[:24] for epochs in (2, 3)
     )
     first = write_parts(units, tmp_path / "t.csv", 6_000)
     assert len(first) > 1
@@ -682,9 +651,9 @@ def test_units_trained_again_with_other_epochs_replace_an_old_part(
 def test_a_table_in_parts_has_every_unit_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    units = list(made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0, 1)))
+    units = made("paper-speech", lambda *_: 0.5, epochs=2, folds=(0,))
     names = {unit.name for unit in units}
-    write_parts(units, tmp_path / "t.csv", 20_000)
+    write_parts(units, tmp_path / "t.csv", 10_000)
     calls = []
 
     def write_and_check(part: list[Training], path: Path) -> None:
@@ -693,5 +662,5 @@ def test_a_table_in_parts_has_every_unit_while_it_is_written(
         assert {training.name for training in load(tmp_path)} == names
 
     monkeypatch.setattr("softstair.experiments.tables.write", write_and_check)
-    assert len(write_parts(units, tmp_path / "t.csv", 5_000)) > 4
-    assert len(calls) > 5
+    assert len(write_parts(units, tmp_path / "t.csv", 4_000)) > 2
+    assert len(calls) > 3

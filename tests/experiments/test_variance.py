@@ -115,7 +115,7 @@ def test_a_block_with_a_hole_is_refused() -> None:
 def test_fewer_levels_are_a_block() -> None:
     """A factor of one level explains nothing."""
     only = {"interval": ["partition", "same_end"], "power": ["homogeneous"]}
-    units = made("paper-svhn", lambda settings, fold: additive(settings, fold), where=only)
+    units = made("paper-svhn", additive, where=only)
     found = explained(BLOCKS["dynamic"], units)
     assert found is not None
     assert [one.name for one in found.shares][:3] == ["forward", "interval", "forward × interval"]
