@@ -140,6 +140,15 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def elapsed(function: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call by the clock of this process."""
+    synchronise(device)
+    start = time.perf_counter()
+    function()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
 def graph_of(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """Return a function that replays ``GRAPH_CALLS`` calls; on a CPU, the function itself."""
     if device.type != "cuda":

@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from softstair import _check
-from softstair.bench.clock import peak_memory, synchronise, tensor_bytes
+from softstair.bench.clock import elapsed, peak_memory, tensor_bytes
 from softstair.data.batches import Examples
 from softstair.models import build, last_layer
 from softstair.stair import Stair
@@ -116,11 +115,7 @@ class StepRunner:
         """Set the epoch of the schedule and return the seconds of the first step there."""
         self.epoch = epoch
         self.rewind()
-        synchronise(self.device)
-        start = time.perf_counter()
-        self()
-        synchronise(self.device)
-        return time.perf_counter() - start
+        return elapsed(self, self.device)
 
     def memory(self) -> int:
         """Return the peak bytes of a step: parameters, optimiser and activations, not examples."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from softstair.bench.clock import synchronise
+from softstair.bench.clock import elapsed
 from softstair.bench.workload import StepRunner
 from softstair.data import load
 from softstair.data.batches import Examples
@@ -245,22 +245,15 @@ def estimate(
         runner = StepRunner(replace(recipe, compile="never"), network, training, place)
         state, seconds, count = runner.state, 0.0, 0
         while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
-            seconds += _seconds(place, runner)
+            seconds += elapsed(runner, place)
             count += 1
         step = seconds / count
         few = Examples(training.x[:EVALUATED], training.y[:EVALUATED], *numbers)
         score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
         score()  # the first call is slower
-        evaluation = _seconds(place, score) * len(valid) / len(few)
+        evaluation = elapsed(score, place) * len(valid) / len(few)
         if recipe.statistics == "fresh":
             refresh = lambda: refresh_statistics(state.network, training, recipe.batch, recipe.seed)
-            evaluation += _seconds(place, refresh)
+            evaluation += elapsed(refresh, place)
     unit = recipe.epochs * (state.steps * step + evaluation)
     return Estimate(step, evaluation, unit, str(place))
-
-
-def _seconds(device: torch.device, call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    synchronise(device)
-    return time.perf_counter() - begun
