@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from browser import begun
 from made import made, varied
 from matplotlib.colors import to_hex, to_rgb
 
@@ -47,11 +48,6 @@ def mode(svhn: list[Training]) -> list[Training]:
     return [training for training in svhn if training.settings["forward"] == "mode"]
 
 
-def begun(trainings: list[Training], epochs: int) -> list[Training]:
-    """The same trainings, interrupted after so many epochs."""
-    return [replace(one, curve=one.curve[:epochs], seconds=None) for one in trainings]
-
-
 def curves_of(figure: Any) -> list[Any]:
     return [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
 
@@ -87,12 +83,6 @@ def test_the_papers_panels_by_name(svhn: list[Training]) -> None:
     rest = [f"svhn-{name}" for name in (*small, "final-accuracy", "variance")]
     assert names[-len(rest) - 1 :] == [*rest, "schedules"]
     assert "cifar10-dynamic-random-normal" in names
-
-
-def test_only_what_was_trained_is_drawn(mode: list[Training]) -> None:
-    few = [one for one in mode if one.configuration != "uniform-mode-std-same_end-progressive"]
-    names = ["static-mode", "dynamic-mode-uniform", "final-accuracy", "variance"]
-    assert list(figures.figures(few)) == [*(f"svhn-{name}" for name in names), "schedules"]
 
 
 def test_captions_tell_studies_apart(mode: list[Training]) -> None:
@@ -186,7 +176,7 @@ def test_bands_take_three_folds_and_cover_the_shared_epochs(svhn: list[Training]
         (2, 0, "mean of 2 folds"),
         (3, 4, "mean and 95 % interval of 3 folds"),
     ):
-        others = begun([one for one in svhn if 0 < one.fold < folds], 7)
+        others = [begun(one, 7) for one in svhn if 0 < one.fold < folds]
         figure = figures.figures([*first, *others])["svhn-static-mode"]()
         epochs = [len(line.get_xdata()) for line in curves_of(figure)]
         assert epochs == [20 if folds == 1 else 7] * 4
@@ -196,8 +186,7 @@ def test_bands_take_three_folds_and_cover_the_shared_epochs(svhn: list[Training]
 
 def test_a_single_epoch_is_a_dot(svhn: list[Training]) -> None:
     few = [one for one in svhn if one.configuration == "uniform-mode-static" and one.fold < 2]
-    uneven = [*begun(few[:1], 1), *begun(few[1:], 20)]
-    for trainings in (begun(few, 1), uneven):
+    for trainings in ([begun(one, 1) for one in few], [begun(few[0], 1), begun(few[1], 20)]):
         figure = figures.figures(trainings)["svhn-static-mode"]()
         line = figure.axes[0].lines[0]
         assert line.get_marker() == "o"
@@ -205,7 +194,7 @@ def test_a_single_epoch_is_a_dot(svhn: list[Training]) -> None:
         assert low < line.get_xdata()[0] < high
         assert list(figure.axes[0].get_xticks()) == [1]
     assert "means of the epochs that all have (1 of 20)" in heading_of(figure)[-1]
-    drawn = figures.figures(begun([one for one in svhn if one.fold == 0], 1))
+    drawn = figures.figures([begun(one, 1) for one in svhn if one.fold == 0])
     assert not {"svhn-final-accuracy", "svhn-variance"} & set(drawn)
     drawn["svhn-dynamic-mode-uniform"]().draw_without_rendering()
 

@@ -181,9 +181,6 @@ def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
     for before, after in zip(found, again, strict=True):
         assert after.settings == {name: before.settings[name] for name in after.settings}
         assert replace(after, recipe=before.recipe) == replace(before, path=None)
-    write(load(tmp_path / "table.parquet"), tmp_path / "one.csv")
-    write(found, tmp_path / "other.csv")
-    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
 def trained(store: Path, **fields: Any) -> Training:

@@ -16,6 +16,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +174,10 @@ def _quantised_starts(
     for forward in FORWARDS:
         own = replace(recipe, forward=forward)
         starts[forward] = partial(start, own, partial(stair_network, recipe=own, example=example))
-    stairs = {"weights": recipe.stair("weights"), "features": recipe.stair("features")}
+    stairs: dict[str, Any] = {
+        "weights": recipe.stair("weights"),
+        "features": recipe.stair("features"),
+    }
     starts["naive"] = partial(start, eager, partial(naive_network, **stairs))
     if importlib.util.find_spec("brevitas") is None:
         skipped["Brevitas"] = "not installed"

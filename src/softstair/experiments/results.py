@@ -350,12 +350,9 @@ def _is_training(path: Path) -> bool:
     except BlockingIOError:
         return True
     except (ImportError, OSError):
-        return _wrote_recently(path)
-    return False
-
-
-def _wrote_recently(path: Path) -> bool:
-    written = 0.0
+        written = 0.0
+    else:
+        return False
     for name in ("metrics.jsonl", "config.json", "checkpoint"):
         with contextlib.suppress(OSError):
             written = max(written, (path / name).stat().st_mtime)

@@ -18,21 +18,19 @@ where this does in 90 to 97 %; and it has an answer where there is one fold.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from softstair import noise as noises
 from softstair._errors import import_extra
 from softstair.experiments.design import FORWARDS
-from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, select
+from softstair.experiments.studies import CONFIDENCE, DYNAMIC, STATIC, Numbers, select
 from softstair.experiments.tables import Fold, Training
 from softstair.schedule import INTERVALS, POWERS
 
-Numbers = NDArray[np.float64]
 FOLDS, REST = "folds", "rest"
 DRAWS, SEED = 4_000, 0
 NEGLIGIBLE = 1e-12
@@ -159,11 +157,10 @@ def shares(values: Numbers, factors: Sequence[str]) -> list[Share]:
     spans = _intervals(squares, freedoms, rest, left, values)
     results = []
     for term, square in squares.items():
-        share = Share(tuple(names[axis] for axis in term), freedoms[term], square / total)
-        if left:
-            omega = max(0.0, (square - share.freedom * error) / (total + error))
-            share = replace(share, omega=omega, low=spans[term][0], high=spans[term][1])
-        results.append(share)
+        omega = max(0.0, (square - freedoms[term] * error) / (total + error))
+        estimates = (omega, *spans[term]) if left else ()
+        term_names = tuple(names[axis] for axis in term)
+        results.append(Share(term_names, freedoms[term], square / total, *estimates))
     return [*results, Share((REST,), left, rest / total)]
 
 
