@@ -159,7 +159,7 @@ def _float_starts(start: Start, recipe: Recipe, device: torch.device, tune: bool
     """Return the variants of the float network, each with what prepares its training."""
     if device.type != "cuda":
         return {"float": partial(start, recipe)}
-    starts = {"float compiled": partial(start, recipe, compiler="default")}
+    starts: Starts = {"float compiled": partial(start, recipe, compiler="default")}
     starts["float"] = partial(start, recipe)
     if tune:
         starts["float tuned"] = partial(start, recipe, compiler="max-autotune-no-cudagraphs")
