@@ -292,9 +292,11 @@ def changed(recipe: Recipe, fields: Mapping[str, Any]) -> Recipe:
 
 
 def _check_varied(rows: Sequence[Mapping[str, Any]], vary: Mapping[str, Any]) -> None:
-    """Raise SoftstairError unless rows and vary fit together, with not too many configurations."""
-    if "folds" in itertools.chain(vary, *rows):
-        raise SoftstairError("folds are given by folds = [0, 1], not in rows or vary.")
+    """Raise SoftstairError unless these are fields of configurations, and not too many."""
+    for field in itertools.chain(vary, *rows):
+        check_field(field)
+        if field == "folds":
+            raise SoftstairError("folds are given by folds = [0, 1], not in rows or vary.")
     for field, values in vary.items():
         if any(field in row for row in rows):
             raise SoftstairError(f"{field} must be in rows or in vary, but is in both.")
