@@ -86,18 +86,6 @@ def test_a_checkpoint_is_of_its_own_step_although_others_follow_before_it_is_wri
     assert (metrics_of(out), summary_of(summary)) == wanted
 
 
-def test_each_step_can_have_a_checkpoint(
-    writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer.released.set()
-    monkeypatch.setattr("softstair.train.run.MIN_PAUSE", 0.0)
-    monkeypatch.setattr("softstair.train.run.MAX_SHARE", float("inf"))
-    train(RANDOM, tmp_path / "x")
-    assert writer.positions == [
-        (epoch, step) for epoch in range(3) for step in range(6) if (epoch, step) != (0, 0)
-    ] + [(3, 0)]
-
-
 def test_steps_do_not_wait_for_a_slow_disk_and_one_checkpoint_is_written_at_a_time(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

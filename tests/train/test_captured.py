@@ -41,11 +41,10 @@ def tensors(state: State) -> list[Tensor]:
     return [one.clone() for one in tree_leaves(held) if isinstance(one, Tensor)]
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(("optimiser", "before"), [("adam", 0), ("sgd", 3)])
 def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> None:
-    """Weights, statistics, noise, momentum, sums and random numbers; and the next step is the one
-    that would have come."""
+    """Weights, statistics, noise, momentum, sums and random numbers, also if a step fails; and the
+    next step is the one that would have come."""
     states = [begun(optimiser=optimiser, forward="random", weight_decay=0.1) for _ in range(2)]
     for _, step in states:
         torch.manual_seed(1)  # both draw from torch's one generator
@@ -54,10 +53,16 @@ def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> No
     (state, step), (_, other) = states
     kept = tensors(state)
     clock = state.step, copy.copy(state.annealer.steps)
-    with preserve(state):
-        for _ in range(2):
-            step()
-        assert not all(map(torch.equal, kept, tensors(state)))
+
+    def fail() -> None:
+        with preserve(state):
+            for _ in range(2):
+                step()
+            assert not all(map(torch.equal, kept, tensors(state)))
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
     state.step, state.annealer.steps = clock
     if before:
         assert all(map(torch.equal, kept, tensors(state)))
@@ -68,20 +73,6 @@ def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> No
         torch.manual_seed(2)
         one()
     assert all(map(torch.equal, tensors(states[0][0]), tensors(states[1][0])))
-
-
-def test_steps_are_undone_when_one_fails() -> None:
-    state, step = begun()
-    kept = tensors(state)
-
-    def fail() -> None:
-        with preserve(state):
-            step()
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        fail()
-    assert torch.equal(tensors(state)[0], kept[0])
 
 
 @pytest.mark.parametrize(("mixture", "smoothing"), [("mixup", 0.0), ("cutmix", 0.2)])
@@ -174,19 +165,6 @@ def measured(state: State, examples: Examples, replay: Replay | None) -> list[An
     return [evaluate(state.network, examples, replay=replay), health]
 
 
-def test_replayed_measurements_have_the_bits_of_those_that_run(captures: Captures) -> None:
-    state, step = begun(clip_latent=True)
-    replay = replay_of(state, captures)
-    seen = []
-    for epoch in range(5):
-        step()
-        seen.append(measured(state, step.examples, replay))
-        assert seen[-1] == measured(state, step.examples, None)
-        # The first epoch runs, the second captures: the stairs, 80 and 40 examples.
-        assert len(captures) == (0 if epoch == 0 else 3)
-    assert len({health[0] for health in seen}) == 5  # the weights have changed
-
-
 def test_a_network_with_other_quanta_or_tensors_is_captured_again(captures: Captures) -> None:
     state, step = begun()
     replay = replay_of(state, captures)
@@ -231,20 +209,10 @@ def test_what_waits_for_the_device_is_not_captured(captures: Captures) -> None:
     assert not captures
 
 
-def test_a_measurement_that_fails_leaves_the_modes_of_modules() -> None:
-    state, step = begun(quanta="learned")
-    state.network.train()
-    *_, (_, last) = stair_modules(state.network)
-    failing = patch.object(last, "synchronise", side_effect=RuntimeError("synchronizing"))
-    with failing, pytest.raises(RuntimeError, match="synchronizing"):
-        measured(state, step.examples, None)
-    assert all(module.training for module in state.network.modules())
-
-
 def test_a_run_with_replayed_measurements_is_the_same_run(
     captures: Captures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = recipe(forward="random", limit=900)
+    chosen = recipe(forward="random", clip_latent=True)
     wanted, _ = uninterrupted(tmp_path / "plain", chosen)
 
     class Replayed(Step):
@@ -255,7 +223,7 @@ def test_a_run_with_replayed_measurements_is_the_same_run(
     monkeypatch.setattr("softstair.train.loop.Step", Replayed)
     train(chosen, tmp_path / "replayed")
     assert metrics_of(tmp_path / "replayed") == wanted
-    assert len(captures) == 3
+    assert len(captures) == 2  # the stairs, and 40 examples
 
 
 def test_stairs_that_are_not_called_are_not_measured() -> None:

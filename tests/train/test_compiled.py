@@ -34,12 +34,13 @@ def test_auto_does_not_compile_on_a_cpu() -> None:
 
 
 def test_a_compiler_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(graph: object, inputs: object) -> None:
-        raise OSError("no compiler\nin two lines")
+    from torch._dynamo.exc import InternalTorchDynamoError
 
-    network = nn.Linear(4, 2)
-    compiled = Compiled(network)
-    monkeypatch.setattr(compiled, "_run", torch.compile(network, backend=backend))
+    def run(x: torch.Tensor) -> None:
+        raise InternalTorchDynamoError("no compiler\nin two lines")
+
+    monkeypatch.setattr(torch, "compile", lambda network: run)
+    compiled = Compiled(nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"torch\.compile cannot .*`compile=never`\.$") as caught:
         compiled(torch.zeros(1, 4))
     assert "\n" not in str(caught.value)

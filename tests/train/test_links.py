@@ -4,15 +4,17 @@ A run directory may come from anybody, so a link in it may point to any file of 
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
-from short import RECIPE, files, save
+from short import files, recipe, save
 
 from softstair._files import LinkError, write
 from softstair.cli import main
 from softstair.train import train
 
+SHORT = recipe(epochs=1)
 OWN = ("best.safetensors", ".notes.part", "picture.png", "lock", "other.json")
 
 
@@ -26,15 +28,19 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def begun(tmp_path: Path) -> Path:
-    """A run directory with a recipe, and with no checkpoint yet."""
-    out = tmp_path / "run"
-    train(RECIPE, out)
-    for path in [*(out / "checkpoint").iterdir(), out / "summary.json"]:
-        path.unlink()
-    (out / "checkpoint").rmdir()
+@pytest.fixture(scope="module")
+def without_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with a recipe, and with no checkpoint yet; not to be changed."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    train(SHORT, out)
+    shutil.rmtree(out / "checkpoint")
+    (out / "summary.json").unlink()
     return out
+
+
+@pytest.fixture
+def begun(without_checkpoint: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(without_checkpoint, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("name", "target"), [("checkpoint", "."), ("lock", "lock")])
@@ -43,7 +49,7 @@ def test_training_refuses_a_link(name: str, target: str, begun: Path, elsewhere:
     (begun / name).unlink(missing_ok=True)
     (begun / name).symlink_to(elsewhere / target)
     with pytest.raises(ValueError, match=f"{name}' is a symbolic link"):
-        train(RECIPE, begun, resume=True)
+        train(SHORT, begun, resume=True)
     assert (files(elsewhere), (elsewhere / "lock").read_text()) == before
 
 
@@ -95,6 +101,6 @@ def test_a_linked_temporary_file_is_not_followed(tmp_path: Path, elsewhere: Path
 def test_the_run_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
-    train(RECIPE, tmp_path / "run")
+    train(SHORT, tmp_path / "run")
     assert (tmp_path / "disk" / "summary.json").is_file()
     assert (tmp_path / "run").is_symlink()

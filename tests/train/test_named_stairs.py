@@ -185,7 +185,7 @@ def test_features_are_calibrated_before_the_first_step(
 def test_a_stopped_run_keeps_its_quanta_and_is_not_calibrated_again(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = recipe(**changes, clip_latent=True)
+    chosen = recipe(**changes, clip_latent=True, epochs=2)
     wanted = uninterrupted(tmp_path / "whole", chosen)
     out = tmp_path / "parts"
     with pytest.raises(Interrupted):
@@ -206,8 +206,7 @@ def test_packed_exported_and_verified(bits: str, tmp_path: Path, run: Any) -> No
     with torch.no_grad():
         assert torch.equal(trained(x), packed(x))
     assert names(trained) == names(packed)
-    for path in (tmp_path / "run", file):
-        code, out, err = run("verify", path, "--backends", "onnx", "--limit", 60)
-        assert (code, err) == (0, "")
-        assert "integer network: 0 mismatches of" in out
-        assert "onnx: 0 mismatches of" in out
+    code, out, err = run("verify", file, "--backends", "onnx", "--limit", 60)
+    assert (code, err) == (0, "")
+    assert "integer network: 0 mismatches of" in out
+    assert "onnx: 0 mismatches of" in out

@@ -168,19 +168,16 @@ def test_small_networks_train_on_one_thread() -> None:
 def test_a_run_goes_on_with_its_own_threads_even_before_its_first_checkpoint(
     tmp_path: Path,
 ) -> None:
-    whole = train(SHORT, tmp_path / "whole", threads=2)
-    cut = tmp_path / "cut"
-    train(SHORT, cut, threads=2)
+    first = train(SHORT, tmp_path, threads=2)
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
     for name in ("summary.json", "metrics.jsonl", "network.txt"):
-        (cut / name).unlink()
-    for path in (cut / "checkpoint").iterdir():
+        (tmp_path / name).unlink()
+    for path in (tmp_path / "checkpoint").iterdir():
         path.unlink()
-    again = train(SHORT, cut, resume=True)
-    assert again["config"]["threads"] == whole["config"]["threads"] == 2
-    assert (cut / "metrics.jsonl").read_bytes() == (
-        tmp_path / "whole" / "metrics.jsonl"
-    ).read_bytes()
-    assert (cut / "network.txt").exists()
+    again = train(SHORT, tmp_path, resume=True)
+    assert again["config"]["threads"] == first["config"]["threads"] == 2
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+    assert (tmp_path / "network.txt").exists()
 
 
 def test_input_without_an_integer_zero_is_said_before_training() -> None:

@@ -120,7 +120,6 @@ def test_without_new_options_there_is_one_group() -> None:
 @pytest.mark.parametrize("weights", [None, ss.Stair.linear(8, signed=True, quantum=2**-7)])
 def test_the_first_layer_has_its_own_rate_unless_it_is_latent(weights: ss.Stair | None) -> None:
     stair = ss.Stair.ternary(quantum=0.5)
-    model = nn.Sequential(*[nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()] * 1, nn.Linear(4, 4))
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     options = OptimiserOptions(
         learning_rate=1.0, latent_rate=0.2, norm_rate=3.0, first_rate=5.0, last_rate=7.0

@@ -69,7 +69,7 @@ def scores(network: torch.nn.Module, x: Tensor) -> Tensor:
         return network(x)
 
 
-@pytest.mark.nightly(keep=6)
+@pytest.mark.nightly(keep=4)
 @pytest.mark.filterwarnings("ignore:the weights of .* cannot be negative")
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: Path) -> None:
@@ -112,15 +112,7 @@ def test_the_same_scores_to_the_last_bit(name: str, digits: Dataset, tmp_path: P
     assert len(body) == size + sum(kept)
 
 
-def test_a_file_older_than_a_field_of_the_network(digits: Dataset, tmp_path: Path) -> None:
-    train(SHORT, tmp_path / "run", dataset=digits)
-    file = pack(tmp_path / "run", digits, tmp_path / "packed.safetensors")
-    words, table, body = read(file)
-    del words["recipe"]["first_layer"]
-    older = packed_network(make(tmp_path / "older.safetensors", words, table, body))
-    assert torch.equal(scores(packed_network(file), EXAMPLES), scores(older, EXAMPLES))
-
-
+@pytest.mark.nightly
 def test_a_speech_network_in_four_bits(tmp_path: Path) -> None:
     numbers = torch.Generator().manual_seed(1)
     x = torch.randint(256, (40, 1, 49, 10), generator=numbers, dtype=torch.uint8)
@@ -152,6 +144,13 @@ def file(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(run.parent / "packed.safetensors", tmp_path))
 
 
+def test_a_file_older_than_a_field_of_the_network(file: Path, tmp_path: Path) -> None:
+    words, table, body = read(file)
+    del words["recipe"]["first_layer"]
+    older = packed_network(make(tmp_path / "older.safetensors", words, table, body))
+    assert torch.equal(scores(packed_network(file), EXAMPLES), scores(older, EXAMPLES))
+
+
 def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
     words, summary = about(file), json.loads((run / "summary.json").read_text())
     assert Recipe.from_json(words["recipe"]) == replace(SHORT, model="digits")
@@ -164,12 +163,7 @@ def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
 
 @pytest.mark.parametrize(
     ("integer", "centre", "numbers"),
-    [
-        (False, False, (4.88, 6.02)),
-        (True, False, (5.0, 8.0)),
-        (False, True, (9.0, 4.0)),
-        (True, True, (9.0, 4.0)),
-    ],
+    [(True, False, (5.0, 8.0)), (False, True, (9.0, 4.0))],
 )
 def test_it_says_how_to_ask_it(
     integer: bool, centre: bool, numbers: tuple[float, float], digits: Dataset, tmp_path: Path

@@ -216,7 +216,7 @@ def test_a_process_decodes_its_data_once_and_each_run_is_as_alone(
 ) -> None:
     count = "def load():\n    with open('loaded', 'a') as file:\n        file.write('x')"
     (tmp_path / "own.py").write_text(OWN.replace("def load():", count))
-    begun = parse(Command, [*FLAGS, "--epochs", "3"], "softstair train").recipe
+    begun = parse(Command, [*FLAGS, "--epochs", "2"], "softstair train").recipe
     recipes = {0: replace(begun, fold=0, **OTHER), 1: replace(begun, fold=1)}
     ends: list[bool] = []
     with open(tmp_path / "events", "wb") as events, monkeypatch.context() as patch:

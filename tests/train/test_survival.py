@@ -49,11 +49,25 @@ def finished(out: Path) -> list[Any]:
     return summary_of(summary)
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "parts"
+
+
 # Within this process, at a certain step
 
+RANDOM = recipe(forward="random")
 RECIPES: dict[str, Recipe] = {
+    "all": recipe(
+        forward="random",
+        static_mean=False,
+        augment="crop",
+        last_layer="stair",
+        noise="logistic",
+        statistics="fresh",
+    ),
     "default": recipe(),
-    "random": recipe(forward="random"),
+    "random": RANDOM,
     "all compatible options": recipe(
         augment="crop-flip",
         cutout=3,
@@ -81,14 +95,6 @@ RECIPES: dict[str, Recipe] = {
         quantum_rate=0.02,
     ),
     "dynamic mean": recipe(static_mean=False, period=1.3),
-    "all": recipe(
-        forward="random",
-        static_mean=False,
-        augment="crop",
-        last_layer="stair",
-        noise="logistic",
-        statistics="fresh",
-    ),
     "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
     "sgd, dropping, not truncated": recipe(
         optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
@@ -105,11 +111,17 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-@pytest.mark.nightly(keep=3)
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Any]]:
+    """Metrics and accuracies of a run that nobody disturbs."""
+    torch.set_num_threads(1)
+    return uninterrupted(tmp_path_factory.mktemp("complete") / "run", RANDOM)
+
+
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("name", RECIPES)
-def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
+def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path, out: Path) -> None:
     wanted = uninterrupted(tmp_path / "whole", RECIPES[name])
-    out = tmp_path / "parts"
     for (epoch, step), number in [((0, 1), signal.SIGTERM), ((1, 3), signal.SIGINT)]:
         watchers = [At(epoch, step, strike(number))]
         with pytest.raises(Interrupted) as caught:
@@ -126,21 +138,18 @@ def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("where", [(0, 5), (1, 0), (2, 5), (3, 0)], ids=str)
-def test_crashed_at_the_ends_of_epochs(where: tuple[int, int], tmp_path: Path) -> None:
+def test_crashed_at_the_ends_of_epochs(where: tuple[int, int], complete: Any, out: Path) -> None:
     """After the last step, when the evaluation is still to come; and after the whole epoch."""
-    wanted = uninterrupted(tmp_path / "whole", recipe(forward="random"))
-    out = tmp_path / "parts"
     with pytest.raises(Crash):
-        train(recipe(forward="random"), out, watchers=[At(*where, crash)])
+        train(RANDOM, out, watchers=[At(*where, crash)])
     assert read_json(out, "summary.json") is None
-    summary = train(recipe(forward="random"), out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == wanted
+    summary = train(RANDOM, out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == complete
 
 
-def test_stopped_at_every_single_step(tmp_path: Path) -> None:
-    short = recipe(forward="random", epochs=2)
-    wanted = uninterrupted(tmp_path / "whole", short)
-    out, stops = tmp_path / "parts", 0
+def test_stopped_at_every_single_step(tmp_path: Path, out: Path) -> None:
+    short = recipe(forward="random", epochs=2, limit=100)
+    wanted, stops = uninterrupted(tmp_path / "whole", short), 0
     while read_json(out, "summary.json") is None:
         try:
             anything = At(-1, -1, crash)
@@ -148,17 +157,17 @@ def test_stopped_at_every_single_step(tmp_path: Path) -> None:
             train(short, out, resume=True, watchers=[anything])
         except Interrupted:
             stops += 1
-    assert stops == 2 * (5 + 1)  # and after each epoch
+    assert stops == 2 * (2 + 1)  # and after each epoch
     assert (metrics_of(out), finished(out)) == wanted
 
 
-def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(tmp_path: Path) -> None:
-    wanted = uninterrupted(tmp_path / "whole")
-    out = tmp_path / "parts"
+def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(
+    complete: Any, out: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(), out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
-    summary = train(recipe(), out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == wanted
+        train(RANDOM, out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
+    summary = train(RANDOM, out, resume=True)
+    assert (metrics_of(out), summary_of(summary)) == complete
 
 
 def test_signals_are_given_back() -> None:
@@ -181,23 +190,22 @@ def test_in_a_thread_there_are_no_signals_and_training_goes_on(tmp_path: Path) -
 
 def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), tmp_path / "x", watchers=[At(0, 2, strike(signal.SIGTERM))])
+        train(recipe(epochs=1), tmp_path / "x", watchers=[At(0, 4, strike(signal.SIGTERM))])
     torch.set_num_threads(2)
-    train(recipe(), tmp_path / "x", resume=True)
+    train(recipe(epochs=1), tmp_path / "x", resume=True)
     assert torch.get_num_threads() == 2
 
 
-def test_metrics_that_were_written_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:
-    wanted = uninterrupted(tmp_path / "whole")
-    out = tmp_path / "parts"
+def test_metrics_that_were_written_after_the_checkpoint_are_written_again(
+    complete: Any, tmp_path: Path, out: Path
+) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), out, watchers=[At(1, 2, strike(signal.SIGTERM))])
-    for leaving in (b"", b'{"epoch": 0, "half', metrics_of(tmp_path / "whole") * 2, b"\xff\x00"):
-        copy = tmp_path / f"copy-{len(leaving)}"
-        shutil.copytree(out, copy)
+        train(RANDOM, out, watchers=[At(2, 2, strike(signal.SIGTERM))])
+    for leaving in (b'{"epoch": 0, "half', complete[0] * 2 + b"\xff\x00"):
+        copy = shutil.copytree(out, tmp_path / f"copy-{len(leaving)}")
         (copy / "metrics.jsonl").write_bytes(leaving)
-        train(recipe(), copy, resume=True)
-        assert (metrics_of(copy), finished(copy)) == wanted
+        train(RANDOM, copy, resume=True)
+        assert (metrics_of(copy), finished(copy)) == complete
 
 
 # Killed from outside
@@ -271,7 +279,7 @@ def killed(
 def test_a_run_killed_many_times_equals_the_uninterrupted_run(
     kills: int, warm: Warm, tmp_path: Path
 ) -> None:
-    more = ("--epochs", str(2 * kills))
+    more = ("--epochs", str(3 * kills // 2))
     codes = killed(warm, tmp_path, kills, reference(warm, tmp_path, *more), *more)
     assert len(codes) == kills
     assert codes.count(-9) == kills // 2

@@ -41,7 +41,6 @@ class Warm:
         every         save a checkpoint at every so-many-th step, not once a second
         at            strike itself with SIGKILL at the so-many-th opening, renaming or removal of a
                       file
-        fsize         no file may become longer than that
         narrow        whether the network for digits is that of `helpers.narrow`
         environment   variables that it has besides
         """
@@ -127,10 +126,6 @@ def _prepare(request: dict[str, Any]) -> None:
         from softstair.models import NETWORKS
 
         NETWORKS["digits"] = narrow_entry()
-    if "fsize" in request:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (request["fsize"],) * 2)
     if "at" in request:
         _strike_at(request["at"])
 
