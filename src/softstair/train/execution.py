@@ -92,7 +92,9 @@ def choose_execution(
         from softstair.fused import fuse, fused  # which need Triton
 
         remark, images = fuse.not_fused(network), recipe.batch // processes
-        if _prefers_float8(recipe, device):
+        # FP8 on Hopper, where it was measured.
+        is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+        if recipe.precision == "fast" and is_hopper:
             rounded = fused(network, float8=True)
             if rounded is not None and rounded.gains_from_float8(images):
                 return Execution(rounded, "float8", True, False, captured, remark)
@@ -105,13 +107,6 @@ def choose_execution(
     if _compiles(recipe, annealer, device, steps):
         return Execution(Compiled(network), precision, False, True, captured, remark)
     return Execution(network, precision, False, False, captured, remark)
-
-
-def _prefers_float8(recipe: Recipe, device: torch.device) -> bool:
-    """Whether ``precision="fast"`` may be FP8: on Hopper, where it was measured."""
-    if recipe.precision != "fast" or device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _compiles(recipe: Recipe, annealer: Annealer | None, device: torch.device, steps: int) -> bool:

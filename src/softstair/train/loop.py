@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from softstair.nn import layer_count
 from softstair.train import execution, records, teacher
 from softstair.train.metrics import chosen_inputs, evaluate, refresh_statistics, stair_health
 from softstair.train.network import describe_network, make_network
-from softstair.train.parallel import SINGLE_PROCESS, Team
+from softstair.train.parallel import SINGLE_PROCESS, StopRequest, Team
 from softstair.train.recipe import Recipe
 from softstair.train.records import Role, RunError
 from softstair.train.run import Run, check_finite
@@ -41,7 +41,11 @@ TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
 
 
 class Watcher(Protocol):
-    """Follows a training: a progress bar, TensorBoard."""
+    """Follows a training: a progress bar, TensorBoard.
+
+    One that has a method ``part(name)`` follows the runs that are trained first, too: it returns
+    the watcher of the part ``start`` or ``teacher``.
+    """
 
     def begin(self, state: State) -> None:
         """Called before the first step of a new or resumed run."""
@@ -51,14 +55,6 @@ class Watcher(Protocol):
 
     def epoch(self, state: State, metrics: dict[str, Any]) -> None:
         """Called after each epoch with its line of metrics.jsonl."""
-
-
-@runtime_checkable
-class InParts(Protocol):
-    """A watcher that follows the runs that are trained first, too."""
-
-    def part(self, name: str) -> Watcher:
-        """Return the watcher of a part of the training: start or teacher."""
 
 
 def train(
@@ -143,8 +139,10 @@ def train(
                         recipe.schedule(layer_count(network))
 
                 def reserve() -> None:
-                    facts = {**describe(recipe, sampled, place), "threads": threads}
-                    run.reserve({**facts, "processes": team.size})
+                    """Write config.json, so that the run can be resumed if a float run is killed;
+                    ``step`` is not known yet."""
+                    facts = {"threads": threads, "processes": team.size, "step": None}
+                    run.begin({**describe(recipe, sampled, place), **facts}, "")
 
                 given = {"data_dir": data_dir, "device": device, "threads": threads}
                 floats: Mapping[Role, FloatRun] = {}
@@ -205,7 +203,7 @@ def _float_runs(
             reserve()
             chosen = teacher.auto_recipe(recipe, role, shape)
             settings["model"] = model if chosen.model == recipe.model else None
-            parts = [watcher.part(role) for watcher in watchers if isinstance(watcher, InParts)]
+            parts = [watcher.part(role) for watcher in watchers if hasattr(watcher, "part")]
             out, team = refuse_link(path), run.team
             train(chosen, out, resume=True, watchers=parts, dataset=dataset, team=team, **settings)
         if path not in loaded:
@@ -300,7 +298,8 @@ def run_epochs(
 ) -> None:
     """Train from the position of ``state`` to the last epoch; a signal saves and stops it."""
     step = (CapturedStep if state.execution.captured else Step)(state, training)
-    with state.team.stop_request() as stop:
+    # A scheduler and torchrun both signal every process of a team: the second means nothing.
+    with StopRequest(raise_second=state.team.size == 1) as stop:
         for watcher in watchers:
             watcher.begin(state)
         while state.epoch < state.recipe.epochs:

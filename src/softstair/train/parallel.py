@@ -197,11 +197,6 @@ class Team:
         for x, values in zip(every, flat.split([x.numel() for x in every]), strict=True):
             x.detach().copy_(values.view(x.shape))
 
-    def stop_request(self) -> StopRequest:
-        """Return the context that notes signals."""
-        # A scheduler and torchrun both signal every process of a team: the second means nothing.
-        return StopRequest(raise_second=self.size == 1)
-
 
 SINGLE_PROCESS = Team()
 

@@ -82,17 +82,10 @@ class EventSender:
         self._send({"kind": "step", **position, "speed": speed, "noise": self._noise(state)})
 
     def epoch(self, state: State, metrics: dict[str, Any]) -> None:
-        self._send(
-            {
-                "kind": "epoch",
-                **_position(state),
-                "train_loss": metrics["train_loss"],
-                "train_accuracy": metrics["train_accuracy"],
-                "valid_accuracy": metrics["valid_accuracy"],
-                "noise": self._noise(state),
-                "warnings": metrics.get("warnings", []),
-            }
-        )
+        names = ("train_loss", "train_accuracy", "valid_accuracy")
+        notes = {"noise": self._noise(state), "warnings": metrics.get("warnings", [])}
+        measured = {name: metrics[name] for name in names}
+        self._send({"kind": "epoch", **_position(state), **measured, **notes})
 
     def _noise(self, state: State) -> Event | None:
         """Return the std of each layer's noise, relative to its first; None for a float network."""

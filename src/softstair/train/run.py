@@ -84,13 +84,6 @@ class Run:
         config = self.config or {}
         return {role: str(config[role]) for role in FLOAT_RUNS if role in config}
 
-    def reserve(self, config: dict[str, Any]) -> None:
-        """Write config.json before other runs are trained in the directory; `begin` completes it.
-
-        So the run can be resumed if it is killed in one of them.
-        """
-        self.begin({**config, "step": None}, "")
-
     def trained_elsewhere(self, epochs: int, device: str) -> dict[str, Any] | None:
         """Return config.json if the run was trained on another kind of device, or by another number
         of processes, and only its test is left; None if neither differs, or for a new run.
