@@ -13,6 +13,7 @@ from short import files, recipe, save
 from softstair._files import LinkError, write
 from softstair.cli import main
 from softstair.train import train
+from softstair.train.checkpoint import load
 
 SHORT = recipe(epochs=1)
 OWN = ("best.safetensors", ".notes.part", "picture.png", "lock", "other.json")
@@ -57,9 +58,11 @@ def test_saving_a_checkpoint_removes_only_its_own_incomplete_files(elsewhere: Pa
     before = files(elsewhere)
     left = ("00000007.safetensors", ".00000008.json.4711.part", ".00000008.safetensors.4711.part")
     kept = ("7.safetensors", "0007.json", ".00000008.txt.4711.part", ".00000008.json.part")
+    kept += ("٣.json", "-1.json", "1.5.json")
     for name in (*left, *kept):
         (elsewhere / name).touch()
     save(elsewhere, {"step": 1})
+    assert load(elsewhere) == {"step": 1}
     saved = {"00000001.json", "00000001.safetensors"}
     assert set(files(elsewhere)) == {*before, *kept, *saved}
     assert before.items() <= files(elsewhere).items()

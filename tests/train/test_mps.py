@@ -125,26 +125,25 @@ sys.stdin.read()
     return read
 
 
+@pytest.mark.parametrize(("visible", "numbers"), [(None, "none"), ("2,5", "0,1")])
 def test_processes_on_a_gpu_find_the_daemon_and_it_ends_with_them(
-    fake: Fake, environments: Callable[[], list[list[str]]]
+    visible: str | None,
+    numbers: str,
+    fake: Fake,
+    environments: Callable[[], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pool() as workers:
         folder = fake.folder
         assert workers.uses_mps
         assert fake.is_alive
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert environments() == [[str(folder), str(folder), "none"]] * 2
+        assert environments() == [[str(folder), str(folder), numbers]] * 2
         before = time.monotonic()
     assert fake.is_gone
     assert time.monotonic() - before < 5
-
-
-def test_devices_are_numbered_as_the_daemon_shows_them(
-    fake: Fake, environments: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    with pool():
-        assert [values[2] for values in environments()] == ["0,1"] * 2
 
 
 def test_the_beginning_of_a_run_says_whether_mps_is_used(
@@ -174,24 +173,20 @@ def test_the_beginning_of_a_run_says_whether_mps_is_used(
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", ""),
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", "0,-1"),
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", "MIG-2a"),
+        ("cuda", 2, "a daemon of the user", "runs"),
     ],
 )
 def test_mps_is_not_started(
     device: str, most: int, name: str, value: str, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name:
+    if value == "runs":
+        mps.DEFAULT_PIPE.touch()
+    elif name:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("softstair.train.pool.Worker", lambda *_: None)
     workers = pool(device, most)
     workers.__enter__()
     assert not workers.uses_mps
-    assert not fake.was_started
-
-
-def test_a_daemon_of_the_user_is_left_to_serve(fake: Fake) -> None:
-    mps.DEFAULT_PIPE.touch()
-    with mps.started(2) as environment:
-        assert environment == {}
     assert not fake.was_started
 
 

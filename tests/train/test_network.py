@@ -131,6 +131,7 @@ def test_advice_is_given_where_it_is_due_and_nowhere_else() -> None:
     assert narrow.startswith("the noise narrows faster than its mean moves")
     assert "moves by 0.5 within a period, but weights only by about 0.2" in slow
     assert advice(state(Recipe(static_mean=False, learning_rate=3e-3))) == [narrow]
+    assert advice(state(Recipe(static_mean=False, latent_rate=0.01))) == [narrow]
     follows = Recipe(static_mean=False, static_std=True, learning_rate=3e-3)
     assert advice(state(follows)) == []
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
