@@ -7,8 +7,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-__all__ = ["branches", "plain", "witness"]
-
 
 class Witness(nn.Sequential):
     """Notes the digest of its parameters when it is evaluated.

@@ -11,22 +11,6 @@ from softstair.train import Recipe, train
 from softstair.train.checkpoint import prepare
 from softstair.train.state import State
 
-__all__ = [
-    "OWN_DATA",
-    "OWN_MODEL",
-    "RECIPE",
-    "At",
-    "files",
-    "is_sentence",
-    "metrics_of",
-    "put",
-    "recipe",
-    "save",
-    "strike",
-    "summary_of",
-    "uninterrupted",
-]
-
 RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
 """Three epochs of five steps on 160 digits: some tenths of a second."""
 OWN_DATA = """

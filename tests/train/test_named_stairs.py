@@ -88,7 +88,6 @@ def test_a_recipe_in_float_by_name_is_the_float_twin() -> None:
 def test_names_of_the_stairs_of_a_recipe() -> None:
     assert levels_of(Recipe()) == "ternary"
     assert levels_of(Recipe(weights="int4", features="ternary")) == "int4/ternary"
-    assert levels_of(Recipe(weights="float", features="float")) == "float"
     assert levels_of(Recipe(bits=MIXED)) == MIXED
 
 
@@ -146,6 +145,7 @@ def test_a_float_start_keeps_its_weights_and_fits_their_quanta(tmp_path: Path) -
 # Runs
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
     "changes",
     [{"bits": "int4"}, {"quanta": "calibrated"}, {"bits": "int4", "quanta": "learned"}],

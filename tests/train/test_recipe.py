@@ -66,6 +66,8 @@ def test_wrong_values_name_the_field(name: str) -> None:
         ("label_smoothing", {"loss": "mine:Loss", "label_smoothing": 0.1}),
         ("mixup", {"loss": "mine:Loss", "mixup": 0.5}),
         ("period", {"period": "fitted"}),
+        ("teacher_weight", {"teacher_weight": 0.5}),
+        ("temperature", {"temperature": 0.5}),
         ("epochs", {"epochs": ["x" * 10**6]}),
     ],
 )
@@ -109,17 +111,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return kinds[known.kind] | st.none() if known.is_optional else kinds[known.kind]
 
 
-BOUND = (
-    "fold",
-    "folds",
-    "kernels",
-    "truncate",
-    "freeze",
-    "anneal_from",
-    "momentum",
-    "loss",
-    "bits",
-)
+BOUND = "fold folds kernels truncate freeze anneal_from momentum loss bits".split()
 FREE = [name for name in FIELDS if name not in BOUND]
 recipes = st.fixed_dictionaries({}, optional={name: values_of(name) for name in FREE}).map(
     lambda values: Recipe(

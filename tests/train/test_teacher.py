@@ -288,14 +288,6 @@ def test_an_error_before_the_first_run_leaves_no_files(
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("field", ["teacher_weight", "temperature"])
-def test_options_of_a_teacher_need_one(field: str) -> None:
-    assert getattr(Recipe(**{field: 0.5}, teacher="auto"), field) == 0.5
-    with pytest.raises(SoftstairError, match="given with a `teacher`"):
-        Recipe(**{field: 0.5})
-
-
-@pytest.mark.quick
 def test_the_runs_that_are_trained_first() -> None:
     own = Recipe(epochs=61, seed=3, fold=2, mixup=0.3, integer_input=True, data="cifar10")
     image, speech, digit = (3, 32, 32), (1, 49, 10), (1, 8, 8)
@@ -343,6 +335,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield out
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("part", ["start", "teacher", ""])
 def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"

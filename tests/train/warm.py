@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Warm"]
-
 
 class Warm:
     """The parent's end: :meth:`start` a command line, strike the child by its id, :meth:`wait`."""

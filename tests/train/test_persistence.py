@@ -67,7 +67,6 @@ RECIPES: dict[str, Recipe] = {
         statistics="fresh",
     ),
     "default": recipe(),
-    "random": RANDOM,
     "all compatible options": recipe(
         augment="crop-flip",
         cutout=3,
@@ -94,8 +93,6 @@ RECIPES: dict[str, Recipe] = {
         quanta="learned",
         quantum_rate=0.02,
     ),
-    "dynamic mean": recipe(static_mean=False, period=1.3),
-    "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
     "sgd, dropping, not truncated": recipe(
         optimiser="sgd", learning_rate=0.05, drop=1.0, weight_decay=1e-4, truncate=False, period=0.4
     ),
@@ -105,9 +102,6 @@ RECIPES: dict[str, Recipe] = {
     "frozen": recipe(freeze=True, period=0.4),
     "float": recipe(weights="float", features="float"),
     "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
-    "learned quanta": recipe(
-        quanta="learned", quantum_rate=0.02, weights="int4", features="uint4", clip_latent=True
-    ),
 }
 
 
