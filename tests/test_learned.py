@@ -52,6 +52,7 @@ def gradient(module: ss.nn.StairModule, x: torch.Tensor, g: torch.Tensor) -> tor
     return ratio.grad.double() * math.sqrt(count // ratio.numel() * highest)
 
 
+@pytest.mark.nightly(keep=23)
 @pytest.mark.parametrize("stair", STAIRS.values(), ids=STAIRS)
 @pytest.mark.parametrize("name", oracle.NAMES)
 @pytest.mark.parametrize("kind", ["features", "layer", "channel"])

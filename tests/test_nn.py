@@ -203,14 +203,12 @@ def test_noise_stays_float32(dtype):
     assert layer[0].weight.grad.dtype == dtype
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_default_noise_passes_the_gradient_everywhere_inside(compiled):
+def test_the_default_noise_passes_the_gradient_everywhere_inside():
     """Uniform noise that fills a quantum: slope 1 between the outermost levels, 0 included."""
     stair = ss.Stair.linear(4, signed=True, thresholds="midpoint")
     activation = ss.nn.StairActivation(stair)
-    run = torch.compile(activation, backend="eager", fullgraph=True) if compiled else activation
     x = torch.arange(-7, 7, 0.25).requires_grad_()
-    run(x).sum().backward()
+    activation(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(x), rtol=1e-5, atol=0)
 
 

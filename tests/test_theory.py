@@ -181,7 +181,7 @@ def schedules(n: int, **settings: object) -> Iterator[Schedule]:
         yield Schedule(n, 50, interval, power, static_mean=mean, static_std=std, **settings)
 
 
-@pytest.mark.nightly(keep=8)
+@pytest.mark.nightly(keep=5)  # each family at least once
 @pytest.mark.parametrize("noise", noises.names())
 @pytest.mark.parametrize("n", [2, 9, 3, 4, 5, 6, 7, 8])
 def test_every_verdict_agrees_with_the_limit(noise: str, n: int) -> None:
@@ -193,7 +193,7 @@ def test_every_verdict_agrees_with_the_limit(noise: str, n: int) -> None:
             assert proved == ("off thresholds" if schedule.static_mean else "every input")
 
 
-@pytest.mark.nightly(keep=7)
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("noise", noises.names())
 @pytest.mark.parametrize(("mean0", "std0"), [(-0.5, 0.1), (0.5, 0.1), (-0.4, 0.0), (0.4, 0.0)])
 def test_verdicts_agree_for_other_means_and_for_std_0(

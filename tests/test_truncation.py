@@ -183,7 +183,7 @@ def check_gradients(build, layers: set[int], x: Tensor) -> None:
             assert torch.equal(truncated[name], gradient), name
 
 
-@pytest.mark.nightly(keep=30)
+@pytest.mark.nightly(keep=12)
 @pytest.mark.parametrize("layers", [{0}, {1}, {2}, {0, 2}, {0, 1, 2, 3}], ids=str)
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS.keys())
 def test_never_too_much_is_cut(build, layers):
@@ -191,6 +191,7 @@ def test_never_too_much_is_cut(build, layers):
     check_gradients(build, layers, torch.randn(12, 6))
 
 
+@pytest.mark.nightly(keep=5)
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("layers", [{0}, {2}, {0, 1}], ids=str)
 def test_never_too_much_is_cut_in_the_zoo(name, layers):
