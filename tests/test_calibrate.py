@@ -102,12 +102,12 @@ def test_sums_change_less_than_with_the_least_squared_error():
 @pytest.mark.parametrize("training", [False, True])
 def test_modes_and_frozen_statistics_stay_and_residual_networks_are_exact(training):
     torch.manual_seed(0)
-    model = ss.models.build("resnet8", 10, (3, 32, 32))
+    model = ss.models.resnet8()
     net = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).train(training)
     norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d)).eval()
     frozen = norm.running_mean.clone()
     modes = [module.training for module in net.modules()]
-    x = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8)
+    x = torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8)
     seen: list[tuple[int, int]] = []
     loader = [((part.float() - 128) / 64, None) for part in x.split(4)]
     quanta = ss.calibrate(net, loader, batches=2, progress=lambda *done: seen.append(done))
@@ -121,7 +121,7 @@ def test_modes_and_frozen_statistics_stay_and_residual_networks_are_exact(traini
     assert len({quanta[name] for name in activations}) > 3
     net.eval()
     if training:
-        integer = ss.deploy.integerise(net, (3, 32, 32), 128, 64.0)
+        integer = ss.deploy.integerise(net, (3, 16, 16), 128, 64.0)
         assert ss.deploy.verify(net, integer, x[:2])["integer network"].mismatches == 0
     again = ss.quantise(model, "int4", skip=ss.models.last_layer(model)).eval()
     again.load_state_dict(net.state_dict())

@@ -65,11 +65,6 @@ def expected(schedule: NoisePath, batches: Iterable[int], per_unit: int = BATCHE
     return [[(mean, std) for mean, std in layers] for layers in noise.tolist()]
 
 
-def same_parameters(first: nn.Module, second: nn.Module) -> bool:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
 def check_missing(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
     """Assert that an integration names the extra to install where its package is missing."""
     monkeypatch.delitem(sys.modules, f"softstair.integrations.{name}")

@@ -1,8 +1,5 @@
 """The callback of Hugging Face's Trainer: noise, resumed runs, accumulation, truncation."""
 
-# mypy takes transformers, which may be missing, for a variable.
-# mypy: disable-error-code="name-defined"
-
 from __future__ import annotations
 
 import json
@@ -15,10 +12,15 @@ import softstair as ss
 from helpers import annealed
 from helpers.annealed import BATCHES, LAYERS, expected, network
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
-from softstair.integrations.transformers import AnnealerCallback  # noqa: E402
+@pytest.fixture(scope="module")
+def AnnealerCallback():
+    """The callback; importing Transformers takes seconds, and every worker collects this file."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from softstair.integrations.transformers import AnnealerCallback
+
+    return AnnealerCallback
 
 
 def data() -> list[dict[str, torch.Tensor]]:
@@ -50,17 +52,20 @@ class Recorder(Model):
         return super().forward(x, labels)
 
 
-class StopAfter(transformers.TrainerCallback):
-    """The power cut."""
+def power_cut(after: int):
+    """A callback that ends the training."""
+    from transformers import TrainerCallback
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    class PowerCut(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == after
 
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step == self.steps
+    return PowerCut()
 
 
 def train(model, callbacks, path, epochs: int = 3, resume=None, dataset=None, **options):
+    import transformers
+
     settings = {
         "output_dir": str(path),
         "num_train_epochs": epochs,
@@ -83,14 +88,12 @@ def train(model, callbacks, path, epochs: int = 3, resume=None, dataset=None, **
     return trainer
 
 
-@pytest.mark.parametrize(("update", "static_mean"), [("iteration", False), ("epoch", True)])
-def test_noise_follows_the_schedule(tmp_path, update, static_mean):
+def test_noise_follows_the_schedule(AnnealerCallback, tmp_path):
     """Evaluation before and during training changes nothing."""
-    schedule = ss.Schedule(LAYERS, 1.5, "overlapped", static_mean=static_mean)
-    model, callback = Recorder(), AnnealerCallback(schedule, update=update)
-    train(model, [callback], tmp_path, epochs=4, eval_on_start=True, eval_strategy="epoch")
-    step = 1 if update == "iteration" else BATCHES
-    assert model.seen == expected(schedule, [i // step * step for i in range(4 * BATCHES)])
+    schedule = ss.Schedule(LAYERS, 1.5, "overlapped", static_mean=False)
+    model, callback = Recorder(), AnnealerCallback(schedule)
+    train(model, [callback], tmp_path, eval_on_start=True, eval_strategy="epoch")
+    assert model.seen == expected(schedule, range(3 * BATCHES))
 
 
 @pytest.mark.nightly(keep=1)
@@ -103,13 +106,13 @@ def test_noise_follows_the_schedule(tmp_path, update, static_mean):
     ],
     ids=["epoch", "epoch, callbacks rebuilt", "in the middle of an epoch"],
 )
-def test_a_resumed_run_is_the_same_run(tmp_path, steps, options, rebuild):
+def test_a_resumed_run_is_the_same_run(AnnealerCallback, tmp_path, steps, options, rebuild):
     """Interrupted when the first layer is annealed and truncated; random noise, shuffled data."""
     make = lambda: AnnealerCallback(period=1.5, **options)
     whole, half, rest = (Recorder(network(forward="random")) for _ in range(3))
     train(whole, [make()], tmp_path / "whole", epochs=4)
     saving = {"save_strategy": "steps", "save_steps": 3}
-    train(half, [make(), StopAfter(steps)], tmp_path / "run", epochs=4, **saving)
+    train(half, [make(), power_cut(steps)], tmp_path / "run", epochs=4, **saving)
     for parameter in rest.parameters():
         nn.init.constant_(parameter, 0.1)
     trainer = train(
@@ -128,9 +131,9 @@ def test_a_resumed_run_is_the_same_run(tmp_path, steps, options, rebuild):
         assert torch.equal(value, rest.state_dict()[name]), name
 
 
-def test_checkpoints_made_without_the_callback(tmp_path):
+def test_checkpoints_made_without_the_callback(AnnealerCallback, tmp_path):
     """The schedule begins where the callback does, and the next checkpoint holds its clock."""
-    train(Recorder(), [StopAfter(6)], tmp_path, epochs=2, save_strategy="epoch")
+    train(Recorder(), [power_cut(6)], tmp_path, epochs=2, save_strategy="epoch")
     model = Recorder()
     first, last = (tmp_path / f"checkpoint-{steps}" for steps in (6, 12))
     train(
@@ -141,7 +144,7 @@ def test_checkpoints_made_without_the_callback(tmp_path):
     assert state["AnnealerCallback"]["attributes"]["clock"]["steps"] == BATCHES
 
 
-def test_training_again_begins_again(tmp_path):
+def test_training_again_begins_again(AnnealerCallback, tmp_path):
     callback, model, other = AnnealerCallback(period=2), Recorder(), Recorder()
     train(model, [callback], tmp_path, epochs=1)
     train(other, [callback], tmp_path, epochs=1)
@@ -149,7 +152,7 @@ def test_training_again_begins_again(tmp_path):
     assert other.seen == model.seen
 
 
-def test_noise_stays_while_gradients_accumulate(tmp_path):
+def test_noise_stays_while_gradients_accumulate(AnnealerCallback, tmp_path):
     """Six batches by fours: a window of four and one of two, and an epoch is still one unit."""
     model, callback = Recorder(), AnnealerCallback(period=2)
     train(model, [callback], tmp_path, gradient_accumulation_steps=4)
@@ -158,27 +161,7 @@ def test_noise_stays_while_gradients_accumulate(tmp_path):
     assert callback.annealer.t == 3.0
 
 
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("whole", [False, True], ids=["net inside", "model quantised whole"])
-def test_truncation(tmp_path, whole):
-    """Truncated or not, AdamW does the same, where the network returns logits or a dictionary."""
-    nets = []
-    for truncate in (False, True):
-        torch.manual_seed(0)
-        model = Model(network())
-        if whole:
-            chain = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
-            ternary = ss.Stair.ternary()
-            model = ss.quantise(Model(chain), ternary, ternary, skip="net.2")
-        callback = AnnealerCallback(period=1, truncate=truncate)
-        train(model, [callback], tmp_path)
-        assert model.net[0].weight_stair.annealed is truncate
-        assert callback.annealer.net is (model if whole else model.net)
-        nets.append(model)
-    assert annealed.same_parameters(*nets)
-
-
-def test_errors(tmp_path):
+def test_errors(AnnealerCallback, tmp_path):
     with pytest.raises(ValueError, match=r"must hold one AnnealerCallback, .* but 2 were given"):
         train(Model(network()), [AnnealerCallback(period=p) for p in (1, 2)], tmp_path)
     endless = {"dataset": annealed.Endless(data()), "max_steps": 5}
@@ -189,13 +172,13 @@ def test_errors(tmp_path):
     assert model.seen == expected(ss.Schedule(LAYERS, 2), range(5), 5)
 
 
-def test_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(AnnealerCallback, monkeypatch):
     annealed.check_missing(monkeypatch, "transformers", "transformers")
 
 
 # The Trainer pins memory for a GPU that this machine may not have.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
-def test_example_of_the_documentation(tmp_path, monkeypatch):
+def test_example_of_the_documentation(AnnealerCallback, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callbacks = annealed.run_documented("TrainingArguments").callback_handler.callbacks
     (callback,) = (c for c in callbacks if isinstance(c, AnnealerCallback))

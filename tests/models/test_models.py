@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair.models import build, digits, dscnn, last_layer, vgg8
+from softstair.models import build, last_layer
 
 pytestmark = pytest.mark.quick
 
@@ -146,22 +146,11 @@ def test_layers_of_the_stair_network_in_order(floats, stairs, name, layers):
 def test_gradient_reaches_every_parameter(floats, name, forward):
     torch.manual_seed(0)
     net = ss.quantise(floats[name], *STAIRS[name], forward=forward, skip=last_layer(floats[name]))
-    x = examples(name, 4)
-    F.cross_entropy(net.train()(x), torch.arange(4)).backward()
+    F.cross_entropy(net.train()(examples(name, 2)), torch.arange(2)).backward()
     for parameter_name, parameter in net.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert bool(parameter.grad.isfinite().all()), parameter_name
         assert bool(parameter.grad.any()), parameter_name
-
-
-def test_depthwise_weights_start_at_thresholds_with_all_inputs_counted(stairs):
-    """s = 1/√(64·3·3), not 1/√(3·3): the inputs are not divided by the groups."""
-    depthwise = stairs["dscnn"].get_submodule("block2.0")
-    assert depthwise.groups == 64
-    thresholds = torch.tensor(INT4.thresholds) / 0.07
-    away = (depthwise.weight.detach().reshape(-1, 1) / 0.07 - thresholds).abs().amin(1)
-    assert float(away.max()) <= 1 / math.sqrt(576) + 1e-5
-    assert float(away.max()) > 0.9 / math.sqrt(576)
 
 
 def test_sums_run_over_integers_behind_the_first_layer(stairs):
@@ -170,11 +159,3 @@ def test_sums_run_over_integers_behind_the_first_layer(stairs):
         layers = [m for m in stairs[name].modules() if isinstance(m, ss.nn.StairLayer)]
         quanta = [layer.input_quantum for layer in layers]
         assert quanta == [None] + [features.quantum] * (len(layers) - 1)
-
-
-def test_classes_and_channels_are_as_asked():
-    assert dscnn(classes=35)(torch.zeros(2, 1, 49, 10)).shape == (2, 35)
-    assert digits(classes=4)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
-    net = vgg8(classes=7, inputs=1)
-    assert net.features[0].weight.shape == (128, 1, 3, 3)
-    assert net.classifier[6].weight.shape == (7, 1024)
