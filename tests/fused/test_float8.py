@@ -148,7 +148,7 @@ def test_networks_with_branches_keep_their_values(change):
         assert all(weight is None or bool(weight.isfinite().all()) for weight in weights)
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("channels", [(24, 32), (32, 24), (32, 48)])
 def test_both_readers_of_features_have_their_own_gradients(channels):
     """In FP8 if they can; the integers are those of both."""
@@ -179,6 +179,7 @@ class Interleaved(Branches):
         return self.fc(relus[3](norms[3](convs[3](second))).mean((2, 3)))
 
 
+@pytest.mark.nightly
 def test_the_reader_that_runs_last_takes_integers_too(monkeypatch):
     net, _ = pair("ternary", "uniform", "mode", make=lambda: Interleaved(16, 16))
     run, (x, y) = fused(net, float8=True), batch(side=2, images=16, channels=1)

@@ -76,6 +76,7 @@ def test_weights_with_quanta_by_channel_give_exact_sums():
         assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-5
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("quanta", ["fixed", "learned"])
 def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
     """Gradients pass beyond the ends of the stair, by a table with more thresholds."""
@@ -102,8 +103,8 @@ def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
     ],
 )
 def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward, side=4, quanta="learned")
-    x, y = batch(side=4)
+    net, twin = pair(stairs, noise, forward, side=4, quanta="learned", channels=1)
+    x, y = batch(side=4, channels=1)
     for module in (*net.modules(), *twin.modules()):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0

@@ -33,7 +33,7 @@ def small() -> nn.Module:
     names = ("conv", "norm", "relu", "flat", "linear", "norm_2", "relu_2", "fc")
     layers = [
         nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
-        nn.Linear(256, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5),
+        nn.Linear(64, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5),
     ]  # fmt: skip
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
@@ -49,14 +49,15 @@ def small() -> nn.Module:
 )
 def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     """Two steps with a rate that changes, decay and bounds."""
-    net, _ = pair("ternary", "uniform", "mode", 4, make=None if float8 else small, channels=1)
+    side, make = (4, None) if float8 else (2, small)
+    net, _ = pair("ternary", "uniform", "mode", side, make=make, channels=1)
     twin, bound = copy.deepcopy(net), 0.05
     runs = [fused(each, float8) for each in (net, twin)]
     optimisers = [kind(each.parameters(), lr=1e-2, weight_decay=decay) for each in (net, twin)]
     weights = [layer.sums.weight for layer in runs[0].layers]
     steps = runs[0].attach_latent_steps()
     for rate in (1e-2, 3e-3):
-        x, y = batch(4, 16 if float8 else 2, channels=1)
+        x, y = batch(side, 16 if float8 else 2, channels=1)
         steps.begin(optimisers[0], {weights[1]: (-bound, bound)})
         for run, optimiser in zip(runs, optimisers, strict=True):
             optimiser.zero_grad()
@@ -109,7 +110,7 @@ def test_a_weight_that_is_no_number_stays_so():
     layer = run.layers[-1]
     steps = layer.steps = LatentSteps()
     steps.begin(optimiser, {layer.sums.weight: (-1.0, 1.0)})
-    x, y = batch(side=4, images=2, channels=1)
+    x, y = batch(side=2, images=2, channels=1)
     torch.nn.functional.cross_entropy(run(x), y).backward()
     [(_, gradient, _)] = steps._pending
     gradient[0, 0] = torch.nan

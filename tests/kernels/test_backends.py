@@ -49,7 +49,7 @@ def test_the_cpu_computes_what_the_reference_does(name, family):
     stair = STAIRS[name]
     noise = Peaked() if family == "peaked" else ss.noise.get(family)
     low, high = stair.thresholds[0], stair.thresholds[-1]
-    x = torch.linspace(low - 2, high + 2.1, 1501, dtype=torch.float64)
+    x = torch.linspace(low - 2, high + 2.1, 401, dtype=torch.float64)
     for forward, std in itertools.product(("expectation", "mode", "hard"), (0.0, 0.02, 0.4, 6.0)):
         soft = kernels.SoftStair(stair, noise, 0.1, std)
         bound = BoundStair(soft, x)
@@ -71,7 +71,7 @@ def test_there_is_no_slope_outside_of_the_support(name, family):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("bits", "quantum"), [(10, 0.07), (12, 0.07), (12, 1.0), (14, 0.003)])
+@pytest.mark.parametrize(("bits", "quantum"), [(10, 0.07), (12, 0.07), (12, 1.0)])
 def test_stairs_finer_than_the_dtype(bits, quantum, dtype):
     """Where thresholds collapse when rounded, the index still counts those not above x."""
     stair = ss.Stair.linear(bits, signed=True, quantum=quantum, thresholds="midpoint")

@@ -669,7 +669,7 @@ def test_no_part_of_a_weight_gradient_is_empty():
         importlib.import_module(f"softstair.kernels.triton.{n}") for n in ("gradients", "moments")
     )
     for tiles in (*range(1, 70), 96, 131, 132, 133, 400):
-        for steps in range(1, 700):
+        for steps in (*range(1, 140), 699):
             parts = gradients.part_count(tiles, steps)
             count = -(-steps // parts)
             assert (parts - 1) * count < steps <= parts * count
