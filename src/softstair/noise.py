@@ -11,12 +11,6 @@ triangular (√6 − |z|)/6                         (−√6, √6)
 normal     exp(−z²/2)/√(2π)                     ℝ
 logistic   a·e^{−az}/(1 + e^{−az})², a = π/√3   ℝ
 ========== ==================================== ==================
-
->>> import torch
->>> Normal().cdf(torch.tensor(0.0))
-tensor(0.5000)
->>> round(Uniform().std_within(0.5), 6)
-0.288675
 """
 
 import math

@@ -2,12 +2,6 @@
 
 On the Heaviside function, the slope of each is the derivative of the function that it is named
 after. Identity and ReLU are limits and no probability measures.
-
->>> import torch
->>> x = torch.tensor([-0.4, 0.4, 1.4], requires_grad=True)
->>> clipped_relu()(x, Stair.heaviside()).sum().backward()
->>> x.grad
-tensor([0., 1., 0.])
 """
 
 import math
