@@ -24,7 +24,7 @@ def test_under_the_interpreter(run_interpreted):
     run_interpreted()
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("few", [0, 99])
 @pytest.mark.parametrize(
     ("images", "inputs", "outputs", "height", "width", "taps", "padding"),

@@ -220,9 +220,10 @@ def test_the_backward_pass_ends_at_annealed_layers(forward):
 @pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
     ("images", "inputs", "outputs", "height", "width", "taps", "padding", "stride", "high"),
-    [(2, 48, 20, 5, 7, 3, 1, 1, 8), (3, 16, 32, 8, 8, 3, 1, 2, 128), (1, 32, 130, 9, 3, 1, 0, 1, 8),
-     (5, 64, 16, 12, 5, 3, 0, 1, 128), (1, 16, 16, 6, 6, 5, 2, 1, 8), (2, 48, 16, 7, 9, 3, 1, 2, 8),
-     (2, 64, 16, 6, 6, 1, 0, 2, 128), (1, 80, 160, 4, 4, 3, 1, 1, 8)],
+    [(2, 48, 20, 5, 7, 3, 1, 1, 8), (1, 16, 16, 6, 6, 5, 2, 1, 8), (1, 32, 130, 9, 3, 1, 0, 1, 8),
+     (5, 64, 16, 12, 5, 3, 0, 1, 128), (3, 16, 32, 8, 8, 3, 1, 2, 128),
+     (2, 48, 16, 7, 9, 3, 1, 2, 8), (2, 64, 16, 6, 6, 1, 0, 2, 128),
+     (1, 80, 160, 4, 4, 3, 1, 1, 8)],
 )  # fmt: skip
 def test_integers_are_summed_exactly(
     images, inputs, outputs, height, width, taps, padding, stride, high
@@ -258,8 +259,8 @@ def test_integers_are_summed_exactly(
 @pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
     ("shape", "taps", "stride", "padding"),
-    [((2, 20, 5, 7), (3, 3), 1, (1, 1)), ((3, 16, 6, 4), (5, 2), 2, (3, 0)),
-     ((1, 130, 3, 3), (3, 3), 1, (0, 0)), ((2, 8, 4, 5), (1, 3), 1, (2, 4))],
+    [((2, 20, 5, 7), (3, 3), 1, (1, 1)), ((1, 130, 3, 3), (3, 3), 1, (0, 0)),
+     ((3, 16, 6, 4), (5, 2), 2, (3, 0)), ((2, 8, 4, 5), (1, 3), 1, (2, 4))],
 )  # fmt: skip
 def test_depthwise_convolutions_are_those_of_float64(shape, taps, stride, padding):
     """Sums of integers exactly, and the gradient of features, with padding beyond the kernel."""
@@ -295,9 +296,9 @@ def test_a_kernel_larger_than_the_image_is_an_error():
     ("images", "inputs", "taps", "outputs", "sides", "learns_input", "stride", "padding"),
     [
         (2, 7, 1, 20, (3, 5), False, 1, 0),  # 140 weights: no rows of 128
-        (2, 1, (10, 4), 16, (13, 6), False, 2, (5, 1)),  # as in DSCNN: 7×3 sums
-        (2, 3, 3, 20, (2, 4), True, 1, 1),  # as any other layer
         (65, 1, 3, 16, (2, 2), False, 1, 1),
+        (2, 3, 3, 20, (2, 4), True, 1, 1),  # as any other layer
+        (2, 1, (10, 4), 16, (13, 6), False, 2, (5, 1)),  # as in DSCNN: 7×3 sums
         (3, 7, 3, 130, (4, 2), False, 1, 1),
         (1, 2, 5, 200, (6, 6), False, 1, 2),
         (2, 3, (4, 2), 16, (9, 7), False, 3, (2, 0)),  # 4×2 sums, pooled
