@@ -11,7 +11,6 @@ from softstair._errors import (
     MissingExtraError,
     SoftstairError,
     deprecated,
-    first_line,
     import_extra,
 )
 
@@ -31,12 +30,6 @@ def test_number_accepts_finite_numbers_in_range_only(value):
         _check.number("std", value, 0)
 
 
-def test_number_above_excludes_the_bound():
-    assert _check.number("period", 1e-30, above=0) == 1e-30
-    with pytest.raises(ValueError, match="above 0"):
-        _check.number("period", 0, above=0)
-
-
 def test_long_values_are_cut_in_messages():
     with pytest.raises(ValueError, match=r"x{20}\.\.\. was given") as raised:
         _check.choice("update", "x" * 10**6, ("iteration", "epoch"))
@@ -48,11 +41,6 @@ def test_missing_extra_says_what_to_install():
         import_extra("no_such_package.part", "onnx")
     assert raised.value.name == "no_such_package"
     assert isinstance(raised.value, ModuleNotFoundError)
-
-
-def test_first_line_of_an_error_without_a_message_is_its_type():
-    assert first_line(KeyError()) == "KeyError"
-    assert first_line(OSError("disk full.\nmore")) == "disk full"
 
 
 def test_a_deprecated_function_warns_once_and_points_at_its_caller():

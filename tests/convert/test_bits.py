@@ -230,9 +230,3 @@ def test_a_sequence_has_a_name_for_each_layer() -> None:
         ss.quantise(model, ("ternary", "int4"))
     with pytest.raises(SoftstairError, match="bits must be float, ternary"):
         ss.quantise(model, ["ternary", "int9", "int4"])
-
-
-def test_a_sequence_of_names_and_stairs_is_an_error() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    with pytest.raises(SoftstairError, match="names alone or stairs alone"):
-        ss.quantise(model, ["ternary", ss.Stair.ternary()])
