@@ -83,7 +83,7 @@ def test_dtype_nan_and_extremes(name):
         assert g[:-1].isfinite().all()
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly  # test_transforms has their families
 @pytest.mark.parametrize("name", [*FAMILIES, "identity", "relu"])
 def test_under_transforms_and_compilation(name):
     """func.grad, jvp, vmap and compile(func.grad) agree with .backward()."""

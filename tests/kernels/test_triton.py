@@ -597,7 +597,7 @@ def test_depthwise_convolutions_compile_without_the_interpreter(dtype, tmp_path,
     assert ("fma.rn.f32" in ptx) == (dtype == "*bf16")  # integers are multiplied as integers
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sums", "dy", "pooled"),
     [("int32", "bfloat16", True), ("float32", "float32", True), ("float32", "float32", False)],
