@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,10 @@ class RandomBuilder:
         self.last = node.name
         return node.name
 
+    def change(self, name: str, **fields: Any) -> str:
+        """Change fields of a node, and run it again."""
+        return self.add(replace(self.nodes[name], **fields))
+
     def choose(self, *choices: Any) -> Any:
         return choices[self.random.integers(len(choices))]
 
@@ -68,6 +73,20 @@ class RandomBuilder:
         least, greatest = ends.amin(0).sum(1), ends.amax(0).sum(1)
         bounds = (int(least.min()), int(greatest.max()))
         return self.add(nodes.Sum(name, (self.last,), *bounds, weight, least, greatest, **options))
+
+    def layer(
+        self,
+        name: str,
+        outputs: int,
+        kind: str,
+        levels: tuple[int, ...],
+        shortcut: str | None = None,
+        even: bool = False,
+        **options: Any,
+    ) -> str:
+        """Add a layer and its stair, with the options of :meth:`sum` and :meth:`steps`."""
+        self.sum(name, outputs, kind, **options)
+        return self.steps(f"{name}.stair", levels, shortcut, even=even)
 
     def steps(
         self,
@@ -182,8 +201,7 @@ def random_network(seed: int, monotone: bool = False, widest: bool = True) -> Ra
 
     shape = (int(random.integers(1, 4)), int(random.integers(5, 9)), int(random.integers(5, 9)))
     net = RandomBuilder(seed, shape, zero=int(random.choice([0, 121, 255])))
-    net.sum("first", 6, weights(), padding=(1, 1))
-    net.steps("first.stair", levels())
+    net.layer("first", 6, weights(), levels(), padding=(1, 1))
     if random.integers(2):
         net.max_pool("first.pool", 3, 2, 1)
     start = net.last
@@ -193,8 +211,7 @@ def random_network(seed: int, monotone: bool = False, widest: bool = True) -> Ra
     net.steps("deep.stair", levels(), shortcut, monotone)
     if random.integers(2):
         net.add_features("deep.add", start, net.last)
-    net.sum("wide", 5, weights(), dilation=(1, 2), padding=(0, 2), stride=(2, 1))
-    net.steps("wide.stair", levels())
+    net.layer("wide", 5, weights(), levels(), dilation=(1, 2), padding=(0, 2), stride=(2, 1))
     if random.integers(2):
         net.sum_pool("average")
     net.flatten("flat")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled import needs_compiler, program_of, run_in_program
+from compiled import BUILDS, needs_compiler, program_of, run_in_program
 from random_modules import (
     BLOCKS,
     HEADS,
@@ -120,16 +120,14 @@ def by_onnx(network: IntegerNetwork, x: Tensor) -> dict[str, Tensor]:
 
 @needs_compiler
 @pytest.mark.parametrize("count", [14, pytest.param(NETWORKS, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    "flags", [(), pytest.param(("-DSOFTSTAIR_PACKED",), marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("kind", ["plain", pytest.param("packed", marks=pytest.mark.nightly)])
 def test_random_networks_raise_or_are_equal_everywhere(
-    flags: tuple[str, ...], count: int, tmp_path: Path
+    kind: str, count: int, tmp_path: Path
 ) -> None:
     results = [examine(seed) for seed in range(count)]
     written = [result for result in results if result.written]
     for first in range(0, len(written), PER_PROGRAM):
-        _examine_in_c(written[first : first + PER_PROGRAM], tmp_path / str(first), flags)
+        _examine_in_c(written[first : first + PER_PROGRAM], tmp_path / str(first), kind)
     wrong = [f"seed {r.seed} ({', '.join(r.constructs)}): {r.wrong}" for r in results if r.wrong]
     assert not wrong, "\n".join(wrong)
     assert len(written) > count / 4
@@ -137,10 +135,10 @@ def test_random_networks_raise_or_are_equal_everywhere(
         _assert_accepted(results)
 
 
-def _examine_in_c(results: list[Result], folder: Path, flags: tuple[str, ...]) -> None:
+def _examine_in_c(results: list[Result], folder: Path, kind: str) -> None:
     """Compare networks in one C program with their integer networks."""
     networks = {r.seed: r.network for r in results if r.network is not None}
-    program = program_of(networks, folder, *flags)
+    program = program_of(networks, folder, BUILDS[kind])
     for result in results:
         network = networks[result.seed]
         try:

@@ -1,0 +1,319 @@
+"""Integer networks that use every way to compute a layer in C, and reach every edge of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from random_networks import RandomBuilder, random_network
+
+from softstair.deploy import nodes
+
+BT = np.array(
+    [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
+     [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]
+)  # fmt: skip
+
+
+def bit_features(seed: int = 0) -> RandomBuilder:
+    """Ternary and binary features in bit planes whose last words are not full."""
+    net = RandomBuilder(seed, (2, 9, 8), zero=121, batch=3)
+    net.layer("first", 45, "ternary", (-1, 0, 1), padding=(1, 1))
+    net.max_pool("pool", 3, 2, 1)
+    net.layer("signs", 70, "sign", (-1, 1), padding=(1, 1))
+    net.layer("dilated", 130, "ternary", (0, 1), padding=(2, 2), dilation=(2, 2), stride=(1, 2))
+    net.max_pool("largest", 2, 1, 0)
+    net.flatten("flat")
+    net.layer("linear", 22, "ternary", (-1, 0))
+    net.layer("binary", 100, "sign", (-1, 0, 1))
+    net.scores("last", 5, unit=1.0)
+    return net
+
+
+def byte_features(seed: int = 0) -> RandomBuilder:
+    """Features in bytes: with a bias, depthwise, grouped and pointwise convolutions."""
+    net = RandomBuilder(seed, (3, 8, 7), zero=0, batch=3)
+    net.layer("first", 36, "int8", tuple(range(200)), padding=(2, 1), stride=(2, 1))
+    net.layer("depthwise", 36, "int4", (-5, -1, 0, 4, 100), padding=(1, 1), groups=36)
+    net.layer("groups", 48, "sign", tuple(range(-8, 8)), padding=(1, 1), groups=4)
+    net.layer("pointwise", 34, "int4", (-1, 0, 1), kernel=1)
+    net.layer("many", 68, "int4", (3, 4, 9), padding=(1, 1), groups=34)
+    net.sum_pool("average")
+    net.flatten("flat")
+    net.scores("last", 3)
+    return net
+
+
+def affine_features(seed: int = 0) -> RandomBuilder:
+    """Levels as bytes, with and without a bias, and as words, from thresholds on a line."""
+    net = RandomBuilder(seed, (2, 6, 6), zero=121, batch=3)
+    start = net.layer("first", 10, "int4", tuple(range(16)), even=True, padding=(1, 1))
+    net.layer("each", 10, "int4", tuple(range(-8, 8)), even=True, padding=(1, 1), groups=10)
+    net.add_features("added", start, net.last)
+    net.steps("added.stair", tuple(range(-3, 9)), even=True)
+    net.layer("deep", 10, "int4", tuple(range(-8, 8)), shortcut=start, even=True, padding=(1, 1))
+    net.layer("bits", 10, "int4", (-1, 0, 1), shortcut=start, even=True, padding=(1, 1))
+    net.layer("biased", 35, "int4", tuple(range(40, 170)), even=True)
+    net.layer("wide", 9, "ternary", tuple(range(-150, 151)), even=True, kernel=1)
+    net.layer("uneven", 7, "int4", (-5, -1, 0, 4, 100), even=True, kernel=1)
+    net.flatten("flat")
+    net.scores("last", 3)
+    return net
+
+
+def packed_features(seed: int = 0) -> RandomBuilder:
+    """INT4 layers with several products in one multiplication; sums reach the bounds."""
+    net = RandomBuilder(seed, (3, 11, 6), zero=121, batch=3)
+    net.layer("first", 24, "int4", tuple(range(16)), even=True, padding=(2, 1))
+    net.layer("each", 24, "int4", tuple(range(-8, 8)), even=True, padding=(1, 1), groups=24)
+    net.layer("unpadded", 24, "int4", tuple(range(16)), even=True, groups=24)
+    net.layer("point", 48, "int4", (3, 4, 9), kernel=1)
+    net.layer("groups", 26, "int4", tuple(range(40, 170)), even=True, padding=(1, 1), groups=2)
+    net.sum("bytes", 64, "int8", kernel=1)
+    stair = nodes.Steps("full", ("bytes",), 0, 15, torch.full((64, 15), -(2**30)), tuple(range(16)))
+    net.add(stair)
+    weight = torch.full((7, 64, 1, 1), 4)
+    weight[:, :17] = 5  # 15 times the sum of each row is 4,095
+    weight[1] *= -1
+    weight[2, 0] = -3
+    weight[3:, :32] = -8
+    bounds = torch.full((7,), 10**5)
+    net.add(nodes.Sum("most", ("full",), -(10**5), 10**5, weight, -bounds, bounds))
+    net.steps("most.stair", tuple(range(16)), even=True)
+    net.flatten("flat")
+    net.scores("last", 3)
+    return net
+
+
+def shared_features(seed: int = 0) -> RandomBuilder:
+    """Features that several nodes read, in memory that is used again."""
+    net = RandomBuilder(seed, (1, 6, 6), zero=255, batch=3)
+    start = net.layer("first", 48, "ternary", (-1, 0, 1), padding=(1, 1))
+    deep = net.layer("deep", 48, "ternary", (-1, 0, 1), shortcut=start, padding=(1, 1))
+    net.last = "deep"
+    net.steps("deep.other", (-1, 1))
+    net.layer("third", 48, "ternary", tuple(range(16)), shortcut=deep, padding=(1, 1))
+    net.add_features("added", net.last, start)
+    net.max_pool("pool", 3, 3, 0)
+    flat = net.flatten("flat")
+    net.sum("linear", net.results[flat].shape[1], "ternary")
+    net.steps("linear.stair", (-900, 0, 900))
+    net.add_features("summed", net.last, flat)
+    net.sum("last", 4, "int12")
+    net.rescaled("scores")
+    return net
+
+
+def expanded_features(seed: int = 0) -> RandomBuilder:
+    """Bit planes, bytes and sums that are repeated along axes of length 1."""
+    net = RandomBuilder(seed, (1, 6, 6), zero=100, batch=3)
+    start = net.layer("first", 48, "ternary", (-1, 0, 1), padding=(1, 1))
+    small = net.layer("all positions", 48, "ternary", (-1, 0, 1), kernel=6)
+    wide = net.expand("wide", (48, 6, 6))
+    net.last = start
+    net.layer("deep", 48, "ternary", tuple(range(16)), shortcut=wide, padding=(1, 1))
+    deep = net.add_features("deep.added", net.last, wide)
+    net.last = small  # counted as bits, too
+    net.sum("again", 48, "ternary", kernel=1)
+    net.expand("again.sums", (48, 6, 6))
+    again = net.steps("again.stair", (-1, 0, 1), shortcut=start)
+    net.layer("single", 1, "int4", tuple(range(200)), kernel=1)
+    single = net.expand("single.channel", (48, 6, 6))
+    net.last = start
+    net.sum("row", 1, "int4", kernel=1)
+    net.expand("row.sums", (48, 6, 6))
+    net.steps("row.stair", (-5, -1, 0, 4, 100))
+    net.add_features(
+        "summed", net.add_features("sum", net.add_features("more", net.last, single), deep), again
+    )
+    net.flatten("flat")
+    net.scores("last", 4)
+    return net
+
+
+def int8_last_layer(seed: int = 0) -> RandomBuilder:
+    """An INT8 last layer over features with a bias; their number is no multiple of 16."""
+    net = RandomBuilder(seed, (2, 5, 6), zero=7, batch=3)
+    net.layer("first", 9, "ternary", tuple(range(200)), padding=(1, 1), stride=(2, 2))
+    net.flatten("flat")
+    net.sum("last", 11, "int8")
+    net.rescaled("scores")
+    return net
+
+
+def channels_by_sixteen(seed: int = 1) -> RandomBuilder:
+    """49 positions: a round of 32, four groups of four, and one; 37 channels: twice 16, and 5."""
+    net = RandomBuilder(seed, (3, 7, 7), zero=121, batch=3)
+    net.layer("first", 37, "ternary", (-1, 0, 1), padding=(1, 1))
+    net.layer("pointwise", 32, "int4", tuple(range(16)), kernel=1)
+    net.layer("strided", 34, "int4", tuple(range(16)), padding=(1, 1), stride=(2, 2), groups=2)
+    net.flatten("flat")
+    net.scores("last", 4)
+    return net
+
+
+def depthwise_features(seed: int = 1) -> RandomBuilder:
+    """Depthwise sums of 16 and of 32 bits.
+
+    35 places: a round of 32, and three; 69 channels: twice 32, and 5.
+    """
+    net = RandomBuilder(seed, (3, 7, 5), zero=121, batch=3)
+    net.layer("first", 69, "int8", tuple(range(200)), padding=(1, 1))
+    for weights, levels in (("int4", 200), ("int8", 128)):
+        net.sum(weights, 69, weights, padding=(1, 1), groups=69)
+        net.steps(f"{weights}.stair", tuple(range(levels)), even=weights == "int4")
+    net.sum("sums", 69, "int8", padding=(1, 1), groups=69)
+    assert float(net.results["sums"].abs().max()) >= 2**15
+    net.flatten("flat")
+    net.scores("last", 4)
+    return net
+
+
+def wide_features(seed: int = 0) -> RandomBuilder:
+    """Shortcuts by wide steps: a scale of 0, large numbers, levels that begin late or too late."""
+    net = RandomBuilder(seed, (1, 6, 6), zero=0)
+    net.layer("first", 3, "ternary", tuple(range(8)), even=True, padding=(1, 1))
+    net.sum("deep", 3, "int4", padding=(1, 1))
+    deep, even = net.nodes["deep"], torch.arange(1.0, 17)
+    sums, values = torch.arange(deep.low, deep.high + 1), torch.arange(8.0)
+    for name, factors, addends, limits in (
+        ("zero", (0.0, 1.0), (4.5, 0.0), even),
+        ("large", (2.0**35, 2.0**-40), (90 * 2.0**35, 0.0), even),
+        ("late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 0.75])),
+        ("too late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 2.5])),
+    ):
+        stages = (torch.tensor(numbers)[:, None].repeat(1, 3) for numbers in (factors, addends))
+        floats = nodes.FloatSteps(*stages, False, values, limits, 1.0)
+        totals = (floats.rescaled(sums.expand(3, -1))[:, None] + values[:, None]).contiguous()
+        table = torch.searchsorted(totals, limits.repeat(3, 8, 1)) + deep.low
+        steps = (table, tuple(range(17)), 0, 1, floats)
+        net.add(nodes.Steps(name, ("deep", "first.stair"), 0, 16, *steps))
+    net.flatten("flat")
+    net.scores("last", 4)
+    return net
+
+
+HOSTILE = 'a */ int x; /* b\n#error "c" \\\n??/\n" %s é 💥'
+
+
+def hostile_names() -> RandomBuilder:
+    """Names of layers that would break out of a comment."""
+    net = byte_features()
+    names = {name: f"{HOSTILE} {number}" for number, name in enumerate(net.nodes)}
+    net.nodes = {
+        names[node.name]: replace(
+            node, name=names[node.name], inputs=tuple(names[source] for source in node.inputs)
+        )
+        for node in net.nodes.values()
+    }
+    net.results = {names[name]: x for name, x in net.results.items()}
+    return net
+
+
+def edges(seed: int = 0) -> RandomBuilder:
+    """Sizes that are no multiple of a tile, paddings of 0 to 2, words that are not full."""
+    net = RandomBuilder(seed, (2, 9, 7), zero=121, batch=3)
+    net.layer("first", 45, "ternary", (-1, 0, 1), padding=(1, 1))
+    start = net.layer("ternary", 43, "ternary", (-1, 0, 1), padding=(1, 1))
+    net.layer("signs", 70, "sign", (-1, 1), padding=(1, 1))
+    net.layer("narrow", 24, "ternary", (0, 1), padding=(1, 0))
+    net.layer("wide", 48, "sign", (-1, 0), padding=(2, 2))
+    net.max_pool("pool", 2, 2, 0)
+    net.layer("small", 46, "ternary", (-1, 0, 1), padding=(0, 1))
+    net.max_pool("single", 2, 2, 0)
+    net.layer("one", 33, "ternary", (-1, 0, 1), padding=(1, 1))
+    net.flatten("flat")
+    net.layer("linear", 9, "ternary", tuple(range(16)))
+    other = net.last
+    net.last = start
+    net.sum("stored", 43, "ternary", padding=(1, 1))
+    stored = net.last
+    net.steps("stored.stair", (-1, 0, 1))
+    net.last = stored
+    net.steps("levels", tuple(range(16)), shortcut=start)
+    net.sum_pool("sums")
+    net.flatten("flat sums")
+    net.layer("last sums", 9, "int4", tuple(range(16)))
+    net.add_features("added", net.last, other)
+    net.scores("last", 4)
+    return net
+
+
+def byte_edges(seed: int = 0) -> RandomBuilder:
+    """Bytes with weights of 4, 2 and 1 bits; the largest of them, and of all sums, occur."""
+    net = RandomBuilder(seed, (2, 9, 7), zero=121, batch=3)
+    start = net.layer("first", 32, "int4", tuple(range(16)), even=True, padding=(1, 1))
+    net.layer("int4", 48, "int4", tuple(range(-8, 8)), padding=(1, 1))
+    net.layer("ternary", 16, "ternary", tuple(range(16)), even=True, padding=(2, 0))
+    net.layer("signs", 21, "sign", tuple(range(16)), padding=(0, 1))
+    net.sum("ragged", 16, "int4", padding=(1, 1))  # 21 channels are not read 16 at a time
+    net.steps("ragged.stair", tuple(range(32)))
+    net.sum("wide", 16, "int4", padding=(1, 1))  # 4 times 31 is a byte
+    net.steps("wide.stair", tuple(range(33)))
+    net.layer("too wide", 5, "int4", (0, 1, 2), padding=(1, 1))
+    net.flatten("flat")
+    other = net.sum("linear", 9, "int4")
+    net.last = start
+    net.sum("full", 32, "int4", kernel=1)
+    net.change("full", weight=torch.zeros(32, 32, 1, 1, dtype=torch.int64))
+    net.steps("full.stair", tuple(range(16)))
+    net.change("full.stair", thresholds=torch.zeros(32, 15, dtype=torch.int64))
+    net.sum("large", 16, "int4", padding=(1, 1))
+    net.nodes["large"].weight[0] = -8  # type: ignore[attr-defined]
+    net.change("large")
+    assert int(net.results["large"].min()) == -8 * 15 * 9 * 32
+    net.sum_pool("sums")
+    net.flatten("flat sums")
+    net.sum("last sums", 9, "ternary")
+    net.add_features("added", net.last, other)
+    net.scores("last", 4)
+    return net
+
+
+def largest_tiles() -> RandomBuilder:
+    """Images and weights with the largest intermediate results."""
+    net = RandomBuilder(0, (1, 6, 6), zero=128, batch=36)
+    signs = np.where(BT >= 0, 1, -1)
+    images = np.einsum("iy,jx->ijyx", signs, signs).reshape(36, 1, 6, 6)
+    net.bytes = torch.from_numpy(128 + 100 * images).to(torch.uint8)
+    net.results["input"] = net.nodes["input"].run(net.bytes)
+    net.sum("same", 96, "sign", kernel=1)
+    net.change("same", weight=torch.ones(96, 1, 1, 1, dtype=torch.int64))
+    net.steps("same.stair", (-1, 1))
+    net.change("same.stair", thresholds=torch.zeros(96, 1, dtype=torch.int64))
+    assert set(net.results["same.stair"].unique().tolist()) == {-1, 1}
+    net.sum("large", 64, "sign")
+    first = net.nodes["large"].weight[:, :1]  # type: ignore[attr-defined]
+    net.change("large", weight=first.repeat(1, 96, 1, 1))
+    net.steps("large.stair", (-1, 0, 1))
+    net.flatten("flat")
+    net.scores("last", 3)
+    assert int(net.results["large"].abs().max()) == 9 * 96
+    return net
+
+
+NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
+    "bits": bit_features,
+    "bytes": byte_features,
+    "affine": affine_features,
+    "packed": packed_features,
+    "shared": shared_features,
+    "expanded": expanded_features,
+    "scores": int8_last_layer,
+    "channels": channels_by_sixteen,
+    "depthwise": depthwise_features,
+    "wide": wide_features,
+    "hostile": hostile_names,
+    "random": lambda: random_network(0),
+    "tiles": edges,
+    "tiles of bytes": byte_edges,
+    "largest tiles": largest_tiles,
+}
+TILED = {
+    "tiles": ("ternary", "signs", "narrow", "wide", "small", "one", "stored"),
+    "tiles of bytes": ("int4", "ternary", "signs", "wide", "large"),
+    "largest tiles": ("large",),
+}
+"""The layers that are computed in tiles where that is exact."""
