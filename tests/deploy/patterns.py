@@ -46,9 +46,9 @@ class Pattern:
         model(self.floats(self.inputs()))  # lazy layers
         return ss.quantise(model, **{"weights": TERNARY, "features": TERNARY} | self.settings)
 
-    def trained(self) -> nn.Module:
+    def trained(self, net: nn.Module | None = None) -> nn.Module:
         """The stair network after two steps, in ``eval()``."""
-        net, x = self.quantised(), self.floats(self.inputs())
+        net, x = net or self.quantised(), self.floats(self.inputs())
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for _ in range(2):
             optimizer.zero_grad()
@@ -100,13 +100,8 @@ class PooledTwice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.pool, self.flat = (
-            layer(padding=1),
-            layer(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
-        self.last = nn.LazyLinear(3)
+        self.a, self.b, self.pool = layer(padding=1), layer(), nn.MaxPool2d(2)
+        self.flat, self.last = nn.Flatten(), nn.LazyLinear(3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(self.a(x))

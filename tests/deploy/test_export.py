@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,8 +47,9 @@ def test_one_call_writes_and_compares(to: str, tmp_path: Path) -> None:
     assert str(exported.path) in str(exported)
     names = {file.name for file in exported.files}
     assert names >= ({"network.c", "network.h"} if to == "c" else {f"network.{to}"})
-    again = ss.deploy.export(net, (1, 4, 4), 128, 64.0, folder, to=to)  # type: ignore[arg-type]
-    assert again.files == exported.files
+    integer = ss.deploy.integerise(net, (1, 4, 4), 128, 64.0)
+    assert write(integer, exported.path, to) == exported.plan  # type: ignore[arg-type]
+    assert all(file in exported.files for file in folder.rglob("*") if file.is_file())
 
 
 @needs_compiler
@@ -87,10 +90,12 @@ def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
 def test_memory_of_a_second_thread_is_counted(tmp_path: Path) -> None:
     given = (network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
     integer = ss.deploy.integerise(*given)
-    alone = memory_plan(integer)
-    exported = ss.deploy.export(*given, tmp_path / "fits", threads=2)
+    alone = memory_plan(integer, scratch=0)
+    exported = ss.deploy.export(*given, tmp_path / "fits", threads=2, scratch=0)
     plan = exported.plan
-    assert plan == memory_plan(integer, threads=2)
+    assert exported.mismatches == 0
+    assert plan == memory_plan(integer, scratch=0, threads=2)
+    assert plan.ram < memory_plan(integer, threads=2).ram
     *rows, second = plan.rows
     assert (tuple(rows), second.names) == (alone.rows, ("second thread",))
     assert second.memory[1] == STACK
@@ -107,12 +112,14 @@ def test_memory_of_a_second_thread_is_counted(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path / "fits", check=True)
     assert int(subprocess.check_output([tmp_path / "fits/size"])) == plan.ram
     with pytest.raises(ValueError, match=rf"'second thread' .* `threads=1` it takes {alone.ram:,}"):
-        ss.deploy.export(*given, tmp_path / "refused", fit_ram=plan.ram - 1, threads=2)
+        ss.deploy.export(*given, tmp_path / "refused", fit_ram=plan.ram - 1, threads=2, scratch=0)
     assert not (tmp_path / "refused").exists()
     with pytest.raises(ValueError, match="threads must be an integer from 1 to 2, but 3"):
         ss.deploy.export(*given, tmp_path / "three", threads=3)
     with pytest.raises(ValueError, match="threads is for C, but the format is 'onnx'"):
         write(integer, tmp_path / "network.onnx", "onnx", threads=2)
+    with pytest.raises(ValueError, match="scratch is for C, but the format is 'onnx'"):
+        write(integer, tmp_path / "network.onnx", "onnx", scratch=0)
 
 
 @pytest.mark.nightly
@@ -145,9 +152,15 @@ def test_float_networks_and_inputs_after_normalisation_are_named(tmp_path: Path)
         ss.deploy.export(net, (1, 4, 4), 128, 255.0, tmp_path)
     with pytest.raises(ValueError, match=r"net must be a network of softstair\.quantise"):
         ss.deploy.export(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU()), (1, 4, 4), 0, 1.0, tmp_path)
-    for wrapped in (nn.DataParallel(net), torch.compile(net, backend="eager")):
-        with pytest.raises(ValueError, match=r"pass the network inside DDP or torch\.compile"):
-            ss.deploy.export(wrapped, (1, 4, 4), 128, 64.0, tmp_path)
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])
+def test_wrapped_networks_are_to_be_unwrapped(
+    wrap: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"pass the network inside DDP or torch\.compile"):
+        ss.deploy.export(wrap(network(ss.Stair.ternary())), (1, 4, 4), 128, 64.0, tmp_path)
 
 
 class Normalised(nn.Module):

@@ -76,6 +76,7 @@ def test_every_export_has_equal_bits(name: str, tmp_path: Path) -> None:
     assert (cost.name, cost.weight_bits, cost.bytes) == ("classifier", 8, cost.weights)
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_qonnx_annotates_int8_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")

@@ -34,8 +34,9 @@ def networks() -> dict[str, IntegerNetwork]:
     integers = {}
     for name, pattern in PATTERNS.items():
         inputs = pattern.shape, pattern.zero, pattern.scale, pattern.dtype
-        assert ss.report(pattern.quantised(), *inputs).exports_exactly, name
-        net, x = pattern.trained(), pattern.inputs()
+        net = pattern.quantised()
+        assert ss.report(net, *inputs).exports_exactly, name
+        net, x = pattern.trained(net), pattern.inputs()
         integers[name] = integerise(net, *inputs)
         comparison = verify(net, integers[name], x)["integer network"]
         assert comparison.mismatches == 0, f"{name}: {comparison}"

@@ -131,7 +131,7 @@ def rows_of(net: nn.Module) -> set[str]:
     return {operator.name for operator in [*map(operator_of, modules), *functions]}
 
 
-@pytest.mark.nightly(keep=25)
+@pytest.mark.nightly(keep=16)
 @pytest.mark.parametrize("row", OPERATORS, ids=lambda row: row.name)
 def test_row_says_what_is_exported(row: Operator) -> None:
     pattern = EXAMPLES[row.name]
