@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from softstair.deploy.nodes import FloatSteps, Node, Steps, Sum, narrowest
+from softstair.deploy.nodes import INT32_LIMIT, FloatSteps, Node, Steps, Sum, narrowest
 
 Integers = npt.NDArray[np.int64]
 MAX_SHIFT = 30
@@ -45,7 +45,6 @@ UNIT_BITS = 46  # most bits of a quantum in fixed point
 FIXED_BITS = 61  # most bits of any number in fixed point; sums of a few of them fit into 64
 RECIPROCAL_SHIFT = 44
 MARGIN = 2.0**-9  # level k begins less than 1 − MARGIN quanta after k·unit
-INT32 = 2**31
 FAR = 2**61
 """A bound that nothing reaches."""
 
@@ -168,7 +167,7 @@ def affine_steps(
         multiplier, offset = conditions(shift).solution()
         offset = offset + (low << shift)
         products = multiplier * np.stack([least, greatest])
-        if np.abs([multiplier, offset, *(products + offset)]).max() < INT32:
+        if np.abs([multiplier, offset, *(products + offset)]).max() < INT32_LIMIT:
             return AffineSteps(multiplier, offset, shift)
     return None
 
@@ -227,7 +226,7 @@ def wide_steps(
     is_right = np.array_equal(steps.levels(begins), levels + low)
     is_right &= np.array_equal(steps.levels(begins - 1), levels + low - 1)
     is_right &= late < 1 - MARGIN
-    fits = bits >= 16 and max(np.abs(rows).max(), columns.max()) < INT32
+    fits = bits >= 16 and max(np.abs(rows).max(), columns.max()) < INT32_LIMIT
     return steps if fits and is_right and np.abs(shifts).max() <= FIXED_BITS else None
 
 

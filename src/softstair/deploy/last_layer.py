@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from softstair.convert import swap_modules
 from softstair.convert.conversion import ATTRIBUTE, stair_row
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
-from softstair.deploy.nodes import ExportError
+from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.fit import fit_quantum
 from softstair.nn import StairLinear, StairWeight, layer_count
 from softstair.stair import Stair
@@ -60,15 +60,15 @@ def quantise_last_layer(
     True
     """
     net = copy.deepcopy(net).cpu().float().eval()
-    by_name = {node.name: node for node in integerise(net, shape, zero, scale, dtype).nodes}
-    *_, last = by_name.values()
+    network = integerise(net, shape, zero, scale, dtype)
+    last = network.last
     if not isinstance(last, nodes.Scores):
         raise ExportError.of(last.inputs[0], "this last layer is already quantised")
     module = net.get_submodule(last.name)
     if type(module) is not nn.Linear or not bool(torch.isfinite(module.weight).all()):
         reason = f"its {type(module).__name__} is not a Linear layer with finite weights"
         raise ExportError.of(last.name, reason)
-    widest = _widest_input(by_name, last)
+    widest = _widest_input(network, last)
     stair = fit_quantum(module.weight, INT8, per_channel=True)
     weight = StairWeight(stair, layer=layer_count(net))
     layer: StairLinear = StairLinear.from_float(module, weight, last.unit)
@@ -84,21 +84,21 @@ def quantise_last_layer(
     return net
 
 
-def _widest_input(by_name: Mapping[str, nodes.Node], last: nodes.Scores) -> int:
+def _widest_input(network: IntegerNetwork, last: nodes.Scores) -> int:
     """Return the largest integer that a feature of the last layer stands for.
 
     Features of the float network are rounded levels, or rounded averages of them. Those that are
     off by less than half a unit are rounded to the integers that they stand for.
     """
-    source = by_name[last.inputs[0]]
+    source = network.node(last.inputs[0])
     widest = max(abs(source.low), abs(source.high), 1)
     # Three more: of the unit, of the quotient by it, and of the remainder.
-    if (_roundings(by_name, last.name, source) + 3) * widest >= HALF_UNIT:
+    if (_roundings(network, last.name, source) + 3) * widest >= HALF_UNIT:
         raise ExportError.of(last.name, f"float32 cannot average {widest} quanta exactly")
     return widest
 
 
-def _roundings(by_name: Mapping[str, nodes.Node], name: str, node: nodes.Node) -> int:
+def _roundings(network: IntegerNetwork, name: str, node: nodes.Node) -> int:
     """Return how often the features of a node were rounded since their stair, at most."""
     match node:
         case nodes.Steps():
@@ -109,4 +109,4 @@ def _roundings(by_name: Mapping[str, nodes.Node], name: str, node: nodes.Node) -
             more = math.prod(node.kernel) + 1
         case _:
             more = len(node.inputs) - 1
-    return more + max(_roundings(by_name, name, by_name[source]) for source in node.inputs)
+    return more + max(_roundings(network, name, network.node(source)) for source in node.inputs)

@@ -338,6 +338,13 @@ def narrowest(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger]:
     return values.astype(np.min_scalar_type(-reach))
 
 
+def largest_sum(weight: npt.NDArray[Any], low: int, high: int) -> int:
+    """Return the largest magnitude of a partial sum over features from ``low`` to ``high``."""
+    flat = weight.reshape(len(weight), -1)
+    ends = np.stack([flat * low, flat * high, np.zeros_like(flat)])
+    return int(max(ends.max(0).sum(1).max(), -ends.min(0).sum(1).min()))
+
+
 def window(size: Any, axes: int) -> Shape:
     """Return a size along each axis."""
     return (size,) * axes if isinstance(size, int) else tuple(map(int, size))

@@ -201,7 +201,7 @@ def _weighted_sum(
 ) -> StoredTensor:
     """Add the sums of a node, in int32."""
     weight, attributes = onnx_graph.sum_operands(node, channels)
-    if onnx_graph.largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
+    if nodes.largest_sum(weight, x.low, x.high) >= nodes.INT32_LIMIT - 1:
         raise ExportError.of(node.name, "its partial sums do not fit into 32 bits")
     zero = zero_point(int(weight.min()), int(weight.max()))
     if zero is not None and zero_point(x.low, x.high) is not None:
@@ -229,7 +229,7 @@ def digits(name: str, weight: Array, low: int, high: int) -> list[tuple[int, Arr
             (shift, np.sign(weight) * (np.abs(weight) >> shift & 2**bits - 1))
             for shift in reversed(shifts)
         ]
-        if all(onnx_graph.largest_sum(part, low, high) < nodes.FLOAT32_EXACT for _, part in parts):
+        if all(nodes.largest_sum(part, low, high) < nodes.FLOAT32_EXACT for _, part in parts):
             return parts
     raise ExportError.of(name, "its sums are not exact in float32", "Use fewer inputs or bits")
 

@@ -304,13 +304,6 @@ def sum_operands(node: nodes.Sum | nodes.SumPool, channels: int) -> tuple[Array,
     }
 
 
-def largest_sum(weight: Array, low: int, high: int) -> int:
-    """Return the largest magnitude of a partial sum over features from ``low`` to ``high``."""
-    flat = weight.reshape(len(weight), -1)
-    ends = np.stack([flat * low, flat * high, np.zeros_like(flat)])
-    return int(max(ends.max(0).sum(1).max(), -ends.min(0).sum(1).min()))
-
-
 def write_model(model: Any, path: Path | str) -> Path:
     """Write a model to a file."""
     path = Path(path)

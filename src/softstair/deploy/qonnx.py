@@ -233,7 +233,7 @@ def _check_range(network: IntegerNetwork, node: nodes.Node) -> None:
     largest = max(abs(node.low), abs(node.high))
     if isinstance(node, nodes.Sum):
         source = network.node(node.inputs[0])
-        largest = onnx_graph.largest_sum(node.weight.numpy(), source.low, source.high)
+        largest = nodes.largest_sum(node.weight.numpy(), source.low, source.high)
     if largest >= nodes.FLOAT32_EXACT:
         raise ExportError.of(node.name, f"QONNX holds integers below 2²⁴, not {largest}")
 

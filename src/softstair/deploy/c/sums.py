@@ -236,9 +236,8 @@ def _fours(weight: Integers, channels: int, span: tuple[int, int], scratch: int)
 
 def _is_small(weight: Integers, span: tuple[int, int]) -> bool:
     """Whether weights, and their sums with inputs in the span or 0, fit four products in one."""
-    ends = np.stack([weight * span[0], weight * span[1], 0 * weight])
-    reach = max(-ends.min(0).sum(1).min(), ends.max(0).sum(1).max())
-    return bool(reach <= MAX_FOUR and np.abs(weight).max(initial=0) <= MAX_WEIGHT)
+    is_light = bool(np.abs(weight).max(initial=0) <= MAX_WEIGHT)
+    return is_light and nodes.largest_sum(weight, *span) <= MAX_FOUR
 
 
 def _words(name: str, node: nodes.Sum, rows: Integers) -> _Kernel:
@@ -265,9 +264,8 @@ def pack_planes(weight: Integers, words: int) -> tuple[npt.NDArray[np.uint32], i
     planes = np.stack([weight > 0] if binary else [weight >= 0, weight > 0])
     bits = np.zeros((len(planes), outputs, taps, 32 * words), dtype=np.uint8)
     bits[..., :channels] = planes
-    packed = np.packbits(bits, axis=-1, bitorder="little").reshape(len(planes), outputs, -1, 4)
-    # Little-endian on any machine.
-    rows = packed.astype(np.uint32) @ (1 << np.array([0, 8, 16, 24], dtype=np.uint32))
+    packed = np.packbits(bits, axis=-1, bitorder="little").reshape(len(planes), outputs, -1)
+    rows = packed.view("<u4").astype(np.uint32)
     blocks = [
         _interleaved(rows[:, start : start + CHANNEL_BLOCK])
         for start in range(0, outputs, CHANNEL_BLOCK)
