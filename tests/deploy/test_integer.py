@@ -215,51 +215,6 @@ def linear_network(inputs: int = 1) -> nn.Module:
     return ss.quantise(model, TERNARY, TERNARY, skip="4").eval()
 
 
-def build(*modules: nn.Module, last: str | None = None, **settings: Any) -> nn.Module:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False), *modules)
-    skip = last or str(len(model) - 1)
-    return ss.quantise(model, TERNARY, TERNARY, skip=skip, **settings).eval()
-
-
-class TwoStairs(nn.Module):
-    """A sum that two stairs read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sum, self.norm = nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3)
-        self.a, self.b, self.last = nn.ReLU(), nn.ReLU(), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.sum(x.flatten(1)))
-        return self.last(self.a(y) + self.b(y))
-
-
-def without_statistics() -> nn.Module:
-    net: Any = build(nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
-    net[2].running_mean = None
-    return net
-
-
-RAISING: dict[str, Any] = {
-    "'3': Sigmoid": lambda: build(nn.BatchNorm1d(3), nn.Sigmoid(), nn.ReLU(), nn.Linear(3, 2)),
-    "'3': Softmax": lambda: build(nn.BatchNorm1d(3), nn.Softmax(1), nn.ReLU(), nn.Linear(3, 2)),
-    "'2': its input, '1', is not quantised": lambda: build(nn.Linear(3, 2), sums=None),
-    "'b': another stair reads 'sum' too": lambda: ss.quantise(
-        TwoStairs(), TERNARY, TERNARY, skip="last"
-    ).eval(),
-    "'5': it follows the scores": lambda: build(
-        nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), last="4"
-    ),
-    "'2': it has no running statistics": without_statistics,
-}
-
-
-@pytest.mark.parametrize("message", RAISING)
-def test_what_cannot_be_exact_raises_an_error_that_names_the_layer(message: str) -> None:
-    with pytest.raises(ExportError, match=f"cannot export {message}"):
-        integerise(RAISING[message](), (1, 2, 2))
-
-
 @pytest.mark.parametrize(
     ("zero", "scale", "field"),
     [(120.7, 64.0, "zero"), (256, 64.0, "zero"), (True, 1.0, "zero"), (0, 63.8, "scale"),
@@ -311,6 +266,13 @@ def test_costs_are_those_of_the_layers() -> None:
     assert first.products == 6 * 8 * 8 * 2 * 9
     assert by_name["3"].products == 6 * 4 * 4 * 9  # depthwise, stride 2
     assert first.sum_bits == 1 + max(first.high.bit_length(), (-first.low - 1).bit_length())
+
+
+def test_a_norm_without_statistics_raises_an_error() -> None:
+    net: Any = linear_network(4)
+    net[2].running_mean = None
+    with pytest.raises(ExportError, match="cannot export '2': it has no running statistics"):
+        integerise(net, (1, 2, 2))
 
 
 def test_sums_that_float32_rounds_raise_an_error() -> None:

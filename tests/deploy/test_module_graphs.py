@@ -94,7 +94,10 @@ def test_functions_and_methods_export_as_modules_do(head: str) -> None:
     [
         (lambda x: x.view(x.size(0) * 6, -1).view(-1, 96), "the batch"),
         (lambda x: x.view(-1, 6, 16).max(2)[0], "max is not supported"),
-        (lambda x: x.mean(3).mean(2), "a mean over axes [3]"),
+        (lambda x: x.mean(3).mean(2), "a mean over axes [3] is not supported. Use x.mean([2, 3])"),
+        (lambda x: x.amax((2, 3)), "amax is not supported. Use nn.AdaptiveMaxPool2d(1) instead."),
+        (lambda x: x[:, :, 0, 0], "getitem is not supported. To drop axes of length 1, use x.fl"),
+        (lambda x: F.pad(x, (1, 1)).flatten(1), "pad is not supported. Use nn.ZeroPad2d instead."),
         (lambda x: x.flatten(1) * x.size(1), "mul is a product"),
         (lambda x: x.flatten(1) / x.size(0), "truediv is not supported"),
         (lambda x: (0 + x + x).flatten(1), "Python's sum begins with 0"),

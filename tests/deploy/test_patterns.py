@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from compiled import needs_compiler, program_of, run_in_program
 from patterns import PATTERNS, TERNARY, Concatenated, Pattern, image, layer
 from test_random_modules import by_onnx
@@ -84,8 +81,29 @@ class Batched(nn.Module):
         return y.view(-1, 3) if self.training else y
 
 
+class TwoStairs(nn.Module):
+    """A sum that two stairs read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum, self.norm = nn.Conv2d(2, 3, 1, bias=False), nn.BatchNorm2d(3)
+        self.a, self.b, self.last = nn.ReLU(), nn.ReLU(), nn.LazyLinear(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.sum(x))
+        return self.last((self.a(y) + self.b(y)).flatten(1))
+
+
 QUARTER = ss.Stair.ternary(quantum=0.25)
 REFUSED = {
+    "two stairs": (
+        Pattern(TwoStairs, settings={"skip": "last"}),
+        "cannot export 'b': another stair reads 'sum' too",
+    ),
+    "after the scores": (
+        Pattern(lambda: nn.Sequential(image(), nn.ReLU()), settings={"skip": "0.3.1"}),
+        "cannot export '1': it follows the scores",
+    ),
     "other quanta": (
         Pattern(lambda: Concatenated("ab"), settings={"features": {"a.*": QUARTER, "*": TERNARY}}),
         r"quanta 0\.25, 1\.0. Give the stairs before it the same quantum",
@@ -139,34 +157,6 @@ REFUSED = {
         "as many zeros on both sides",
     ),
 }
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-SUBSTITUTES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "amax": (lambda x: x.amax((2, 3)), "Use nn.AdaptiveMaxPool2d(1) instead"),
-    "getitem": (lambda x: x[:, :, 0, 0], "To drop axes of length 1, use x.flatten(1)"),
-    "pad": (lambda x: F.pad(x, (1, 1)), "Use nn.ZeroPad2d instead"),
-    "a mean over axes [3]": (lambda x: x.mean(3), "Use x.mean([2, 3]) instead"),
-}
-
-
-@pytest.mark.parametrize("kind", SUBSTITUTES)
-def test_what_is_not_supported_names_what_is(kind: str) -> None:
-    function, advice = SUBSTITUTES[kind]
-    pattern = Pattern(lambda: image(Calls(function)))
-    sentence = f"{kind} is not supported. {advice}."
-    with pytest.raises(ExportError, match=re.escape(sentence)):
-        integerise(pattern.trained(), pattern.shape, pattern.zero, pattern.scale)
 
 
 def test_the_report_gives_the_reason_of_each_call_behind_one_that_is_not_exported() -> None:
