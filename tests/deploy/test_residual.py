@@ -123,6 +123,7 @@ def test_sums_without_an_activation_export_exactly(
             torch.testing.assert_close(expected[last], actual[last])
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sums_without_a_stair_raise(name: str) -> None:
     with pytest.raises(ExportError):

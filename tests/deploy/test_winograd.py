@@ -69,14 +69,14 @@ def test_fewer_products_where_they_pay_and_fit(tmp_path: Path) -> None:
         return row
 
     large = layer(64, 16)
-    assert row(large).how.startswith("tiles multiplied, 2 bits")
-    small = row(large, 100_000)
-    assert small.in_tiles
-    assert small.scratch <= 100_000 < row(large).scratch
-    assert row(large, 0).how.startswith("bits counted")
+    tiles, strips, counted = (row(large, scratch) for scratch in (winograd.SCRATCH, 100_000, 0))
+    assert tiles.how.startswith("tiles multiplied, 2 bits")
+    assert strips.in_tiles
+    assert strips.scratch <= 100_000 < tiles.scratch
+    assert counted.how.startswith("bits counted")
+    assert counted.flash[0] == tiles.flash[0]  # 2 bits a weight in both
     assert row(layer(32, 16), 16384).how.startswith("bits counted")
     assert row(layer(64, 4)).how.startswith("bits counted")
     assert row(layer(64, 16, stride=(2, 2))).how.startswith("bits counted")
-    assert row(large).flash[0] == row(large, 0).flash[0]  # 2 bits a weight in both
     with pytest.raises(ValueError, match="scratch must be an integer"):
         write(large.network(), tmp_path, scratch=-1)
