@@ -128,6 +128,7 @@ def expanded_features(seed: int = 0) -> RandomBuilder:
     net.add_features(
         "summed", net.add_features("sum", net.add_features("more", net.last, single), deep), again
     )
+    net.sum_pool("average")
     net.flatten("flat")
     net.scores("last", 4)
     return net
@@ -160,12 +161,12 @@ def depthwise_features(seed: int = 1) -> RandomBuilder:
     35 places: a round of 32, and three; 69 channels: twice 32, and 5.
     """
     net = RandomBuilder(seed, (3, 7, 5), zero=121, batch=3)
-    net.layer("first", 69, "int8", tuple(range(200)), padding=(1, 1))
-    for weights, levels in (("int4", 200), ("int8", 128)):
-        net.sum(weights, 69, weights, padding=(1, 1), groups=69)
-        net.steps(f"{weights}.stair", tuple(range(levels)), even=weights == "int4")
+    net.layer("first", 69, "int8", (0, 7, 60, 199), padding=(1, 1))
+    net.layer("int4", 69, "int4", tuple(range(200)), even=True, padding=(1, 1), groups=69)
+    net.layer("int8", 69, "int8", (0, 7, 60, 127), padding=(1, 1), groups=69)
     net.sum("sums", 69, "int8", padding=(1, 1), groups=69)
     assert float(net.results["sums"].abs().max()) >= 2**15
+    net.sum_pool("average")
     net.flatten("flat")
     net.scores("last", 4)
     return net
@@ -184,8 +185,8 @@ def wide_features(seed: int = 0) -> RandomBuilder:
         ("late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 0.75])),
         ("too late", (1 / 32,), (90 / 32,), torch.cat([even[:4], even[4:] + 2.5])),
     ):
-        stages = (torch.tensor(numbers)[:, None].repeat(1, 3) for numbers in (factors, addends))
-        floats = nodes.FloatSteps(*stages, False, values, limits, 1.0)
+        each = [torch.tensor(numbers)[:, None].repeat(1, 3) for numbers in (factors, addends)]
+        floats = nodes.FloatSteps(each[0], each[1], False, values, limits, 1.0)
         totals = (floats.rescaled(sums.expand(3, -1))[:, None] + values[:, None]).contiguous()
         table = torch.searchsorted(totals, limits.repeat(3, 8, 1)) + deep.low
         steps = (table, tuple(range(17)), 0, 1, floats)
@@ -199,8 +200,8 @@ HOSTILE = 'a */ int x; /* b\n#error "c" \\\n??/\n" %s é 💥'
 
 
 def hostile_names() -> RandomBuilder:
-    """Names of layers that would break out of a comment."""
-    net = byte_features()
+    """A random network whose layers have names that would break out of a comment."""
+    net = random_network(0)
     names = {name: f"{HOSTILE} {number}" for number, name in enumerate(net.nodes)}
     net.nodes = {
         names[node.name]: replace(
@@ -288,6 +289,7 @@ def largest_tiles() -> RandomBuilder:
     first = net.nodes["large"].weight[:, :1]  # type: ignore[attr-defined]
     net.change("large", weight=first.repeat(1, 96, 1, 1))
     net.steps("large.stair", (-1, 0, 1))
+    net.sum_pool("average")
     net.flatten("flat")
     net.scores("last", 3)
     assert int(net.results["large"].abs().max()) == 9 * 96
@@ -306,7 +308,6 @@ NETWORKS: dict[str, Callable[[], RandomBuilder]] = {
     "depthwise": depthwise_features,
     "wide": wide_features,
     "hostile": hostile_names,
-    "random": lambda: random_network(0),
     "tiles": edges,
     "tiles of bytes": byte_edges,
     "largest tiles": largest_tiles,

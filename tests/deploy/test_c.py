@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from c_networks import bit_features, byte_features, depthwise_features, packed_features
+from c_networks import (
+    bit_features,
+    byte_features,
+    depthwise_features,
+    hostile_names,
+    packed_features,
+)
 from compiled import BUILDS, NATIVE, check_networks, exact_scores, needs_compiler
 from hypothesis import given, strategies as st
 from random_networks import RandomBuilder
@@ -107,6 +113,11 @@ def test_score_bits_do_not_depend_on_the_compiler_options(
     _, scores = classes(tmp_path / "network", net.bytes)
     expected = exact_scores(net)
     assert torch.equal(scores.view(torch.int32), expected.view(torch.int32))
+
+
+def test_hostile_layer_names_do_not_leave_comments() -> None:
+    texts = sources(hostile_names().network(), "network")[0].values()
+    assert not any(word in text for text in texts for word in ("??", "#error", "int x;"))
 
 
 @pytest.mark.parametrize("name", ["", "1st", "../up", "a\n", "int", "ss_x", "a" * 90])
