@@ -1,5 +1,7 @@
 """Data sets validate their tensors and normalisation; loading by name."""
 
+import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from softstair import data
-from softstair._errors import SoftstairError
+from softstair._errors import MissingExtraError, SoftstairError
 from softstair.data import DataError, Dataset
 
 X = torch.zeros(6, 1, 8, 8, dtype=torch.uint8)
@@ -80,6 +82,22 @@ def test_a_sample_keeps_examples_labels_and_groups_together():
     assert not torch.equal(sample.x, full.sample(9, seed=2).x)
     assert len(full.sample(99)) == 50
     assert full.sample(None) is full
+
+
+@pytest.mark.nightly  # scikit-learn takes seconds to import
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    digits, expected = data.load("digits"), load_digits()
+    assert digits.x.dtype == torch.uint8
+    assert np.array_equal(digits.x[:, 0], expected.images)
+    assert np.array_equal(digits.y, expected.target)
+
+
+def test_a_missing_scikit_learn_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtraError, match=r"sklearn.*softstair\[cli\]"):
+        inspect.unwrap(data._digits)()
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names():

@@ -6,9 +6,11 @@ fetch``); each has a module with ``load(root)`` and ``version(root)``.
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from softstair import _check, _plugins
@@ -67,7 +69,9 @@ def version(name: str, root: Path | str = "data") -> str | None:
 
 def _digits() -> Dataset:
     """Return 1,797 images of 8×8 pixels with 17 grey levels."""
-    images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
-    x = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
-    y = torch.from_numpy(labels).to(torch.int64)
+    # The file that sklearn.datasets.load_digits reads: to import scikit-learn takes seconds.
+    package = find_spec("sklearn") or import_extra("sklearn").__spec__
+    path = Path(str(package and package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.uint8, delimiter=","))
+    x, y = table[:, :-1].contiguous().view(-1, 1, 8, 8), table[:, -1].to(torch.int64)
     return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0, version=DIGITS)
