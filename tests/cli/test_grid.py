@@ -31,16 +31,6 @@ from train.short import files
 
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
-DESIGN = """
-folds = [0, 1]
-[recipe]
-limit = 120
-batch = 32
-epochs = 2
-[vary]
-forward = ["mode", "random"]
-"""
-
 
 def recipes(run: pytest.CaptureFixture[str], words: str) -> list[Recipe]:
     """Return the recipes that a dry run lists."""
@@ -75,9 +65,7 @@ def test_dry_run_without_the_data_has_no_estimate(run: Run) -> None:
     assert not list(Path.cwd().iterdir())
 
 
-def test_dry_run_estimates_and_writes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softstair.experiments.grid.MOST_STEPS", 5)
-    Path("mine.toml").write_text(DESIGN)
+def test_dry_run_estimates_and_writes_nothing(design: str, run: Run) -> None:
     words = ["mine.toml", "--dry-run", "--device", "cpu", "--where", "forward=mode"]
     code, out, err = run("grid", *words)
     assert (code, err) == (0, "")
@@ -115,10 +103,9 @@ def test_epochs_and_set(run: Run) -> None:
 
 
 @pytest.mark.quick
-def test_folds_of_a_design_stay_unless_it_names_none(run: Run) -> None:
-    Path("mine.toml").write_text(DESIGN)
-    Path("every.toml").write_text(DESIGN.replace("folds = [0, 1]", ""))
-    Path("five.toml").write_text(DESIGN.replace("[0, 1]", "[0, 1, 2, 3, 4]"))
+def test_folds_of_a_design_stay_unless_it_names_none(design: str, run: Run) -> None:
+    Path("every.toml").write_text(design.replace("folds = [0, 1]", ""))
+    Path("five.toml").write_text(design.replace("[0, 1]", "[0, 1, 2, 3, 4]"))
     for name, expected in (("mine", [0, 1]), ("every", range(10)), ("five", range(5))):
         assert folds(run, f"{name}.toml --set folds=10") == list(expected)
         assert {recipe.folds for recipe in recipes(run, f"{name}.toml --set folds=10")} == {10}
@@ -158,49 +145,26 @@ def test_errors(words: str, messages: list[str], run: Run) -> None:
 
 
 @pytest.mark.quick
-def test_bits_are_a_factor_of_the_grid(run: Run) -> None:
-    Path("mine.toml").write_text(DESIGN)
+def test_bits_are_a_factor_of_the_grid(design: str, run: Run) -> None:
     bits = ["int4", "ternary/uint2", "features.1=int8,*=int4"]
     words = ["mine.toml", "--bits", *bits, "--set", "seed=3", "--dry-run", "--json"]
-    code, out, err = run("grid", *words)
-    assert (code, err) == (0, "")
-    listed = json.loads(out)["configurations"]
+    listed = json.loads(run("grid", *words)[1])["configurations"]
     assert [entry.pop("name") for entry in listed] == [
         f"forward={forward},bits={name}"
-        for forward in ("mode", "random")
+        for forward in ("random", "mode")
         for name in ("int4", "ternary_uint2", "features.1=int8,_=int4")
     ]
     drawn = [Recipe.from_json(entry) for entry in listed]
+    assert [entry.bits for entry in drawn] == bits * 2
     base = replace(drawn[0], bits=None)
-    assert [(entry.forward, entry.bits) for entry in drawn] == [
-        (forward, name) for forward in ("mode", "random") for name in bits
-    ]
-    assert {replace(entry, bits=None, forward="mode") for entry in drawn} == {base}
+    assert {replace(entry, bits=None, forward="random") for entry in drawn} == {base}
     assert base.seed == 3
-    Path("stairs.toml").write_text(DESIGN + 'weights = ["int4", "int8"]\n')
+    Path("stairs.toml").write_text(design + 'weights = ["int4", "int8"]\n')
     error = run.rejected("grid", "stairs.toml", "--bits", "int4", "--dry-run")
     assert "need the same weights in all of stairs: choose configurations with --where" in error
 
 
 # A grid whose units are done, so that no process is needed
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """runs/mine as the engine leaves it, made by plain training."""
-    folder = tmp_path_factory.mktemp("done")
-    (folder / "mine.toml").write_text(DESIGN)
-    for unit in read_design(folder / "mine.toml").units():
-        train(unit.recipe, unit.path(folder / "runs" / "mine"), device="cpu")
-    return folder
-
-
-@pytest.fixture
-def done(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it in the current folder; starting a process fails."""
-    shutil.copytree(store, Path.cwd(), dirs_exist_ok=True)
-    monkeypatch.setattr("softstair.train.pool.Worker", None)
-    return Path("runs/mine")
 
 
 def keep_one_epoch(path: Path) -> list[str]:
@@ -483,7 +447,7 @@ def test_status_as_json(done: Path, run: Run) -> None:
     code, out, err = run("grid", "mine.toml", "--status", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
-    mode, random = data.pop("configurations")
+    random, mode = data.pop("configurations")
     counts = {"done": 1, "training": 0, "begun": 1, "waiting": 2, "epochs": 4, "of_epochs": 8}
     mean, seconds = statistics.mean(values), mode["units"][0]["seconds"]
     # The two epochs of the unit that is done say how long the four that are left will take.
