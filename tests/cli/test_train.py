@@ -103,8 +103,7 @@ def test_help_shows_the_values_of_a_preset(run: Run) -> None:
             {"anneal_from": 20.0, "period": None, "drop": 64.0},
         ),
         ("--anneal-from 12.5 --period 2", {"anneal_from": 12.5}),
-        ("--no-static-mean --static-std", {"static_mean": False, "static_std": True}),
-        ("--no-static-mean --static-std", {"anneal_from": 10.0}),
+        ("--no-static-mean --static-std", {"static_mean": False, "anneal_from": 10.0}),
         ("--static-std", {"static_std": True, "anneal_from": 0.0}),
         ("--static-std --anneal-from 5", {"static_std": True, "anneal_from": 5.0}),
         ("", {"data": "digits", "model": "auto", "weights": "ternary"}),
@@ -127,11 +126,9 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--device toaster", ["device", "'toaster'"]),
         ("--model vgg8", ["vgg8", "32"]),
         ("--data cifar10", ["softstair data fetch cifar10"]),
-        ("--data-dir nowhere --data svhn", ["nowhere", "svhn"]),
         ("--resume", ["--resume needs --out"]),
         ("--every-fold --fold 2", ["--every-fold and --fold 2 exclude each other"]),
         ("--jobs 2", ["--jobs 2 needs --every-fold"]),
-        ("--every-fold --jobs 0", ["--jobs must be an integer from 1 to 1024"]),
         ("--threads 0", ["--threads must be an integer from 1 to 1024"]),
         ("--skip *", ["quantise"]),
     ],
@@ -145,42 +142,33 @@ def test_errors(words: str, messages: list[str], run: Run) -> None:
 # What is printed and written
 
 
-@pytest.mark.parametrize("flags", [[], ["--weights", "float", "--features", "float"]])
-def test_output_to_a_file(flags: list[str], run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_float", [False, True])
+def test_output_to_a_file(is_float: bool, run: Run) -> None:
     from matplotlib.image import imread
 
-    code, out, err = run("train", *SHORT, *flags, "--out", "x")
+    folder = "-[bold] :cat: b[/c] ünï %s {x}/run"  # printed as it is
+    flags = ["--weights", "float", "--features", "float"] if is_float else []
+    code, out, err = run("train", *SHORT, *flags, f"--out={folder}")
     assert code == 0
     assert "\x1b" not in out + err
     notes = [line for line in err.splitlines() if "train: warning: " not in line]
     exact = ["softstair train: exports exactly"]
-    assert [note.partition(";")[0] for note in notes] == ([] if flags else exact)
-    assert all(
-        note.partition(": ")[2].rstrip(".") in Path("x/network.txt").read_text() for note in notes
-    )
-    summary = json.loads(Path("x/summary.json").read_text())
+    assert [note.partition(";")[0] for note in notes] == ([] if is_float else exact)
+    network = Path(folder, "network.txt").read_text()
+    assert all(note.partition(": ")[2].rstrip(".") in network for note in notes)
+    summary = json.loads(Path(folder, "summary.json").read_text())
     for name in ("valid_accuracy", "best_valid_accuracy"):
         assert f"{summary[name]:.2%}" in out
-    for text in ("none", "examples/s", "validation accuracy", "x/picture.png"):
+    for text in ("none", "examples/s", "validation accuracy", f"run: {folder}"):
         assert text in out
-    assert ("noise of layer 1" in out) == (not flags)
+    assert ("noise of layer 1" in out) == (not is_float)
     assert "epoch 1/2" not in out
-    assert imread("x/picture.png")[..., :3].std() > 0.05
-    assert not [path for path in Path("x").iterdir() if path.name in ("events", ".part")]
+    assert imread(f"{folder}/picture.png")[..., :3].std() > 0.05
+    assert not [path for path in Path(folder).iterdir() if path.name in ("events", ".part")]
 
 
-def test_each_run_has_its_own_directory(run: Run) -> None:
-    assert run("train", *SHORT, "--epochs", 1)[0] == 0
-    assert Path("runs/digits-1/summary.json").exists()
-    assert [next_free(Path("runs"), "digits").name for _ in range(2)] == ["digits-2", "digits-3"]
-
-
-def test_names_of_directories_are_printed_as_they_are(run: Run) -> None:
-    name = "-[bold] :cat: b[/c] ünï %s {x}"
-    code, out, _ = run("train", *SHORT, "--epochs", 1, f"--out={name}/run")
-    assert code == 0
-    assert f"run: {name}/run" in out
-    assert f"picture: {name}/run/picture.png" in out
+def test_each_run_has_its_own_directory() -> None:
+    assert [next_free(Path("runs"), "digits").name for _ in range(2)] == ["digits-1", "digits-2"]
 
 
 def test_warnings_go_to_stderr_once(run: Run) -> None:
@@ -200,11 +188,11 @@ def test_progress_on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
     terminal = Terminal(columns)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal.stream)
-        code = main("train --epochs 6 --limit 200 --batch 16 --out x".split())
+        code = main("train --epochs 3 --limit 200 --batch 32 --out x".split())
     shown = terminal.close()
     plain = without_escapes(shown)
     assert code == 0
-    for text in ("epoch 1/6", "epoch 6/6", "/s"):
+    for text in ("epoch 1/3", "epoch 3/3", "/s"):
         assert text in plain, text
     assert re.search(r"[·▁▂▃▄▅▆▇█]{2,} [0-3]/[23]", plain), "annealed layers"
     for line in metrics("x"):
@@ -227,9 +215,9 @@ def test_closed_pipe_leaves_a_complete_run(monkeypatch: pytest.MonkeyPatch) -> N
             return self.descriptor
 
     monkeypatch.setattr(sys, "stdout", Closed())
-    assert main(["train", *SHORT, "--out", "x"]) == 141
+    assert main(["train", *SHORT]) == 141
     os.close(Closed.descriptor)
-    assert Path("x/summary.json").exists()
+    assert Path("runs/digits-1/summary.json").exists()
 
 
 # Folds and resuming
@@ -252,17 +240,12 @@ def test_every_fold(run: Run) -> None:
     # A fold by itself is the same.
     assert run(*words, "--fold", 1, "--out", "y")[0] == 0
     assert Path("y/metrics.jsonl").read_bytes() == (paths[1] / "metrics.jsonl").read_bytes()
-    # Started again: an error; resumed: nothing is trained, and the result is the same.
     assert "--resume" in run.rejected(*words, "--every-fold", "--out", "x")
-    (paths[2] / "summary.json").unlink()
-    resume = ["train", "--resume", "--every-fold", "--out", "x"]
-    code, out, _ = run(*resume)
-    assert (code, result in out) == (0, True)
-    assert "seed" in run.rejected(*resume, "--seed", 4)
     # Folds of two versions of the data are not trained.
     (paths[2] / "summary.json").unlink()
     config = paths[0] / "config.json"
     config.write_text(config.read_text().replace("scikit-learn digits", "other digits"))
+    resume = ["train", "--resume", "--every-fold", "--out", "x"]
     assert "'other digits'" in run.rejected(*resume)
 
 
@@ -406,7 +389,8 @@ def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]
     folds = ["--every-fold", "--jobs", "1", "--out", "x"]
-    assert run("train", *SHORT, "--folds", 3, "--seed", 3, *own, *folds)[0] == 0
+    words = ["train", *SHORT, "--epochs", 1, "--folds", 3, "--seed", 3]
+    assert run(*words, *own, *folds)[0] == 0
     before = [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)]
     shutil.rmtree("x/fold-0")
     Path("x/fold-2/summary.json").unlink()
@@ -419,7 +403,7 @@ def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     assert [Path(f"x/fold-{fold}/metrics.jsonl").read_bytes() for fold in range(3)] == before
     # Folds and a single run are not mixed up.
     assert "--every-fold" in run.rejected("train", *SHORT, "--resume", "--out", "x")
-    assert run("train", *SHORT, "--out", "one")[0] == 0
+    Path("x/fold-1").rename("one")
     words = ["train", *SHORT, "--resume", "--every-fold", "--out", "one"]
     assert "holds one run and no folds" in run.rejected(*words)
 
