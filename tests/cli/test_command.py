@@ -45,18 +45,19 @@ def test_interrupt_during_the_import_is_one_line() -> None:
 
 
 def test_help_and_version_do_not_import_torch() -> None:
-    call = "import softstair_command as c, sys; c.main(['{}']); sys.exit('torch' in sys.modules)"
-    for word in ("--help", "-h", "--version", "-V", "no-verb"):
-        assert python(call.format(word)).returncode == 0
+    words = ("--help", "-h", "--version", "-V", "no-verb")
+    call = f"import softstair_command as c, sys; [c.main([word]) for word in {words}]"
+    assert python(f"{call}; sys.exit('torch' in sys.modules)").returncode == 0
 
 
-def test_installed_command_has_the_exit_codes_of_the_verbs() -> None:
+def test_installed_command_has_the_exit_codes_of_the_verbs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (installed,) = entry_points(group="console_scripts", name="softstair")
     assert installed.value == "softstair_command:main"
-    call = "import softstair_command as c, sys; sys.exit(c.main())"
-    done = subprocess.run([sys.executable, "-c", call, "fly"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "'fly'" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["softstair", "fly"])
+    assert cli.main() == 2
+    assert "'fly'" in capsys.readouterr().err
 
 
 @pytest.mark.quick

@@ -7,15 +7,13 @@ import pytest
 
 from helpers.commands import Run
 from softstair.cli import data
-from softstair.data import DataError, fetch as fetching
-from softstair.data.fetch import SOURCES, Download
+from softstair.data.fetch import SOURCES
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
 
 
-@pytest.mark.parametrize("words", [[], ["fetch", "--help"]])
-def test_help_names_the_actions_and_data_sets(words: list[str], run: Run) -> None:
-    code, out, err = run("data", *words)
+def test_help_names_the_actions_and_data_sets(run: Run) -> None:
+    code, out, err = run("data")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
     assert all(name in text for name in ("fetch NAME", "status", "--data-dir", *SOURCES))
@@ -58,16 +56,6 @@ def test_interrupted_fetch_can_be_continued(run: Run, monkeypatch: pytest.Monkey
     code, out, err = run("data", "fetch", "svhn")
     assert (code, out, err.count("\n")) == (130, "", 1)
     assert "the same command again" in err
-
-
-def test_failed_download_is_exit_code_2(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(download: Download, *_: object) -> None:
-        raise DataError(download.address, "cannot be downloaded", "choose another `data_dir`")
-
-    monkeypatch.setattr(fetching, "_download_file", fail)
-    code, _, err = run("data", "fetch", "svhn")
-    assert code == 2
-    assert err.endswith("cannot be downloaded: choose another --data-dir.\n")
 
 
 def test_status_shows_everything_and_fits_its_width(

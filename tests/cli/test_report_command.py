@@ -6,13 +6,13 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from experiments.browser import made_up
 from helpers.commands import Run
 from softstair.experiments import tables
-from softstair.train.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -53,16 +53,17 @@ def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
     assert run("report", table, "-o", "x" * 250 + ".html")[0] == 0
 
 
-def test_page_of_run_directories(run: Run, tmp_path: Path) -> None:
-    path = run_directory(tmp_path / "runs" / "a" / "fold-1")
+@pytest.mark.usefixtures("no_drawings")
+def test_page_of_run_directories(run: Run, done: Path, tmp_path: Path) -> None:
+    path = tmp_path / done / "forward=mode" / "fold-1"
     page = tmp_path / "pages" / "mine.html"
     page.parent.mkdir()
     page.write_text("an older one")
-    assert run("report", tmp_path / "runs", "-o", page)[0] == 0
+    assert run("report", done / "forward=mode", "-o", page)[0] == 0
     data = data_of(page)
-    unit = data["units"][0]
-    assert unit["path"] == "../runs/a/fold-1/config.json"
-    assert (page.parent / str(unit["href"])).resolve() == path / "config.json"
+    unit = data["units"][1]
+    assert unit["path"] == "../runs/mine/forward=mode/fold-1/config.json"
+    assert (page.parent / unquote(unit["href"])).resolve() == path / "config.json"
     recorded = "\n".join(data["texts"][at] for at in unit["lines"])
     assert json.loads(recorded) == json.loads((path / "config.json").read_text())
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
@@ -134,21 +135,3 @@ def test_other_tables_in_a_folder_are_skipped(run: Run, tmp_path: Path, table: P
     good.write_text(table.read_text().replace(",seconds", ",minutes"))
     (folder / "same.csv").unlink()
     assert "grid.csv" in run.rejected("report", folder)
-
-
-def run_directory(path: Path) -> Path:
-    """Make what softstair train writes, as far as it is read."""
-    recipe = Recipe(fold=1, epochs=2)
-    config = {"recipe": recipe.to_json(), "data": {"name": "digits"}, "device": "cpu"}
-    lines = [vars(epoch) for epoch in made_up(most=1, epochs=2)[0].curve]
-    accuracy = max(line["valid_accuracy"] for line in lines)
-    summary = {
-        "valid_accuracy": lines[-1]["valid_accuracy"], "best_valid_accuracy": accuracy,
-        "test_accuracy": None, "epochs": 2, "images_per_second": 9.0, "seconds": 2.5,
-        "config": config,
-    }  # fmt: skip
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config, indent=2))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "summary.json").write_text(json.dumps(summary))
-    return path
