@@ -21,9 +21,7 @@ from experiments.test_design import GRIDS
 from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import main
-from softstair.cli._progress import MOST_IDLE_LOOKS
-from softstair.experiments import load
-from softstair.experiments.design import read_design
+from softstair.experiments import Training, load, tables
 from softstair.experiments.grid import Estimate, estimate
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
@@ -32,18 +30,14 @@ from train.short import files
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 
-def recipes(run: pytest.CaptureFixture[str], words: str) -> list[Recipe]:
-    """Return the recipes that a dry run lists."""
+def listed(run: Run, words: str) -> tuple[list[Recipe], list[int]]:
+    """Return the recipes and the folds that a dry run lists."""
     code, out, err = run("grid", *words.split(), "--dry-run", "--json")
     assert (code, err) == (0, ""), err
-    listed = json.loads(out)["configurations"]
-    names = [configuration.pop("name") for configuration in listed]
+    data = json.loads(out)
+    names = [configuration.pop("name") for configuration in data["configurations"]]
     assert len(names) == len(set(names))
-    return [Recipe.from_json(configuration) for configuration in listed]
-
-
-def folds(run: pytest.CaptureFixture[str], words: str) -> list[int]:
-    return json.loads(run("grid", *words.split(), "--dry-run", "--json")[1])["folds"]
+    return [Recipe.from_json(entry) for entry in data["configurations"]], data["folds"]
 
 
 def rows(screen: str) -> dict[str, list[str]]:
@@ -76,28 +70,21 @@ def test_dry_run_estimates_and_writes_nothing(design: str, run: Run) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("words", "number", "chosen"),
-    [
-        ("--where interval=partition,same_end --where power=progressive --folds 0", 64, [0]),
-        ("--where static-mean=true static_std=false forward=mode --folds 4,2", 32, [4, 2]),
-        ("--where interval=none --folds 4,0-2", 8, [4, 0, 1, 2]),
-    ],
-)
-def test_where_and_folds(words: str, number: int, chosen: list[int], run: Run) -> None:
-    assert len(recipes(run, f"paper-cifar10 {words}")) == number
-    assert folds(run, f"paper-cifar10 {words}") == chosen
+def test_where_and_folds(run: Run) -> None:
+    words = "--where interval=partition,same_end --where power=progressive"
+    recipes, folds = listed(run, f"paper-cifar10 {words} --folds 4,0-2")
+    assert (len(recipes), folds) == (64, [4, 0, 1, 2])
 
 
 @pytest.mark.quick
 def test_epochs_and_set(run: Run) -> None:
     words = "--epochs 100 --set precision=float32 seed=3 std0=0.3 --set truncate=false"
-    for recipe in recipes(run, f"paper-svhn {words} centre_input=True"):
+    for recipe in listed(run, f"paper-svhn {words} centre_input=True")[0]:
         assert (recipe.epochs, recipe.period, recipe.drop) == (100, 10.0, 80.0)
         assert (recipe.precision, recipe.seed, recipe.std0) == ("float32", 3, 0.3)
         assert (recipe.truncate, recipe.centre_input) == (False, True)
     words = '--where noise=normal forward=mode --set skip=["a","b"] epochs=50 period=7 drop=None'
-    (recipe,) = recipes(run, f"paper-svhn {words}")
+    (recipe,), _ = listed(run, f"paper-svhn {words}")
     assert recipe.skip == ("a", "b")
     assert (recipe.epochs, recipe.period, recipe.drop) == (50, 7.0, None)
 
@@ -107,10 +94,11 @@ def test_folds_of_a_design_stay_unless_it_names_none(design: str, run: Run) -> N
     Path("every.toml").write_text(design.replace("folds = [0, 1]", ""))
     Path("five.toml").write_text(design.replace("[0, 1]", "[0, 1, 2, 3, 4]"))
     for name, expected in (("mine", [0, 1]), ("every", range(10)), ("five", range(5))):
-        assert folds(run, f"{name}.toml --set folds=10") == list(expected)
-        assert {recipe.folds for recipe in recipes(run, f"{name}.toml --set folds=10")} == {10}
-    assert folds(run, "mine.toml --set folds=10 --folds 7-9") == [7, 8, 9]
-    assert folds(run, "paper-svhn --set folds=3") == [0, 1, 2]
+        recipes, folds = listed(run, f"{name}.toml --set folds=10")
+        assert folds == list(expected)
+        assert {recipe.folds for recipe in recipes} == {10}
+    assert listed(run, "mine.toml --set folds=10 --folds 7-9")[1] == [7, 8, 9]
+    assert listed(run, "paper-svhn --set folds=3")[1] == [0, 1, 2]
     error = run.rejected("grid", "five.toml", "--set", "folds=3", "--dry-run")
     assert "from 0 to 2" in error
 
@@ -147,17 +135,10 @@ def test_errors(words: str, messages: list[str], run: Run) -> None:
 @pytest.mark.quick
 def test_bits_are_a_factor_of_the_grid(design: str, run: Run) -> None:
     bits = ["int4", "ternary/uint2", "features.1=int8,*=int4"]
-    words = ["mine.toml", "--bits", *bits, "--set", "seed=3", "--dry-run", "--json"]
-    listed = json.loads(run("grid", *words)[1])["configurations"]
-    assert [entry.pop("name") for entry in listed] == [
-        f"forward={forward},bits={name}"
-        for forward in ("random", "mode")
-        for name in ("int4", "ternary_uint2", "features.1=int8,_=int4")
-    ]
-    drawn = [Recipe.from_json(entry) for entry in listed]
-    assert [entry.bits for entry in drawn] == bits * 2
-    base = replace(drawn[0], bits=None)
-    assert {replace(entry, bits=None, forward="random") for entry in drawn} == {base}
+    recipes, _ = listed(run, f"mine.toml --bits {' '.join(bits)} --set seed=3")
+    assert [recipe.bits for recipe in recipes] == bits * 2
+    base = replace(recipes[0], bits=None)
+    assert {replace(recipe, bits=None, forward="random") for recipe in recipes} == {base}
     assert base.seed == 3
     Path("stairs.toml").write_text(design + 'weights = ["int4", "int8"]\n')
     error = run.rejected("grid", "stairs.toml", "--bits", "int4", "--dry-run")
@@ -199,43 +180,24 @@ def test_outcome(done: Path, run: Run) -> None:
     assert len(load(done / "table.csv")) == 4
 
 
-BARS = """
-import torch
-from softstair.data import Dataset
-from torch import nn
-
-def load():
-    x = torch.arange(96 * 16, dtype=torch.int64).remainder(251).to(torch.uint8).view(96, 1, 4, 4)
-    y = torch.arange(96) % 2
-    x[y == 1, :, 0] = 255
-    return Dataset("bars", x, y, ("a", "b"), 100.0, 60.0, test_x=x[:20], test_y=y[:20])
-
-def build(classes):
-    layers = nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()
-    return nn.Sequential(*layers, nn.Linear(8, classes))
-"""
-
-
-def test_grid_of_runs_without_validation(run: Run, no_drawings: None) -> None:
-    Path("bars.py").write_text(BARS)
-    Path("bars.toml").write_text(
-        """folds = ["all"]
-        recipe = {data = "bars:load", model = "bars:build", epochs = 2, batch = 32}
-        vary = {learning_rate = [0.001, 0.01], seed = [0, 1]}
-        """
-    )
-    folder = Path("runs/bars")
-    for unit in read_design("bars.toml").units():
-        assert unit.name.endswith("/fold-all")
-        train(unit.recipe, unit.path(folder), device="cpu")
-    assert run("grid", "bars.toml", "--folds", "all", "--dry-run")[0] == 0
-    code, out, err = run("grid", "bars.toml", "--device", "cpu")
+def test_grid_of_runs_without_validation(
+    design: str, uninterrupted: list[Training], run: Run
+) -> None:
+    trainings = []
+    for training in uninterrupted[::2]:
+        curve = [replace(each, valid_loss=None, valid_accuracy=None) for each in training.curve]
+        recipe, nothing = replace(training.recipe, fold="all"), {"best_valid_accuracy": None}
+        trainings.append(
+            replace(training, recipe=recipe, curve=tuple(curve), test_accuracy=0.75, **nothing)
+        )
+    tables.write(trainings, Path("all.csv"))
+    words = ["grid", "mine.toml", "--folds", "all", "--done", "all.csv"]
+    code, out, err = run(*words, "--table", "copy.csv")
     assert (code, err) == (0, "")
-    assert [row[:2] for row in rows(out).values()] == [["2", "none"]] * 2
-    assert re.search(r"\nbest: learning_rate=0\.\d+, test \d+\.\d\d% \(", out)
-    assert rows(run("grid", "bars.toml", "--status")[1])["all"][-1] == ""
-    assert [training.fold for training in load(folder / "table.csv")] == ["all"] * 4
-    assert run("report", folder)[0] == 0
+    assert [row[:3] for row in rows(out).values()] == [["1", "none", "75.00%"]] * 2
+    assert re.search(r"\nbest: forward=\w+, test 75\.00%\n", out)
+    assert rows(run(*words, "--status")[1])["all"][-1] == ""
+    assert [training.fold for training in load("copy.csv")] == ["all"] * 2
 
 
 @pytest.mark.nightly
@@ -243,10 +205,8 @@ def test_estimate_of_a_unit_without_validation() -> None:
     assert estimate(Recipe(fold="all", limit=200, batch=32), device="cpu").evaluation == 0
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "runs/mine/x.csv"])
-def test_table_of_a_part(name: str, done: Path, run: Run) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow", reason="needs pyarrow")
+def test_table_of_a_part(done: Path, run: Run) -> None:
+    name = "runs/mine/x.csv"
     words = ["mine.toml", "--where", "forward=mode", "--folds", "1"]
     code, out, err = run("grid", *words, "--table", name)
     assert (code, err) == (0, "")
@@ -392,9 +352,6 @@ def test_status_from_nothing_to_done(done: Path, run: Run) -> None:
     # Folds are in order, a part, and another folder.
     assert status(run, "--set", "folds=12", "--folds", "2,10", "--out", "none")["all"][5] == "2, 10"
     assert set(status(run, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
-    done.rename("elsewhere")
-    assert status(run)["all"] == ["", "", "", "", "4", "0, 1", "0/8", ""]
-    assert status(run, "--out", "elsewhere")["all"][0] == "1"
 
 
 def test_status_without_a_lock(done: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,6 +466,7 @@ def test_status_on_a_terminal_refreshes_until_all_is_done(
 def test_status_on_a_terminal_ends_after_the_grid_was_killed(
     done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("softstair.cli._progress.MOST_IDLE_LOOKS", 5)
     late = done / "forward=random" / "fold-1" / "summary.json"
     late.unlink()
     lock, pauses = filelock.FileLock(late.with_name("lock")), list[float]()
@@ -520,7 +478,7 @@ def test_status_on_a_terminal_ends_after_the_grid_was_killed(
 
     with lock:
         shown = on_a_terminal(monkeypatch, 120, sleep)
-    assert len(pauses) == 2 + MOST_IDLE_LOOKS
+    assert len(pauses) == 2 + 5
     assert any("3 of 4 units are done" in line for line in shown)
 
 

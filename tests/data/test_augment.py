@@ -38,7 +38,7 @@ def loop_cut(x: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(("shape", "padding"), [((3, 32, 32), 4), ((1, 8, 8), 0), ((2, 5, 11), 1)])
+@pytest.mark.parametrize(("shape", "padding"), [((3, 16, 16), 4), ((1, 8, 8), 0), ((2, 5, 11), 1)])
 def test_cut_equals_a_loop_over_images(shape, padding):
     x = images(4, shape)
     down = torch.tensor([0, padding, 2 * padding, padding // 2])
@@ -46,10 +46,9 @@ def test_cut_equals_a_loop_over_images(shape, padding):
     assert torch.equal(cut(x, down, right, padding), loop_cut(x, down, right, padding))
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
-def test_dtype_and_shape_are_kept_in_any_layout(layout, dtype):
-    x = images(5).to(dtype).contiguous(memory_format=layout)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_dtype_and_shape_are_kept_in_any_layout(dtype):
+    x = images(5).to(dtype).contiguous(memory_format=torch.channels_last)
     before = x.clone()
     for augment in (crop, flip):
         result = augment(x, generator=Generator().manual_seed(0))
@@ -118,13 +117,12 @@ def boxes(changed: Tensor) -> np.ndarray:
 
 
 def test_erase_replaces_rectangles_by_random_bytes():
-    x = torch.zeros(4000, 2, 32, 32, dtype=torch.uint8)
-    result = erase(x, 0.25, Generator().manual_seed(0))
-    is_erased = result.flatten(1).any(1)
-    assert abs(int(is_erased.sum()) - 1000) < 4 * 28  # four standard deviations
-    noise = erase(x, 1.0, Generator().manual_seed(1))
+    x = torch.zeros(1000, 16, 32, 32, dtype=torch.uint8)
+    is_erased = erase(x[:, :1], 0.25, Generator().manual_seed(0)).flatten(1).any(1)
+    assert abs(int(is_erased.sum()) - 250) < 4 * 14  # four standard deviations
     # With 16 channels, a pixel of noise is nearly never zero in all of them.
-    rectangles = boxes(erase(x[:1000].repeat(1, 8, 1, 1), 1.0, Generator().manual_seed(1)))
+    noise = erase(x, 1.0, Generator().manual_seed(1))
+    rectangles = boxes(noise)
     areas = rectangles[:, 2] * rectangles[:, 3] / 1024
     assert 0.015 < areas.min() < 0.04
     assert 0.30 < areas.max() < 0.35
@@ -176,7 +174,7 @@ def test_mixup_adds_the_example_from_the_other_end():
 def test_cutmix_replaces_a_rectangle_around_a_uniform_centre():
     x = torch.arange(40.0).reshape(40, 1, 1, 1).expand(40, 2, 16, 12).contiguous()
     shares, boxes_seen, draw = [], set(), Generator().manual_seed(0)
-    for seed in range(300):
+    for seed in range(100):
         mixed, share = cutmix(x, 0.5, draw.manual_seed(seed))
         u, *centre = torch.rand(3, generator=draw.manual_seed(seed)).tolist()
         sides = [  # by hand: the pixels whose centres lie inside
@@ -191,7 +189,7 @@ def test_cutmix_replaces_a_rectangle_around_a_uniform_centre():
         assert share.item() == pytest.approx(len(sides[0]) * len(sides[1]) / (16 * 12))
         shares.append(share.item())
         boxes_seen.add((*sides[0][:1], *sides[1][:1]))
-    assert len(boxes_seen) > 50
+    assert len(boxes_seen) > 30
     assert 0.15 < np.mean(shares) < 0.25  # parts outside are left out
     assert max(shares) <= 0.55
 
@@ -238,14 +236,16 @@ def test_the_generator_determines_the_result(name):
     assert torch.equal(first, augment(x))
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
-def test_no_value_is_read_from_the_device(name):
-    x = torch.empty(6, 3, 32, 32, dtype=torch.uint8, device="meta")
-    assert EVERYTHING[name](x).shape == x.shape
-
-
-def test_augmentation_compiles_to_one_graph():
-    augmentation = Augmentation("crop-flip", cutout=8, erase=0.5, cutmix=0.5)
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    "augmentation",
+    [
+        Augmentation("shift", cutout=8, time_mask=5, coefficient_mask=5, mixup=0.5),
+        Augmentation("crop-flip", erase=0.5, cutmix=0.5),
+    ],
+)
+def test_augmentation_compiles_to_one_graph(augmentation):
+    """So no value is read from the device."""
     examples = Examples(images(8), torch.arange(8), mean=128.0, std=64.0)
 
     def augmented(indices: Tensor) -> Tensor:

@@ -47,9 +47,10 @@ def write_npz(folder: Path, part: str, **changes: Any) -> Path:
 VERSIONS = {"mat": ".mat (official layout)", "npz": ".npz (not the official file)"}
 
 
-@pytest.mark.parametrize("train", ["mat", "npz"])
-@pytest.mark.parametrize("test", ["mat", "npz", None])
-@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize(
+    ("train", "test", "nested"),
+    [("mat", "mat", True), ("mat", "npz", False), ("npz", "npz", False), ("npz", None, True)],
+)
 def test_both_layouts_give_the_images_of_the_files(train, test, nested, write_mat, tmp_path):
     write = {"mat": write_mat, "npz": write_npz}
     folder = tmp_path / "svhn" if nested else tmp_path
