@@ -256,12 +256,6 @@ def test_archives_that_cannot_be_unpacked_safely_leave_nothing(server, tmp_path,
     assert [path.name for path in tmp_path.rglob("outside")] == []
 
 
-@pytest.mark.parametrize("limit", ["MAX_MEMBERS", "MAX_UNPACKED"])
-def test_archives_are_limited_in_size(server, tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(fetching, limit, 2)
-    assert "more than" in fails(tmp_path, packed(server, TOYS))
-
-
 def test_unknown_names_and_unusable_folders_are_errors(tmp_path):
     with pytest.raises(SoftstairError, match=r"data must be one of .*'mnist' was given"):
         fetch("mnist", tmp_path)

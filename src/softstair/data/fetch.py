@@ -31,7 +31,6 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, the number of bytes done, and the total."""
 
 AGAIN = "run the same command again"
-MAX_MEMBERS, MAX_UNPACKED = 250_000, 8 * 10**9  # files of an archive, and their bytes
 TIMEOUT, WAITS = 30.0, (1.0, 2.0, 4.0, 8.0)  # seconds for an answer, and before further attempts
 
 
@@ -269,11 +268,7 @@ def _fetch_download(download: Download, part: Path, target: Path, progress: Prog
 
 def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        size = 0
-        for count, member in enumerate(tar, start=1):
-            size += member.size
-            if count > MAX_MEMBERS or size > MAX_UNPACKED:
-                raise ValueError(f"more than {MAX_MEMBERS:,} files or {MAX_UNPACKED:,} bytes")
+        for member in tar:
             progress(f"unpacking {archive.stem}", file.tell(), _file_size(archive))
             yield member
 
