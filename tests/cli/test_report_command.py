@@ -104,34 +104,21 @@ def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> N
     assert not list(tmp_path.glob(".*"))
 
 
-def test_unit_in_two_places_is_an_error_that_names_both(
+@pytest.mark.usefixtures("no_drawings")
+def test_other_tables_are_skipped_and_units_in_two_places_are_named(
     run: Run, tmp_path: Path, table: Path
 ) -> None:
-    copy = tmp_path / "tables" / "copy.csv"
-    copy.parent.mkdir()
-    copy.write_bytes(table.read_bytes())
-    error = run.rejected("report", table, copy.parent)
-    assert repr(str(table)) in error
-    assert repr(str(copy)) in error
-
-
-@pytest.mark.nightly
-def test_other_tables_in_a_folder_are_skipped(run: Run, tmp_path: Path, table: Path) -> None:
     folder = tmp_path / "tables"
     folder.mkdir()
-    foreign, good = folder / "foreign.csv", folder / "deeper" / "grid.csv"
+    foreign, copy = folder / "foreign.csv", folder / "copy.csv"
     foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
     assert repr(str(foreign)) in run.rejected("report", folder)
-    good.parent.mkdir()
-    good.write_bytes(table.read_bytes())
+    copy.write_bytes(table.read_bytes())
+    error = run.rejected("report", table, copy)
+    assert repr(str(table)) in error
+    assert repr(str(copy)) in error
     code, out, err = run("report", folder)
     assert (code, err) == (0, "")
     notice, last = out.splitlines()
     assert notice == f"{str(foreign)!r} is not a table of trainings; skipped."
     assert "4 units" in last
-    # The same table by a link counts once; a damaged table of a grid is an error.
-    (folder / "same.csv").symlink_to("deeper/grid.csv")
-    assert run("report", folder) == (0, out, "")
-    good.write_text(table.read_text().replace(",seconds", ",minutes"))
-    (folder / "same.csv").unlink()
-    assert "grid.csv" in run.rejected("report", folder)

@@ -1,7 +1,6 @@
 """Folds are partitions; groups are not divided; the seed determines them."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -69,16 +68,11 @@ def test_folds_depend_on_the_seed_alone():
 
 
 def test_invalid_arguments_are_named():
-    wrong: dict[str, list[Any]] = {
-        "folds": [(0, 1, 0), (0, 7, 0), (0, 2.0, 0)],
-        "fold": [(2, 2, 0), (-1, 2, 0)],
-        "seed": [(0, 2, -1), (0, 2, 2**64)],
-    }
-    for field, values in wrong.items():
-        for fold, folds, seed in values:
-            with pytest.raises(SoftstairError) as raised:
-                split(dataset(6), fold, folds, seed)
-            assert raised.value.field == field
+    wrong = {"folds": (0, 1, 0), "fold": (2, 2, 0), "seed": (0, 2, -1)}
+    for field, (fold, folds, seed) in wrong.items():
+        with pytest.raises(SoftstairError) as raised:
+            split(dataset(6), fold, folds, seed)
+        assert raised.value.field == field
     with pytest.raises(SoftstairError, match="number of groups, 2 in 'blank', but 3 was given"):
         split(dataset(6, [0, 0, 0, 1, 1, 1]), 0, 3)
 

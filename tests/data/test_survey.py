@@ -1,6 +1,5 @@
 """What a folder has of each data set, by names and sizes of files."""
 
-import io
 import os
 from pathlib import Path
 
@@ -69,15 +68,3 @@ def test_speech_as_recordings_as_features_and_as_a_partial_download(tmp_path: Pa
     assert found["gsc"] == ("complete", "")
     assert found["speech"][0] == "partial"
     assert "1,234 of 2,428,923,189 bytes" in found["speech"][1]
-
-
-def test_no_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("a file was opened")
-
-    sized(tmp_path / "svhn" / "train_32x32.mat", 182_040_794)
-    sized(tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin", BATCH)
-    monkeypatch.setattr("builtins.open", never)
-    monkeypatch.setattr(io, "open", never)
-    states = {row.state for row in survey(tmp_path)}
-    assert states == {"built in", "incomplete", "no test set", "no"}
