@@ -99,13 +99,13 @@ class Command:
         for name in stairs or ():
             bench_stair(name)
         common = (device, model, batch, self.precision, self.augment)
-        measure: dict[str, Callable[..., Any]] = {
-            "operator": partial(bench.measure_operator, device, effort, stairs),
-            "step": partial(bench.measure_step, *common, tune=self.tune, effort=effort),
-            "partition": partial(
-                bench.measure_partition, *common, forward=self.forward, effort=effort
-            ),
-            "exact": partial(bench.measure_exact, device, batch, effort),
+        step = partial(bench.measure_step, *common, tune=self.tune, effort=effort)
+        partition = partial(bench.measure_partition, *common, forward=self.forward, effort=effort)
+        parts: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
+            "operator": (partial(bench.measure_operator, device, effort, stairs), _show_operator),
+            "step": (step, _show_step),
+            "partition": (partition, _show_partition),
+            "exact": (partial(bench.measure_exact, device, batch, effort), _show_exact),
         }
         with contextlib.ExitStack() as files:
             file = self.json and files.enter_context(output_file(self.json, "json"))
@@ -117,10 +117,12 @@ class Command:
             versions = [f"{name} {figures[name]}" for name in names if figures[name]]
             print_line(f"{figures['device']}; {', '.join(versions)}")
             lacking = f"not enough memory on {device}: give a `batch` below {batch}, or `quick`."
-            for part in (part for part in PARTS if part in _split(self.only)):
+            for part, (measure, show) in parts.items():
+                if part not in _split(self.only):
+                    continue
                 with memory_errors(lacking), _status() as progress:
-                    measured = measure[part](progress=progress)
-                SHOW[part](measured)
+                    measured = measure(progress=progress)
+                show(measured)
                 rows = isinstance(measured, list)
                 figures[part] = [row.to_json() for row in measured] if rows else measured.to_json()
             if file is not None:
@@ -249,14 +251,6 @@ def _show_exact(rows: list[ConvolutionRow]) -> None:
     names = ("int8 µs", "bfloat16 µs", "speed-up", "wrong sums")
     title = "convolutions of integers, 3×3, moments included"
     print_table(title, ("channels", "pixels"), names, cells, boxed=False)
-
-
-SHOW: dict[str, Callable[[Any], None]] = {
-    "operator": _show_operator,
-    "step": _show_step,
-    "partition": _show_partition,
-    "exact": _show_exact,
-}
 
 
 def _median_and_range(times: Times, unit: float) -> str:
