@@ -320,36 +320,23 @@ def status(run: pytest.CaptureFixture[str], *words: str) -> dict[str, list[str]]
     return rows(out)
 
 
-def test_status_from_nothing_to_done(done: Path, run: Run) -> None:
-    mode, random = done / "forward=mode", done / "forward=random"
-    values = {name: accuracies(done, name) for name in ("forward=mode", "forward=random")}
-    mean = lambda numbers: f"{statistics.mean(numbers):.2%}"
-    # All done: done, elsewhere, training, begun, waiting, folds left, epochs, accuracy.
-    shown = status(run)
-    assert shown["forward=mode"] == ["2", *[""] * 5, "4/4", mean(values["forward=mode"])]
-    every = mean([*values["forward=mode"], *values["forward=random"]])
-    assert shown["all"] == ["4", *[""] * 5, "8/8", every]
-    # A unit that a process trains, and writes to.
-    (mode / "fold-1" / "summary.json").unlink()
-    lines = keep_one_epoch(mode / "fold-1")
+def test_status_of_units_in_every_state(done: Path, run: Run) -> None:
+    mode, random = accuracies(done, "forward=mode"), accuracies(done, "forward=random")
+    mean = lambda *numbers: f"{statistics.mean(numbers):.2%}"
+    # Columns: done, elsewhere, training, begun, waiting, folds left, epochs, accuracy.
+    assert status(run)["all"] == ["4", *[""] * 5, "8/8", mean(*mode, *random)]
+    half, begun = done / "forward=mode" / "fold-1", done / "forward=random" / "fold-0"
+    for path in (half, begun):
+        (path / "summary.json").unlink()
+    lines = keep_one_epoch(half)
+    (half / "metrics.jsonl").write_text(lines[0] + lines[1][:50])  # it is being written
+    shutil.rmtree(done / "forward=random" / "fold-1")
+    with filelock.FileLock(half / "lock"):
+        shown = status(run)
     first = json.loads(lines[0])["valid_accuracy"]
-    half = ["1", "", "1", "", "", "1", "3/4", mean([values["forward=mode"][0], first])]
-    with filelock.FileLock(mode / "fold-1" / "lock"):
-        assert status(run)["forward=mode"] == half
-        (mode / "fold-1" / "metrics.jsonl").write_text(lines[0] + lines[1][:50])
-        assert status(run)["forward=mode"] == half
-    # The process is gone.
-    (mode / "fold-1" / "metrics.jsonl").write_text(lines[0])
-    assert status(run)["forward=mode"] == ["1", "", "", "1", *half[4:]]
-    # Not begun.
-    shutil.rmtree(mode / "fold-1")
-    shutil.rmtree(random)
-    shown = status(run)
-    assert shown["forward=mode"] == [
-        *("1", "", "", "", "1", "1", "2/4", mean(values["forward=mode"][:1]))
-    ]
-    assert shown["forward=random"] == ["", "", "", "", "2", "0, 1", "0/4", ""]
-    # Folds are in order, a part, and another folder.
+    assert shown["forward=mode"] == ["1", "", "1", "", "", "1", "3/4", mean(mode[0], first)]
+    assert shown["forward=random"] == ["", "", "", "1", "1", "0, 1", "2/4", mean(random[0])]
+    # Folds are in order, and a part.
     assert status(run, "--set", "folds=12", "--folds", "2,10", "--out", "none")["all"][5] == "2, 10"
     assert set(status(run, "--where", "forward=mode", "--folds", "0")) == {"forward=mode", "all"}
 
