@@ -27,6 +27,7 @@ from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files
 
+pytest_plugins = ["helpers.small_grid"]
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 

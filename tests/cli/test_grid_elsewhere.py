@@ -28,6 +28,7 @@ from softstair.train import progress
 from softstair.train.progress import Event
 from train.short import files, recipe
 
+pytest_plugins = ["helpers.small_grid"]
 pytestmark = pytest.mark.usefixtures("plain_terminal", "narrow_digits")
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -14,6 +14,7 @@ from experiments.browser import made_up
 from helpers.commands import Run
 from softstair.experiments import tables
 
+pytest_plugins = ["helpers.small_grid"]
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 

@@ -1,4 +1,7 @@
-"""A small grid of two configurations and two folds, trained once for all tests of the command."""
+"""Fixtures: a small grid of two configurations and two folds, trained once for all tests.
+
+Test files name this module in ``pytest_plugins``.
+"""
 
 import shutil
 from pathlib import Path
