@@ -65,6 +65,9 @@ def test_errors(flags: str, messages: list[str], run: Run) -> None:
 def test_files_are_checked_first_and_written_atomically(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def forbidden(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
     def full(report: object, path: Path) -> None:
         path.write_text("half")
         raise OSError(28, "No space left on device")
@@ -74,6 +77,8 @@ def test_files_are_checked_first_and_written_atomically(
     with monkeypatch.context() as patch:
         patch.setattr(check, "examine", lambda *_: pytest.fail("the work was begun"))
         run.rejected("check", "--out", tmp_path / "no" / "picture.png")
+        patch.setattr(Path, "touch", forbidden)
+        assert "Permission denied" in run.rejected("check", "--out", picture)
     monkeypatch.setattr(check, "draw", full)
     code, _, err = run("check", *SMALL, "--out", picture)
     assert code == 2

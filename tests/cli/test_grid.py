@@ -136,7 +136,13 @@ def test_errors(words: str, messages: list[str], run: Run) -> None:
 @pytest.mark.quick
 def test_bits_are_a_factor_of_the_grid(design: str, run: Run) -> None:
     bits = ["int4", "ternary/uint2", "features.1=int8,*=int4"]
-    recipes, _ = listed(run, f"mine.toml --bits {' '.join(bits)} --set seed=3")
+    words = f"mine.toml --bits {' '.join(bits)} --set seed=3"
+    recipes, _ = listed(run, words)
+    names = json.loads(run("grid", *words.split(), "--dry-run", "--json")[1])["configurations"]
+    assert [entry["name"] for entry in names[:3]] == [
+        f"forward=random,bits={name}"
+        for name in ("int4", "ternary_uint2", "features.1=int8,_=int4")
+    ]
     assert [recipe.bits for recipe in recipes] == bits * 2
     base = replace(recipes[0], bits=None)
     assert {replace(recipe, bits=None, forward="random") for recipe in recipes} == {base}

@@ -23,7 +23,7 @@ from helpers.worker import ForkedWorker, WorkerHere
 from softstair.cli._progress import Progress
 from softstair.experiments import Training, Unit, load
 from softstair.experiments.grid import Timer
-from softstair.experiments.tables import Epoch, rows, write, write_parts
+from softstair.experiments.tables import LARGEST_PART, Epoch, rows, write, write_parts
 from softstair.train import progress
 from softstair.train.progress import Event
 from train.short import files, recipe
@@ -167,11 +167,15 @@ def test_a_unit_with_two_results_is_refused_and_rounding_is_not(table: Path, run
     assert "'again.csv' has forward=mode/fold-0 with other results" in error
 
 
-def test_a_damaged_table_is_refused_before_anything_is_trained(table: Path, run: Run) -> None:
+def test_a_damaged_table_is_refused_before_anything_is_trained(
+    table: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softstair.experiments.tables.LARGEST_FILE", 2_000_000)
     content = gzip.decompress(table.read_bytes())
     for damaged in (
         table.read_bytes()[:-8],
         content,  # not compressed
+        gzip.compress(bytes(3_000_000)),  # larger than allowed when it is decompressed
         gzip.compress(re.sub(rb"x86_64|aarch64", b"x\x1b[31m", content)),  # control characters
     ):
         table.write_bytes(damaged)
@@ -344,6 +348,7 @@ def test_large_tables_are_written_in_parts(ending: str) -> None:
         best = max(epoch.valid_accuracy for epoch in curve)
         many.append(replace(training, curve=curve, best_valid_accuracy=best))
     (one,) = write_parts(many, Path(f"one{ending}"))
+    assert one.stat().st_size < LARGEST_PART == 16_000_000
     limit = int(0.8 * one.stat().st_size)
     parts = write_parts(many, Path(f"table{ending}"), limit)
     names = [f"table{ending}", *(f"table-{number}{ending}" for number in range(2, len(parts) + 1))]
