@@ -3,6 +3,7 @@
 import inspect
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -82,17 +83,21 @@ def test_a_sample_keeps_examples_labels_and_groups_together():
 
 
 @pytest.mark.nightly  # scikit-learn takes seconds to import
-def test_digits_are_those_of_scikit_learn():
+@pytest.mark.parametrize("moved", [False, True])
+def test_digits_are_those_of_scikit_learn(moved, monkeypatch):
     from sklearn.datasets import load_digits
 
-    digits, expected = data.load("digits"), load_digits()
+    if moved:
+        monkeypatch.setattr(data, "find_spec", lambda name: ModuleSpec(name, None, origin="a/b"))
+    digits, expected = inspect.unwrap(data._digits)(), load_digits()
     assert digits.x.dtype == torch.uint8
     assert np.array_equal(digits.x[:, 0], expected.images)
     assert np.array_equal(digits.y, expected.target)
 
 
 def test_a_missing_scikit_learn_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    for name in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"sklearn.*softstair\[cli\]"):
         inspect.unwrap(data._digits)()
 

@@ -73,7 +73,6 @@ def serve() -> None:
     torch.set_num_threads(1)
     import filelock  # noqa: F401
     import safetensors.torch  # noqa: F401
-    import sklearn.datasets  # noqa: F401
     import torch._dynamo  # which an optimiser imports, in three seconds
 
     import softstair.cli.train

@@ -69,9 +69,13 @@ def version(name: str, root: Path | str = "data") -> str | None:
 
 def _digits() -> Dataset:
     """Return 1,797 images of 8×8 pixels with 17 grey levels."""
-    # The file that sklearn.datasets.load_digits reads: to import scikit-learn takes seconds.
-    package = find_spec("sklearn") or import_extra("sklearn").__spec__
-    path = Path(str(package and package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(path, dtype=np.uint8, delimiter=","))
+    # Importing scikit-learn takes seconds, so the file that its load_digits reads is read here.
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None
+    if file and file.is_file():
+        table = torch.from_numpy(np.loadtxt(file, dtype=np.uint8, delimiter=","))
+    else:
+        images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)
+        table = torch.from_numpy(np.column_stack((images, labels)).astype(np.uint8))
     x, y = table[:, :-1].contiguous().view(-1, 1, 8, 8), table[:, -1].to(torch.int64)
     return Dataset("digits", x, y, tuple("0123456789"), mean=8.0, std=8.0, version=DIGITS)
