@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ OUTCOME = ("test_accuracy", "best_valid_accuracy", "seconds", "images_per_second
 TEXTS = ("device", "commit", "step_precision")
 ORIGIN = ("device_seconds", *TEXTS)
 """Columns that a table has only if one of its trainings records them."""
+RESULTS = (*OUTCOME, *ORIGIN)
 DATA_VERSION, UNKNOWN = "data_version", "unknown"
 NAMES = (*FIELDS, DATA_VERSION)
 """What identifies a training: the fields of its recipe, and the version of the data set."""
@@ -253,26 +255,29 @@ def _identities(trainings: Iterable[Training], besides: Sequence[str]) -> set[tu
 
 def load_table(path: Path) -> list[Training]:
     """Return the trainings of a table; rows of several units may be interleaved."""
-    units: dict[tuple[str, ...], tuple[dict[str, Any], list[Epoch]]] = {}
+    units: dict[tuple[Any, ...], tuple[dict[str, Any], list[Epoch]]] = {}
     try:
         columns, table = READERS[kind_of(path)](path)
+        if not columns:
+            raise ValueError("it has no row")
         missing = [name for name in NEEDED if name not in columns]
-        if columns and 2 * len(missing) > len(NEEDED):
+        if 2 * len(missing) > len(NEEDED):
             raise ForeignTable(
                 f"{str(path)!r} is not a table of trainings (it has no column "
                 f"{', '.join(missing[:3])}): remove it, or write it again from the run "
                 "directories."
             )
-        if columns and missing:
+        if missing:
             raise ValueError(f"it has no column {missing[0]}")
-        keys = ["configuration", *(name for name in COLUMNS.values() if name in columns)]
+        unit_of = itemgetter("configuration", *(n for n in COLUMNS.values() if n in columns))
+        results_of = itemgetter(*(name for name in RESULTS if name in columns))
         for row in table:
-            first, curve = units.setdefault(tuple(str(row[name]) for name in keys), (row, []))
+            first, curve = units.setdefault(unit_of(row), (row, []))
             numbers: list[Any] = [_number(row, name) for name in METRICS[1:]]
             if None in numbers and (numbers.index(None) < 3 or str(row["fold"]) != "all"):
                 raise ValueError(f"{METRICS[1 + numbers.index(None)]} is empty")
             curve.append(Epoch(int(row["epoch"]), *numbers))
-            if any(row.get(name) != first.get(name) for name in (*OUTCOME, *ORIGIN)):
+            if results_of(row) != results_of(first):
                 raise ValueError(f"the rows of {row['configuration']!r} have different results")
         if not units:
             raise ValueError("it has no row")
@@ -368,8 +373,9 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
     if row[name] in ("", None):
         return None
     number = float(row[name])
-    least = 0.0 if name in (*OUTCOME, *ORIGIN) or name.endswith("accuracy") else -LARGEST_NUMBER
-    most = 1.0 if name.endswith("accuracy") else LARGEST_NUMBER
+    is_accuracy = name.endswith("accuracy")
+    least = 0.0 if is_accuracy or name in RESULTS else -LARGEST_NUMBER
+    most = 1.0 if is_accuracy else LARGEST_NUMBER
     if not least <= number <= most:
         raise ValueError(f"{name} is {str(row[name])[:40]}, which is out of range")
     return number
