@@ -223,7 +223,8 @@ class Counter:
         return graph.forward
 
 
-@pytest.mark.parametrize("layers", [2, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("layers", [2, 12])
 def test_only_a_newly_annealed_layer_recompiles(layers):
     """Moving noise does not, evaluation never; twelve layers do not reach the limit of dynamo."""
     torch._dynamo.reset()

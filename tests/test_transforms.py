@@ -194,7 +194,7 @@ def test_numbers_may_move_under_compilation(forward):
         check_value(compiled(X, mean, std), "triangular", forward, mean=mean, std=std)
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("forward", ["expectation", "mode", "hard"])
 def test_compiled_training_step_follows_moving_noise(forward):
     """.backward() through one compiled graph while mean and std move in place, down to zero."""

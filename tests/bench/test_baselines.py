@@ -107,6 +107,7 @@ def test_pact_by_hand() -> None:
     assert float(clipped.bound.grad) == 4 + 5
 
 
+@pytest.mark.nightly
 def test_trains_each_method_with_its_bits_from_a_float_network(tmp_path: Path, run: Any) -> None:
     recipe = Recipe(weights="float", features="float", limit=200, epochs=4, integer_input=True)
     train(recipe, tmp_path / "float", device="cpu")

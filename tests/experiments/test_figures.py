@@ -85,6 +85,7 @@ def test_the_papers_panels_by_name(svhn: list[Training]) -> None:
     assert "cifar10-dynamic-random-normal" in names
 
 
+@pytest.mark.nightly
 def test_captions_tell_studies_apart(mode: list[Training]) -> None:
     pairs = [("0.001", "0.0"), ("0.001", "0.1"), ("0.01", "0.0")]
     trainings = [
@@ -233,6 +234,7 @@ def test_final_accuracies_are_means_of_a_balanced_block(svhn: list[Training]) ->
     assert any("there are no means" in text for text in texts_of(axes))
 
 
+@pytest.mark.nightly
 def test_final_accuracies_by_whatever_else_is_varied(mode: list[Training]) -> None:
     """Means are over what every value has: one that lacks a combination moves no other."""
     lowered = lambda epoch: replace(epoch, valid_accuracy=epoch.valid_accuracy - 0.1)

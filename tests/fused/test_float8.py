@@ -121,7 +121,7 @@ class Branches(nn.Module):
         return self.fc((second + third).mean((2, 3)))
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", ["none", "annealed", "no gradients", "norm in eval", "learned"])
 def test_networks_with_branches_keep_their_values(change):
     """What is not stored is not read: in no branch, and whatever part does not take FP8."""

@@ -60,6 +60,7 @@ def test_values_gradients_and_statistics_are_the_networks(stairs, noise, forward
     assert all(p.grad.count_nonzero() > 0 for n, p in net.named_parameters() if "weight" in n)
 
 
+@pytest.mark.nightly
 def test_weights_with_quanta_by_channel_give_exact_sums():
     """Also where a channel's quantum is far from the others', and changes after fusing."""
     net, twin = pair("by channel", "uniform", "mode", side=4, channels=1)
@@ -76,7 +77,7 @@ def test_weights_with_quanta_by_channel_give_exact_sums():
         assert distance(fused(net.eval())(x), twin.eval()(x.double())) < 1e-5
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("quanta", ["fixed", "learned"])
 def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
     """Gradients pass beyond the ends of the stair, by a table with more thresholds."""
@@ -389,6 +390,7 @@ def test_inputs_that_a_first_layer_cannot_take_change_nothing(inputs, side):
     assert int(net[1].num_batches_tracked) == 0
 
 
+@pytest.mark.nightly
 def test_a_second_backward_pass_gives_the_same_gradients():
     """The counters of the first one are zeros again."""
     net, _ = pair("ternary", "uniform", "mode", side=4, channels=1)

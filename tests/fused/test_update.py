@@ -78,6 +78,7 @@ def test_weights_and_moments_are_those_of_torch(kind, decay, float8):
     assert float(weights[1].detach().abs().max()) == pytest.approx(bound)
 
 
+@pytest.mark.nightly
 def test_layers_with_one_kind_of_stair_are_updated_in_one_launch(monkeypatch):
     """The first layer is INT8, the three others are ternary. With two at most in a launch, or one
     as soon as its gradient is known, the weights have the same bits."""

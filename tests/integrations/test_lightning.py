@@ -86,6 +86,7 @@ def test_noise_follows_the_schedule(lightning, tmp_path, update, static_mean):
     assert all(module.validated)
 
 
+@pytest.mark.nightly
 def test_settings_and_functions_make_schedules(lightning, tmp_path):
     by_settings, by_function = lightning.Module(), lightning.Module()
     schedule = ss.Schedule(LAYERS, 2, interval="same_start")
@@ -118,6 +119,7 @@ def test_a_resumed_run_is_the_same_run(lightning, tmp_path, freeze, static_mean)
         assert torch.equal(value, rest.state_dict()[name]), name
 
 
+@pytest.mark.nightly
 def test_a_second_fit_goes_on_and_a_new_trainer_begins(lightning, tmp_path):
     callback, module = lightning.AnnealerCallback(period=2), lightning.Module()
     trainer = lightning.fit(module, [callback], tmp_path, epochs=1)
@@ -140,6 +142,7 @@ def test_noise_stays_while_gradients_accumulate(lightning, tmp_path):
     assert module.seen == expected(ss.Schedule(LAYERS, 2), starts)
 
 
+@pytest.mark.nightly
 def test_accumulation_is_a_larger_batch(lightning, tmp_path):
     small, large = (lightning.Module(network(False, "expectation"), "SGD") for _ in range(2))
     lightning.fit(
@@ -151,6 +154,7 @@ def test_accumulation_is_a_larger_batch(lightning, tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_accumulation_that_changes(lightning, tmp_path):
     module, callback = lightning.Module(), lightning.AnnealerCallback(period=2)
     lightning.fit(

@@ -131,6 +131,7 @@ def test_a_resumed_run_is_the_same_run(AnnealerCallback, tmp_path, steps, option
         assert torch.equal(value, rest.state_dict()[name]), name
 
 
+@pytest.mark.nightly
 def test_checkpoints_made_without_the_callback(AnnealerCallback, tmp_path):
     """The schedule begins where the callback does, and the next checkpoint holds its clock."""
     train(Recorder(), [power_cut(6)], tmp_path, epochs=2, save_strategy="epoch")
@@ -144,6 +145,7 @@ def test_checkpoints_made_without_the_callback(AnnealerCallback, tmp_path):
     assert state["AnnealerCallback"]["attributes"]["clock"]["steps"] == BATCHES
 
 
+@pytest.mark.nightly
 def test_training_again_begins_again(AnnealerCallback, tmp_path):
     callback, model, other = AnnealerCallback(period=2), Recorder(), Recorder()
     train(model, [callback], tmp_path, epochs=1)
@@ -152,6 +154,7 @@ def test_training_again_begins_again(AnnealerCallback, tmp_path):
     assert other.seen == model.seen
 
 
+@pytest.mark.nightly
 def test_noise_stays_while_gradients_accumulate(AnnealerCallback, tmp_path):
     """Six batches by fours: a window of four and one of two, and an epoch is still one unit."""
     model, callback = Recorder(), AnnealerCallback(period=2)
