@@ -129,6 +129,7 @@ def test_trains_each_method_with_its_bits_from_a_float_network(tmp_path: Path, r
     assert len(run("lsq", "--bits", "int2", *start, *size, "--first-layer", "float")) == 1
 
 
+@pytest.mark.nightly
 def test_a_seed_determines_the_run_and_all_folds_may_train(tmp_path: Path, run: Any) -> None:
     size = ("--limit", 100, "--batch", 20, "--epochs", 1, "--bits", "ternary/float")
     common = ("twn", "--data", "digits", "--augment", "crop", *size)

@@ -14,14 +14,18 @@ import softstair as ss
 from helpers import annealed
 from helpers.annealed import BATCHES, LAYERS, expected, network
 
-# Advice that depends on the machine, and a deprecation in torch 2.13 that Lightning 2.6 runs into.
+# Nightly: importing Lightning takes 6 s. The warnings are advice that depends on the machine, and
+# a deprecation in torch 2.13 that Lightning 2.6 runs into.
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{message}")
-    for message in (
-        ".*does not have many workers which may be a bottleneck",
-        "GPU available but not used",
-        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
-    )
+    pytest.mark.nightly,
+    *(
+        pytest.mark.filterwarnings(f"ignore:{message}")
+        for message in (
+            ".*does not have many workers which may be a bottleneck",
+            "GPU available but not used",
+            r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        )
+    ),
 ]
 
 
@@ -31,10 +35,7 @@ def loader(size: int = 4, seed: int = 1) -> DataLoader:
 
 @pytest.fixture(scope="module")
 def lightning() -> Any:
-    """A module, ``fit`` and the callbacks.
-
-    Importing Lightning takes 6 s: not when tests are collected, which every worker does.
-    """
+    """A module, ``fit`` and the callbacks."""
     pl = pytest.importorskip("lightning.pytorch")
     from softstair.integrations.lightning import AnnealerCallback
 
@@ -86,7 +87,6 @@ def test_noise_follows_the_schedule(lightning, tmp_path, update, static_mean):
     assert all(module.validated)
 
 
-@pytest.mark.nightly
 def test_settings_and_functions_make_schedules(lightning, tmp_path):
     by_settings, by_function = lightning.Module(), lightning.Module()
     schedule = ss.Schedule(LAYERS, 2, interval="same_start")
@@ -119,7 +119,6 @@ def test_a_resumed_run_is_the_same_run(lightning, tmp_path, freeze, static_mean)
         assert torch.equal(value, rest.state_dict()[name]), name
 
 
-@pytest.mark.nightly
 def test_a_second_fit_goes_on_and_a_new_trainer_begins(lightning, tmp_path):
     callback, module = lightning.AnnealerCallback(period=2), lightning.Module()
     trainer = lightning.fit(module, [callback], tmp_path, epochs=1)
@@ -142,7 +141,6 @@ def test_noise_stays_while_gradients_accumulate(lightning, tmp_path):
     assert module.seen == expected(ss.Schedule(LAYERS, 2), starts)
 
 
-@pytest.mark.nightly
 def test_accumulation_is_a_larger_batch(lightning, tmp_path):
     small, large = (lightning.Module(network(False, "expectation"), "SGD") for _ in range(2))
     lightning.fit(
@@ -154,7 +152,6 @@ def test_accumulation_is_a_larger_batch(lightning, tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.nightly
 def test_accumulation_that_changes(lightning, tmp_path):
     module, callback = lightning.Module(), lightning.AnnealerCallback(period=2)
     lightning.fit(
