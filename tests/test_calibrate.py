@@ -99,6 +99,7 @@ def test_sums_change_less_than_with_the_least_squared_error():
     assert change[0] < change[1]
 
 
+@pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("training", [False, True])
 def test_modes_and_frozen_statistics_stay_and_residual_networks_are_exact(training):
     torch.manual_seed(0)

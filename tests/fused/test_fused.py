@@ -93,7 +93,7 @@ def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
     assert max(found[name] for name, _ in net.named_parameters()) > 0.1
 
 
-@pytest.mark.nightly(keep=1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("stairs", "noise", "forward"),
     [

@@ -555,6 +555,7 @@ class Poisoned(nn.Module):
         return scores * float("nan")
 
 
+@pytest.mark.nightly(keep=2)
 @pytest.mark.parametrize(
     ("kind", "calls", "stop"),
     [("loss", 0, True), ("loss", 7, False), ("gradient", 7, True), ("gradient", 9, False)],

@@ -335,8 +335,8 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield out
 
 
-@pytest.mark.nightly(keep=2)
-@pytest.mark.parametrize("part", ["start", "teacher", ""])
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize("part", ["teacher", "start", ""])
 def test_killed_and_resumed_in_each_part(part: str, complete: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
