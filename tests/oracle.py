@@ -8,6 +8,7 @@ of its mode, so the interval is exact), plus a few units in the last place of th
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 
 with warnings.catch_warnings():
     # torch scripts its own rules at the first jvp, and deprecates doing so.
@@ -105,6 +106,19 @@ def probabilities(x, thresholds, name, mean, std) -> np.ndarray:
     with np.errstate(over="ignore"):
         low, high = -np.diff(FAMILIES[name].cdf(z), axis=0), np.diff(FAMILIES[name].sf(z), axis=0)
     return np.where(z[1:] > 0, high, low)
+
+
+def convolution(x: float, levels, thresholds, name, mean, std) -> float:
+    """The integral of sigma(x - nu) against the density of nu, by quadrature between the jumps."""
+    family = FAMILIES[name]
+    low, high = (mean + std * family.ppf(u) for u in (1e-13, 1 - 1e-13))
+    cuts = sorted({low, high, mean, *(c for t in thresholds if low < (c := x - t) < high)})
+    total = 0.0
+    for a, b in itertools.pairwise(cuts):
+        level = float(hard(np.asarray(x - (a + b) / 2), levels, thresholds))
+        mass = integrate.fixed_quad(lambda v: family.pdf((v - mean) / std) / std, a, b, n=50)[0]
+        total += level * mass
+    return total
 
 
 def slack(x: np.ndarray, threshold: Any, mean: float, dtype: torch.dtype) -> np.ndarray:

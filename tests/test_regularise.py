@@ -129,6 +129,57 @@ def test_a_family_of_ones_own_works_in_every_forward(name, dtype):
             check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
 
 
+@pytest.mark.parametrize("name", oracle.NAMES)
+@pytest.mark.parametrize("stair", [TERNARY, UNEVEN], ids=str)
+def test_expectation_is_the_mean_of_the_noisy_stair(stair, name):
+    """Monte Carlo within five standard errors, and quadrature of the convolution to 1e-9."""
+    mean, std = 0.1 * stair.quantum, 0.8 * stair.quantum
+    x = np.linspace(stair.thresholds[0] - std, stair.thresholds[-1] + std, 7)
+    y = apply(stair, name, mean, std, "expectation")(torch.from_numpy(x)).numpy()
+    nu = mean + std * oracle.FAMILIES[name].rvs((100_000, 1), random_state=7)
+    draws = oracle.hard(x - nu, stair.levels, stair.thresholds)
+    error = draws.std(0) / math.sqrt(len(draws))
+    assert (np.abs(draws.mean(0) - y) <= 5 * error + 1e-12).all()
+    exact = [oracle.convolution(v, stair.levels, stair.thresholds, name, mean, std) for v in x]
+    np.testing.assert_allclose(y, exact, 0, 1e-9 * (stair.levels[-1] - stair.levels[0]))
+
+
+@pytest.mark.nightly(keep=3)
+@pytest.mark.parametrize("name", oracle.NAMES)
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_dirac_is_the_shifted_stair_without_gradient(name, tensor):
+    """std = 0: sigma(x - mean) for expectation, mode, random; sigma(x) for hard; gradient 0."""
+    for stair in (TERNARY, UNEVEN, ss.Stair.linear(8, thresholds="floor")):
+        for mean in (0.0, -0.5, 0.25):
+            x = torch.tensor([*stair.thresholds, *(t + mean for t in stair.thresholds), -9, 1e30])
+            x = torch.cat([x, torch.tensor([math.inf, -math.inf, 0.0, 0.1])]).double()
+            std = torch.tensor(0.0) if tensor else 0.0
+            for forward in oracle.FORWARDS:
+                at = torch.tensor(mean) if tensor else mean
+                y, g = oracle.value_and_gradient(apply(stair, name, at, std, forward), x)
+                expected = stair(x if forward == "hard" else x - mean)
+                torch.testing.assert_close(y, expected, rtol=0, atol=0)
+                assert (g == 0).all()
+
+
+@pytest.mark.nightly(keep=3)
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", oracle.NAMES)
+def test_narrow_noise_gives_the_papers_mode(name, dtype):
+    """Equal bins and narrow noise, off the thin bands: the mode is sigma(x - mean)."""
+    for stair, mean in (
+        (TERNARY, 0.0),
+        (UINT4, 0.0),
+        (ss.Stair.linear(8, thresholds="floor"), -0.5),
+    ):
+        quantum = stair.quantum
+        x = torch.linspace(-2, len(stair) + 1, 5001, dtype=dtype) * quantum
+        edges = torch.tensor(stair.thresholds, dtype=dtype) + mean * quantum
+        x = x[(x[:, None] - edges).abs().amin(1) > 0.02 * quantum]
+        y = apply(stair, name, mean * quantum, 0.25 * quantum, "mode")(x)
+        torch.testing.assert_close(y, stair(x - mean * quantum), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", [*oracle.NAMES, *OWN])
 @pytest.mark.parametrize("forward", oracle.FORWARDS)
 def test_gradient_is_the_slope_of_the_expectation(name, forward):
@@ -553,6 +604,8 @@ def test_nothing_is_read_back_from_a_device(name, forward):
     ("change", "words"),
     [
         ({"std": -0.1}, ["std", "-0.1"]),
+        ({"std": math.nan}, ["std", "nan"]),
+        ({"std": math.inf}, ["std", "inf"]),
         ({"mean": math.nan}, ["mean", "nan"]),
         ({"std": "wide"}, ["std", "wide"]),
         ({"forward": "modal"}, ["forward", "modal", *oracle.FORWARDS]),

@@ -433,6 +433,53 @@ def test_layers_know_the_quantum_of_features_that_were_only_moved(model):
     assert layers[0].input_quantum is None  # that of images
 
 
+def integer_sums(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the layer's sums must be: INT4 weights and multiples of 0.07, in float64 integers."""
+    integers = (x.double() / 0.07).round()
+    assert (integers * 0.07 - x.double()).abs().max() < 1e-5
+    weight = (layer.weight.detach().double() / 0.07 + 0.5).floor().clamp(-8, 7)
+    if isinstance(layer, nn.Linear):
+        return F.linear(integers, weight)
+    return layer._conv_forward(integers, weight, None)
+
+
+@pytest.mark.nightly(keep=1)
+@pytest.mark.parametrize(
+    ("build", "floats"),
+    [
+        (lambda: networks.ResNet(16), {"conv1", "fc"}),
+        (lambda: networks.FunctionalResNet(16), {"conv1", "linear"}),
+        (networks.MobileNet, {"features.0.0", "classifier.1"}),
+    ],
+    ids=["resnet", "functional resnet", "mobilenet"],
+)
+def test_sums_in_eval_are_exact_integers(build, floats):
+    """INT4 and UINT4 at ε = 0.07, residual additions included: one integer gives one float.
+
+    ``floats`` names the layers whose inputs are no multiples of a quantum: images and averages.
+    """
+    torch.manual_seed(0)
+    net = ss.quantise(build(), INT4, UINT4).eval()
+    seen = []
+
+    def watch(name):
+        return lambda module, inputs, output: seen.append((name, module, inputs[0], output))
+
+    for name, module in net.named_modules():
+        if isinstance(module, ss.nn.StairLayer) and name not in floats:
+            module.register_forward_hook(watch(name))
+    with torch.no_grad():
+        net(torch.randn(16, 3, 8, 8))
+    assert seen
+    for name, module, x, output in seen:
+        sums = integer_sums(module, x)
+        assert sums.abs().max() > 5, name
+        torch.testing.assert_close(output.double(), sums * 0.07 * 0.07, rtol=1e-5, atol=1e-5)
+        pairs = {}
+        for n, y in zip(sums.flatten().tolist(), output.flatten().tolist(), strict=True):
+            assert pairs.setdefault(n, y) == y, f"{name}: {n} is {y} and {pairs[n]}"
+
+
 class Offset(nn.Module):
     """Arithmetic with constants between features and the next sum."""
 

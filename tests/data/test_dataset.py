@@ -82,6 +82,15 @@ def test_a_sample_keeps_examples_labels_and_groups_together():
     assert full.sample(None) is full
 
 
+def test_digits_have_their_numbers():
+    """Without scikit-learn, whose description of the data has them."""
+    digits = inspect.unwrap(data._digits)()
+    assert (digits.x.shape, digits.x.dtype) == ((1797, 1, 8, 8), torch.uint8)
+    assert (int(digits.x.max()), int(digits.x.sum())) == (16, 561_718)
+    assert digits.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert digits.x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+
+
 @pytest.mark.nightly  # scikit-learn takes seconds to import
 @pytest.mark.parametrize("moved", [False, True])
 def test_digits_are_those_of_scikit_learn(moved, monkeypatch):

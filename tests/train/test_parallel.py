@@ -25,6 +25,7 @@ from softstair.models import build
 from softstair.train import (
     Interrupted,
     Recipe,
+    RunError,
     checkpoint,
     preset,
     train,
@@ -87,10 +88,11 @@ def pair(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def complete(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nobody interrupts."""
-    out = tmp_path_factory.mktemp("complete") / "run"
-    assert pair.run(words(RANDOM, out)) == [0, 0], pair.messages
-    return out
+    """A run of two processes that nobody interrupts, with notes of what each process holds."""
+    folder = tmp_path_factory.mktemp("complete")
+    notes = {"NOTES": str(folder)}
+    assert pair.run(words(RANDOM, folder / "run"), environment=notes) == [0, 0], pair.messages
+    return folder / "run"
 
 
 # Results
@@ -110,6 +112,15 @@ def test_two_processes_train_as_one_with_the_joint_batch(pair: Pair, tmp_path: P
         torch.testing.assert_close(two.state_dict()[name], value, rtol=1e-4, atol=1e-6)
     for expected, line in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         assert line == {key: pytest.approx(value, rel=1e-4) for key, value in expected.items()}
+
+
+@pytest.mark.nightly
+def test_both_processes_hold_the_same_network(complete: Path) -> None:
+    first, second = ((complete.parent / rank).read_text().split() for rank in "01")
+    assert second[-1] == first[-1]
+    # Both examine the stairs after each epoch, and rank 0 evaluates besides.
+    assert len(set(first)) >= RANDOM.epochs
+    assert len(set(second)) >= RANDOM.epochs
 
 
 @pytest.mark.nightly
@@ -241,6 +252,18 @@ def test_two_processes_end_a_run_of_one(pair: Pair, tmp_path: Path) -> None:
     assert pair.run(words(small, out, "--resume")) == [0, 0], pair.messages
     (out / "picture.png").unlink()
     assert files(out) == before
+
+
+@pytest.mark.nightly
+def test_one_process_ends_a_run_of_two_but_does_not_train_it(complete: Path) -> None:
+    before = files(complete)
+    longer = replace(RANDOM, epochs=RANDOM.epochs + 1)
+    with pytest.raises(RunError, match="processes = 2, but 1"):
+        train(longer, complete, device="cpu", extend=True)
+    assert files(complete) == before
+    (complete / "summary.json").unlink()
+    train(RANDOM, complete, device="cpu", resume=True)
+    assert files(complete) == before
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:

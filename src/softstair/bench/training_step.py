@@ -16,7 +16,6 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +38,7 @@ from softstair.train.recipe import Recipe
 Start = Callable[..., StepRunner]
 """Prepares the training of a network by a recipe."""
 Starts = dict[str, Start]
+"""What prepares the training of each network, by its name."""
 FIRST_STEP = "first step, which may compile kernels"
 """End of the line that ``progress`` is called with before the first step of a network."""
 
@@ -169,15 +169,15 @@ def _float_starts(start: Start, recipe: Recipe, device: torch.device, tune: bool
 def _quantised_starts(
     start: Start, recipe: Recipe, eager: Recipe, example: Tensor, skipped: dict[str, str]
 ) -> Starts:
-    """Return the same for every forward, and for the baselines, which train by ``eager``."""
+    """Return what prepares the training of each forward, and of the baselines by ``eager``."""
     starts: Starts = {}
     for forward in FORWARDS:
         own = replace(recipe, forward=forward)
         starts[forward] = partial(start, own, partial(stair_network, recipe=own, example=example))
-    stairs: dict[str, Any] = {
-        "weights": recipe.stair("weights"),
-        "features": recipe.stair("features"),
-    }
+    weights, features = recipe.stair("weights"), recipe.stair("features")
+    assert weights is not None
+    assert features is not None
+    stairs = {"weights": weights, "features": features}
     starts["naive"] = partial(start, eager, partial(naive_network, **stairs))
     if importlib.util.find_spec("brevitas") is None:
         skipped["Brevitas"] = "not installed"

@@ -71,8 +71,8 @@ def _digits() -> Dataset:
     """Return 1,797 images of 8×8 pixels with 17 grey levels."""
     # Importing scikit-learn takes seconds, so the file that its load_digits reads is read here.
     package = find_spec("sklearn")
-    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None
-    if file and file.is_file():
+    origin = Path(package.origin) if package and package.origin else None
+    if origin and (file := origin.parent / "datasets/data/digits.csv.gz").is_file():
         table = torch.from_numpy(np.loadtxt(file, dtype=np.uint8, delimiter=","))
     else:
         images, labels = import_extra("sklearn.datasets").load_digits(return_X_y=True)

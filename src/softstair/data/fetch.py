@@ -267,6 +267,8 @@ def _fetch_download(download: Download, part: Path, target: Path, progress: Prog
 
 
 def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
+    """Unpack an archive whose SHA-256 was checked, so that its size needs no limit."""
+
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         for member in tar:
             progress(f"unpacking {archive.stem}", file.tell(), _file_size(archive))

@@ -19,7 +19,7 @@ from softstair._files import output_file, refuse_link
 from softstair.convert.conversion import constant_layers
 from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
-from softstair.deploy.nodes import IntegerNetwork, Rescaled
+from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
 from softstair.nn import StairActivation, StairModule
 
 FORMATS = ("onnx", "qonnx", "c")
@@ -144,8 +144,8 @@ def verify(
 
 def _compared_layers(integer: IntegerNetwork) -> Sequence[str]:
     """Return the stairs, and the scores if the last layer has integer weights."""
-    is_exact = isinstance(integer.last, Rescaled)
-    return [*integer.stairs, integer.last.name] if is_exact else integer.stairs
+    stairs = integer.stairs or [node.name for node in integer.nodes if isinstance(node, Steps)]
+    return [*stairs, integer.last.name] if isinstance(integer.last, Rescaled) else stairs
 
 
 def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:

@@ -43,8 +43,8 @@ TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
 class Watcher(Protocol):
     """Follows a training: a progress bar, TensorBoard.
 
-    One that has a method ``part(name)`` follows the runs that are trained first, too: it returns
-    the watcher of the part ``start`` or ``teacher``.
+    A watcher may also have a method ``part(name)``, which returns the watcher of the float run
+    ``start`` or ``teacher``, which is trained first.
     """
 
     def begin(self, state: State) -> None:
