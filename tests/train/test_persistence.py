@@ -273,7 +273,7 @@ def killed(
 def test_a_run_killed_many_times_equals_the_uninterrupted_run(
     kills: int, warm: Warm, tmp_path: Path
 ) -> None:
-    more = ("--epochs", str(3 * kills // 2))
+    more = ("--epochs", str(2 * kills))
     codes = killed(warm, tmp_path, kills, reference(warm, tmp_path, *more), *more)
     assert len(codes) == kills
     assert codes.count(-9) == kills // 2
