@@ -177,12 +177,13 @@ def _quantised_starts(
     weights, features = recipe.stair("weights"), recipe.stair("features")
     assert weights is not None
     assert features is not None
-    stairs = {"weights": weights, "features": features}
-    starts["naive"] = partial(start, eager, partial(naive_network, **stairs))
+    baselines = {"naive": naive_network, "Brevitas": brevitas_network}
     if importlib.util.find_spec("brevitas") is None:
         skipped["Brevitas"] = "not installed"
-    else:
-        starts["Brevitas"] = partial(start, eager, partial(brevitas_network, **stairs))
+        del baselines["Brevitas"]
+    for name, baseline in baselines.items():
+        quantise = partial(baseline, weights=weights, features=features)
+        starts[name] = partial(start, eager, quantise)
     return starts
 
 
