@@ -104,8 +104,8 @@ def test_extra_levels_are_in_the_gradients_of_fused_layers(quanta):
     ],
 )
 def test_learned_quanta_have_the_gradients_of_the_network(stairs, noise, forward):
-    net, twin = pair(stairs, noise, forward, side=4, quanta="learned", channels=1)
-    x, y = batch(side=4, channels=1)
+    net, twin = pair(stairs, noise, forward, side=4, quanta="learned")
+    x, y = batch(side=4)
     for module in (*net.modules(), *twin.modules()):
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.momentum = 1.0
