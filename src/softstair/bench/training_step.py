@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softstair._errors import first_line
 from softstair.anneal import SMALLEST_STD
@@ -30,15 +30,12 @@ from softstair.bench.workload import (
     naive_network,
     workload,
 )
+from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
 from softstair.train.execution import choose_threads, is_out_of_memory, training_settings
 from softstair.train.network import stair_network
 from softstair.train.recipe import Recipe
 
-Start = Callable[..., StepRunner]
-"""Prepares the training of a network by a recipe."""
-Starts = dict[str, Start]
-"""What prepares the training of each network, by its name."""
 FIRST_STEP = "first step, which may compile kernels"
 """End of the line that ``progress`` is called with before the first step of a network."""
 
@@ -107,19 +104,10 @@ def measure_step(
     skipped: dict[str, str] = {}
     rows = []
 
-    floats = replace(recipe, weights="float", features="float", compile="never")
-
-    def start(
-        recipe: Recipe,
-        quantise: Callable[[nn.Module], nn.Module] = lambda network: network,
-        compiler: str | None = None,
-    ) -> StepRunner:
-        return StepRunner(recipe, quantise(load.network()), examples, device, compiler)
-
-    def build(name: str, prepare: Start) -> StepRunner | None:
+    def build(name: str, start: Callable[[], StepRunner]) -> StepRunner | None:
         progress(f"step: {name}: {FIRST_STEP}")
         try:
-            return prepare()
+            return start()
         except Exception as error:
             if name in ("float", *FORWARDS) or is_out_of_memory(error):
                 raise
@@ -127,10 +115,10 @@ def measure_step(
             return None
 
     with _bench_settings(load, recipe, device):
-        examples = load.examples(batch, effort.calls, device)
+        networks = _Networks(load, recipe, load.examples(batch, effort.calls, device), device)
         runners = {}
-        for name, prepare in _float_starts(start, floats, device, tune).items():
-            if runner := build(name, prepare):
+        for name, start in networks.floats(tune).items():
+            if runner := build(name, start):
                 runners[name] = runner
         progress(f"step: {', '.join(runners)}: measuring")
         times = _race(runners, device, effort)
@@ -141,9 +129,8 @@ def measure_step(
             figures = times[name], twin_times, batch, memory[name], memory[names[0]]
             rows.append(StepRow(name, runners[name].treatment, *figures))
         del runners, runner
-        example, eager = torch.zeros(2, *load.shape), replace(floats, capture="never")
-        for name, prepare in _quantised_starts(start, recipe, eager, example, skipped).items():
-            if runner := build(name, prepare):
+        for name, start in networks.quantised(skipped).items():
+            if runner := build(name, start):
                 progress(f"step: {name}: measuring")
                 peak = runner.memory()
                 pair = _race({"twin": twin, "other": runner}, device, effort)
@@ -155,36 +142,60 @@ def measure_step(
         return StepReport(model, batch, precision, augment, threads, rows, skipped)
 
 
-def _float_starts(start: Start, recipe: Recipe, device: torch.device, tune: bool) -> Starts:
-    """Return the variants of the float network, each with what prepares its training."""
-    if device.type != "cuda":
-        return {"float": partial(start, recipe)}
-    starts: Starts = {"float compiled": partial(start, recipe, compiler="default")}
-    starts["float"] = partial(start, recipe)
-    if tune:
-        starts["float tuned"] = partial(start, recipe, compiler="max-autotune-no-cudagraphs")
-    return starts
+Starts = dict[str, Callable[[], StepRunner]]
+"""Functions that prepare the training of a network, by its name."""
 
 
-def _quantised_starts(
-    start: Start, recipe: Recipe, eager: Recipe, example: Tensor, skipped: dict[str, str]
-) -> Starts:
-    """Return what prepares the training of each forward, and of the baselines by ``eager``."""
-    starts: Starts = {}
-    for forward in FORWARDS:
-        own = replace(recipe, forward=forward)
-        starts[forward] = partial(start, own, partial(stair_network, recipe=own, example=example))
-    weights, features = recipe.stair("weights"), recipe.stair("features")
-    assert weights is not None
-    assert features is not None
-    baselines = {"naive": naive_network, "Brevitas": brevitas_network}
-    if importlib.util.find_spec("brevitas") is None:
-        skipped["Brevitas"] = "not installed"
-        del baselines["Brevitas"]
-    for name, baseline in baselines.items():
-        quantise = partial(baseline, weights=weights, features=features)
-        starts[name] = partial(start, eager, quantise)
-    return starts
+@dataclass(frozen=True)
+class _Networks:
+    """The networks to measure."""
+
+    load: Workload
+    recipe: Recipe
+    examples: Examples
+    device: torch.device
+
+    def floats(self, tune: bool) -> Starts:
+        start = partial(self._start, self._float_recipe)
+        if self.device.type != "cuda":
+            return {"float": start}
+        starts: Starts = {"float compiled": partial(start, compiler="default"), "float": start}
+        if tune:
+            starts["float tuned"] = partial(start, compiler="max-autotune-no-cudagraphs")
+        return starts
+
+    def quantised(self, skipped: dict[str, str]) -> Starts:
+        starts: Starts = {}
+        example = torch.zeros(2, *self.load.shape)
+        for forward in FORWARDS:
+            recipe = replace(self.recipe, forward=forward)
+            quantise = partial(stair_network, recipe=recipe, example=example)
+            starts[forward] = partial(self._start, recipe, quantise)
+        weights, features = self.recipe.stair("weights"), self.recipe.stair("features")
+        assert weights is not None
+        assert features is not None
+        eager = replace(self._float_recipe, capture="never")
+        baselines = {"naive": naive_network, "Brevitas": brevitas_network}
+        if importlib.util.find_spec("brevitas") is None:
+            skipped["Brevitas"] = "not installed"
+            del baselines["Brevitas"]
+        for name, baseline in baselines.items():
+            quantise = partial(baseline, weights=weights, features=features)
+            starts[name] = partial(self._start, eager, quantise)
+        return starts
+
+    @property
+    def _float_recipe(self) -> Recipe:
+        return replace(self.recipe, weights="float", features="float", compile="never")
+
+    def _start(
+        self,
+        recipe: Recipe,
+        quantise: Callable[[nn.Module], nn.Module] = lambda network: network,
+        compiler: str | None = None,
+    ) -> StepRunner:
+        network = quantise(self.load.network())
+        return StepRunner(recipe, network, self.examples, self.device, compiler)
 
 
 def _race(runners: dict[str, StepRunner], device: torch.device, effort: Effort) -> dict[str, Times]:
