@@ -255,8 +255,8 @@ def levels(trainings: Sequence[Training], data: str) -> str:
 
 
 def differences(trainings: Sequence[Training]) -> str:
-    """Configurations of CIFAR-10 at full length with running statistics less others, paired by
-    fold: before the drop, after the last epoch, and in the test."""
+    """Differences A − B between configurations of CIFAR-10 at full length with running statistics,
+    paired by fold: before the drop, after the last epoch, and on the test set."""
     full = [run for run in select(trainings, {"data": "cifar10"}) if is_full(run)]
     running = [run for run in full if not is_fresh(run)]
     values = (before_the_drop, accuracy, lambda run: run.test_accuracy)
@@ -269,7 +269,7 @@ def differences(trainings: Sequence[Training]) -> str:
         cells = [cell for gap in gaps for cell in (number(gap), spread(gap))]
         rows.append([*pair, str(gaps[0].folds), *cells])
     heads = [(name, f"{name}: 95 %") for name in ("before the drop", "validation", "test")]
-    return table(["one", "less the other", "folds", *(cell for two in heads for cell in two)], rows)
+    return table(["A", "B", "folds", *(cell for two in heads for cell in two)], rows)
 
 
 def by_tail(trainings: Sequence[Training]) -> str:

@@ -415,7 +415,7 @@ def test_differences_at_full_length_follow_from_the_tables() -> None:
     for row in rows:
         assert row["folds"] == "5"
         for kind in ("before the drop", "validation", "test"):
-            gaps = paired(cells[row["one"]], cells[row["less the other"]], kind)
+            gaps = paired(cells[row["A"]], cells[row["B"]], kind)
             assert row[kind] == shown(mean(list(gaps)))
             assert row[f"{kind}: 95 %"] == spread(gaps)
 
@@ -443,7 +443,7 @@ def test_figures_on_cifar10_in_the_text_follow_from_the_tables() -> None:
     above = figure(paired(cells["partition, random"], expectation))
     assert f"is {above} above the expectation, where the paper has about 4" in text
     above = figure(paired(cells["static, mode"], expectation))
-    assert f"with the mode {above}, where it has 7" in text
+    assert f"static noise with the mode is {above} above it, where the paper has 7" in text
     below = figure(paired(expectation, cells["same end, expectation"]))
     assert f"with the expectation is {below} below partition" in text
     # One cell varies more than the others, and one of its folds is of another commit.

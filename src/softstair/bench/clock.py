@@ -141,7 +141,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def elapsed(function: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a call by the clock of this process."""
+    """Return the wall-clock seconds of a call, until the device has finished."""
     synchronise(device)
     start = time.perf_counter()
     function()

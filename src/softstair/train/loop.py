@@ -43,8 +43,8 @@ TESTED_ON = ("device", "device_name", "threads", "processes", "versions")
 class Watcher(Protocol):
     """Follows a training: a progress bar, TensorBoard.
 
-    A watcher may also have a method ``part(name)``, which returns the watcher of the float run
-    ``start`` or ``teacher``, which is trained first.
+    A watcher may have a method ``part(name)``. It returns the watcher of a float run that is
+    trained first, ``start`` or ``teacher``.
     """
 
     def begin(self, state: State) -> None:

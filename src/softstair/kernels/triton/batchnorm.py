@@ -28,7 +28,7 @@ from softstair.kernels.triton.prepare import PreparedStair, prepare_from_row
 __all__ = ["LayerOutput", "forward", "memory_format"]
 
 ELEMENTS = 2048
-"""Of a tile, or of each of the four that a program handles together."""
+"""Elements of a tile, or of each of the four tiles that a program handles together."""
 FEW_TILES = 1024
 """With fewer tiles of rows, each is half as large: more programs hide more of the latency."""
 IMAGES = 64

@@ -171,7 +171,7 @@ def output_sides(
     padding: Sequence[int],
     dilation: Sequence[int] = (1, 1),
 ) -> list[int]:
-    """Return height and width of what a convolution computes, from those of its input.
+    """Return the height and the width of the output of a convolution.
 
     Raises:
         ValueError: If the kernel is larger than the padded image.

@@ -17,9 +17,9 @@ from softstair.kernels.triton.moments import channel_block
 __all__ = ["depthwise_gradient", "depthwise_int8", "is_depthwise"]
 
 MOST_TAPS = 25
-"""The loop over the taps of a kernel is unrolled."""
+"""Most taps of a kernel: the loop over them is unrolled."""
 ELEMENTS = 4096
-"""Of a tile."""
+"""Elements of a tile."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def depthwise_int8(
 
 
 def depthwise_gradient(dc: Tensor, weights: Tensor, layer: nn.Conv2d, shape: torch.Size) -> Tensor:
-    """Return the gradient of features of a shape, from that of their sums; for stride 1."""
+    """Return the gradient of features with this shape. The stride of the layer must be 1."""
     pads = zip(weights.shape[2:], _padding(layer), strict=True)
     padding = tuple(taps - 1 - pad for taps, pad in pads)
     return _convolve(dc, weights, shape, padding, 1, True, dc.dtype)
