@@ -102,6 +102,12 @@ RECIPES: dict[str, Recipe] = {
     "frozen": recipe(freeze=True, period=0.4),
     "float": recipe(weights="float", features="float"),
     "bfloat16": recipe(precision="bfloat16", limit=45, batch=7),
+    "learned quanta": recipe(
+        quanta="learned", quantum_rate=0.02, weights="int4", features="uint4", clip_latent=True
+    ),
+    "random": RANDOM,
+    "dynamic mean": recipe(static_mean=False, period=1.3),
+    "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
 }
 
 
@@ -112,7 +118,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Any]
     return uninterrupted(tmp_path_factory.mktemp("complete") / "run", RANDOM)
 
 
-@pytest.mark.nightly(keep=2)
+@pytest.mark.nightly(keep=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path, out: Path) -> None:
     wanted = uninterrupted(tmp_path / "whole", RECIPES[name])

@@ -2,7 +2,7 @@
 
 import errno
 import json
-import multiprocessing
+import os
 import resource
 import shutil
 import signal
@@ -28,6 +28,7 @@ from short import (
     uninterrupted,
 )
 from torch import Tensor, nn
+from warm import Warm
 
 from softstair import cli
 from softstair.data import Dataset, load
@@ -223,24 +224,18 @@ def test_a_directory_in_use(out: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert files(out) == before
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    locked = context.Event()
-
-    def hold() -> None:
-        with Run.hold(tmp_path):
-            locked.set()
-            time.sleep(60)
-
-    child = context.Process(target=hold)
-    child.start()
-    assert locked.wait(60)
-    with pytest.raises(RunError, match="in use by another process"), Run.hold(tmp_path):
+def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    words = ["train", "--epochs", "1000", "--limit", "200", "--out", str(out)]
+    child = warm.start(words, tmp_path / "errors")
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(RunError, match="in use by another process"), Run.hold(out):
         pass
-    child.kill()
-    child.join()
-    with Run.hold(tmp_path):
+    os.kill(child, signal.SIGKILL)
+    assert warm.wait() == -9
+    with Run.hold(out):
         pass
 
 
