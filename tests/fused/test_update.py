@@ -13,7 +13,7 @@ from twins import batch, distance, pair
 
 from softstair import kernels
 from softstair.data.batches import Examples
-from softstair.fused import fused, stream, update
+from softstair.fused import fused, update
 from softstair.fused.update import LatentSteps, supports_update
 from softstair.kernels.triton import adam
 from softstair.train.optimiser import Rates
@@ -186,7 +186,7 @@ def test_what_the_second_stream_reads_is_held_until_it_is_waited_for(monkeypatch
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "Event", FakeStream)
-    monkeypatch.setattr(stream, "_stream_beside", lambda *_: second)
+    monkeypatch.setattr(update, "_stream_beside", lambda *_: second)
     steps, tensors, device = LatentSteps(), [torch.zeros(1) for _ in range(6)], torch.device("cuda")
     alive = [weakref.ref(tensor) for tensor in tensors]
     count = lambda: [tensor() is not None for tensor in alive]

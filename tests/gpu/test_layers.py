@@ -254,7 +254,7 @@ def test_networks_in_two_streams_train_as_alone() -> None:
 def test_steps_beside_the_backward_pass_are_those_after_it() -> None:
     """In a second stream or not, with steps as early as possible or at the end: the same bits."""
     from softstair.fused import update
-    from softstair.fused.stream import SecondStream
+    from softstair.fused.update import SecondStream
 
     usual, beside = update.LEAST_WEIGHTS, SecondStream.beside
     try:

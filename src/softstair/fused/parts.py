@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair.fused.integers import Integers, makes_int8, strategy_of, sum_int8
-from softstair.fused.stream import SecondStream
-from softstair.fused.update import LatentSteps
+from softstair.fused.update import LatentSteps, SecondStream
 from softstair.kernels.triton import convolution, gradients
 from softstair.kernels.triton.depthwise import is_depthwise
 from softstair.kernels.triton.first import First, supports_first
