@@ -572,11 +572,11 @@ def test_the_network_for_speech():
 @pytest.mark.parametrize("stairs", ["INT4", "ternary", "heaviside"])
 def test_evaluation_has_the_features_of_the_network(stairs, monkeypatch):
     """Running statistics, no draws, and integer sums from the second layer on."""
-    from softstair.fused import passes
+    from softstair.fused import layer
 
-    sums, dtypes = passes._evaluated_sums, []
+    sums, dtypes = layer._evaluated_sums, []
     record = lambda *given: (dtypes.append((result := sums(*given))[0].dtype), result)[1]
-    monkeypatch.setattr(passes, "_evaluated_sums", record)
+    monkeypatch.setattr(layer, "_evaluated_sums", record)
     net, _ = pair(stairs, "uniform", "random" if stairs == "ternary" else "expectation", side=4)
     with torch.no_grad():
         net(batch(side=4)[0])

@@ -2,10 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,18 +12,14 @@ from softstair._errors import first_line
 from softstair.anneal import Truncation
 from softstair.convert.graph import Graph, trace
 from softstair.convert.rewrite import call_operators
-from softstair.fused.integers import is_in_quanta, kernel_stair, learns
-from softstair.fused.layer import Average, FusedLayer
+from softstair.fused.layer import Average, FusedLayer, quantise_ahead
 from softstair.fused.parts import Context
-from softstair.fused.passes import quantise_ahead
+from softstair.fused.stairs import kernel_stair, prepare_stairs
 from softstair.fused.update import LatentSteps
 from softstair.kernels.bound import FEW_LEVELS
-from softstair.kernels.triton import FAMILIES, is_native, table
+from softstair.kernels.triton import FAMILIES, is_native
 from softstair.kernels.triton.moments import zeros_for
-from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 from softstair.nn import StairActivation, StairModule, StairWeight
-from softstair.noise import Noise
-from softstair.stair import Stair
 
 __all__ = ["FusedNetwork", "fused", "not_fused"]
 
@@ -79,15 +72,14 @@ class FusedNetwork:
 
     def __call__(self, x: Tensor) -> Tensor:
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            shape = (len(self.layers), 2)
-            if any(layer.draws for layer in self.layers):
+            seeds = torch.empty((len(self.layers), 2), dtype=torch.int64, device=x.device)
+            if any(layer.draws for layer in self.layers):  # otherwise no seed is read
                 # One draw per step from torch's generator seeds the numbers of every layer.
-                seeds = torch.randint(2**63 - 1, shape, device=x.device)
-            else:
-                seeds = torch.empty(shape, dtype=torch.int64, device=x.device)  # not read
+                seeds.random_(2**63 - 1)
             # New ones for each pass, which may run in any stream or be captured.
             zeros = zeros_for(len(self.layers), self._channels, x.device)
-            stairs, trains = _prepare_stairs(self.layers), torch.is_grad_enabled()
+            sites = [site for layer in self.layers for site in (layer.stair, layer.weight_stair)]
+            stairs, trains = prepare_stairs(filter(None, sites)), torch.is_grad_enabled()
             context = Context(stairs, seeds, zeros, trains)
             if x.dim() == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
@@ -95,61 +87,10 @@ class FusedNetwork:
                 later = [layer for layer in self.layers[1:] if not layer.reads_integers]
                 half = torch.is_autocast_enabled("cuda")
                 dtype = torch.get_autocast_dtype("cuda") if half else x.dtype
-                quantise_ahead(later, dtype, context)
+                quantise_ahead(later, dtype, None, context)
             y: Tensor = self.code(context, x)
             context.stream.join()  # layers that fell back to torch did not take their weights
             return y
-
-
-@torch.no_grad()
-def _prepare_stairs(layers: list[FusedLayer]) -> dict[StairModule, PreparedStair]:
-    """Prepare every stair for its present noise; one launch for those with one stair and family."""
-    groups: dict[tuple[Stair, Noise], list[StairModule]] = {}
-    for layer in layers:
-        for site in (layer.stair, layer.weight_stair):
-            if site is not None:
-                groups.setdefault((kernel_stair(site), site.noise), []).append(site)
-    prepared: dict[StairModule, PreparedStair] = {}
-    for (stair, noise), modules in groups.items():
-        # Stairs of one layer have the same mean and std, so they share a row.
-        noises = {module.std.data_ptr(): (module.mean, module.std) for module in modules}
-        means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
-        if isinstance(stair.quantum, float) and stair.quantum != 1.0:
-            means, stds = means * stair.quantum, stds * stair.quantum
-        values = table(stair, torch.float32, means.device)
-        rows = prepare_rows(values, means, stds, len(stair) - 1, noise.name)
-        rows_of = dict(zip(noises, rows, strict=True))
-        for module in modules:
-            own, row, count = values, rows_of[module.std.data_ptr()], len(stair) - 1
-            longer = module.longer_stair(is_in_quanta(module)) if module.training else None
-            if longer is not None:  # the limits of the mode, in the row, are those of the stair
-                own, count = _longer_table(stair, longer, means.device), len(longer) - 1
-            # Thresholds of learned features are in quanta, levels and rises are not.
-            if learns(module) and isinstance(module, StairActivation):
-                own = own.clone()
-                own[:, count : 3 * count + 1] *= module.present_quantum()
-            constants = {"COUNT": count, "FAMILY": noise.name}
-            prepared[module] = PreparedStair(own, row, constants)
-    return prepared
-
-
-@cache  # as the tables of stairs: a captured graph reads it where it is
-def _longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
-    """Return the table of a longer stair, with no values beyond those of the stair."""
-    count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])
-    values = table(longer, torch.float32, device).clone()
-    values[:, count : 2 * count + 1].clamp_(*ends)
-    return values
-
-
-def _stack(scalars: Sequence[Tensor]) -> Tensor:
-    """Stack scalars; without a copy if they lie at equal distances in one tensor."""
-    bases = {scalar.untyped_storage().data_ptr() for scalar in scalars}
-    offsets = [scalar.storage_offset() for scalar in scalars]
-    steps = {b - a for a, b in pairwise(offsets)}
-    if len(bases) > 1 or len(steps) > 1 or min(steps, default=1) < 1:
-        return torch.stack(list(scalars))
-    return scalars[0].as_strided((len(scalars),), (max(steps, default=1),))
 
 
 def fused(net: nn.Module, float8: bool = False) -> FusedNetwork | None:
@@ -284,18 +225,14 @@ def _group(
     """Return the nodes that a fused layer replaces, beginning with this one, their modules, and
     the shortcut that is added before the stair, if there is one."""
     nodes = [node]
-    for _ in range(4):
-        (user, *others) = nodes[-1].users or [None]
-        if user is None or others:
-            break
-        nodes.append(user)
-    shortcut, added = None, nodes[2] if len(nodes) > 2 else None
-    if added is not None and added.op == "call_function" and added.target in ADDITIONS:
-        summands = [arg for arg in added.args if arg is not nodes[1]]
-        if added.kwargs or len(summands) != 1 or not isinstance(summands[0], fx.Node):
+    while len(nodes) < 5 and len(nodes[-1].users) == 1:
+        nodes.extend(nodes[-1].users)
+    shortcut, path = None, nodes
+    if len(nodes) > 2 and nodes[2].op == "call_function" and nodes[2].target in ADDITIONS:
+        summands = [arg for arg in nodes[2].args if arg is not nodes[1]]
+        if nodes[2].kwargs or len(summands) != 1 or not isinstance(summands[0], fx.Node):
             return None
-        shortcut = summands[0]
-    path = [n for n in nodes if shortcut is None or n is not added]
+        shortcut, path = summands[0], nodes[:2] + nodes[3:]
     parts = [modules.get(str(n.target)) if n.op == "call_module" else None for n in path]
     sums, norm, stair, pool = (parts + [None] * 4)[:4]
     if not (_is_sum(sums) and _is_norm(norm, sums) and _is_stair(stair, StairActivation)):
@@ -350,9 +287,8 @@ def _is_stair(module: Any, of: type[StairModule]) -> bool:
 def _is_pool(module: Any) -> bool:
     if not isinstance(module, nn.MaxPool2d) or module.return_indices or module.ceil_mode:
         return False
-    pairs = (module.kernel_size, module.stride), (2, (2, 2))
     plain = module.padding in (0, (0, 0)) and module.dilation in (1, (1, 1))
-    return plain and all(value in pairs[1] for value in pairs[0])
+    return plain and all(value in (2, (2, 2)) for value in (module.kernel_size, module.stride))
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -6,26 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softstair.fused.integers import Integers, makes_int8, strategy_of, sum_int8
+from softstair.fused.stairs import makes_int8, strategy_of
 from softstair.fused.update import LatentSteps, SecondStream
 from softstair.kernels.triton import convolution, gradients
 from softstair.kernels.triton.depthwise import is_depthwise
 from softstair.kernels.triton.first import First, supports_first
-from softstair.kernels.triton.moments import Normalisation
 from softstair.kernels.triton.prepare import PreparedStair
 from softstair.nn import StairActivation, StairModule, StairWeight
 
-__all__ = ["Context", "LayerParts", "WeightKind"]
+__all__ = ["Context", "Integers", "LayerParts"]
 
 
-class WeightKind(NamedTuple):
-    """In which form a layer needs its quantised weights: in a dtype, and, if that is possible, in
-    quanta as int8 and in FP8."""
+class Integers(NamedTuple):
+    """Features or weights in quanta: as int8, and in FP8 with images or outputs last."""
 
-    layer: "LayerParts"
-    dtype: torch.dtype
-    in_quanta: bool
-    in_float8: bool
+    int8: Tensor
+    float8: Tensor | None
 
 
 @dataclass
@@ -42,8 +38,9 @@ class Context:
     """Whether gradients are recorded."""
     stream: SecondStream = field(default_factory=SecondStream)
     """Second stream, for weights that are quantised ahead of their layer."""
-    weights: dict[WeightKind, tuple[Tensor, Integers | None]] = field(default_factory=dict)
-    """Weights that were quantised ahead, removed when their layer uses them."""
+    weights: dict[tuple[object, ...], tuple[Tensor, Integers | None]] = field(default_factory=dict)
+    """Weights that were quantised ahead, removed when their layer uses them; by layer, dtype and,
+    if they are in quanta too, number of images."""
     integers: dict["LayerParts", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
 
@@ -107,8 +104,7 @@ class LayerParts(nn.Module):
         if isinstance(sums, nn.Linear):
             return []
         settings = (sums.kernel_size, sums.stride, sums.padding, sums.dilation)
-        pairs = (tuple(map(int, pair)) for pair in settings)
-        return convolution.output_sides(x.shape[2:], *pairs)
+        return convolution.output_sides(x.shape[2:], *settings)
 
     @property
     def has_short_sums(self) -> bool:
@@ -121,8 +117,7 @@ class LayerParts(nn.Module):
     def first(self, weight: Tensor) -> First:
         """Return this layer as a first layer that has short sums, with its quantised weights."""
         sums: Any = self.sums
-        down, across = sums.padding
-        return First(weight, int(sums.stride[0]), (int(down), int(across)))
+        return First(weight, sums.stride[0], sums.padding)
 
     @property
     def draws(self) -> bool:
@@ -145,18 +140,23 @@ class LayerParts(nn.Module):
         """Whether this takes features as integers if its source makes them."""
         return self.source is not None and self in self.source.readers
 
+    @property
+    def factor_stairs(self) -> tuple[StairModule, StairModule]:
+        """The stairs of features and of weights, if this reads integers."""
+        assert self.source is not None
+        assert self.weight_stair is not None
+        return self.source.stair, self.weight_stair
+
     def float8_format(self, images: int) -> torch.dtype | None:
         """Return the FP8 format of the features if the backward pass multiplies in FP8."""
-        sums, source, stair = self.sums, self.source, self.weight_stair
-        if not self.float8 or source is None or stair is None or self.stair.annealed:
+        if not self.float8 or not self.reads_integers or self.modes != {True}:
             return None
-        if not isinstance(sums, nn.Conv2d) or not self.reads_integers:
-            return None
+        sums: Any = self.sums
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
-        fits = gradients.supports_float8(images, *settings) and makes_int8(stair)
-        fits = fits and gradients.float8_for(stair.stair.integers) is not None
-        fits = fits and self.modes == {True}
-        return gradients.float8_for(source.stair.stair.integers) if fits else None
+        fits = gradients.supports_float8(images, *settings) and not self.stair.annealed
+        features, weights = (gradients.float8_for(s.stair.integers) for s in self.factor_stairs)
+        fits = fits and weights is not None and makes_int8(self.factor_stairs[1])
+        return features if fits else None
 
     def source_integers(self, context: Context) -> Integers | None:
         """Take the source's features in quanta from the context; None if it did not make them."""
@@ -169,13 +169,3 @@ class LayerParts(nn.Module):
         if taken is not None and self.float8_format(len(taken.int8)) is None:
             taken = taken._replace(float8=None)  # for another reader
         return taken
-
-    def int8_sums(
-        self, features: Integers, weights: Integers, norm: Normalisation | None = None
-    ) -> tuple[Tensor, Any, float]:
-        """Return the sums of integers of the source and of weights, their statistics and unit."""
-        assert isinstance(self.sums, nn.Conv2d)
-        assert self.source is not None
-        assert self.weight_stair is not None
-        stairs = (self.weight_stair, self.source.stair)
-        return sum_int8(self.sums, stairs, features.int8, weights.int8, norm)

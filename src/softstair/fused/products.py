@@ -1,12 +1,22 @@
-"""Sums of products in float, and their gradients, by torch's libraries if no kernel is faster."""
+"""Sums of products and their gradients: exact ones from int8 and gradients in FP8 by kernels,
+others by torch's libraries if no kernel is faster."""
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.kernels.triton.depthwise import depthwise_gradient, is_depthwise
+from softstair.fused.parts import Integers, LayerParts
+from softstair.fused.stairs import quantum_of
+from softstair.kernels.triton import gradients
+from softstair.kernels.triton.batchnorm_backward import SumGradient
+from softstair.kernels.triton.convolution import convolve_int8
+from softstair.kernels.triton.depthwise import depthwise_gradient, depthwise_int8, is_depthwise
+from softstair.kernels.triton.moments import Normalisation, batch_statistics
 
-__all__ = ["feature_gradient", "quantum_gradient", "sums_of", "weight_gradient"]
+__all__ = ["feature_gradient", "int8_sums", "quantum_gradient", "sums_of", "weight_gradient"]
 
 
 def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
@@ -18,20 +28,52 @@ def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
     return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def feature_gradient(layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the features."""
-    if isinstance(layer, nn.Linear):
+def int8_sums(
+    layer: LayerParts, features: Integers, weights: Integers, norm: Normalisation | None = None
+) -> tuple[Tensor, Any, float]:
+    """Return the exact sums in the narrowest dtype that holds them all, their statistics if there
+    is a normalisation, and their unit. The features are those of the layer's source."""
+    sums: Any = layer.sums
+    x, weight, stairs = features.int8, weights.int8, layer.factor_stairs
+    widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
+    largest = math.prod(widest) * math.prod(weight.shape[1:])
+    dtype = torch.int16 if largest < 2**15 else torch.int32
+    unit = math.prod(map(quantum_of, stairs))
+    if is_depthwise(sums):
+        found = depthwise_int8(x, weight, sums, dtype)
+        return found, None if norm is None else batch_statistics(found, norm, unit), unit
+    return *convolve_int8(x, weight, sums.padding[0], dtype, norm, unit, sums.stride[0]), unit
+
+
+def feature_gradient(
+    layer: LayerParts, gradient: SumGradient, x: Tensor, weight: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the gradient of the features from that of the sums, in a dtype if it is in FP8."""
+    sums: Any = layer.sums
+    dc, factor = gradient.dc, gradient.factor
+    if factor is not None:
+        unit = quantum_of(layer.factor_stairs[1])
+        return gradients.feature_gradient(dc, weight, factor, sums.padding[0], dtype, unit)
+    if isinstance(sums, nn.Linear):
         return dc @ weight
-    if is_depthwise(layer) and layer.stride == (1, 1):
-        return depthwise_gradient(dc, weight, layer, x.shape)
-    return _convolution_backward(layer, dc, x, weight, 0)
+    if is_depthwise(sums) and sums.stride == (1, 1):
+        return depthwise_gradient(dc, weight, sums, x.shape)
+    return _convolution_backward(sums, dc, x, weight, 0)
 
 
-def weight_gradient(layer: nn.Conv2d | nn.Linear, dc: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the weights that multiply the features."""
-    if isinstance(layer, nn.Linear):
-        return dc.t() @ x
-    dw = _convolution_backward(layer, dc, x, weight, 1)
+def weight_gradient(
+    layer: LayerParts, gradient: SumGradient, x: Tensor, weight: Tensor, zeros: Tensor
+) -> Tensor:
+    """Return the gradient of the weights that multiply the features, from that of the sums; in
+    float32 if it is in FP8."""
+    sums: Any = layer.sums
+    transposed, factor = gradient.transposed, gradient.factor
+    if transposed is not None and factor is not None:
+        taps, padding, unit = sums.kernel_size, sums.padding[0], quantum_of(layer.factor_stairs[0])
+        return gradients.weight_gradient(transposed, x, factor, taps, padding, unit, zeros)
+    if isinstance(sums, nn.Linear):
+        return gradient.dc.t() @ x
+    dw = _convolution_backward(sums, gradient.dc, x, weight, 1)
     # In the layout of the weights; a library may prefer another one.
     return dw.contiguous(memory_format=torch.channels_last)
 

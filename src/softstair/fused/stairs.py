@@ -1,0 +1,115 @@
+"""The stairs of fused layers: what the kernels evaluate, and its constants on the device."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from softstair.kernels.triton import table
+from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
+from softstair.nn import StairActivation, StairModule
+from softstair.noise import Noise
+from softstair.stair import Stair
+
+__all__ = [
+    "is_in_quanta",
+    "kernel_stair",
+    "learns",
+    "makes_int8",
+    "prepare_stairs",
+    "quantum_of",
+    "strategy_of",
+]
+
+
+def strategy_of(stair: StairModule) -> str:
+    """Return the forward of a stair: without noise, in evaluation or annealed, a simpler one."""
+    if not stair.training:
+        return "hard"
+    return "mode" if stair.annealed and stair.strategy != "hard" else stair.strategy
+
+
+def learns(stair: StairModule) -> bool:
+    """Whether the quantum of the stair is the parameter, which in evaluation it is not."""
+    return stair.log_ratio is not None and stair.training
+
+
+def makes_int8(stair: StairModule) -> bool:
+    """Whether the values of the stair are integers times a quantum that fit into int8."""
+    levels = stair.stair.integers
+    fits = levels is not None and min(levels) >= -128 and max(levels) <= 127
+    return fits and strategy_of(stair) != "expectation" and not learns(stair)
+
+
+def quantum_of(stair: StairModule) -> float:
+    """Return the quantum that kernels use: 1 for a stair with one per channel."""
+    quantum = stair.stair.quantum
+    return quantum if isinstance(quantum, float) else 1.0
+
+
+def is_in_quanta(stair: StairModule) -> bool:
+    """Whether kernels evaluate the stair in quanta: those that are learned or one per channel."""
+    return learns(stair) or stair.stair.axis is not None
+
+
+def kernel_stair(stair: StairModule) -> Stair:
+    """Return the stair that kernels evaluate."""
+    if not is_in_quanta(stair):
+        return stair.stair
+    return _in_quanta(stair.stair) if stair.log_ratio is None else stair.unit_stair
+
+
+@cache
+def _in_quanta(stair: Stair) -> Stair:
+    return stair.with_quantum(1.0)
+
+
+@torch.no_grad()
+def prepare_stairs(sites: Iterable[StairModule]) -> dict[StairModule, PreparedStair]:
+    """Prepare every stair for its present noise; one launch for those with one stair and family."""
+    groups: dict[tuple[Stair, Noise], list[StairModule]] = {}
+    for site in sites:
+        groups.setdefault((kernel_stair(site), site.noise), []).append(site)
+    prepared: dict[StairModule, PreparedStair] = {}
+    for (stair, noise), modules in groups.items():
+        # Stairs of one layer have the same mean and std, so they share a row.
+        noises = {module.std.data_ptr(): (module.mean, module.std) for module in modules}
+        means, stds = (_stack(scalars) for scalars in zip(*noises.values(), strict=True))
+        if isinstance(stair.quantum, float) and stair.quantum != 1.0:
+            means, stds = means * stair.quantum, stds * stair.quantum
+        values = table(stair, torch.float32, means.device)
+        rows = prepare_rows(values, means, stds, len(stair) - 1, noise.name)
+        rows_of = dict(zip(noises, rows, strict=True))
+        for module in modules:
+            own, row, count = values, rows_of[module.std.data_ptr()], len(stair) - 1
+            longer = module.longer_stair(is_in_quanta(module)) if module.training else None
+            if longer is not None:  # the limits of the mode, in the row, are those of the stair
+                own, count = _longer_table(stair, longer, means.device), len(longer) - 1
+            # Thresholds of learned features are in quanta, levels and rises are not.
+            if learns(module) and isinstance(module, StairActivation):
+                own = own.clone()
+                own[:, count : 3 * count + 1] *= module.present_quantum()
+            constants = {"COUNT": count, "FAMILY": noise.name}
+            prepared[module] = PreparedStair(own, row, constants)
+    return prepared
+
+
+@cache  # as the tables of stairs: a captured graph reads it where it is
+def _longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
+    """Return the table of a longer stair, with no values beyond those of the stair."""
+    count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])
+    values = table(longer, torch.float32, device).clone()
+    values[:, count : 2 * count + 1].clamp_(*ends)
+    return values
+
+
+def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    """Stack scalars; without a copy if they lie at equal distances in one tensor."""
+    bases = {scalar.untyped_storage().data_ptr() for scalar in scalars}
+    offsets = [scalar.storage_offset() for scalar in scalars]
+    steps = {b - a for a, b in pairwise(offsets)}
+    if len(bases) > 1 or len(steps) > 1 or min(steps, default=1) < 1:
+        return torch.stack(list(scalars))
+    return scalars[0].as_strided((len(scalars),), (max(steps, default=1),))
