@@ -144,7 +144,8 @@ def _train(layer: LayerParts, inputs: _Inputs, context: Context) -> _Result:
     norm = Normalisation(layer.norm, gamma, beta, context.zeros[layer.number], quanta)
     with torch.autocast("cuda", enabled=False):
         if integers is not None and weight_integers is not None:
-            sums, stats, unit = products.int8_sums(layer, integers, weight_integers, norm)
+            factors = (integers.int8, weight_integers.int8)
+            sums, stats, unit = products.int8_sums(layer, *factors, norm)
         elif is_first:
             first = layer.first(values)
             sums, (stats, squares) = None, first_statistics(x, first, norm)
@@ -174,19 +175,17 @@ def _evaluated_sums(
     if integers is None or stair is None or not makes_int8(stair):
         return layer.sums(x), 1.0
     weight, quanta = _as_rows(layer.sums.weight), stair.present_quantum()
-    if stair.stair.axis is not None:  # as the network: weights are compared with rounded q·θ
-        if stair.log_ratio is None:
-            levels: Tensor | None = (stair(weight) / _by_output(quanta, weight)).round()
-        else:  # not by a kernel: its tables, one for each evaluation then, are never freed
-            levels = stair.integers(weight)
-        assert levels is not None
-        int8 = _as_rows(levels.to(torch.int8))
-        sums, _, unit = products.int8_sums(layer, integers, Integers(int8, None))
-        return sums, unit * quanta.double()
-    _, weight_integers = _weights(layer, weight, weight.dtype, len(x), context)
-    assert weight_integers is not None
-    sums, _, unit = products.int8_sums(layer, integers, weight_integers)
-    return sums, unit
+    levels: Any
+    if stair.stair.axis is None:
+        _, made = _weights(layer, weight, weight.dtype, len(x), context)
+        assert made is not None
+        levels = made.int8
+    elif stair.log_ratio is None:  # as the network: weights are compared with rounded q·θ
+        levels = (stair(weight) / _by_output(quanta, weight)).round()
+    else:  # not by a kernel: its tables, one for each evaluation then, are never freed
+        levels = stair.integers(weight)
+    sums, _, unit = products.int8_sums(layer, integers.int8, _as_rows(levels.to(torch.int8)))
+    return sums, unit if stair.stair.axis is None else unit * quanta.double()
 
 
 def _by_output(quanta: Tensor, weight: Tensor) -> Tensor:
@@ -320,13 +319,10 @@ class _LayerFunction(torch.autograd.Function):
         if multiplies and isinstance(layer.sums, nn.Linear):
             # In the current stream: cuBLAS would keep a workspace for the second one.
             dw, multiplies = products.weight_gradient(layer, gradient, x, values, ctx.zeros), False
-        read = (x, ctx.zeros, *gradient.for_weights) if multiplies else (dw,)
-        with (
-            nullcontext()
-            if steps is None
-            else steps.stream.beside(dy.device, *read, ctx.weight_stair)
-        ):
-            del read  # the second stream holds them, if there is one
+        factors = (x, ctx.zeros, *gradient.for_weights) if multiplies else (dw,)
+        read = (ctx.weight_stair, *factors)
+        with nullcontext() if steps is None else steps.stream.beside(dy.device, *read):
+            del read, factors  # the second stream holds them, if there is one
             if multiplies:
                 dw = products.weight_gradient(layer, gradient, x, values, ctx.zeros)
             dw = dw if ctx.needs_weight else None
@@ -339,8 +335,7 @@ class _LayerFunction(torch.autograd.Function):
                 dw = None
             elif dw is not None and ctx.weight_stair is not None:
                 dw = batchnorm_backward.stair_backward(dw, _as_rows(weight), ctx.weight_stair)
-        dx: Tensor | None = None
-        d_shortcut: Tensor | None = None
+        dx = d_shortcut = None
         if gradient is not None:
             d_shortcut = gradient.shortcut
             # Frees the memory of `transposed` for dx, if no second stream reads it.

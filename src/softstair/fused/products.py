@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softstair.fused.parts import Integers, LayerParts
+from softstair.fused.parts import LayerParts
 from softstair.fused.stairs import quantum_of
 from softstair.kernels.triton import gradients
 from softstair.kernels.triton.batchnorm_backward import SumGradient
@@ -29,12 +29,12 @@ def sums_of(layer: nn.Conv2d | nn.Linear, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def int8_sums(
-    layer: LayerParts, features: Integers, weights: Integers, norm: Normalisation | None = None
+    layer: LayerParts, x: Tensor, weight: Tensor, norm: Normalisation | None = None
 ) -> tuple[Tensor, Any, float]:
-    """Return the exact sums in the narrowest dtype that holds them all, their statistics if there
-    is a normalisation, and their unit. The features are those of the layer's source."""
+    """Return the exact sums of features and weights in quanta, in the narrowest dtype that holds
+    them all, their statistics if there is a normalisation, and their unit."""
     sums: Any = layer.sums
-    x, weight, stairs = features.int8, weights.int8, layer.factor_stairs
+    stairs = layer.factor_stairs
     widest = [max(map(abs, stair.stair.integers or ())) for stair in stairs]
     largest = math.prod(widest) * math.prod(weight.shape[1:])
     dtype = torch.int16 if largest < 2**15 else torch.int32
