@@ -197,6 +197,14 @@ def test_unequal_paddings_are_not_multiplied_in_float8():
         assert fused(net, float8=True).multiplies_float8(16) == multiplies
 
 
+def test_expected_features_are_not_multiplied_in_float8():
+    net, _ = pair("ternary", "uniform", "mode")
+    stairs = [module for module in net.modules() if isinstance(module, ss.nn.StairActivation)]
+    for stair in stairs:
+        stair.strategy = "expectation"
+    assert not fused(net, float8=True).multiplies_float8(16)
+
+
 def _spoil(layer, inputs, y):
     if y.stride()[0] == 0:
         y.detach().as_strided((1,), (1,)).numpy().fill(float("nan"))  # unseen by autograd

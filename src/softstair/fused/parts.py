@@ -154,9 +154,9 @@ class LayerParts(nn.Module):
         sums: Any = self.sums
         settings = (sums.in_channels, sums.out_channels, sums.stride, sums.dilation, sums.groups)
         fits = gradients.supports_float8(images, *settings) and not self.stair.annealed
+        fits = fits and all(map(makes_int8, self.factor_stairs))
         features, weights = (gradients.float8_for(s.stair.integers) for s in self.factor_stairs)
-        fits = fits and weights is not None and makes_int8(self.factor_stairs[1])
-        return features if fits else None
+        return features if fits and weights is not None else None
 
     def source_integers(self, context: Context) -> Integers | None:
         """Take the source's features in quanta from the context; None if it did not make them."""
