@@ -72,7 +72,7 @@ def points(*arguments, full=oracle.points, **options) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def _by_triton(monkeypatch):
     """Every test is worked on by Triton; numpy, which interprets, need not warn of infinities."""
-    if not elementwise.IS_INTERPRETED:
+    if not distributions.INTERPRETED.value:
         yield
         return
     before = np.seterr(all="ignore")
@@ -421,7 +421,7 @@ def test_a_byte_is_kept_where_one_will_do():
     assert kept(leaf, TERNARY, "uniform") == 4000, "a leaf lives on anyway"
     assert kept(x.detach(), TERNARY, "uniform") == 0
     soft = kernels.SoftStair(TERNARY, ss.noise.Uniform(), 0.0, 1.0)
-    assert backend.forward(x.detach(), soft, "mode", None, compact=False)[1].numel() == 0
+    assert elementwise.forward(x.detach(), soft, "mode", None, compact=False)[1].numel() == 0
 
 
 @pytest.mark.parametrize("forward", ["hard", "mode", "expectation", "random"])
@@ -430,7 +430,7 @@ def test_supports_that_touch_leave_no_gap_and_do_not_overlap(forward):
     stair = ss.Stair.linear(4, signed=True, quantum=0.25, thresholds="midpoint")
     noise, x = ss.noise.Uniform(), (torch.arange(-150, 151) / 64).to(BF16)
     soft = kernels.SoftStair(stair, noise, 0.0, noise.std_within(0.5) * 0.25)
-    _, trace = backend.forward(x, soft, forward, torch.Generator().manual_seed(0), compact=True)
+    _, trace = elementwise.forward(x, soft, forward, torch.Generator().manual_seed(0), compact=True)
     inside = (x >= stair.thresholds[0] - 0.125) & (x < stair.thresholds[-1] + 0.125)
     assert torch.equal(trace, inside.to(torch.uint8))
 

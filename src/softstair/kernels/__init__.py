@@ -105,8 +105,10 @@ def forward(
     if strategy == "random" and not _has_noise(soft.std):
         strategy = "mode"  # the same Dirac, without a draw
     if backend == "triton":
+        from softstair.kernels.triton import elementwise
+
         compact = compact and triton.can_compact(soft, x.dtype)
-        y, saved = triton.forward(x, soft, strategy, generator, compact)
+        y, saved = elementwise.forward(x, soft, strategy, generator, compact)
         return y, saved if compact else x
     draw = x
     if strategy == "random":
@@ -130,15 +132,19 @@ def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
     """Return grad·slope in x's dtype, without gradient but that of grad; ``saved`` is what
     :func:`forward` returned for x."""
     if saved.dtype == torch.uint8:
+        from softstair.kernels.triton import elementwise
+
         if not (_is_batched(grad) or (torch.is_grad_enabled() and grad.requires_grad)):
-            return triton.backward(grad, saved, soft)
-        return grad * triton.backward(torch.ones_like(saved, dtype=grad.dtype), saved, soft)
+            return elementwise.backward(grad, saved, soft)
+        return grad * elementwise.backward(torch.ones_like(saved, dtype=grad.dtype), saved, soft)
     if soft.noise.proper and not _is_batched(grad):
         backend, bound = _bind(saved, soft)
         if backend == "cpu":
             return cpu.backward(grad, saved, bound)
         if backend == "triton":
-            return triton.backward(grad, saved, soft)
+            from softstair.kernels.triton import elementwise
+
+            return elementwise.backward(grad, saved, soft)
     return (grad * slope(saved, soft)).to(saved.dtype)
 
 

@@ -10,15 +10,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from softstair.kernels.bound import FEW_LEVELS, LAST_BITS, Scalar, SoftStair, compute_dtype
+from softstair.kernels.bound import FEW_LEVELS, LAST_BITS, SoftStair, compute_dtype
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 from softstair.stair import Stair
 
 __all__ = [
     "FAMILIES",
-    "backward",
     "can_compact",
-    "forward",
     "is_native",
     "kind",
     "table",
@@ -51,9 +49,9 @@ def unavailable(device: torch.device) -> str | None:
             "kernels must be auto or reference, because triton is not installed: run "
             "pip install triton."
         )
-    from softstair.kernels.triton import elementwise
+    from softstair.kernels.triton.distributions import INTERPRETED
 
-    if elementwise.IS_INTERPRETED and device.type in ("cpu", "cuda"):
+    if INTERPRETED.value and device.type in ("cpu", "cuda"):
         return None
     if device.type != "cuda":
         return (
@@ -67,33 +65,6 @@ def unavailable(device: torch.device) -> str | None:
             f"{capability[0]}.{capability[1]}: Triton needs {OLDEST[0]}.{OLDEST[1]}."
         )
     return None
-
-
-def forward(
-    x: Tensor,
-    soft: SoftStair,
-    strategy: str,
-    generator: torch.Generator | None,
-    compact: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the value of x, and with ``compact`` the bytes that replace x (else nothing)."""
-    from softstair.kernels.triton import elementwise
-
-    seed = None
-    if strategy == "random":
-        # It stays on the device: a captured graph draws another at each replay.
-        seed = torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
-    operands = elementwise.Operands(*_operands(x, x.dtype, soft))
-    return elementwise.forward(x, operands, seed, strategy, compact)
-
-
-def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
-    """Return grad·slope in grad's dtype, which is x's; ``saved`` is x or the bytes that replace
-    it."""
-    from softstair.kernels.triton import elementwise
-
-    operands = elementwise.Operands(*_operands(saved, grad.dtype, soft))
-    return elementwise.backward(grad, saved, operands)
 
 
 def can_compact(soft: SoftStair, dtype: torch.dtype) -> bool:
@@ -162,30 +133,3 @@ def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
         rest = steps - steps.to(compute_dtype(dtype)).to(torch.float64)
         rows = torch.cat([*rounded, rises, steps[:, 1:], rest], dim=1)
         return rows.to(compute_dtype(dtype)).to(device)
-
-
-def _operands(
-    x: Tensor, dtype: torch.dtype, soft: SoftStair
-) -> tuple[Tensor, Tensor, Tensor, str, str, int | None]:
-    """Return the stair's table, the noise and what is known of them, for tensors like x."""
-    stair, compute = soft.stair, compute_dtype(dtype)
-    mean, std = (_parameter(value, compute, x.device) for value in (soft.mean, soft.std))
-    name = "native" if is_native(stair, dtype) else kind(stair, dtype)
-    return table(stair, dtype, x.device), mean, std, FAMILIES[type(soft.noise)], name, stair.axis
-
-
-def _parameter(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mean or std as the kernels read it, without waiting for the device."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device, dtype, non_blocking=True)
-    # A tensor made inside a capture belongs to that graph and has no value outside of it.
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_filled if capturing else _cached)(value, dtype, device)
-
-
-def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.full((), value, dtype=dtype, device=device)
-
-
-_cached = lru_cache(maxsize=256)(_filled)

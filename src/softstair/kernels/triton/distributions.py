@@ -35,6 +35,7 @@ HALF_LOG2_E = tl.constexpr((0.5 * LOG2_E.value) ** 0.5)
 INSIDE = tl.constexpr((1 - 2**-23) / 2**31)
 """Maps a 32-bit integer strictly into (−1, 1)."""
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+"""Whether kernels run on the CPU, slowly."""
 IS_CUDA = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether PTX may be used: a fast logarithm, and one instruction for both halves of a product."""
 ROUNDS = tl.constexpr(7)

@@ -7,20 +7,22 @@ i-th random quadruple (for 16 bits, with a neighbour: of the i/2-th), so that dr
 and offset alone and not on how a kernel is launched.
 
 The stair (a :func:`table <softstair.kernels.triton.table>`) and the noise are tensors on the
-device: nothing is read back, and changing the noise compiles nothing.
+device: nothing is read back, and changing the noise compiles nothing. ``KIND`` is one of those in
+:mod:`softstair.kernels.triton.general`, or "native": a line that
+:mod:`softstair.kernels.triton.line` computes exactly.
 """
 
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from softstair.kernels.bound import LAST_BITS
-from softstair.kernels.triton import evaluator, general
+from softstair.kernels.bound import LAST_BITS, Scalar, SoftStair
+from softstair.kernels.triton import FAMILIES, evaluator, general, is_native, kind, table
 from softstair.kernels.triton.distributions import (
     IS_CUDA,
     philox_words,
@@ -47,8 +49,7 @@ def forward_kernel(
     x_ptr, y_ptr, saved_ptr, table, mean_ptr, std_ptr, seed_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, FORWARD: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    COMPUTE: tl.constexpr, LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr,
-    UNROLL: tl.constexpr,
+    LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """y = the value of x; with COMPACT, saved = one byte per element that replaces x."""
     DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
@@ -65,17 +66,10 @@ def forward_kernel(
         prepared = prepare(table, mean, std, COUNT, FAMILY, FORWARD, HALF)
         tensors = (x_ptr, y_ptr, saved_ptr, seed, size)
         # A loop for either case: one loop for both would need the registers of both.
-        if CAN_BE_FAST:
-            if prepared[3][3]:
-                _forward_tiles(
-                    tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, True,
-                    BLOCK, UNROLL,
-                )  # fmt: skip
-            else:
-                _forward_tiles(
-                    tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, False,
-                    BLOCK, UNROLL,
-                )  # fmt: skip
+        if CAN_BE_FAST and prepared[3][3]:
+            _forward_tiles(
+                tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, True, BLOCK, UNROLL
+            )
         else:
             _forward_tiles(
                 tensors, prepared, COUNT, FAMILY, FORWARD, COMPACT, LAST_BIT, False, BLOCK, UNROLL
@@ -97,7 +91,7 @@ def forward_kernel(
                 row = channel * (3 * COUNT + 4) if PER_CHANNEL else 0
                 mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
                 std = _load_noise(std_ptr, first, offsets, left, channel, STD)
-                x = _widen(blocks[j], COMPUTE)
+                x = _widen(blocks[j], std.dtype)
                 u = words[j]
                 if FORWARD == "random":
                     u = uniform_double(u, more[j]) if DOUBLE else uniform(u)
@@ -143,8 +137,7 @@ def backward_kernel(
     dy_ptr, saved_ptr, dx_ptr, table, mean_ptr, std_ptr, size, stride, channels,
     COUNT: tl.constexpr, FAMILY: tl.constexpr, KIND: tl.constexpr,
     COMPACT: tl.constexpr, PER_CHANNEL: tl.constexpr, MEAN: tl.constexpr, STD: tl.constexpr,
-    COMPUTE: tl.constexpr, LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr,
-    UNROLL: tl.constexpr,
+    LAST_BIT: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dx = dy·slope, the slope from x or from the byte that replaces it."""
     DOUBLE: tl.constexpr = mean_ptr.dtype.element_ty == tl.float64
@@ -160,11 +153,8 @@ def backward_kernel(
         mean, std = tl.load(mean_ptr), tl.load(std_ptr)
         prepared = prepare(table, mean, std, COUNT, FAMILY, "slope", HALF)
         tensors = (blocks, gradients, dx_ptr + first, left)
-        if HALF and COUNT > general.FEW:
-            if prepared[3][3]:
-                _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, True)
-            else:
-                _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, False)
+        if HALF and KIND == "native" and prepared[3][3]:
+            _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, True)
         else:
             _backward_tile(tensors, prepared, COUNT, FAMILY, LAST_BIT, False)
     else:
@@ -177,9 +167,9 @@ def backward_kernel(
                 slope = general.slope_of(blocks[j].to(tl.int32), table, row, std, COUNT, LINE)
             else:
                 mean = _load_noise(mean_ptr, first, offsets, left, channel, MEAN)
-                x = _widen(blocks[j], COMPUTE)
+                x = _widen(blocks[j], std.dtype)
                 slope = general.slope(x, table, row, mean, std, COUNT, FAMILY, LINE)
-            dx = _widen(gradients[j], COMPUTE) * slope
+            dx = _widen(gradients[j], std.dtype) * slope
             _store(dx_ptr + first, offsets, left, dx)
 
 
@@ -250,33 +240,15 @@ def _load_noise(pointer, first, offsets, left, channel, LAYOUT: tl.constexpr):
     return number
 
 
-IS_INTERPRETED = not isinstance(forward_kernel, triton.JITFunction)
-"""Whether TRITON_INTERPRET=1 was set at import: kernels run on the CPU, slowly."""
-
-
-class Operands(NamedTuple):
-    """A stair and its noise as the kernels take them: all tensors on the device."""
-
-    table: Tensor
-    mean: Tensor
-    std: Tensor
-    family: str
-    kind: str
-    """ "line", "even" or "uneven", as in :mod:`softstair.kernels.triton.general`, or "native": a
-    line that :mod:`softstair.kernels.triton.line` computes exactly."""
-    axis: int | None
-    """The dimension of the table's rows."""
-
-
 def forward(
-    x: Tensor, operands: Operands, seed: Tensor | None, strategy: str, compact: bool
+    x: Tensor, soft: SoftStair, strategy: str, generator: torch.Generator | None, compact: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the values of x, in its memory layout, and with ``compact`` one byte per element for
-    the backward pass."""
+    """Return the values of x, in its memory layout, and with ``compact`` one byte per element that
+    replaces x in the backward pass (else nothing)."""
     y = torch.empty_like(x)
     saved = torch.empty_like(x, dtype=torch.uint8) if compact else x.new_empty(0, dtype=torch.uint8)
     x = _dense(x, y)
-    constants, noise, channels = _arguments(x, operands)
+    stair, channels, constants = _arguments(x, x.dtype, soft)
     tiles = triton.cdiv(x.numel(), UNROLL * BLOCK)
     is_cheap = strategy != "random" and constants["COUNT"] <= FEW_THRESHOLDS
     is_scalar = constants["STD"] == "scalar" and not constants["PER_CHANNEL"]
@@ -287,23 +259,24 @@ def forward(
         tiles = triton.cdiv(tiles, 2)
     unroll = 1 if x.numel() <= BLOCK else UNROLL
     constants |= {"FORWARD": strategy, "COMPACT": compact, "UNROLL": unroll}
-    constants["LAST_BIT"] = LAST_BITS.get(x.dtype, 1)
-    pointers = (x, y, saved, operands.table, *noise, operands.table if seed is None else seed)
-    _launch(forward_kernel, tiles, (*pointers, x.numel(), *channels), constants)
+    seed = stair[0]  # any tensor: only random reads it
+    if strategy == "random":
+        # It stays on the device: a captured graph draws another at each replay.
+        seed = torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
+    _launch(forward_kernel, tiles, (x, y, saved, *stair, seed, x.numel(), *channels), constants)
     return y, saved
 
 
-def backward(dy: Tensor, saved: Tensor, operands: Operands) -> Tensor:
-    """Return dy·slope, in dy's dtype; ``saved`` is x, or the bytes of :func:`forward`."""
+def backward(dy: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
+    """Return dy·slope, in dy's dtype, which is x's; ``saved`` is x or the bytes that replace it."""
     dx = torch.empty_like(saved, dtype=dy.dtype)
     saved, dy = _dense(saved, dx), _dense(dy, dx)
-    constants, noise, channels = _arguments(saved, operands)
+    stair, channels, constants = _arguments(saved, dy.dtype, soft)
     compact = saved.dtype == torch.uint8
     unroll = 1 if compact or saved.numel() <= BLOCK else UNROLL
-    constants |= {"COMPACT": compact, "UNROLL": unroll, "LAST_BIT": LAST_BITS.get(dy.dtype, 1)}
+    constants |= {"COMPACT": compact, "UNROLL": unroll}
     tiles = triton.cdiv(saved.numel(), unroll * BLOCK)
-    pointers = (dy, saved, dx, operands.table, *noise)
-    _launch(backward_kernel, tiles, (*pointers, saved.numel(), *channels), constants)
+    _launch(backward_kernel, tiles, (dy, saved, dx, *stair, saved.numel(), *channels), constants)
     return dx
 
 
@@ -315,26 +288,48 @@ def _dense(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _arguments(
-    x: Tensor, operands: Operands
-) -> tuple[dict[str, Any], tuple[Tensor, Tensor], tuple[int, int]]:
-    """Return a kernel's constants, mean and std as it reads them, and (stride, channels)."""
-    table, mean, std = operands[:3]
-    axes = [] if operands.axis is None or len(table) == 1 else [operands.axis % x.dim()]
+    x: Tensor, dtype: torch.dtype, soft: SoftStair
+) -> tuple[tuple[Tensor, ...], tuple[int, int], dict[str, Any]]:
+    """Return a kernel's (table, mean, std), (stride, channels) and constants.
+
+    ``x`` has the layout of the tensor, ``dtype`` is that of its values.
+    """
+    stair, rows = soft.stair, table(soft.stair, dtype, x.device)
+    mean, std = (_parameter(value, rows.dtype, x.device) for value in (soft.mean, soft.std))
+    axes = [] if stair.axis is None or len(rows) == 1 else [stair.axis % x.dim()]
     axes += [only for noise in (mean, std) if (only := _only_axis(noise, x)) is not None]
     axis = axes[0] if axes else None
     (mean, mean_layout), (std, std_layout) = (_laid_out(noise, x, axis) for noise in (mean, std))
     constants = {
-        "COUNT": (table.shape[1] - 4) // 3,
-        "FAMILY": operands.family,
-        "KIND": operands.kind,
-        "PER_CHANNEL": len(table) > 1,
+        "COUNT": len(stair) - 1,
+        "FAMILY": FAMILIES[type(soft.noise)],
+        "KIND": "native" if is_native(stair, dtype) else kind(stair, dtype),
+        "PER_CHANNEL": len(rows) > 1,
         "MEAN": mean_layout,
         "STD": std_layout,
-        "COMPUTE": tl.float64 if table.dtype == torch.float64 else tl.float32,
+        "LAST_BIT": LAST_BITS.get(dtype, 1),
         "INT64": x.numel() >= 2**31,
         "BLOCK": BLOCK,
     }
-    return constants, (mean, std), (1, 1) if axis is None else (x.stride(axis), x.shape[axis])
+    channels = (1, 1) if axis is None else (x.stride(axis), x.shape[axis])
+    return (rows, mean, std), channels, constants
+
+
+def _parameter(value: Scalar, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a mean or std as a tensor on the device, without waiting for it."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device, dtype, non_blocking=True)
+    # A tensor made inside a capture belongs to that graph and has no value outside of it.
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_filled if capturing else _cached)(value, dtype, device)
+
+
+def _filled(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.full((), value, dtype=dtype, device=device)
+
+
+_cached = lru_cache(maxsize=256)(_filled)
 
 
 def _only_axis(noise: Tensor, x: Tensor) -> int | None:
