@@ -55,10 +55,8 @@ def value(
         result = _keep_nan(x, _mode(x - mean, prepared, COUNT, LAST_BIT), SELECT)
     else:
         tl.static_assert(FORWARD == "expectation")
-        if FAST:
-            result = line.expectation(x, stair, mean, std, COUNT, FAMILY, LAST_BIT, FAST)
         # One branch for the whole block: soft noise does not pay for the look-up.
-        elif is_dirac(std):
+        if not FAST and is_dirac(std):
             result = _keep_nan(x, _hard(x - mean, stair, 0.0, COUNT, LAST_BIT), SELECT)
         elif COUNT <= FEW:
             result = _expectation(x, prepared, COUNT, FAMILY, HALF)
@@ -167,7 +165,10 @@ def _mode(x, prepared, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
             clamped = tl.minimum(tl.maximum(thresholds[k], low), high)
             result = tl.where(x >= clamped, levels[k + 1], result)
     else:
-        result = line.mode(x, stair, low, high, COUNT, LAST_BIT)
+        _, _, lowest, highest, _ = stair[1]
+        result = line.hard(x, stair, COUNT, LAST_BIT)
+        result = tl.where(x < low, lowest, result)
+        result = tl.where(x >= high, highest, result)
     return result
 
 

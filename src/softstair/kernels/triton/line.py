@@ -48,15 +48,6 @@ def hard(x, stair, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
 
 
 @triton.jit
-def mode(x, stair, low, high, COUNT: tl.constexpr, LAST_BIT: tl.constexpr):
-    """σ(x), and its end levels below ``low`` and from ``high`` on."""
-    _, _, lowest, highest, _ = stair[1]
-    result = hard(x, stair, COUNT, LAST_BIT)
-    result = tl.where(x < low, lowest, result)
-    return tl.where(x >= high, highest, result)
-
-
-@triton.jit
 def random(
     x, stair, mean, std, word, COUNT: tl.constexpr, FAMILY: tl.constexpr, LAST_BIT: tl.constexpr
 ):
