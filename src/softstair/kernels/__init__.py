@@ -26,7 +26,6 @@ from softstair.stair import Stair, check_tensor
 __all__ = [
     "CHOICES",
     "AbsentError",
-    "Scalar",
     "SoftStair",
     "backward",
     "can_convolve_int8",

@@ -82,9 +82,7 @@ def _forward_kernel(
     spacing = bound.stair.spacing
     if type(noise) not in CDF or spacing is None:
         return lambda out, x: out.copy_(reference.mode(x - mean, bound, 1 / std))
-    first, last = bound.rounded.thresholds[0], bound.rounded.thresholds[-1]
-    tie = reference.tie(bound.compute)
-    return _look_up(x, bound, mode_limits(first, last, spacing[0], noise, std, tie), shift=mean)
+    return _look_up(x, bound, mode_limits(bound, spacing[0], std), shift=mean)
 
 
 def _stream(
@@ -300,9 +298,7 @@ def _round_up(value: float, dtype: torch.dtype) -> float:
     return float(near)
 
 
-def mode_limits(
-    first: float, last: float, spacing: float, noise: Noise, std: float, tie: float
-) -> tuple[float, float]:
+def mode_limits(bound: BoundStair, spacing: float, std: float) -> tuple[float, float]:
     """Return where the low end level stops being the mode and where the high one starts.
 
     Under symmetric, uni-modal noise and bins of one width w, the likeliest level is the one whose
@@ -313,10 +309,12 @@ def mode_limits(
     own): the mode is σ with its thresholds moved inwards to that margin. For uniform noise of
     half-width h the margin is max(0, h − w); for the others it is found by search and remembered.
 
-    Limits are for centred x. Probabilities closer than ``tie`` are equal, and the end does not win.
+    Limits are for centred x. Probabilities closer than :func:`softstair.kernels.reference.tie` are
+    equal, and the end does not win.
     """
+    first, last = bound.rounded.thresholds[0], bound.rounded.thresholds[-1]
     middle, half = 0.5 * (first + last), 0.5 * (last - first)
-    share = _margin(noise, spacing / std, half / std, tie)
+    share = _margin(bound.noise, spacing / std, half / std, reference.tie(bound.compute))
     margin = share * half
     return (middle, middle) if share >= 1 else (first + margin, last - margin)
 
@@ -378,22 +376,18 @@ def _index(
 ) -> None:
     """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
-    if bound.is_line:
-        if _is_regular(bound):
-            _index_on_line(target, work, x, bound)
-        else:
-            target.copy_(bound.index(x))
-        if math.isfinite(low):
-            target.mul_(torch.ge(x, low, out=work))
-            target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
-        return
-    if bound.is_table and math.isinf(low):
+    if _is_regular(bound):
+        _index_on_line(target, work, x, bound)
+    elif bound.is_line or (bound.is_table and math.isinf(low)):
         target.copy_(bound.index(x))
-        return
-    first, *others = (min(max(threshold, low), high) for threshold in bound.rounded.thresholds)
-    torch.ge(x, first, out=target)
-    for threshold in others:
-        target.add_(torch.ge(x, threshold, out=work))
+    else:
+        first, *others = (min(max(threshold, low), high) for threshold in bound.rounded.thresholds)
+        torch.ge(x, first, out=target)
+        for threshold in others:
+            target.add_(torch.ge(x, threshold, out=work))
+    if bound.is_line and math.isfinite(low):
+        target.mul_(torch.ge(x, low, out=work))
+        target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
 
 
 def _is_regular(bound: BoundStair) -> bool:
