@@ -62,13 +62,11 @@ def started(processes: int) -> Iterator[dict[str, str]]:
     must end before the context does.
     """
     daemon = _start() if _is_wanted(processes) else None
-    if daemon is None:
-        yield {}
-        return
     try:
-        yield daemon.environment
+        yield daemon.environment if daemon else {}
     finally:
-        daemon.end()
+        if daemon:
+            daemon.end()
 
 
 def _is_wanted(processes: int) -> bool:
@@ -79,6 +77,7 @@ def _is_wanted(processes: int) -> bool:
         and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
         and not DEFAULT_PIPE.exists()
         and all(map(DEVICE.fullmatch, _visible_devices() or ()))
+        and shutil.which(PROGRAM) is not None
     )
 
 
@@ -89,10 +88,8 @@ def _visible_devices() -> list[str] | None:
 
 
 def _start() -> "_Daemon | None":
-    if (program := shutil.which(PROGRAM)) is None:
-        return None
     try:
-        daemon = _Daemon(program)
+        daemon = _Daemon()
     except OSError:
         return None
     if daemon.is_ready():
@@ -104,14 +101,14 @@ def _start() -> "_Daemon | None":
 class _Daemon:
     """A daemon in a directory of its own, and the shell that ends it."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self) -> None:
         # Paths of sockets have at most 107 characters, which another folder may exceed.
         self._folder = tempfile.mkdtemp(prefix="softstair-mps-", dir="/tmp")
         names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
         self.environment = dict.fromkeys(names, self._folder)
         try:
             self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", SCRIPT, program, self._folder],
+                ["/bin/sh", "-c", SCRIPT, PROGRAM, self._folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
