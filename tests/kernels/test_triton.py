@@ -524,8 +524,7 @@ def test_a_kernel_compiles_for_a_gpu_without_the_interpreter(case, tmp_path, mon
     how = "channel" if rows else "scalar"
     constants = dict(COUNT=count, FAMILY=family, FORWARD=forward, KIND=kind, COMPACT=traced)
     constants |= dict(PER_CHANNEL=rows, MEAN=how, STD=how, INT64=False, BLOCK=elementwise.BLOCK)
-    constants |= dict(UNROLL=4, COMPUTE=tl.float64 if dtype == "fp64" else tl.float32)
-    constants |= dict(LAST_BIT={"bf16": 65536, "fp16": 8192}.get(dtype, 1))
+    constants |= dict(UNROLL=4, LAST_BIT={"bf16": 65536, "fp16": 8192}.get(dtype, 1))
     working = "*fp64" if dtype == "fp64" else "*fp32"
     types = {"table": working, "mean_ptr": working, "std_ptr": working, "seed_ptr": "*i64"}
     types |= {"size": "i32", "stride": "i32", "channels": "i32"}
