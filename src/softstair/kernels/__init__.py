@@ -11,8 +11,6 @@ Nothing outside this folder knows which one runs.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -170,15 +168,8 @@ def free_tables() -> None:
 def can_fuse(device: torch.device) -> bool:
     """Whether the fused layers of :mod:`softstair.fused` run on the device."""
     runs = device.type == "cuda" and triton.unavailable(device) is None
-    return runs and selected() != "reference" and _is_recent()
-
-
-@lru_cache
-def _is_recent() -> bool:
-    """Whether there are tensor descriptors (Triton 3.4) and half-precision products with float32
-    sums (torch 2.8); without them only the operator itself runs in Triton."""
-    torch_version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return torch_version >= (2, 8) and find_spec("triton.tools.tensor_descriptor") is not None
+    # Half-precision products with float32 sums came with torch 2.8.
+    return runs and selected() != "reference" and "dtype" in torch.ops.aten.mm.overloads()
 
 
 def can_convolve_int8(

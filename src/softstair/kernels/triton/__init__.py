@@ -44,10 +44,11 @@ def unsupported(x: Tensor, noise: Noise) -> str | None:
 @lru_cache
 def unavailable(device: torch.device) -> str | None:
     """Return why Triton cannot run on the device, or None if it can."""
-    if importlib.util.find_spec("triton") is None:
+    parts = ("triton", "triton.tools.tensor_descriptor")  # the second came with Triton 3.4
+    if any(importlib.util.find_spec(part) is None for part in parts):
         return (
-            "kernels must be auto or reference, because triton is not installed: run "
-            "pip install triton."
+            "kernels must be auto or reference, because Triton 3.4 or later is not installed: "
+            "torch for CUDA brings it from version 2.8 on; for other torch run pip install triton."
         )
     from softstair.kernels.triton.distributions import INTERPRETED
 
