@@ -101,7 +101,9 @@ def test_tables_of_stairs_stay_until_they_are_freed():
         for x in (torch.zeros(3, 2), torch.ones(3, 2))
     ]
     assert all(a is b for a, b in zip(*found, strict=True))
+    longer = kernels.triton.longer_table(ss.Stair.ternary(), ss.Stair.linear(3), device)
     kernels.free_tables()
+    assert kernels.triton.longer_table.cache_info().currsize == 0 < longer.numel()
     assert kernels.triton.table(stair, torch.float32, device) is not found[0][0]
     assert kernels.channel_quanta(stair, torch.zeros(3, 2)) is not found[0][1]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from softstair.kernels.triton import table
+from softstair.kernels.triton import longer_table, table
 from softstair.kernels.triton.prepare import PreparedStair, prepare_rows
 from softstair.nn import StairActivation, StairModule
 from softstair.noise import Noise
@@ -86,7 +86,7 @@ def prepare_stairs(sites: Iterable[StairModule]) -> dict[StairModule, PreparedSt
             own, row, count = values, rows_of[module.std.data_ptr()], len(stair) - 1
             longer = module.longer_stair(is_in_quanta(module)) if module.training else None
             if longer is not None:  # the limits of the mode, in the row, are those of the stair
-                own, count = _longer_table(stair, longer, means.device), len(longer) - 1
+                own, count = longer_table(stair, longer, means.device), len(longer) - 1
             # Thresholds of learned features are in quanta, levels and rises are not.
             if learns(module) and isinstance(module, StairActivation):
                 own = own.clone()
@@ -94,15 +94,6 @@ def prepare_stairs(sites: Iterable[StairModule]) -> dict[StairModule, PreparedSt
             constants = {"COUNT": count, "FAMILY": noise.name}
             prepared[module] = PreparedStair(own, row, constants)
     return prepared
-
-
-@cache  # as the tables of stairs: a captured graph reads it where it is
-def _longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
-    """Return the table of a longer stair, with no values beyond those of the stair."""
-    count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])
-    values = table(longer, torch.float32, device).clone()
-    values[:, count : 2 * count + 1].clamp_(*ends)
-    return values
 
 
 def _stack(scalars: Sequence[Tensor]) -> Tensor:

@@ -162,6 +162,7 @@ def index(x: Tensor, stair: Stair) -> Tensor:
 def free_tables() -> None:
     """Free the tensors of stairs on all devices; captured graphs read them until then."""
     triton.table.cache_clear()
+    triton.longer_table.cache_clear()
     bound.cached_quanta_tensor.cache_clear()
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "can_compact",
     "is_native",
     "kind",
+    "longer_table",
     "table",
     "unavailable",
     "unsupported",
@@ -134,3 +135,12 @@ def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
         rest = steps - steps.to(compute_dtype(dtype)).to(torch.float64)
         rows = torch.cat([*rounded, rises, steps[:, 1:], rest], dim=1)
         return rows.to(compute_dtype(dtype)).to(device)
+
+
+@cache
+def longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
+    """Return the table of a longer stair in float32, with no values beyond those of the stair."""
+    count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])
+    values = table(longer, torch.float32, device).clone()
+    values[:, count : 2 * count + 1].clamp_(*ends)
+    return values
