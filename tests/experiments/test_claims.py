@@ -13,7 +13,14 @@ from softstair.experiments.claims import CLAIMS, Finding, judged
 from softstair.experiments.results import load
 from softstair.experiments.studies import DYNAMIC, STATIC, mean_of, studies
 from softstair.experiments.tables import Training, write
-from softstair.experiments.verdicts import Group, above, before_the_drop, compare, within
+from softstair.experiments.verdicts import (
+    Group,
+    above,
+    before_the_drop,
+    compare,
+    difference,
+    within,
+)
 
 CLAIM = {claim.name: claim for claim in CLAIMS}
 INTERVALS = {"partition": 0.0, "same_start": -0.005, "overlapped": -0.04, "same_end": -0.2}
@@ -307,6 +314,36 @@ def test_sides_are_alike_in_all_else() -> None:
     assert found["mode"].folds[0, 0] == pytest.approx(0.86 + CHANCE[0])
     assert found["random"].folds[0, 0] == pytest.approx(0.82 - 0.004 / 3 + CHANCE[0])
     assert compare(one, Group({"a": STATIC, "b": {**DYNAMIC, "interval": "none"}})) == {}
+
+
+def test_what_few_folds_have_leaves_the_other_folds() -> None:
+    """Other noise types and two decay intervals are on fold 0 alone."""
+    units = [
+        one
+        for one in study(shifted(-0.03, noise="normal"))
+        if one.fold == 0
+        or (one.settings["noise"], one.settings["interval"])
+        in (("uniform", "none"), ("uniform", "partition"), ("uniform", "same_end"))
+    ]
+    (found,) = measured("static-mode-above-random", units).tested
+    assert [len(cell.folds) for cell in found.cells.values()] == [3, 3]
+    assert (found.cells["mode"].configurations, found.trainings) == (4, 12)
+    (gap,) = CLAIM["static-mode-above-random"].groups[0].gaps
+    values = difference(gap, {label: cell.folds for label, cell in found.cells.items()}, {})
+    assert values is not None
+    assert [*values.values()] == pytest.approx([0.041, 0.044, 0.044])
+    (found,) = measured("expectation-intervals", units).tested
+    assert {label: gap.folds for label, gap in found.gaps.items()} == {
+        "partition above overlapped, uniform": 1,
+        "same start above overlapped, uniform": 1,
+        "partition above same end, uniform": 3,
+        "same start above same end, uniform": 1,
+        "overlapped above same end, uniform": 1,
+    }
+    for name in ("static-noise", "same-end", "synchronisation"):  # these rank their cells
+        (found,) = measured(name, units).tested
+        assert {gap.folds for gap in found.gaps.values()} == {1}
+        assert {len(cell.folds) for cell in found.cells.values()} == {1}
 
 
 def test_before_the_drop_is_the_mean_of_the_last_epochs_before() -> None:

@@ -644,31 +644,41 @@ class Judge:
     def there(self, names: list[str]) -> list[str]:
         return [name for name in names if self.group([name])]
 
-    def side(self, label: str, names: list[str], folds: set[int], before: bool = False) -> Cells:
-        group = self.group(names, folds)
+    def side(self, label: str, folds: dict[int, list[str]], before: bool) -> Cells:
+        """The mean of the configurations of each fold."""
+        groups = {fold: self.group(names, {fold}) for fold, names in folds.items()}
         value = Unit.before if before else (lambda unit: unit.curve[-1])
-        cell = {
-            fold: float(np.mean([value(unit) for unit in group if unit.fold == fold]))
-            for fold in sorted(folds)
-        }
-        tests = mean([unit.test for unit in group])
-        self.cells[label] = cell, NONE if before else shown(tests), len(names)
-        self.used |= {(unit.name, unit.fold) for unit in group}
+        cell = {fold: float(np.mean([*map(value, group)])) for fold, group in groups.items()}
+        tests = mean(mean(unit.test for unit in group) for group in groups.values())
+        count = len({name for names in folds.values() for name in names})
+        self.cells[label] = cell, NONE if before else shown(tests), count
+        self.used |= {(unit.name, unit.fold) for group in groups.values() for unit in group}
         return cell
 
     def sides(
-        self, wanted: dict[str, list[str]], before: bool = False, tail: str = ""
-    ) -> dict[str, Cells]:
-        """The sides that are there, on the folds that all of their configurations have."""
-        known = {label: names for label, names in wanted.items() if names}
-        folds = [{unit.fold for unit in self.group([name])} for names in known.values()
-                 for name in names]  # fmt: skip
-        common = set.intersection(*folds) if folds else set()
-        if not common:
+        self, wanted: dict[str, list[str]], before: bool = False, tail: str = "",
+        parallel: bool = False, besides: str = "",
+    ) -> dict[str, Cells]:  # fmt: skip
+        """The sides that are there, on the folds that all of them have; on folds with ``besides``
+        and another side too, if it is given. Lists that run in parallel are compared without the
+        places that a side lacks on a fold."""
+        known = {label: names for label, names in wanted.items() if self.there(names)}
+        chosen: dict[str, dict[int, list[str]]] = {label: {} for label in known}
+        is_common = False
+        for fold in range(5):
+            has = {label: [bool(self.group([name], {fold})) for name in names]
+                   for label, names in known.items()}  # fmt: skip
+            has = {label: marks for label, marks in has.items() if any(marks)}
+            if len(has) < len(known) and not (besides in has and len(has) > 1):
+                continue
+            is_common |= len(has) == len(known)
+            for label, marks in has.items():
+                if parallel:
+                    marks = [all(place) for place in zip(*has.values(), strict=True)]
+                chosen[label][fold] = [*itertools.compress(known[label], marks)]
+        if not is_common:
             return {}
-        return {
-            label: self.side(label + tail, names, common, before) for label, names in known.items()
-        }
+        return {label: self.side(label + tail, chosen[label], before) for label in known}
 
     def gap(self, label: str, one: Cells, other: Cells) -> list[float]:
         self.gaps[label] = [one[fold] - other[fold] for fold in one if fold in other]
@@ -709,30 +719,24 @@ def level(judge: Judge, label: str, names: list[str], aim: float) -> None:
     judge.so(float(np.mean(gap)) <= 1.5)
 
 
-def matched(judge: Judge, sides: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Sides whose lists of configurations run in parallel, without the places that one lacks."""
-    known = {label: names for label, names in sides.items() if judge.there(names)}
-    places = [at for at, every in enumerate(zip(*known.values(), strict=True))
-              if len(judge.there(list(every))) == len(every)]  # fmt: skip
-    return {label: [names[at] for at in places] for label, names in known.items()}
-
-
-def intervals(judge: Judge, forward: str, noise: str, tail: str) -> dict[str, Cells]:
+def intervals(
+    judge: Judge, forward: str, noise: str, tail: str, besides: str = ""
+) -> dict[str, Cells]:
     wanted = {
         interval.replace("_", " "): moving(forward, interval, noise) for interval in INTERVALS
     }
-    return judge.sides(matched(judge, wanted), tail=tail)
+    return judge.sides(wanted, tail=tail, parallel=True, besides=besides)
 
 
 def mode_above_random(judge: Judge) -> None:
-    sides = judge.sides(matched(judge, {one: static(one) for one in ("mode", "random")}))
+    sides = judge.sides({one: static(one) for one in ("mode", "random")}, parallel=True)
     judge.above(judge.gap("mode above random", sides["mode"], sides["random"]))
 
 
 def drop(judge: Judge) -> None:
-    names = matched(judge, {one: static(one) for one in ("mode", "random")})
-    before = judge.sides(names, before=True, tail=" / before the drop")
-    last = judge.sides(names)
+    names = {one: static(one) for one in ("mode", "random")}
+    before = judge.sides(names, before=True, tail=" / before the drop", parallel=True)
+    last = judge.sides(names, parallel=True)
     gains = {
         one: dict(zip(last[one], judge.gap(f"gain of {one}", last[one], before[one]), strict=True))
         for one in names
@@ -795,7 +799,7 @@ def below_static(judge: Judge) -> None:
 def order(judge: Judge, forwards: tuple[str, ...], noises: tuple[str, ...]) -> None:
     for forward, noise in itertools.product(forwards, noises):
         name = noise if len(forwards) == 1 else forward
-        sides = intervals(judge, forward, noise, f" / {name}")
+        sides = intervals(judge, forward, noise, f" / {name}", besides="same end")
         pairs = [(one, "overlapped") for one in ("partition", "same start")]
         pairs += [(one, "same end") for one in ("partition", "same start", "overlapped")]
         for one, other in pairs:
@@ -814,7 +818,7 @@ def power_law(judge: Judge) -> None:
 
 def random_gains(judge: Judge) -> None:
     names = {f"partition / {one}": moving(one, "partition") for one in ("random", "expectation")}
-    sides = judge.sides(matched(judge, names))
+    sides = judge.sides(names, parallel=True)
     gap = judge.gap("random above expectation", *sides.values())
     judge.above(gap)
     if judge.epochs == 500 and float(np.mean(gap)) < 2.5:
@@ -827,7 +831,7 @@ def mitigates(judge: Judge) -> None:
         for forward in ("expectation", "random")
         for interval in ("partition", "same_end")
     }
-    sides = judge.sides(matched(judge, names))
+    sides = judge.sides(names, parallel=True)
     losses = {}
     for forward in ("expectation", "random"):
         ends = sides[f"partition / {forward}"], sides[f"same end / {forward}"]

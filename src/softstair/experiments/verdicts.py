@@ -1,9 +1,11 @@
 """Compare cells of a design with each other, and turn their differences into a verdict.
 
 A cell is the mean over all configurations with the same settings, fold by fold and seed by seed.
-The cells of a group are compared on the configurations and folds that all of them have, so what a
-fold adds to all cells cancels. Accuracies are validation accuracies of the last epoch unless a
-label says otherwise.
+On each fold, the cells of a group are compared on the configurations that all cells of this fold
+have there, so what a fold or a configuration adds to all cells cancels. Two cells are compared on
+the folds that both have. Where a group asks for the highest, the lowest or the mean of its cells,
+all of them are compared on the folds that all have. Accuracies are validation accuracies of the
+last epoch unless a label says otherwise.
 
 above    A difference counts with three folds or more if its 95 % interval lies above 0; with one or
          two, if it is at least a point and positive on each. If it is positive and does not count,
@@ -14,7 +16,7 @@ within   Two accuracies are the same if the interval of their difference (with o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from softstair.experiments.design import FREEDOMS
 from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of, select
@@ -25,6 +27,8 @@ Folds = Mapping[tuple[Fold, int], float]
 """A number for each fold and seed."""
 SHARE_BEFORE = 0.02
 """The share of all epochs, the last before the learning rate drops, whose mean is taken there."""
+RANKS = ("highest", "lowest", "mean")
+"""What a side of a gap may ask of the cells of a group."""
 ALONE = 0.01
 """What a difference of one or two folds, which have no interval, must be at least to count: two and
 a half standard errors of one on the same 10,000 examples, if the networks part on one in seven."""
@@ -70,6 +74,12 @@ class Group:
     over: Sequence[str] = ()
     before_drop: bool = False
     folds: int = 1
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether a gap asks for the highest, the lowest or the mean of its cells."""
+        sides = (side for gap in self.gaps for side in (gap.left, gap.right))
+        return any(str(side).partition(" ")[0] in RANKS for side in sides)
 
     def label(self, cell: str) -> str:
         return f"{cell} / {self.name}".replace("_", " ") if self.name else cell.replace("_", " ")
@@ -127,49 +137,50 @@ def before_the_drop(training: Training) -> float | None:
 
 
 def compare(study: Study, group: Group) -> dict[str, Cell]:
-    """Return the cells of a group on the folds that all have; empty if it cannot be compared."""
+    """Return the cells of a group on the folds that they share with each other; empty if it cannot
+    be compared on as many folds as the group needs, with all cells that are trained."""
     accuracy = before_the_drop if group.before_drop else final
     named = {name for wanted in group.cells.values() for name in wanted} | set(group.over)
     matched = [name for name in FREEDOMS if name not in named]
-    # Trainings by their label, their matched settings, their configuration and their fold.
-    trained: dict[str, dict[tuple[str, ...], dict[tuple[str, ...], dict[Any, Training]]]] = {}
+    # Trainings by their label, their fold and their matched settings.
+    trained: dict[str, dict[tuple[Fold, int], dict[tuple[str, ...], list[Training]]]] = {}
     for label, wanted in group.cells.items():
         for training in select(study.trainings, wanted):
             if accuracy(training) is not None:
                 place = tuple(training.settings[name] for name in matched)
-                configuration = tuple(training.settings[name] for name in FREEDOMS)
-                places = trained.setdefault(label, {}).setdefault(place, {})
-                places.setdefault(configuration, {})[training.repetition] = training
+                places = trained.setdefault(label, {}).setdefault(training.repetition, {})
+                places.setdefault(place, []).append(training)
     needed = min(2, len(group.cells)) if group.optional else len(group.cells)
-    is_complete = all(any(label in trained for label in labels) for labels in group.one_of)
-    if len(trained) < needed or not is_complete:
+    if len(trained) < needed:
         return {}
-    first, *others = trained.values()
-    shared = [place for place in first if all(place in places for places in others)]
-    chosen = {
-        label: [folds for place in shared for folds in places[place].values()]
-        for label, places in trained.items()
-    }
-    every = [set(folds) for configurations in chosen.values() for folds in configurations]
-    common = sorted(set.intersection(*every)) if every else []
-    if len(common) < group.folds:
+    chosen: dict[str, dict[tuple[Fold, int], list[Training]]] = {label: {} for label in trained}
+    common = 0
+    for fold in sorted({fold for folds in trained.values() for fold in folds}):
+        there = {label: folds[fold] for label, folds in trained.items() if fold in folds}
+        first, *others = there.values()
+        shared = [place for place in first if all(place in places for places in others)]
+        is_complete = all(any(label in there for label in labels) for labels in group.one_of)
+        has_all = len(there) == len(trained)
+        if shared and is_complete and (has_all or (len(there) >= needed and not group.is_ranked)):
+            common += has_all
+            for label, places in there.items():
+                chosen[label][fold] = [each for place in shared for each in places[place]]
+    if common < group.folds:
         return {}
-    return {label: _cell(folds, common, accuracy) for label, folds in chosen.items()}
+    return {label: _cell(folds, accuracy) for label, folds in chosen.items()}
 
 
 def _cell(
-    configurations: Sequence[Mapping[Any, Training]],
-    common: Sequence[tuple[Fold, int]],
+    folds: Mapping[tuple[Fold, int], Sequence[Training]],
     accuracy: Callable[[Training], float | None],
 ) -> Cell:
     values, tests = {}, {}
-    for fold in common:
-        trainings = [folds[fold] for folds in configurations]
+    for fold, trainings in folds.items():
         values[fold] = sum(accuracy(training) or 0.0 for training in trainings) / len(trainings)
         scores = [t.test_accuracy for t in trainings if t.test_accuracy is not None]
         if len(scores) == len(trainings):
             tests[fold] = sum(scores) / len(scores)
-    return Cell(values, tests, tuple(folds[fold] for folds in configurations for fold in common))
+    return Cell(values, tests, tuple(each for trainings in folds.values() for each in trainings))
 
 
 def difference(gap: Gap, group: Mapping[str, Folds], others: Mapping[str, Folds]) -> Folds | None:
@@ -186,7 +197,7 @@ def _picked(
     if isinstance(side, float):
         return {fold: side for folds in (*group.values(), *others.values()) for fold in folds}
     how, _, which = side.partition(" ")
-    if how not in ("highest", "lowest", "mean"):
+    if how not in RANKS:
         return group.get(side, others.get(side))
     relation, _, name = which.partition(" ")
     cells = [
