@@ -272,6 +272,38 @@ def differences(trainings: Sequence[Training]) -> str:
     return table(["A", "B", "folds", *(cell for two in heads for cell in two)], rows)
 
 
+def by_schedule(trainings: Sequence[Training]) -> str:
+    """Schedules of uniform noise on fold 0 of CIFAR-10 at full length by forward pass: validation
+    and test."""
+    rows = []
+    for interval in ("none", *INTERVALS):
+        wanted = STATIC if interval == "none" else {**DYNAMIC, "power": "homogeneous"}
+        wanted = {**wanted, "interval": interval, "noise": "uniform"}
+        name = "static noise" if interval == "none" else interval.replace("_", " ")
+        rows.append([name, *_on_fold_0(trainings, [{**wanted, "forward": f} for f in FORWARDS])])
+    return table(["schedule", *FORWARDS, *(f"{forward}: test" for forward in FORWARDS)], rows)
+
+
+def by_type(trainings: Sequence[Training]) -> str:
+    """Types of static noise on fold 0 of CIFAR-10 at full length: validation and test."""
+    rows = []
+    for forward in ("mode", "random"):
+        wanted = [{**STATIC, "forward": forward, "noise": noise} for noise in noises.names()]
+        rows.append([forward, *_on_fold_0(trainings, wanted)])
+    return table(["forward", *noises.names(), *(f"{name}: test" for name in noises.names())], rows)
+
+
+def _on_fold_0(trainings: Sequence[Training], wanted: Iterable[dict[str, str]]) -> list[str]:
+    """Validation of each of these settings, and then test; running statistics, no float network."""
+    fixed = {"data": "cifar10", "fold": "0", "statistics": "running"}
+    full = [run for run in select(trainings, fixed) if is_full(run)]
+    ours = [run for run in full if not run.recipe.is_float]
+    groups = [select(ours, each) for each in wanted]
+    valid = [average(run.valid_accuracy for run in group) for group in groups]
+    test = [average(run.test_accuracy for run in group) for group in groups]
+    return [*map(number, valid), *map(number, test)]
+
+
 def by_tail(trainings: Sequence[Training]) -> str:
     """The verdicts on Speech Commands at full length with running statistics, by the last epoch and
     by the mean of the last 20."""
@@ -560,6 +592,8 @@ def written() -> dict[Path, str]:
         "claims": claims(findings),
         "CIFAR-10": levels(trainings, "cifar10"),
         "differences": differences(trainings),
+        "schedules": by_schedule(trainings),
+        "noise types": by_type(trainings),
         "speech": levels(trainings, "speech"),
         "last epochs": by_tail(trainings),
         "speech intervals": by_interval(trainings, "speech", "120"),

@@ -231,6 +231,7 @@ def test_status_says_what_is_done_elsewhere_and_how_much_time_is_left(
         ("paper-cifar10 --epochs 50", "cifar10-50-epochs.parquet", 194),
         ("paper-svhn --epochs 25", "svhn-25-epochs.csv", 12),
         ("paper-speech", "speech-120-epochs.parquet", 160),
+        ("paper-cifar10", "cifar10-500-epochs.parquet", 42),
     ],
 )
 def test_published_tables_are_units_of_the_designs(
