@@ -622,6 +622,73 @@ def test_what_each_forward_gains_by_partition_follows_from_the_tables() -> None:
     assert f"static noise trained with fresh statistics {fresh.curve[-1]:.1f} %" in page
 
 
+def test_intervals_at_full_length_follow_from_the_tables() -> None:
+    page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
+    three, units = [name.replace("_", " ") for name in INTERVALS[:3]], on_fold_0()
+    short = {u.name: u for u in trained() if u.has(data="cifar10", epochs="50", fold="0")}
+    unit = lambda schedule, forward, among=units: among[SCHEDULES[schedule].format(forward)]
+    words = lambda values: "{:.1f}, {:.1f} and {:.1f}".format(*values)
+    losses = [
+        words([unit("static noise", "mode", among).curve[-1] - unit(one, "mode", among).curve[-1]
+               for one in three])
+        for among in (short, units)
+    ]  # fmt: skip
+    assert f"are {losses[0]} points below static noise after 50 epochs, and {losses[1]}" in page
+    for forward in ("mode", "random"):
+        sides = [[unit(one, forward)] for one in ("static noise", *three)]
+        gains = [paired(one, sides[0], kind)[0] for kind in ("validation", "test")
+                 for one in sides[1:]]  # fmt: skip
+        assert (
+            f"| {forward} | {' | '.join(f'{gain:.1f}' for gain in gains)} |".replace("-", "−")
+            in page
+        )
+        assert sorted(gains[:3], reverse=True) == gains[:3]
+        assert [gain > 0 for gain in gains] == 2 * [forward == "random", False, False]
+    trainings = [[unit(one, forward).training for forward in ("mode", "random", "expectation")]
+                 for one in three]  # fmt: skip
+    assert all(one > two > three for one, two, three in zip(*trainings, strict=True))
+    listed = [f"{one} {words(mine)} %" for one, mine in zip(three, trainings, strict=True)]
+    assert ", ".join(listed) in page
+    assert f"with {trainings[0][2] - trainings[1][2]:.1f} points less in training" in page
+    order = ("same start", "partition", "overlapped", "same end")
+    levels = [f"{unit(one, 'expectation').curve[-1]:.1f} %" for one in order]
+    assert "same start has {}, partition {}, overlapped {} and same end {}".format(*levels) in page
+    (ahead,) = paired(*([unit(one, "expectation")] for one in order[:2]), "test")
+    assert f"on the test set, same start is {ahead:.1f} points above partition" in page
+    curve = unit("overlapped", "mode").curve
+    best = int(np.argmax(curve))
+    assert f"at {curve[best]:.1f} %, in epoch {best + 1} of 500" in page
+    assert f"ends {curve[best] - curve[-1]:.1f} points lower" in page
+    others = [unit(one, "mode").curve for one in three[:2]]
+    assert f"end within {max(max(one) - one[-1] for one in others):.1f} points of" in page
+    above = [unit("partition", one).curve[-1] - unit("same start", one).curve[-1]
+             for one in ("mode", "random", "expectation")]  # fmt: skip
+    assert f"is {above[0]:.1f} points above same start with the mode, {above[1]:.1f} points" in page
+    assert f"and {-above[2]:.1f} points below it with the expectation" in page
+
+
+def test_noise_families_at_full_length_follow_from_the_tables() -> None:
+    page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
+    units, judge = on_fold_0(), Judge(full_cifar10())
+    noise_types(judge)
+    uniform_worse(judge)
+    mode, random, above = (gap[0] for gap in judge.gaps.values())
+    assert f"[{mode:.1f} points with the mode and {random:.1f} points with random" in page
+    assert f"the others are {above:.1f} points above it on average" in page
+    ends = lambda values: f"{min(values):.1f} to {max(values):.1f} %"
+    five = [unit.training for unit in cifar10()["static, random"]]
+    others = [units[name] for name in static("random")[1:]]
+    fits = [unit.training for unit in others]
+    assert max(five) < min(fits)
+    assert f"has {ends(five)} on five folds, and the other families have {ends(fits)} on" in page
+    for epoch in (50, 150):
+        first = units["uniform-random-static"].curve[epoch - 1]
+        rest = ends([unit.curve[epoch - 1] for unit in others])
+        assert re.search(
+            rf"after {epoch} (of 500 )?epochs it has {first:.1f} %, the o\w+ {rest}", page
+        )
+
+
 def test_figures_on_speech_in_the_text_follow_from_the_tables() -> None:
     text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
     running, fresh = speech("running"), speech("fresh")
