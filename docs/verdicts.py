@@ -39,6 +39,7 @@ PAPER = {
     "uniform-mode-static": "86",
     "uniform-random-static": "82",
     "uniform-expectation-std-partition-homogeneous": "79",
+    "uniform-expectation-std-same_start-homogeneous": "79",
 }
 """Levels in the paper's text, in per cent."""
 CELLS = {
