@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.utils import _pair
 
 from softstair.fused import products
 from softstair.fused.parts import Context, Integers, LayerParts
@@ -124,6 +123,10 @@ class Average(nn.Module):
         return pool(x)
 
 
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
 def _train(layer: LayerParts, inputs: _Inputs, context: Context) -> _Result:
     """Run the forward pass in training, in the precision of autocast."""
     x, weight, gamma, beta, shortcut, weight_quantum, _ = inputs
@@ -175,7 +178,7 @@ def _evaluated_sums(
     if integers is None or stair is None or not makes_int8(stair):
         return layer.sums(x), 1.0
     weight, quanta = _as_rows(layer.sums.weight), stair.present_quantum()
-    levels: Any
+    levels: Tensor | None
     if stair.stair.axis is None:
         _, made = _weights(layer, weight, weight.dtype, len(x), context)
         assert made is not None
@@ -184,6 +187,7 @@ def _evaluated_sums(
         levels = (stair(weight) / _by_output(quanta, weight)).round()
     else:  # not by a kernel: its tables, one for each evaluation then, are never freed
         levels = stair.integers(weight)
+    assert levels is not None
     sums, _, unit = products.int8_sums(layer, integers.int8, _as_rows(levels.to(torch.int8)))
     return sums, unit if stair.stair.axis is None else unit * quanta.double()
 
@@ -233,8 +237,9 @@ def _features(
 def _weights(
     layer: LayerParts, weight: Tensor, dtype: torch.dtype, images: int | None, context: Context
 ) -> tuple[Tensor, Integers | None]:
-    """Return the weights that multiply: in a dtype, and, if there are features of so many images in
-    quanta, also in quanta if that is possible."""
+    """Return the quantised weights in ``dtype``. If ``images`` is given, the features are integers,
+    and the weights are returned as int8 too if they fit, and in FP8 if the backward pass uses it.
+    """
     stair, weight = layer.weight_stair, _as_rows(weight)
     if stair is None:
         return weight.to(dtype), None
@@ -265,9 +270,10 @@ def quantise_ahead(
         stair, weight = layer.weight_stair, layer.sums.weight.detach()
         if stair is None or is_in_quanta(stair) or layer.modes != {True}:
             continue
+        key = (layer, dtype, images)
+        assert key not in context.weights
         with context.stream.beside(weight.device):
-            made = _weights(layer, weight, dtype, images, context)
-        context.weights[layer, dtype, images] = made
+            context.weights[key] = _weights(layer, weight, dtype, images, context)
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
@@ -302,7 +308,7 @@ class _LayerFunction(torch.autograd.Function):
         layer, dy = ctx.layer, _as_rows(dy)
         has_fixed_quantum = ctx.weight_stair is not None and quanta[0] is None
         steps = layer.steps if ctx.needs_weight and has_fixed_quantum else None
-        gradient: Any = None
+        gradient: batchnorm_backward.SumGradient | None = None
         dw: Tensor | None = None
         if squares is not None:
             coefficients, dw = first_weight_gradient(
@@ -315,16 +321,16 @@ class _LayerFunction(torch.autograd.Function):
             gradient = batchnorm_backward.backward(
                 dy, sums, stats, ctx.stair, argmax, coefficients, shortcut
             )
-        multiplies = gradient is not None and ctx.needs_weight
-        if multiplies and isinstance(layer.sums, nn.Linear):
+        later = gradient if ctx.needs_weight else None
+        if later is not None and isinstance(layer.sums, nn.Linear):
             # In the current stream: cuBLAS would keep a workspace for the second one.
-            dw, multiplies = products.weight_gradient(layer, gradient, x, values, ctx.zeros), False
-        factors = (x, ctx.zeros, *gradient.for_weights) if multiplies else (dw,)
+            dw, later = products.weight_gradient(layer, later, x, values, ctx.zeros), None
+        factors = (dw,) if later is None else (x, ctx.zeros, *later.for_weights)
         read = (ctx.weight_stair, *factors)
         with nullcontext() if steps is None else steps.stream.beside(dy.device, *read):
             del read, factors  # the second stream holds them, if there is one
-            if multiplies:
-                dw = products.weight_gradient(layer, gradient, x, values, ctx.zeros)
+            if later is not None:
+                dw, later = products.weight_gradient(layer, later, x, values, ctx.zeros), None
             dw = dw if ctx.needs_weight else None
             # Of the quantum as a factor of the levels; autograd adds its part as a divisor of γ, β
             # and weights.

@@ -24,6 +24,10 @@ class Integers(NamedTuple):
     float8: Tensor | None
 
 
+WeightKey = tuple["LayerParts", torch.dtype, int | None]
+"""A layer, the dtype of its weights and, if they are in quanta too, the number of images."""
+
+
 @dataclass
 class Context:
     """What the layers share in one forward pass."""
@@ -38,9 +42,8 @@ class Context:
     """Whether gradients are recorded."""
     stream: SecondStream = field(default_factory=SecondStream)
     """Second stream, for weights that are quantised ahead of their layer."""
-    weights: dict[tuple[object, ...], tuple[Tensor, Integers | None]] = field(default_factory=dict)
-    """Weights that were quantised ahead, removed when their layer uses them; by layer, dtype and,
-    if they are in quanta too, number of images."""
+    weights: dict[WeightKey, tuple[Tensor, Integers | None]] = field(default_factory=dict)
+    """Weights that were quantised ahead, removed when their layer uses them."""
     integers: dict["LayerParts", Integers] = field(default_factory=dict)
     """The features of a layer in quanta, until the next layer takes them."""
 

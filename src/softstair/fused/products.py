@@ -48,7 +48,8 @@ def int8_sums(
 def feature_gradient(
     layer: LayerParts, gradient: SumGradient, x: Tensor, weight: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return the gradient of the features from that of the sums, in a dtype if it is in FP8."""
+    """Return the gradient of the features from that of the sums. ``dtype`` is that of the result of
+    FP8 products; other results have the dtype of ``gradient.dc``."""
     sums: Any = layer.sums
     dc, factor = gradient.dc, gradient.factor
     if factor is not None:
@@ -68,7 +69,8 @@ def weight_gradient(
     float32 if it is in FP8."""
     sums: Any = layer.sums
     transposed, factor = gradient.transposed, gradient.factor
-    if transposed is not None and factor is not None:
+    if transposed is not None:
+        assert factor is not None
         taps, padding, unit = sums.kernel_size, sums.padding[0], quantum_of(layer.factor_stairs[0])
         return gradients.weight_gradient(transposed, x, factor, taps, padding, unit, zeros)
     if isinstance(sums, nn.Linear):

@@ -1,5 +1,4 @@
-"""The optimiser's steps for the latent weights of fused layers, in a second CUDA stream, whose
-kernels overlap those of the current stream."""
+"""A second CUDA stream, and the optimiser's steps for latent weights that run in it."""
 
 import math
 from collections import deque
