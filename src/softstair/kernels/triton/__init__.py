@@ -49,7 +49,7 @@ def unavailable(device: torch.device) -> str | None:
     if any(importlib.util.find_spec(part) is None for part in parts):
         return (
             "kernels must be auto or reference, because Triton 3.4 or later is not installed: "
-            "torch for CUDA brings it from version 2.8 on; for other torch run pip install triton."
+            "torch 2.8 or later for CUDA includes it; for torch for a CPU, run pip install triton."
         )
     from softstair.kernels.triton.distributions import INTERPRETED
 
@@ -137,7 +137,7 @@ def table(stair: Stair, dtype: torch.dtype, device: torch.device) -> Tensor:
         return rows.to(compute_dtype(dtype)).to(device)
 
 
-@cache
+@cache  # as the other tables
 def longer_table(stair: Stair, longer: Stair, device: torch.device) -> Tensor:
     """Return the table of a longer stair in float32, with no values beyond those of the stair."""
     count, ends = len(longer) - 1, (stair.levels[0], stair.levels[-1])

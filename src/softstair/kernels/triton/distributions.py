@@ -16,7 +16,6 @@ it for bounded families, whose callers restore it.
 """
 
 import math
-import os
 
 import torch
 import triton
@@ -34,7 +33,7 @@ LN_2 = tl.constexpr(math.log(2.0))
 HALF_LOG2_E = tl.constexpr((0.5 * LOG2_E.value) ** 0.5)
 INSIDE = tl.constexpr((1 - 2**-23) / 2**31)
 """Maps a 32-bit integer strictly into (−1, 1)."""
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether kernels run on the CPU, slowly."""
 IS_CUDA = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether PTX may be used: a fast logarithm, and one instruction for both halves of a product."""

@@ -248,7 +248,7 @@ def forward(
     y = torch.empty_like(x)
     saved = torch.empty_like(x, dtype=torch.uint8) if compact else x.new_empty(0, dtype=torch.uint8)
     x = _dense(x, y)
-    stair, channels, constants = _arguments(x, x.dtype, soft)
+    operands, channels, constants = _arguments(x, x.dtype, soft)
     tiles = triton.cdiv(x.numel(), UNROLL * BLOCK)
     is_cheap = strategy != "random" and constants["COUNT"] <= FEW_THRESHOLDS
     is_scalar = constants["STD"] == "scalar" and not constants["PER_CHANNEL"]
@@ -259,11 +259,11 @@ def forward(
         tiles = triton.cdiv(tiles, 2)
     unroll = 1 if x.numel() <= BLOCK else UNROLL
     constants |= {"FORWARD": strategy, "COMPACT": compact, "UNROLL": unroll}
-    seed = stair[0]  # any tensor: only random reads it
+    seed = x  # any tensor: only random reads it
     if strategy == "random":
         # It stays on the device: a captured graph draws another at each replay.
         seed = torch.randint(2**63 - 1, (1,), device=x.device, generator=generator)
-    _launch(forward_kernel, tiles, (x, y, saved, *stair, seed, x.numel(), *channels), constants)
+    _launch(forward_kernel, tiles, (x, y, saved, *operands, seed, x.numel(), *channels), constants)
     return y, saved
 
 
@@ -271,12 +271,12 @@ def backward(dy: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
     """Return dy·slope, in dy's dtype, which is x's; ``saved`` is x or the bytes that replace it."""
     dx = torch.empty_like(saved, dtype=dy.dtype)
     saved, dy = _dense(saved, dx), _dense(dy, dx)
-    stair, channels, constants = _arguments(saved, dy.dtype, soft)
+    operands, channels, constants = _arguments(saved, dy.dtype, soft)
     compact = saved.dtype == torch.uint8
     unroll = 1 if compact or saved.numel() <= BLOCK else UNROLL
     constants |= {"COMPACT": compact, "UNROLL": unroll}
     tiles = triton.cdiv(saved.numel(), unroll * BLOCK)
-    _launch(backward_kernel, tiles, (dy, saved, dx, *stair, saved.numel(), *channels), constants)
+    _launch(backward_kernel, tiles, (dy, saved, dx, *operands, saved.numel(), *channels), constants)
     return dx
 
 
@@ -292,7 +292,8 @@ def _arguments(
 ) -> tuple[tuple[Tensor, ...], tuple[int, int], dict[str, Any]]:
     """Return a kernel's (table, mean, std), (stride, channels) and constants.
 
-    ``x`` has the layout of the tensor, ``dtype`` is that of its values.
+    ``x`` gives shape, strides and device; ``dtype`` is that of the values, which differs from x's
+    if x holds saved bytes.
     """
     stair, rows = soft.stair, table(soft.stair, dtype, x.device)
     mean, std = (_parameter(value, rows.dtype, x.device) for value in (soft.mean, soft.std))
