@@ -1,6 +1,7 @@
 """The paper's claims on trainings made to hold them, to break each of them, and to lack what it
 takes; and the rules by which a difference becomes a verdict."""
 
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,6 @@ from softstair.experiments.verdicts import (
     above,
     before_the_drop,
     compare,
-    difference,
     within,
 )
 
@@ -316,23 +316,28 @@ def test_sides_are_alike_in_all_else() -> None:
     assert compare(one, Group({"a": STATIC, "b": {**DYNAMIC, "interval": "none"}})) == {}
 
 
-def test_what_few_folds_have_leaves_the_other_folds() -> None:
-    """Other noise types and two decay intervals are on fold 0 alone."""
-    units = [
-        one
-        for one in study(shifted(-0.03, noise="normal"))
-        if one.fold == 0
-        or (one.settings["noise"], one.settings["interval"])
-        in (("uniform", "none"), ("uniform", "partition"), ("uniform", "same_end"))
-    ]
-    (found,) = measured("static-mode-above-random", units).tested
-    assert [len(cell.folds) for cell in found.cells.values()] == [3, 3]
-    assert (found.cells["mode"].configurations, found.trainings) == (4, 12)
-    (gap,) = CLAIM["static-mode-above-random"].groups[0].gaps
-    values = difference(gap, {label: cell.folds for label, cell in found.cells.items()}, {})
-    assert values is not None
-    assert [*values.values()] == pytest.approx([0.041, 0.044, 0.044])
-    (found,) = measured("expectation-intervals", units).tested
+def few(level: Level = paper) -> list[Training]:
+    """Uniform static noise, partition and same end on three folds; all else on fold 0 only."""
+    three = [("uniform", interval) for interval in ("none", "partition", "same_end")]
+    has = lambda one: (one.settings["noise"], one.settings["interval"]) in three
+    return [one for one in study(level) if one.fold == 0 or has(one)]
+
+
+@pytest.mark.parametrize(
+    "name", ["static-mode-level", "static-random-level", "static-mode-above-random", "static-drop"]
+)
+def test_a_configuration_of_one_fold_changes_nothing_judged_on_three(name: str) -> None:
+    """Every fold has the same configurations: those with the most folds."""
+    uniform = [one for one in few() if one.settings["noise"] == "uniform"]
+    bad = few(shifted(-0.5, noise="normal", **STILL))
+    (expected,), (found,) = measured(name, uniform).tested, measured(name, bad).tested
+    assert {(cell.configurations, len(cell.folds)) for cell in found.cells.values()} == {(1, 3)}
+    assert (found.sentence, found.trainings) == (expected.sentence, expected.trainings)
+
+
+def test_a_difference_is_of_the_folds_of_its_cells_alone() -> None:
+    """Ranked cells share their folds; other differences of the group keep theirs."""
+    (found,) = measured("expectation-intervals", few()).tested
     assert {label: gap.folds for label, gap in found.gaps.items()} == {
         "partition above overlapped, uniform": 1,
         "same start above overlapped, uniform": 1,
@@ -340,10 +345,50 @@ def test_what_few_folds_have_leaves_the_other_folds() -> None:
         "same start above same end, uniform": 1,
         "overlapped above same end, uniform": 1,
     }
-    for name in ("static-noise", "same-end", "synchronisation"):  # these rank their cells
-        (found,) = measured(name, units).tested
+    (found,) = measured("same-end", few()).tested
+    assert {gap.folds for gap in found.gaps.values()} == {1}  # the lowest of all
+    assert [len(cell.folds) for cell in found.cells.values()] == 3 * [3, 1, 1, 3]
+    for name in ("static-noise", "synchronisation"):
+        (found,) = measured(name, few()).tested
         assert {gap.folds for gap in found.gaps.values()} == {1}
         assert {len(cell.folds) for cell in found.cells.values()} == {1}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_one_more_training_leaves_no_claim_untested(seed: int) -> None:
+    """In whatever order trainings are added."""
+    where = {**ENOUGH, "noise": ["uniform", "normal", "logistic"], "power": ["none", "progressive"]}
+    units = made("paper-cifar10", paper, 20, (0, 1), where=where, before=before)
+    random.Random(seed).shuffle(units)
+    names = [claim.name for claim in CLAIMS if claim.data == "cifar10" and claim.needs]
+    tested: set[str] = set()
+    for count in range(1, len(units) + 1):
+        now = {name for name in names if measured(name, units[:count]).tested}
+        assert tested <= now, count
+        tested = now
+    assert {"static-noise", "expectation-intervals", "same-end", "synchronisation"} <= tested
+
+
+def test_the_best_is_chosen_on_shared_folds() -> None:
+    """Among the configurations with the most folds: same start, best on its one fold, does not
+    replace partition on three, nor does a fold that only one of them has decide between two."""
+    lucky = shifted(0.05, interval="same_start")
+    (found,) = measured("expectation-level", few(lucky)).tested
+    assert list(found.cells) == ["best: partition / homogeneous"]
+    assert found.trainings == 3
+
+    def level(settings: Mapping[str, str], fold: int) -> float:
+        return paper(settings, 0) - (0.3 if fold == 2 else 0.0)
+
+    missing = [
+        one
+        for one in few(level)
+        if (one.fold, one.settings["interval"], one.settings["power"])
+        != (2, "partition", "progressive")
+    ]
+    (found,) = measured("expectation-level", missing).tested
+    assert list(found.cells) == ["best: partition / homogeneous"]
+    assert found.trainings == 3
 
 
 def test_before_the_drop_is_the_mean_of_the_last_epochs_before() -> None:

@@ -9,7 +9,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -509,7 +509,7 @@ def test_two_verdicts_depend_on_the_other_folds() -> None:
         if judges[0].verdict() != judges[1].verdict():
             words.append((place, judges[0].verdict()))
     assert words == [(2, "holds"), (4, "holds in part")]
-    assert "on fold 0 alone, claim 2 would hold and claim 4 would hold in part" in text
+    assert "claim 2 would hold and claim 4 would hold in part, both on fold 0 only" in text
 
 
 SCHEDULES = {
@@ -829,51 +829,45 @@ class Judge:
         self.words: list[str] = []
         self.used: set[tuple[str, int]] = set()
 
-    def group(self, names: list[str], folds: set[int] | None = None) -> list[Unit]:
-        return [
-            unit
-            for unit in self.mine
-            if unit.name in names and (folds is None or unit.fold in folds)
-        ]
+    def group(self, names: Iterable[str], fold: int | None = None) -> list[Unit]:
+        return [u for u in self.mine if u.name in names and fold in (None, u.fold)]
 
     def there(self, names: list[str]) -> list[str]:
         return [name for name in names if self.group([name])]
 
-    def side(self, label: str, folds: dict[int, list[str]], before: bool) -> Cells:
-        """The mean of the configurations of each fold."""
-        groups = {fold: self.group(names, {fold}) for fold, names in folds.items()}
+    def folds(self, names: Iterable[str]) -> set[int]:
+        """The folds that each of these configurations has."""
+        return set.intersection(*({unit.fold for unit in self.group([name])} for name in names))
+
+    def side(self, label: str, names: set[str], folds: set[int], before: bool) -> Cells:
+        """The mean of these configurations on each fold; the one with most folds is listed."""
         value = Unit.before if before else (lambda unit: unit.curve[-1])
+        groups = {fold: self.group(names, fold) for fold in sorted(folds)}
         cell = {fold: float(np.mean([*map(value, group)])) for fold, group in groups.items()}
         tests = mean(mean(unit.test for unit in group) for group in groups.values())
-        count = len({name for names in folds.values() for name in names})
-        self.cells[label] = cell, NONE if before else shown(tests), count
+        if len(cell) > len(self.cells.get(label, ({},))[0]):
+            self.cells[label] = cell, NONE if before else shown(tests), len(names)
         self.used |= {(unit.name, unit.fold) for group in groups.values() for unit in group}
         return cell
 
     def sides(
         self, wanted: dict[str, list[str]], before: bool = False, tail: str = "",
-        parallel: bool = False, besides: str = "",
+        parallel: bool = False,
     ) -> dict[str, Cells]:  # fmt: skip
-        """The sides that are there, on the folds that all of them have; on folds with ``besides``
-        and another side too, if it is given. Lists that run in parallel are compared without the
-        places that a side lacks on a fold."""
+        """The sides that are there, on the folds that all of them have: with the configurations,
+        one of each side, that share most folds. Lists that run in parallel are matched place by
+        place."""
         known = {label: names for label, names in wanted.items() if self.there(names)}
-        chosen: dict[str, dict[int, list[str]]] = {label: {} for label in known}
-        is_common = False
-        for fold in range(5):
-            has = {label: [bool(self.group([name], {fold})) for name in names]
-                   for label, names in known.items()}  # fmt: skip
-            has = {label: marks for label, marks in has.items() if any(marks)}
-            if len(has) < len(known) and not (besides in has and len(has) > 1):
-                continue
-            is_common |= len(has) == len(known)
-            for label, marks in has.items():
-                if parallel:
-                    marks = [all(place) for place in zip(*has.values(), strict=True)]
-                chosen[label][fold] = [*itertools.compress(known[label], marks)]
-        if not is_common:
-            return {}
-        return {label: self.side(label + tail, chosen[label], before) for label in known}
+        matched = (
+            zip(*known.values(), strict=True) if parallel else itertools.product(*known.values())
+        )
+        matched = [names for names in matched if self.folds(names)]
+        folds = max(map(self.folds, matched), key=len, default=set())
+        kept = [names for names in matched if folds <= self.folds(names)]
+        return {
+            label: self.side(label + tail, {names[at] for names in kept}, folds, before)
+            for at, label in enumerate(known if kept else ())
+        }
 
     def gap(self, label: str, one: Cells, other: Cells) -> list[float]:
         self.gaps[label] = [one[fold] - other[fold] for fold in one if fold in other]
@@ -914,13 +908,27 @@ def level(judge: Judge, label: str, names: list[str], aim: float) -> None:
     judge.so(float(np.mean(gap)) <= 1.5)
 
 
-def intervals(
-    judge: Judge, forward: str, noise: str, tail: str, besides: str = ""
-) -> dict[str, Cells]:
-    wanted = {
-        interval.replace("_", " "): moving(forward, interval, noise) for interval in INTERVALS
-    }
-    return judge.sides(wanted, tail=tail, parallel=True, besides=besides)
+def by_interval(forward: str, noise: str) -> dict[str, list[str]]:
+    return {name.replace("_", " "): moving(forward, name, noise) for name in INTERVALS}
+
+
+def intervals(judge: Judge, forward: str, tail: str = "") -> dict[str, Cells]:
+    return judge.sides(by_interval(forward, "uniform"), tail=tail, parallel=True)
+
+
+def pairs(judge: Judge, names: dict[str, list[str]], tail: str) -> Iterator[tuple[str, str, Cells]]:
+    """Those that should be better beside those that should be worse, two by two."""
+    if not judge.there(names["same end"]):
+        return
+    for one in names:
+        if judge.there(names[one]):
+            judge.cells[one + tail] = {}, NONE, 0  # in this order
+    lists = [(one, "overlapped") for one in ("partition", "same start")]
+    lists += [(one, "same end") for one in ("partition", "same start", "overlapped")]
+    for two in lists:
+        sides = judge.sides({one: names[one] for one in two}, tail=tail, parallel=True)
+        if len(sides) == 2:
+            yield *two, sides
 
 
 def mode_above_random(judge: Judge) -> None:
@@ -972,10 +980,18 @@ def variability(judge: Judge) -> None:
             judge.so(max(stds, key=stds.__getitem__) == "uniform")
 
 
+def highest(options: dict[str, dict[str, Cells]], level: Callable[[list[float]], float]) -> str:
+    """The option of the highest level, of those with most folds, on these folds."""
+    folds = {name: set(next(iter(cells.values()))) for name, cells in options.items() if cells}
+    most = max(folds.values(), key=len)
+    means = lambda name: [np.mean([cell[f] for f in most]) for cell in options[name].values()]
+    return max((name for name in folds if most <= folds[name]), key=lambda one: level(means(one)))
+
+
 def expectation_level(judge: Judge) -> None:
     names = [name for interval in INTERVALS for name in moving("expectation", interval)]
-    last = lambda name: np.mean([unit.curve[-1] for unit in judge.group([name])])
-    best = max(judge.there(names), key=last)
+    scratch = Judge(judge.mine)
+    best = highest({name: scratch.sides({"": [name]}) for name in judge.there(names)}, max)
     interval, power = best.rsplit("-", 2)[1:]
     level(judge, f"best: {interval.replace('_', ' ')} / {power}", [best], 79)
 
@@ -994,12 +1010,8 @@ def below_static(judge: Judge) -> None:
 def order(judge: Judge, forwards: tuple[str, ...], noises: tuple[str, ...]) -> None:
     for forward, noise in itertools.product(forwards, noises):
         name = noise if len(forwards) == 1 else forward
-        sides = intervals(judge, forward, noise, f" / {name}", besides="same end")
-        pairs = [(one, "overlapped") for one in ("partition", "same start")]
-        pairs += [(one, "same end") for one in ("partition", "same start", "overlapped")]
-        for one, other in pairs:
-            if one in sides and other in sides:
-                judge.above(judge.gap(f"{one} above {other}, {name}", sides[one], sides[other]))
+        for one, other, sides in pairs(judge, by_interval(forward, noise), f" / {name}"):
+            judge.above(judge.gap(f"{one} above {other}, {name}", sides[one], sides[other]))
 
 
 def power_law(judge: Judge) -> None:
@@ -1045,24 +1057,21 @@ def until_the_drop(judge: Judge) -> None:
 
 def same_end(judge: Judge) -> None:
     for forward in FORWARDS:
-        if "same end" not in intervals(Judge(judge.mine), forward, "uniform", ""):
-            continue
-        sides = intervals(judge, forward, "uniform", f" / {forward}")
-        gaps = []
-        for one in sides:
-            if one != "same end":
-                gaps.append(judge.gap("", sides[one], sides["same end"]))
-                judge.above(judge.gaps.pop(""))
-        judge.gaps[f"next above same end, {forward}"] = min(gaps, key=np.mean)
+        for one, other, sides in pairs(judge, by_interval(forward, "uniform"), f" / {forward}"):
+            if other == "same end":
+                judge.above(judge.gap("", sides[one], sides[other]))
+                del judge.gaps[""]
+        sides = intervals(Judge(judge.mine), forward)
+        if last := sides.pop("same end", None):
+            lowest = min(sides.values(), key=lambda cell: float(np.mean(list(cell.values()))))
+            judge.gap(f"next above same end, {forward}", lowest, last)
 
 
 def synchronisation(judge: Judge) -> None:
-    width = lambda sides: np.ptp([np.mean(list(cell.values())) for cell in sides.values()])
     scratch = Judge(judge.mine)
-    wide = max(FORWARDS, key=lambda one: width(intervals(scratch, one, "uniform", "")))
-    noisy = [one for one in ("mode", "random") if by_noise(scratch, one)]
-    narrow = max(noisy, key=lambda one: width(by_noise(scratch, one)))
-    groups = [intervals(judge, wide, "uniform", f" / {wide}")]
+    wide = highest({one: intervals(scratch, one) for one in FORWARDS}, np.ptp)
+    narrow = highest({one: by_noise(scratch, one) for one in ("mode", "random")}, np.ptp)
+    groups = [intervals(judge, wide, f" / {wide}")]
     names = {noise: [f"{noise}-{narrow}-static"] for noise in NOISES}
     groups.append(judge.sides(names, tail=f" / static / {narrow}"))
     spreads = []

@@ -10,8 +10,10 @@ parts    A claim of several parts holds if all of them do, does not hold if none
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +33,16 @@ from softstair.experiments.studies import (
     studies,
 )
 from softstair.experiments.tables import Training
-from softstair.experiments.verdicts import Cell, Folds, Gap, Group, Word, compare, difference
+from softstair.experiments.verdicts import (
+    Cell,
+    Folds,
+    Gap,
+    Group,
+    Word,
+    aligned,
+    compare,
+    difference,
+)
 from softstair.noise import names as noise_names
 from softstair.schedule import INTERVALS, POWERS
 
@@ -47,6 +58,7 @@ WORDS: dict[str, Mapping[str, str]] = {
     **{power: {"power": power} for power in POWERS},
 }
 """The settings that each word of a cell stands for."""
+Compared = tuple[Group, dict[str, Cell]]
 
 
 @dataclass(frozen=True)
@@ -149,57 +161,77 @@ def judged(trainings: Iterable[Training]) -> list[Finding]:
 
 
 def judge(claim: Claim, study: Study) -> Judgement:
-    """Return the verdict of one study."""
+    """Return the verdict of one study: of all folds, or of the first fold that can tell, if the
+    groups of the claim share none."""
+    folds = sorted({training.repetition for training in study.trainings})
+    of = lambda fold: tuple(each for each in study.trainings if each.repetition == fold)
+    parts = (study, *(replace(study, trainings=of(fold)) for fold in folds))
+    needs = claim.needs or f"trainings over {FULL[claim.data]} epochs"
+    found = filter(None, (_judged(claim, part) for part in parts))
+    return next(found, Judgement("not tested", study, needs=needs))
+
+
+def _judged(claim: Claim, study: Study) -> Judgement | None:
     is_full = study.epochs >= FULL[claim.data]
-    families: dict[str, list[tuple[Group, dict[str, Cell]]]] = {}
+    families: dict[str, list[Compared]] = {}
     for group in claim.groups:
         compared = families.setdefault(group.family, [])
         if cells := compare(study, group):
             compared.append((group, cells))
-    untested = Judgement(
-        "not tested", study, needs=claim.needs or f"trainings over {FULL[claim.data]} epochs"
-    )
     if not all(families.values()) or not (claim.needs or is_full):
-        return untested
-    kept = [pair for pairs in families.values() for pair in pairs]
-    if claim.keep != "all":
-        reduce = np.ptp if claim.keep == "widest" else np.max
-        level = lambda pair: reduce([cell.mean.value for cell in pair[1].values()])
-        kept = [max(pairs, key=level) for pairs in families.values()]
+        return None
+    kept = [pair for pairs in families.values() for pair in _kept(claim, pairs)]
+    value = partial(_variability, study) if claim.variability else attrgetter("folds")
     words: list[Word] = []
     shown: dict[str, Mean] = {}
-    known: dict[str, Folds] = {}
-    for group, cells in [*kept, (Group({}, claim.gaps), {})]:
-        values: dict[str, Folds] = {
-            label: {(0, 0): _variability(study, cell)} if claim.variability else cell.folds
-            for label, cell in cells.items()
-        }
+    gaps: dict[str, Folds] = {}
+    every: dict[str, Cell] = {}
+    used: dict[str, Cell] = {}
+    for group, cells in [*kept, (Group({}, claim.gaps), every)]:
         for gap in group.gaps:
-            if not (folds := difference(gap, values, known)):
+            folds, sides = difference(gap, cells, gaps, value)
+            if not folds:
                 continue
             mean = mean_of(folds.values())
             words += gap.judge(mean, is_full)
             if gap.label is not None:
-                known[gap.label] = folds
+                gaps[gap.label] = folds
                 shown[gap.label.format(group.name.replace("_", " "))] = mean
-        known |= {group.label(label): folds for label, folds in values.items()}
+            for label, cell in sides.items():
+                known = used.get(group.label(label), cell)
+                used[group.label(label)] = max(known, cell, key=lambda each: len(each.folds))
+        every |= {group.label(label): cell for label, cell in cells.items()}
     if not words:  # the groups share no fold
-        return untested
-    missing = tuple(_missing(claim, kept)) if claim.all_cells else ()
+        return None
+    missing = tuple(_missing(claim, kept, used)) if claim.all_cells else ()
     verdict = words[0] if len(set(words)) == 1 else "holds in part"
     if verdict == "holds" and missing:
         verdict = "holds in part"
-    every = {group.label(label): cell for group, cells in kept for label, cell in cells.items()}
-    return Judgement(verdict, study, every, shown, missing)
+    ordered = {label: used[label] for label in every if label in used}
+    return Judgement(verdict, study, ordered, shown, missing)
 
 
-def _variability(study: Study, cell: Cell) -> float:
+def _kept(claim: Claim, pairs: Sequence[Compared]) -> Sequence[Compared]:
+    """The groups of a family that are judged. The best or widest one is chosen among those with the
+    most folds, on the folds that these share."""
+    if claim.keep == "all":
+        return pairs
+    same = [aligned(cells) for _, cells in pairs]
+    folds = [set(next(iter(cells.values())).folds) for cells in same]
+    most, reduce = max(folds, key=len), np.ptp if claim.keep == "widest" else np.max
+    mean = lambda cell: np.mean([cell.folds[fold] for fold in most])
+    among = [at for at in range(len(pairs)) if folds[at] >= most]
+    return [pairs[max(among, key=lambda at: reduce([*map(mean, same[at].values())]))]]
+
+
+def _variability(study: Study, cell: Cell) -> Folds:
+    """The std over folds, averaged over the last epochs, as if of one fold."""
     last = max(1, study.epochs // TAIL)
     curves = [[epoch.valid_accuracy for epoch in run.curve[-last:]] for run in cell.trainings]
-    return float(np.std(np.array(curves, np.float64), axis=0, ddof=1).mean())
+    return {(0, 0): float(np.std(np.array(curves, np.float64), axis=0, ddof=1).mean())}
 
 
-def _missing(claim: Claim, compared: list[tuple[Group, dict[str, Cell]]]) -> Iterator[str]:
+def _missing(claim: Claim, compared: Sequence[Compared], used: Mapping[str, Cell]) -> Iterator[str]:
     """Groups that are not there, and cells that not all groups have."""
     absent: dict[str, bool] = {}
     if claim.keep == "all":
@@ -210,9 +242,7 @@ def _missing(claim: Claim, compared: list[tuple[Group, dict[str, Cell]]]) -> Ite
             name = label.partition(" /")[0]
             absent[name] = label not in cells or absent.get(name, False)
     yield from (name.replace("_", " ") for name, is_absent in absent.items() if is_absent)
-    if claim.variability and any(
-        len(cell.folds) < FEWEST for _, cells in compared for cell in cells.values()
-    ):
+    if claim.variability and any(len(cell.folds) < FEWEST for cell in used.values()):
         yield "a third fold"
 
 

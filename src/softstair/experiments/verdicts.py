@@ -1,11 +1,11 @@
 """Compare cells of a design with each other, and turn their differences into a verdict.
 
 A cell is the mean over all configurations with the same settings, fold by fold and seed by seed.
-On each fold, the cells of a group are compared on the configurations that all cells of this fold
-have there, so what a fold or a configuration adds to all cells cancels. Two cells are compared on
-the folds that both have. Where a group asks for the highest, the lowest or the mean of its cells,
-all of them are compared on the folds that all have. Accuracies are validation accuracies of the
-last epoch unless a label says otherwise.
+Cells are compared on configurations that agree in all other settings, and on the folds that all of
+these have. If not all configurations have the same folds, those with the most folds are compared,
+so every fold has the same configurations. A difference of two cells is computed from these two; the
+highest, the lowest or the mean of several cells from all of them. Accuracies are validation
+accuracies of the last epoch unless a label says otherwise.
 
 above    A difference counts with three folds or more if its 95 % interval lies above 0; with one or
          two, if it is at least a point and positive on each. If it is positive and does not count,
@@ -14,8 +14,10 @@ within   Two accuracies are the same if the interval of their difference (with o
          range) lies within the bounds, and differ if it lies outside; else it holds in part.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from operator import attrgetter
 from typing import Literal
 
 from softstair.experiments.design import FREEDOMS
@@ -23,8 +25,11 @@ from softstair.experiments.studies import FEWEST, Mean, Study, drop_of, mean_of,
 from softstair.experiments.tables import Fold, Training
 
 Word = Literal["holds", "holds in part", "does not hold", "not tested"]
-Folds = Mapping[tuple[Fold, int], float]
+Repetition = tuple[Fold, int]
+Folds = Mapping[Repetition, float]
 """A number for each fold and seed."""
+Place = tuple[tuple[str, ...], tuple[str, ...]]
+"""The settings that are matched, and those that are averaged over."""
 SHARE_BEFORE = 0.02
 """The share of all epochs, the last before the learning rate drops, whose mean is taken there."""
 RANKS = ("highest", "lowest", "mean")
@@ -75,23 +80,26 @@ class Group:
     before_drop: bool = False
     folds: int = 1
 
-    @property
-    def is_ranked(self) -> bool:
-        """Whether a gap asks for the highest, the lowest or the mean of its cells."""
-        sides = (side for gap in self.gaps for side in (gap.left, gap.right))
-        return any(str(side).partition(" ")[0] in RANKS for side in sides)
-
     def label(self, cell: str) -> str:
         return f"{cell} / {self.name}".replace("_", " ") if self.name else cell.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The mean over configurations, fold by fold: validation accuracy, and test accuracy if any."""
+    """Trainings by configuration and fold; `aligned` leaves all configurations the same folds."""
 
-    folds: Folds
-    tests: Folds
-    trainings: tuple[Training, ...]
+    runs: Mapping[Place, Mapping[Repetition, Training]]
+    accuracy: Callable[[Training], float | None]
+
+    @property
+    def trainings(self) -> list[Training]:
+        return [training for folds in self.runs.values() for training in folds.values()]
+
+    @property
+    def folds(self) -> Folds:
+        """The mean over configurations, fold by fold."""
+        runs, of = list(self.runs.values()), self.accuracy
+        return {fold: sum(of(run[fold]) or 0.0 for run in runs) / len(runs) for fold in runs[0]}
 
     @property
     def mean(self) -> Mean:
@@ -99,11 +107,12 @@ class Cell:
 
     @property
     def test(self) -> Mean | None:
-        return mean_of(self.tests.values()) if self.tests else None
+        is_known = all(training.test_accuracy is not None for training in self.trainings)
+        return replace(self, accuracy=attrgetter("test_accuracy")).mean if is_known else None
 
     @property
     def configurations(self) -> int:
-        return len({training.configuration for training in self.trainings})
+        return len(self.runs)
 
 
 def above(gap: Mean) -> Word:
@@ -137,75 +146,84 @@ def before_the_drop(training: Training) -> float | None:
 
 
 def compare(study: Study, group: Group) -> dict[str, Cell]:
-    """Return the cells of a group on the folds that they share with each other; empty if it cannot
-    be compared on as many folds as the group needs, with all cells that are trained."""
+    """Return the cells of a group; empty if it is not tested.
+
+    It is tested if all its cells, or those that suffice, share as many folds as it needs. A cell
+    that does not share them with most others is left out, as if it was not trained.
+    """
     accuracy = before_the_drop if group.before_drop else final
     named = {name for wanted in group.cells.values() for name in wanted} | set(group.over)
     matched = [name for name in FREEDOMS if name not in named]
-    # Trainings by their label, their fold and their matched settings.
-    trained: dict[str, dict[tuple[Fold, int], dict[tuple[str, ...], list[Training]]]] = {}
+    trained: dict[str, dict[Place, dict[Repetition, Training]]] = {}
     for label, wanted in group.cells.items():
         for training in select(study.trainings, wanted):
             if accuracy(training) is not None:
-                place = tuple(training.settings[name] for name in matched)
-                places = trained.setdefault(label, {}).setdefault(training.repetition, {})
-                places.setdefault(place, []).append(training)
+                of = training.settings.__getitem__
+                place = tuple(map(of, matched)), tuple(map(of, group.over))
+                trained.setdefault(label, {}).setdefault(place, {})[training.repetition] = training
+    together: dict[object, set[str]] = {}  # the cells that share settings and folds
+    for label, runs in trained.items():
+        for (settings, _), folds in runs.items():
+            for some in combinations(sorted(folds), group.folds):
+                together.setdefault((settings, some), set()).add(label)
     needed = min(2, len(group.cells)) if group.optional else len(group.cells)
-    if len(trained) < needed:
-        return {}
-    chosen: dict[str, dict[tuple[Fold, int], list[Training]]] = {label: {} for label in trained}
-    common = 0
-    for fold in sorted({fold for folds in trained.values() for fold in folds}):
-        there = {label: folds[fold] for label, folds in trained.items() if fold in folds}
-        first, *others = there.values()
-        shared = [place for place in first if all(place in places for places in others)]
-        is_complete = all(any(label in there for label in labels) for labels in group.one_of)
-        has_all = len(there) == len(trained)
-        if shared and is_complete and (has_all or (len(there) >= needed and not group.is_ranked)):
-            common += has_all
-            for label, places in there.items():
-                chosen[label][fold] = [each for place in shared for each in places[place]]
-    if common < group.folds:
-        return {}
-    return {label: _cell(folds, accuracy) for label, folds in chosen.items()}
+    suffices = lambda some: len(some) >= needed and all(some & {*one} for one in group.one_of)
+    kept = max(filter(suffices, together.values()), key=len, default=set[str]())
+    cells = {label: Cell(trained[label], accuracy) for label in trained if label in kept}
+    return cells if group.optional else aligned(cells)
 
 
-def _cell(
-    folds: Mapping[tuple[Fold, int], Sequence[Training]],
-    accuracy: Callable[[Training], float | None],
-) -> Cell:
-    values, tests = {}, {}
-    for fold, trainings in folds.items():
-        values[fold] = sum(accuracy(training) or 0.0 for training in trainings) / len(trainings)
-        scores = [t.test_accuracy for t in trainings if t.test_accuracy is not None]
-        if len(scores) == len(trainings):
-            tests[fold] = sum(scores) / len(scores)
-    return Cell(values, tests, tuple(each for trainings in folds.values() for each in trainings))
+def aligned(cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Return cells with matched configurations on the folds that all of these have: with those
+    configurations that share the most folds. Empty if the cells share none."""
+    shared: dict[tuple[Place, ...], frozenset[Repetition]] = {}
+    for places in product(*(cell.runs for cell in cells.values())):
+        if len({settings for settings, _ in places}) == 1:
+            runs = (cell.runs[at] for cell, at in zip(cells.values(), places, strict=True))
+            shared[places] = frozenset.intersection(*map(frozenset, runs))
+    most = max(shared.values(), key=len, default=frozenset[Repetition]())
+    kept = [places for places, folds in shared.items() if folds >= most] if most else []
+    return {
+        label: replace(
+            cell, runs={at: {fold: cell.runs[at][fold] for fold in sorted(most)} for at in side}
+        )
+        for (label, cell), side in zip(cells.items(), zip(*kept, strict=True), strict=False)
+    }
 
 
-def difference(gap: Gap, group: Mapping[str, Folds], others: Mapping[str, Folds]) -> Folds | None:
-    """Left less right on each fold that both have; None where one of them is absent."""
-    left, right = (_picked(side, group, others) for side in (gap.left, gap.right))
-    if left is None or right is None:
-        return None
-    return {fold: left[fold] - right[fold] for fold in left if fold in right}
+def difference(
+    gap: Gap,
+    cells: Mapping[str, Cell],
+    gaps: Mapping[str, Folds],
+    value: Callable[[Cell], Folds] = attrgetter("folds"),
+) -> tuple[Folds, dict[str, Cell]]:
+    """Left less right on each fold that both have, and the cells that it is computed from. A side
+    is of these cells or one of the earlier gaps; without it, there is no fold."""
+    asked = {label for side in (gap.left, gap.right) for label in _asked(side, cells)}
+    used = aligned({label: cell for label, cell in cells.items() if label in asked})
+    values = {label: value(cell) for label, cell in used.items()}
+    left, right = (_picked(side, values, gaps) for side in (gap.left, gap.right))
+    return {fold: left[fold] - right[fold] for fold in left if fold in right}, used
 
 
-def _picked(
-    side: str | float, group: Mapping[str, Folds], others: Mapping[str, Folds]
-) -> Folds | None:
-    if isinstance(side, float):
-        return {fold: side for folds in (*group.values(), *others.values()) for fold in folds}
-    how, _, which = side.partition(" ")
-    if how not in RANKS:
-        return group.get(side, others.get(side))
+def _asked(side: str | float, labels: Iterable[str]) -> list[str]:
+    """The cells that a side is computed from."""
+    how, _, which = str(side).partition(" ")
     relation, _, name = which.partition(" ")
-    cells = [
-        folds
-        for label, folds in group.items()
-        if (label != name if relation == "but" else label.startswith(name))
+    if how not in RANKS:
+        return [label for label in labels if label == side]
+    return [
+        each for each in labels if (each != name if relation == "but" else each.startswith(name))
     ]
-    if how == "mean":
-        return {fold: sum(folds[fold] for folds in cells) / len(cells) for fold in cells[0]}
-    ranked = sorted(cells, key=lambda folds: mean_of(folds.values()).value)
-    return ranked[-1] if how == "highest" else ranked[0]
+
+
+def _picked(side: str | float, cells: Mapping[str, Folds], gaps: Mapping[str, Folds]) -> Folds:
+    if isinstance(side, float):
+        return {fold: side for folds in cells.values() for fold in folds}
+    asked = [cells[label] for label in _asked(side, cells)]
+    if not asked:
+        return gaps.get(side, {})
+    if side.startswith("mean "):
+        return {fold: sum(folds[fold] for folds in asked) / len(asked) for fold in asked[0]}
+    rank = min if side.startswith("lowest") else max
+    return rank(asked, key=lambda folds: mean_of(folds.values()).value)
