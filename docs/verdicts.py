@@ -85,12 +85,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def number(share: float | Mean | None, digits: int = 1) -> str:
-    """A share times 100."""
+def number(share: float | Mean | None, digits: int | None = None) -> str:
+    """A share times 100, with one decimal; with two if it is of one training."""
     if share is None:
         return NONE
-    value = share.value if isinstance(share, Mean) else share
-    return f"{100 * value:z.{digits}f}".replace("-", "−")
+    value, folds = (share.value, share.folds) if isinstance(share, Mean) else (share, 0)
+    return f"{100 * value:z.{digits or (2 if folds == 1 else 1)}f}".replace("-", "−")
 
 
 def spread(mean: Mean | None) -> str:
@@ -559,8 +559,9 @@ def rows_of(verdict: Judgement) -> str:
         about = [label, str(cell.configurations), str(mean.folds)]
         rows.append([*about, number(mean), NONE, spread(mean), test])
     for label, gap in verdict.gaps.items():
-        folds = NONE if label.startswith("std") else str(gap.folds)
-        rows.append([label, NONE, folds, NONE, number(gap), spread(gap), NONE])
+        is_std = label.startswith("std")
+        shown = number(gap.value if is_std else gap), spread(gap)
+        rows.append([label, NONE, NONE if is_std else str(gap.folds), NONE, *shown, NONE])
     head = ["quantity", "configurations", "folds", "validation, %", "difference, points"]
     return table([*head, "95 % or range", "test, %"], rows)
 

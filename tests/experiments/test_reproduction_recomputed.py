@@ -366,7 +366,7 @@ def test_figures_in_the_text_follow_from_the_tables() -> None:
     tested = figure([mode[fold].test - partition[fold].test for fold in mode])
     assert f"is {valid} above partition in validation and {tested} in test, over five" in text
     below = figure([86 - unit.curve[-1] for unit in mode.values()])
-    assert f"It is {below} below the paper's 86 %, with and without the other" in text
+    assert f"It is {below} below the paper's 86 %. Claim 1" in text
     judge = Judge(full_cifar10())
     CLAIMS["Static noise, mode"](judge)
     assert [figure(gap) for gap in judge.gaps.values()] == [below]
@@ -442,23 +442,27 @@ def test_figures_on_cifar10_in_the_text_follow_from_the_tables() -> None:
     gaps = [[aim - u.curve[-1] for u in mine] for aim, mine in ((82, random), (79, expectation))]
     judge = Judge(full_cifar10())
     CLAIMS["Static noise, random"](judge)
-    (below,) = judge.gaps.values()
-    assert f"is {figure(gaps[0])} below the paper's 82 %, and {figure(below)} with" in text
-    assert f"Partition is {figure(gaps[1])} below over five folds" in text
-    lows = [bounds(gap)[0] for gap in (gaps[0], below, gaps[1])]
-    assert f"begin at {lows[0]:.2f} and {lows[1]:.2f} points, above" in text
-    assert f"begins at {lows[2]:.2f} points." in text
-    assert min(lows) > 1.5
-    assert f"are {min(below[1:]):.1f} to {max(below[1:]):.1f} points below: on fold 0" in text
-    assert f"is {below[0]:.3f} points below, and the claim would hold" in text
-    assert below[0] <= 1.5
-    judge = Judge(full_cifar10())
     CLAIMS["Dynamic noise, expectation"](judge)
-    ((fold,),) = judge.gaps.values()
-    tail = 79 - np.mean(on_fold_0()["uniform-expectation-std-same_start-homogeneous"].curve[-20:])
-    assert f"it is {fold:.2f} points below the paper's 79 %" in text
-    assert f"last 20 epochs is {tail:.2f} points below" in text
-    assert tail <= 1.5 < fold
+    assert [*judge.gaps.values()] == gaps
+    assert judge.words == 2 * ["does not hold"]
+    lows = [bounds(gap)[0] for gap in gaps]
+    assert min(lows) > 1.5
+    below, types = gaps[0], [82 - on_fold_0()[name].curve[-1] for name in static("random")]
+    assert (
+        f"is {figure(below)} below the paper's 82 % (claim 2). The interval begins at "
+        f"{lows[0]:.2f} points, above the 1.5 points that are tolerated. "
+        f"Fold 0 is {below[0]:.2f} points below and the other folds are {min(below[1:]):.2f} to "
+        f"{max(below[1:]):.2f} points below. The mean of the four noise types, which exists on "
+        f"fold 0 only, is {np.mean(types):.3f} points below" in text
+    )
+    assert np.mean(types) <= 1.5
+    assert f"partition is {figure(gaps[1])} below the paper's 79 %" in text
+    assert f"begins at {lows[1]:.2f} points, so this is narrow." in text
+    curve = on_fold_0()["uniform-expectation-std-same_start-homogeneous"].curve
+    last, tail = 79 - curve[-1], 79 - np.mean(curve[-20:])
+    assert f"There it is {last:.2f} points below, and the mean of its last 20 epochs is" in text
+    assert f"20 epochs is {tail:.2f} points below" in text
+    assert tail <= 1.5 < last
     judge = Judge(full_cifar10())
     mode_above_random(judge)
     (ahead,) = judge.gaps.values()
@@ -468,7 +472,7 @@ def test_figures_on_cifar10_in_the_text_follow_from_the_tables() -> None:
     units = on_fold_0()
     sides = [[units[name].curve[-1] for name in static(one)] for one in ("mode", "random")]
     by_type = [one - other for one, other in zip(*sides, strict=True)]
-    assert f"On fold 0 it is {min(by_type):.1f} to {max(by_type):.1f} points, by the" in text
+    assert f"On fold 0 the advantage is {min(by_type):.1f} to {max(by_type):.1f} points, d" in text
     drop(judge)
     gains = [figure(judge.gaps[f"gain of {one}"]) for one in ("mode", "random")]
     assert f"the mode gains {gains[0]} and random sampling {gains[1]}." in text
@@ -542,34 +546,24 @@ def test_figures_of_fold_0_in_the_text_follow_from_the_tables() -> None:
     last = {(schedule, forward): units[name.format(forward)].curve[-1]
             for schedule, name in SCHEDULES.items() for forward in FORWARDS
             if name.format(forward) in units}  # fmt: skip
-    # Ties are rounded down, as in claims.md.
-    less = lambda forward, one, other: f"{last[one, forward] - last[other, forward] - 1e-9:.1f}"
+    less = lambda forward, one, other: f"{last[one, forward] - last[other, forward]:.2f}"
     first, second, third = "partition", "same start", "overlapped"
     above = [less("expectation", one, third) for one in (first, second)]
-    assert f"are {' and '.join(above)} points above overlapped, on fold 0" in text
-    above = [less("expectation", one, "same end") for one in (first, second, third)]
-    assert f"and {' and '.join(above[:2])} points above same end" in text
-    assert f"it is {above[2]} points below the next" in text
-    tests = [units[SCHEDULES[one].format("expectation")].test for one in (second, first)]
-    gaps = less("expectation", second, first), f"{tests[0] - tests[1]:.1f}"
-    assert f"is {gaps[0]} points above partition in validation and {gaps[1]} points" in text
-    ranked = lambda forward: sorted(
-        (one for one, other in last if other == forward), key=lambda one: -last[one, forward]
-    )
-    assert f"With the mode the order is {', '.join(ranked('mode'))};" in text
-    assert f"with random sampling it is {', '.join(ranked('random'))}." in text
-    below = [less(forward, first, second) for forward in ("mode", "random")]
-    assert f"is {below[0]} points below partition with the mode and {below[1]} points" in text
-    above = [less(forward, second, third) for forward in ("mode", "random")]
-    assert f", and {' and '.join(above)} points above overlapped; the last" in text
+    assert f"are {' and '.join(above)} points above overlapped, and all three" in text
+    below = less("expectation", third, "same end")
+    assert f"it is {below} points below overlapped, the next lowest" in text
+    for forward in ("mode", "random"):
+        ranked = [last[one, forward] for one in (first, second, third)]
+        assert sorted(ranked, reverse=True) == ranked
+    assert f"the last difference, {less('random', second, third)} points, may be chance" in text
     # Noise types
     judge = Judge(full_cifar10())
     noise_types(judge)
     uniform_worse(judge)
     mode, random, others = (gap[0] for gap in judge.gaps.values())
-    assert f"differ by {mode:.1f} points with the mode, within" in text
-    assert f"and by {random:.1f} points with random sampling. Each" in text
-    assert f"are on average {others:.1f} points above uniform noise" in text
+    assert f"differ by {mode:.2f} points with the mode, within" in text
+    assert f"and by {random:.2f} points with random sampling. Each" in text
+    assert f"are on average {others:.2f} points above uniform noise" in text
     ends = [{kind: sorted((value(units[f"{noise}-{forward}-static"]), noise) for noise in NOISES)
              for kind, value in (("valid", lambda u: u.curve[-1]), ("test", lambda u: u.test))}
             for forward in ("mode", "random")]  # fmt: skip
@@ -579,9 +573,9 @@ def test_figures_of_fold_0_in_the_text_follow_from_the_tables() -> None:
     assert f"f94a145, have {values[0]:.1f} to {values[-1]:.1f} % there" in text
     (again,) = (u.curve[-1] for u in cifar10()["static, mode"] if u.fold == 2)
     assert f"to 84.59 instead of {again:.2f} %" in text
-    assert f"by two commits, differ by {again - 84.59:.1f} points" in text
+    assert f"by two commits, differ by {again - 84.59:.2f} points" in text
     widest = [
-        f"{np.ptp([last[one, forward] for one in (first, second, third)]) - 1e-9:.1f}"
+        f"{np.ptp([last[one, forward] for one in (first, second, third)]):.2f}"
         for forward in FORWARDS
     ]
     assert f"differ by {less('expectation', second, 'same end')} points with the exp" in text
@@ -616,10 +610,10 @@ def test_what_each_forward_gains_by_partition_follows_from_the_tables() -> None:
     assert (fresh.name, fresh.fold) == ("uniform-random-static", 0)
     static, partition = (cells[f"{kind}, random"][0].curve[-1] for kind in ("static", "partition"))
     assert (
-        f"static noise has {static:.1f} % with running statistics, partition {partition:.1f} %"
+        f"static noise has {static:.2f} % with running statistics, partition {partition:.2f} %"
         in page
     )
-    assert f"static noise trained with fresh statistics {fresh.curve[-1]:.1f} %" in page
+    assert f"static noise trained with fresh statistics {fresh.curve[-1]:.2f} %" in page
 
 
 def test_intervals_at_full_length_follow_from_the_tables() -> None:
@@ -639,54 +633,65 @@ def test_intervals_at_full_length_follow_from_the_tables() -> None:
         gains = [paired(one, sides[0], kind)[0] for kind in ("validation", "test")
                  for one in sides[1:]]  # fmt: skip
         assert (
-            f"| {forward} | {' | '.join(f'{gain:.1f}' for gain in gains)} |".replace("-", "−")
+            f"| {forward} | {' | '.join(f'{gain:.2f}' for gain in gains)} |".replace("-", "−")
             in page
         )
         assert sorted(gains[:3], reverse=True) == gains[:3]
         assert [gain > 0 for gain in gains] == 2 * [forward == "random", False, False]
-    trainings = [[unit(one, forward).training for forward in ("mode", "random", "expectation")]
-                 for one in three]  # fmt: skip
-    assert all(one > two > three for one, two, three in zip(*trainings, strict=True))
-    listed = [f"{one} {words(mine)} %" for one, mine in zip(three, trainings, strict=True)]
-    assert ", ".join(listed) in page
-    assert f"with {trainings[0][2] - trainings[1][2]:.1f} points less in training" in page
+    trainings = {forward: [unit(one, forward).training for one in three] for forward in FORWARDS}
+    for forward, mine in trainings.items():
+        assert f"| {forward} | {' | '.join(f'{one:.1f}' for one in mine)} |" in page
+    less = trainings["expectation"][0] - trainings["expectation"][1]
+    assert f"with {less:.1f} points less in training" in page
     order = ("same start", "partition", "overlapped", "same end")
-    levels = [f"{unit(one, 'expectation').curve[-1]:.1f} %" for one in order]
+    levels = [f"{unit(one, 'expectation').curve[-1]:.2f} %" for one in order]
     assert "same start has {}, partition {}, overlapped {} and same end {}".format(*levels) in page
     (ahead,) = paired(*([unit(one, "expectation")] for one in order[:2]), "test")
-    assert f"on the test set, same start is {ahead:.1f} points above partition" in page
+    assert f"on the test set, same start is {ahead:.2f} points above partition" in page
     curve = unit("overlapped", "mode").curve
     best = int(np.argmax(curve))
-    assert f"at {curve[best]:.1f} %, in epoch {best + 1} of 500" in page
-    assert f"ends {curve[best] - curve[-1]:.1f} points lower" in page
-    others = [unit(one, "mode").curve for one in three[:2]]
-    assert f"end within {max(max(one) - one[-1] for one in others):.1f} points of" in page
+    falls = lambda curve: max(curve) - curve[-1]
+    assert f"is highest in epoch {best + 1} ({max(curve):.1f} %) and {falls(curve):.1f} po" in page
+    five = [falls(one.curve) for one in cifar10()["partition, mode"]]
+    assert (
+        f"Partition ends {min(five):.1f} to {max(five):.1f} points below its highest value over "
+        f"five folds, and same start {falls(unit('same start', 'mode').curve):.1f} points on"
+        in page
+    )
     above = [unit("partition", one).curve[-1] - unit("same start", one).curve[-1]
              for one in ("mode", "random", "expectation")]  # fmt: skip
-    assert f"is {above[0]:.1f} points above same start with the mode, {above[1]:.1f} points" in page
-    assert f"and {-above[2]:.1f} points below it with the expectation" in page
+    assert f"is {above[0]:.2f} points above same start with the mode, {above[1]:.2f} points" in page
+    assert f"and {-above[2]:.2f} points below it with the expectation" in page
 
 
-def test_noise_families_at_full_length_follow_from_the_tables() -> None:
+def test_noise_types_at_full_length_follow_from_the_tables() -> None:
     page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
     units, judge = on_fold_0(), Judge(full_cifar10())
     noise_types(judge)
     uniform_worse(judge)
     mode, random, above = (gap[0] for gap in judge.gaps.values())
-    assert f"[{mode:.1f} points with the mode and {random:.1f} points with random" in page
-    assert f"the others are {above:.1f} points above it on average" in page
-    ends = lambda values: f"{min(values):.1f} to {max(values):.1f} %"
+    assert f"[{mode:.2f} points with the mode and {random:.2f} points with random" in page
+    assert f"the others are {above:.2f} points above it on average" in page
+    ends = lambda values: f"{min(values):.1f} to {max(values):.1f}"
     five = [unit.training for unit in cifar10()["static, random"]]
     others = [units[name] for name in static("random")[1:]]
     fits = [unit.training for unit in others]
     assert max(five) < min(fits)
-    assert f"has {ends(five)} on five folds, and the other families have {ends(fits)} on" in page
-    for epoch in (50, 150):
-        first = units["uniform-random-static"].curve[epoch - 1]
-        rest = ends([unit.curve[epoch - 1] for unit in others])
-        assert re.search(
-            rf"after {epoch} (of 500 )?epochs it has {first:.1f} %, the o\w+ {rest}", page
-        )
+    assert f"accuracy: {ends(five)} % on five folds against {ends(fits)} % of the other" in page
+    uniform, curves = units["uniform-random-static"].curve, [unit.curve for unit in others]
+    assert all(uniform[at] < min(curve[at] for curve in curves) for at in range(50, 100))
+    mine = " and ".join(f"{uniform[at - 1]:.1f}" for at in (50, 100))
+    rest = " and ".join(ends([curve[at - 1] for curve in curves]) for at in (50, 100))
+    assert f"after 50 and 100 epochs it is {mine} %, and that of the other types {rest} %" in page
+    mine, *rest = (float(np.mean(curve[150:200])) for curve in (uniform, *curves))
+    assert f"151 to 200 is {mine:.1f} % and that of the other types {ends(rest)} %" in page
+    short = [u for u in trained() if u.has(data="cifar10", epochs="50", noise="uniform")]
+    level = lambda name: np.mean([unit.curve[-1] for unit in chosen(name, short)])
+    widest = max(
+        np.ptp([level(f"uniform-{one}-std-{name}-homogeneous") for name in INTERVALS[:3]])
+        for one in FORWARDS
+    )
+    assert f"and overlapped differ by at most {widest:.1f} points with the same forward" in page
 
 
 def test_figures_on_speech_in_the_text_follow_from_the_tables() -> None:
