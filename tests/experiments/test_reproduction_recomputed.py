@@ -485,7 +485,7 @@ def test_figures_on_cifar10_in_the_text_follow_from_the_tables() -> None:
     below = figure(paired(expectation, cells["same end, expectation"]))
     assert f"with the expectation is {below} below partition" in text
     # One cell varies more than the others, and one of its folds is of another commit.
-    ends = [f"{min(v):.1f} to {max(v):.1f} %" for v in
+    ends = [f"{min(v):.2f} to {max(v):.2f} %" for v in
             ([u.curve[-1] for u in random], [u.test for u in random])]  # fmt: skip
     assert f"have {ends[0]} in validation and {ends[1]} in test, though" in text
     stds = {cell: np.std([u.test for u in mine], ddof=1) for cell, mine in cells.items()}
@@ -570,7 +570,7 @@ def test_figures_of_fold_0_in_the_text_follow_from_the_tables() -> None:
     assert (ends[0]["valid"][-1][1], ends[0]["test"][-1][1]) == ("normal", "uniform")
     assert [noise for _, noise in ends[1]["valid"]][:2] == ["normal", "uniform"]
     values = [value for value, noise in ends[1]["valid"] if noise != "uniform"]
-    assert f"f94a145, have {values[0]:.1f} to {values[-1]:.1f} % there" in text
+    assert f"f94a145, have {values[0]:.2f} to {values[-1]:.2f} % there" in text
     (again,) = (u.curve[-1] for u in cifar10()["static, mode"] if u.fold == 2)
     assert f"to 84.59 instead of {again:.2f} %" in text
     assert f"by two commits, differ by {again - 84.59:.2f} points" in text
@@ -646,7 +646,7 @@ def test_intervals_at_full_length_follow_from_the_tables() -> None:
     order = ("same start", "partition", "overlapped", "same end")
     levels = [f"{unit(one, 'expectation').curve[-1]:.2f} %" for one in order]
     assert "same start has {}, partition {}, overlapped {} and same end {}".format(*levels) in page
-    (ahead,) = paired(*([unit(one, "expectation")] for one in order[:2]), "test")
+    (ahead,) = paired([unit(order[0], "expectation")], [unit(order[1], "expectation")], "test")
     assert f"on the test set, same start is {ahead:.2f} points above partition" in page
     curve = unit("overlapped", "mode").curve
     best = int(np.argmax(curve))
@@ -921,7 +921,9 @@ def intervals(judge: Judge, forward: str, tail: str = "") -> dict[str, Cells]:
     return judge.sides(by_interval(forward, "uniform"), tail=tail, parallel=True)
 
 
-def pairs(judge: Judge, names: dict[str, list[str]], tail: str) -> Iterator[tuple[str, str, Cells]]:
+def pairs(
+    judge: Judge, names: dict[str, list[str]], tail: str
+) -> Iterator[tuple[str, str, dict[str, Cells]]]:
     """Those that should be better beside those that should be worse, two by two."""
     if not judge.there(names["same end"]):
         return
