@@ -90,7 +90,8 @@ def number(share: float | Mean | None, digits: int | None = None) -> str:
     if share is None:
         return NONE
     value, folds = (share.value, share.folds) if isinstance(share, Mean) else (share, 0)
-    return f"{100 * value:z.{digits or (2 if folds == 1 else 1)}f}".replace("-", "−")
+    digits = (2 if folds == 1 else 1) if digits is None else digits
+    return f"{100 * value:z.{digits}f}".replace("-", "−")
 
 
 def spread(mean: Mean | None) -> str:

@@ -59,6 +59,7 @@ WORDS: dict[str, Mapping[str, str]] = {
 }
 """The settings that each word of a cell stands for."""
 Compared = tuple[Group, dict[str, Cell]]
+"""A group that is tested, and its cells."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,11 @@ def judged(trainings: Iterable[Training]) -> list[Finding]:
 
 
 def judge(claim: Claim, study: Study) -> Judgement:
-    """Return the verdict of one study: of all folds, or of the first fold that can tell, if the
-    groups of the claim share none."""
+    """Return the verdict of one study.
+
+    If the groups of the claim have no fold in common on the configurations that are compared, the
+    claim is judged on the first fold on which that is possible.
+    """
     folds = sorted({training.repetition for training in study.trainings})
     of = lambda fold: tuple(each for each in study.trainings if each.repetition == fold)
     parts = (study, *(replace(study, trainings=of(fold)) for fold in folds))
@@ -212,8 +216,8 @@ def _judged(claim: Claim, study: Study) -> Judgement | None:
 
 
 def _kept(claim: Claim, pairs: Sequence[Compared]) -> Sequence[Compared]:
-    """The groups of a family that are judged. The best or widest one is chosen among those with the
-    most folds, on the folds that these share."""
+    """Return the groups that are judged. The best or the widest group is chosen among those with
+    the most folds, by their accuracies on these folds."""
     if claim.keep == "all":
         return pairs
     same = [aligned(cells) for _, cells in pairs]

@@ -86,7 +86,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """Trainings by configuration and fold; `aligned` leaves all configurations the same folds."""
+    """Trainings by configuration and fold. Accuracies are defined for the cells that
+    :func:`aligned` returns, where all configurations have the same folds."""
 
     runs: Mapping[Place, Mapping[Repetition, Training]]
     accuracy: Callable[[Training], float | None]
@@ -148,8 +149,8 @@ def before_the_drop(training: Training) -> float | None:
 def compare(study: Study, group: Group) -> dict[str, Cell]:
     """Return the cells of a group; empty if it is not tested.
 
-    It is tested if all its cells, or those that suffice, share as many folds as it needs. A cell
-    that does not share them with most others is left out, as if it was not trained.
+    A group is tested if all its cells (at least two, if they are optional) have ``group.folds``
+    folds in common. An optional cell that does not have these folds is left out.
     """
     accuracy = before_the_drop if group.before_drop else final
     named = {name for wanted in group.cells.values() for name in wanted} | set(group.over)
@@ -174,8 +175,8 @@ def compare(study: Study, group: Group) -> dict[str, Cell]:
 
 
 def aligned(cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """Return cells with matched configurations on the folds that all of these have: with those
-    configurations that share the most folds. Empty if the cells share none."""
+    """Return the cells with only those matched configurations that have the most folds in common,
+    and only these folds; empty if there is no common fold."""
     shared: dict[tuple[Place, ...], frozenset[Repetition]] = {}
     for places in product(*(cell.runs for cell in cells.values())):
         if len({settings for settings, _ in places}) == 1:
@@ -197,8 +198,9 @@ def difference(
     gaps: Mapping[str, Folds],
     value: Callable[[Cell], Folds] = attrgetter("folds"),
 ) -> tuple[Folds, dict[str, Cell]]:
-    """Left less right on each fold that both have, and the cells that it is computed from. A side
-    is of these cells or one of the earlier gaps; without it, there is no fold."""
+    """Return left less right for each fold that both sides have, and the cells that it is computed
+    from. A side is computed from the cells, or is one of the earlier ``gaps``; if neither is there,
+    the difference has no fold."""
     asked = {label for side in (gap.left, gap.right) for label in _asked(side, cells)}
     used = aligned({label: cell for label, cell in cells.items() if label in asked})
     values = {label: value(cell) for label, cell in used.items()}
