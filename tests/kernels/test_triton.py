@@ -705,7 +705,7 @@ def remarks(ptx, folder):
     """What ptxas says about the code of a kernel."""
     file = folder / "kernel.ptx"
     file.write_text(ptx)
-    tool = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(90).path
+    tool = triton.knobs.nvidia.ptxas.path
     call = [tool, "-v", "--gpu-name", "sm_90a", file, "-o", f"{file}.o"]
     return subprocess.run(call, capture_output=True, text=True, check=True).stderr
 

@@ -1,5 +1,8 @@
-"""Sums of products and their gradients: exact ones from int8 and gradients in FP8 by kernels,
-others by torch's libraries if no kernel is faster."""
+"""Sums of products and their gradients.
+
+Sums of int8 and gradients in FP8 are computed by Triton kernels. The others are computed by torch,
+except where a kernel is faster.
+"""
 
 import math
 from typing import Any

@@ -49,7 +49,8 @@ def unavailable(device: torch.device) -> str | None:
     if any(importlib.util.find_spec(part) is None for part in parts):
         return (
             "kernels must be auto or reference, because Triton 3.4 or later is not installed: "
-            "torch 2.8 or later for CUDA includes it; for torch for a CPU, run pip install triton."
+            "install torch 2.8 or later for CUDA, which includes it, or run pip install triton if "
+            "torch was built for a CPU."
         )
     from softstair.kernels.triton.distributions import INTERPRETED
 
