@@ -162,7 +162,7 @@ ESTIMATORS = {
 def estimators(figure: Figure) -> None:
     """What each named estimator lets through at the Heaviside, by autograd."""
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
-    x = torch.linspace(-2.5, 2.5, 201, dtype=torch.float64)
+    x = torch.linspace(-2.5, 2.5, 161, dtype=torch.float64)
     hard(panels[0], ss.Stair.heaviside(), -2.5, 2.5, color=INK, lw=2.2)
     panels[0].set_title("forward: the Heaviside")
     for axes, (name, colour) in zip(panels[1:], ESTIMATORS.items(), strict=True):
