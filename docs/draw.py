@@ -225,15 +225,22 @@ def beyond(figure: Figure) -> None:
     rows = [row.strip("| ").split(" | ") for row in table.strip().splitlines()[2:]]
     for data, shade in zip(("Speech", "SVHN", "CIFAR-10"), FAMILIES.values(), strict=False):
         statistics = "fresh" if data == "Speech" else "running"  # running ones fail there
-        own = [row for row in rows if row[0].startswith(data) and row[2] == statistics]
-        steps = [int(row[4].replace(",", "")) for row in own]
-        points = [float(row[5].replace("−", "-")) for row in own]
-        gaps.plot(steps, points, "o-", color=shade, label=data)
+        for kind, column, style, label in (
+            (statistics, 5, "o-", data),
+            ("running", 7, "o--", None),
+        ):
+            own = [row for row in rows if row[0].startswith(data) and row[2] == kind]
+            steps = [int(row[4].replace(",", "")) for row in own]
+            points = [float(row[column].replace("−", "-")) for row in own]
+            face = "white" if column == 7 else shade
+            gaps.plot(steps, points, style, color=shade, mfc=face, label=label)
+    gaps.plot([], [], "o-", color=SOFT, label="validation")
+    gaps.plot([], [], "o--", color=SOFT, mfc="white", label="training")
     gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static")
     gaps.set_xticks([100, 1000, 10000], ["100", "1,000", "10,000"])
     gaps.set_xticks([], minor=True)
     gaps.set_yticks([-20, -10, 0])
-    gaps.legend(loc="lower right")
+    gaps.legend(loc="lower right", ncols=2, columnspacing=1, handlelength=1.6, fontsize=8)
     trials = csv.DictReader((RESULTS / "accuracy-trials.csv").read_text("utf-8").splitlines())
     valid = {trial["options"]: 100 * float(trial["valid_accuracy"]) for trial in trials}
     plain = "cutmix=0 integer_input=false {} init_from=None teacher=None"

@@ -395,7 +395,7 @@ def per_layer(trainings: Sequence[Training]) -> str:
     """How far partition with mode lies from static mode, by the steps that a layer is annealed
     in: in validation, and in training, which has the statistics of each batch."""
     rows = []
-    for study in studies(trainings):
+    for study in studies([*trainings, *variations("speech-*-epochs.parquet")]):
         uniform = {"noise": "uniform", "forward": "mode"}
         partition = select(
             study.trainings,

@@ -644,17 +644,20 @@ def test_intervals_beyond_the_paper_have_the_figures_of_the_tables() -> None:
 
 
 def test_observations_beyond_the_paper_have_the_figures_of_the_tables() -> None:
-    page = text_of(DOCS / "beyond.md")
+    page = " ".join(text_of(DOCS / "beyond.md").split())
     rows = rows_of_reproduction("steps per layer")
-    drawn = [row for row in rows if row[0] != "Speech v0.01" or row[2] == "fresh"]
-    (least, widest), (most, narrowest) = (
-        (row[4], row[5].strip("−")) for row in drawn[:: len(drawn) - 1]
-    )
-    sentence = f"from {widest} points at {least} steps per layer to {narrowest} points at {most}"
-    assert sentence in page
+    wanted = {"Speech v0.01": "fresh", "SVHN, regenerated": "running", "CIFAR-10": "running"}
+    for data, kind in wanted.items():
+        first, last = [row for row in rows if (row[0], row[2]) == (data, kind)]
+        gaps = [f"{-Decimal(row[5].replace('−', '-')):.1f}" for row in (first, last)]
+        name, steps = data.split(",")[0].removesuffix(" v0.01"), f"{first[4]} and {last[4]}"
+        assert f"from {gaps[0]} to {gaps[1]} points on {name.replace('Speech', 'speech')} (" in page
+        assert steps in page
     (five,) = (row for row in rows if row[:3] == ["Speech v0.01", "120", "running"])
     assert f"is {five[5]} {five[6]} points above static noise at {five[4]} steps per layer" in page
-    assert f"is {five[7].strip('−')} {five[8]} points below static noise on the same five" in page
+    (more,) = (row for row in rows if row[:3] == ["Speech v0.01", "202", "running"])
+    below = [f"{row[7].strip('−')} {row[8]} points at {row[4]}" for row in (five, more)]
+    assert f"by {below[0]} steps and by {below[1]}, on the same five folds" in page
     (other,) = (row for row in rows if row[:3] == ["CIFAR-10", "50", "running"])
     assert f"({other[4]} against {five[4]})" in page
     trials = {trial["options"]: trial for trial in results_table("accuracy-trials.csv")}
