@@ -22,11 +22,35 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Line:
-    """fl(fl(n + first)·unit) for n = 0, 1, …: values on a line, each rounded once."""
+    """Rounded values on a line: of (n + first)·unit for n = 0, 1, ….
+
+    ``unit_parts`` serve to evaluate the line in the working dtype of the tensor (float32, or
+    float64), where m = n + first. One part is the unit: fl(m·unit) is each value. Two parts,
+    high + low = unit: fl(m·high + fl(m·low)) is each value, with and without fused multiply-add,
+    since m·high is exact. No part: float64 alone gives every value.
+    """
 
     first: float
     unit: float
-    native: bool  # whether the tensor's own dtype rounds the product right, or only float64
+    unit_parts: tuple[float, ...]
+
+    @property
+    def native(self) -> bool:
+        """Whether one product in the working dtype gives every value."""
+        return len(self.unit_parts) == 1
+
+    def evaluate(self, index: Tensor, out: Tensor) -> Tensor:
+        """Write the value of each n in ``index`` to ``out``, another tensor of the working dtype.
+
+        The line must have unit parts. ``index`` has the same values afterwards.
+        """
+        if self.native:
+            return torch.add(index, self.first, out=out).mul_(self.unit)
+        high, low = self.unit_parts
+        index.add_(self.first)  # exact, as is the way back: integers or halves
+        torch.mul(index, low, out=out).add_(index, alpha=high)
+        index.sub_(self.first)
+        return out
 
 
 @dataclass(frozen=True)
@@ -39,15 +63,21 @@ class Rounded:
     threshold_line: Line | None
 
     @cached_property
-    def is_regular(self) -> bool:
-        """Whether the dtype itself computes the thresholds θ₁ + k·unit, so precisely that x needs
-        to be compared with one of them only: the nearest, which a division finds."""
+    def index_error(self) -> float:
+        """By how much (x − θ₁)/unit, in the working dtype, may be wrong as a number of thresholds;
+        infinite if that dtype does not evaluate the line."""
         line, thresholds = self.threshold_line, self.thresholds
-        if line is None or not line.native or not 1e-30 < line.unit < 1e30:
-            return False
+        if line is None or not line.unit_parts or not 1e-30 < line.unit < 1e30:
+            return math.inf
         offsets = [(threshold - thresholds[0]) / line.unit for threshold in thresholds]
         error = max(abs(offset - number) for number, offset in enumerate(offsets))
-        return error + 2.0**-22 * (abs(thresholds[0] / line.unit) + len(thresholds)) < 0.5
+        return error + 2.0**-22 * (abs(thresholds[0] / line.unit) + len(thresholds))
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the working dtype evaluates the thresholds so precisely that x needs to be
+        compared with one of them only: the nearest, which a division finds."""
+        return self.index_error < 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -363,9 +393,25 @@ def _line(grid: tuple[float, float] | None, rounded: Tensor) -> Line | None:
     if offset.abs().max() > 0.9:
         return None
     working = torch.promote_types(rounded.dtype, torch.float32)
-    # As the kernels do it: n and the first are added in the working dtype, too.
-    product = (torch.arange(len(rounded), dtype=working) + first) * unit
-    return Line(first, unit, torch.equal(product.to(rounded.dtype), rounded))
+    # As kernels do it: n and the first are added in the working dtype, too.
+    index = torch.arange(len(rounded), dtype=working)
+    for parts in ((unit,), _split_unit(unit, index + first)):
+        line = Line(first, unit, parts)
+        if parts and torch.equal(line.evaluate(index, index.clone()).to(rounded.dtype), rounded):
+            return line
+    return Line(first, unit, ())
+
+
+def _split_unit(unit: float, number: Tensor) -> tuple[float, ...]:
+    """Split the unit into high + low, with high so short that m·high is exact in float32 for every
+    number m; return () if that is impossible, or if a number is not an integer or a half."""
+    doubled = 2 * number.abs()
+    bits = 24 - int(doubled.max()).bit_length()
+    if not 1e-30 < unit < 1e30 or bits < 1 or not torch.equal(doubled, doubled.round()):
+        return ()
+    mantissa, exponent = math.frexp(unit)
+    high = math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+    return high, unit - high
 
 
 def _rescaled(values: tuple[float, ...], old: float, new: Quantum) -> tuple[float, ...]:

@@ -110,7 +110,7 @@ def test_tables_of_stairs_stay_until_they_are_freed():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("quantum", [0.25, 0.1943419873714447, 2.0**-38])
+@pytest.mark.parametrize("quantum", [0.25, 0.07, 0.1943419873714447, 2.0**-38])
 def test_lines_on_a_cpu_at_thresholds_and_edges(quantum, bits, dtype):
     """Of many levels, with supports that meet: the default std. Each threshold, each edge of a
     support, the numbers next to them, and what is not finite."""
@@ -135,3 +135,34 @@ def test_lines_on_a_cpu_at_thresholds_and_edges(quantum, bits, dtype):
         clear |= ~x.isfinite() | (x.abs() > 300 * quantum)
         torch.testing.assert_close(found[clear], expected[clear], rtol=1e-5, atol=0)
     assert kernels.value(torch.tensor([math.nan], dtype=dtype), soft, "mode").isnan().all()
+
+
+def test_levels_of_any_line_are_those_of_a_table():
+    """In float32 the unit of most lines has two parts. At every threshold, and beside it."""
+    random = torch.Generator().manual_seed(0)
+    draw = lambda: float(torch.rand((), generator=random))
+    stairs = [
+        ss.Stair.linear(bits, signed, 10 ** (4 * draw() - 3), thresholds)
+        for bits in (4, 5, 8)
+        for thresholds, signed in itertools.product(("floor", "midpoint"), (False, True))
+        for _ in range(5)
+    ]
+    for count in (9, 16, 32):  # lines that begin anywhere
+        for unit in (1.0, draw()):
+            low, high = draw(), draw()
+            levels = [(number + low) * unit for number in range(count)]
+            stairs.append(ss.Stair(levels, [number + high for number in range(count - 1)]))
+    parts = set()
+    for stair in stairs:
+        rounded = stair.rounded(torch.float32)
+        parts |= {len(line.unit_parts) for line in (rounded.level_line, rounded.threshold_line)}
+        table, levels = torch.tensor(rounded.thresholds), torch.tensor(rounded.levels)
+        ends = torch.tensor([-math.inf, math.inf])
+        x = torch.cat([table, *(table.nextafter(end) for end in ends), ends, levels])
+        for soft, forward in (
+            (kernels.SoftStair(stair), "hard"),
+            (kernels.SoftStair(stair, std=1e-4 * float(stair.quantum)), "mode"),
+        ):
+            found = kernels.value(x, soft, forward)
+            assert torch.equal(found, levels[torch.bucketize(x, table, right=True)])
+    assert {1, 2} <= parts

@@ -360,8 +360,8 @@ def _look_up(
         elif shift:
             block = torch.sub(block, shift, out=moved)
         _index(target, work, block, bound, limits)
-        if (line := bound.rounded.level_line) is not None and line.native:
-            target.add_(line.first).mul_(line.unit)
+        if (line := bound.rounded.level_line) is not None and line.unit_parts:
+            line.evaluate(work.copy_(target), out=target)
         else:
             torch.take(table, target.nan_to_num_(0.0).long(), out=target)
         # One sum tells whether there is a NaN to keep; asking each element costs as much again.
@@ -402,8 +402,7 @@ def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -
     assert line is not None
     torch.sub(x, first - 0.5 * line.unit, out=target)
     target.mul_(1 / line.unit).floor_().clamp_(0, bound.count - 1)
-    torch.add(target, line.first, out=work).mul_(line.unit)
-    target.add_(torch.ge(x, work, out=work))
+    target.add_(torch.ge(x, line.evaluate(target, out=work), out=work))
 
 
 def _overflows(bound: BoundStair, factor: float) -> bool:
