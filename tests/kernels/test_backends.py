@@ -166,3 +166,32 @@ def test_levels_of_any_line_are_those_of_a_table():
             found = kernels.value(x, soft, forward)
             assert torch.equal(found, levels[torch.bucketize(x, table, right=True)])
     assert {1, 2} <= parts
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ss.noise.names())
+def test_thresholds_far_from_x_do_not_matter(family, bits):
+    """Of many levels the CPU sums over those near x: the same as over all, in float64."""
+    quantum, noise = 0.07, ss.noise.get(family)
+    stair = ss.Stair.linear(bits, quantum=quantum, thresholds="midpoint")
+    span = stair.levels[-1] - stair.levels[0]
+    x = torch.linspace(stair.levels[0] - span, stair.levels[-1] + span, 1001)
+    stds = [0.003, 0.1, noise.std_within(0.5), 0.4, 1.1, 3.0]
+    if math.isfinite(noise.support):  # one threshold more matters, and just none more
+        stds += [(n + 0.5) / noise.support * (1 + near) for n in (1, 2) for near in (-1e-3, 1e-3)]
+    for mean, std in itertools.product((0.0, 0.2 * quantum), stds):
+        soft = kernels.SoftStair(stair, noise, mean, std * quantum)
+        exact = BoundStair(soft, x.double())
+        wanted = reference.value(x.double(), exact, "expectation", x)
+        near = kernels.value(x, soft, "expectation")
+        slack = torch.finfo(x.dtype).eps * span * (8 + 1 / std)  # of a rounded value, and x − θ
+        torch.testing.assert_close(near.double(), wanted, rtol=0, atol=slack)
+        slope = kernels.backward(torch.ones_like(x), x, soft).double()
+        error = (slope - reference.slope(x.double(), exact)).abs() * std
+        if family == "uniform":  # density jumps at the edges, where rounding decides
+            quanta = (x.double() - mean) / quantum - 0.5
+            sides = [(quanta - side * noise.support * std).frac().abs() for side in (-1, 1)]
+            error[torch.stack([torch.minimum(side, 1 - side) for side in sides]).amin(0) < 1e-3] = 0
+        assert error.amax() < 4 * slack / quantum
+    if family != "logistic":
+        assert kernels.backward(torch.ones(2), torch.tensor([-9.0, 99.0]), soft).eq(0).all()

@@ -52,6 +52,8 @@ class BoundStair:
         self.quanta = channel_quanta(self.stair, x)
         lines = (self.rounded.level_line, self.rounded.threshold_line)
         self.is_line = len(self.stair) > FEW_LEVELS and None not in lines
+        # A line that is computed in the dtype of x, not rounded to 16 bits.
+        self.is_regular = self.is_line and self.rounded.is_regular and self.dtype == self.compute
         self.is_table = len(self.stair) > MANY_LEVELS and not self.is_line and self.quanta is None
 
     def threshold(self, k: int) -> Scalar:

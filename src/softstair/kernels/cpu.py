@@ -10,21 +10,26 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from softstair.kernels import reference
-from softstair.kernels.bound import FEW_LEVELS, BoundStair
-from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
+from softstair.kernels.bound import BoundStair
+from softstair.kernels.cpu_sums import (
+    CDF,
+    PDF,
+    Kernel,
+    block_size,
+    find_sum,
+    overflows,
+    scratch,
+    sum_of,
+)
+from softstair.noise import Noise, Normal, Uniform
 
-BLOCK = 1 << 20
 SEARCH_POINTS, SEARCH_ROUNDS = 512, 6
-
-Kernel = Callable[..., None]
-"""(target, *blocks): fills a block of the result, in the dtype of computation."""
 
 
 def value(x: Tensor, bound: BoundStair, forward: str, generator: torch.Generator | None) -> Tensor:
@@ -38,16 +43,12 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     if std < reference.smallest_std(bound.compute):
         return torch.zeros_like(x)
     slope: Kernel = lambda out, x: out.copy_(reference.slope(x, bound))
-    term = None if reference.has_closed_form(bound) else PDF.get(type(bound.noise))
-    if term is not None and not (term.vanishes and len(bound.stair) > FEW_LEVELS):
-        if not _overflows(bound, term.factor(1 / std)):
-            slope = _sum_of(term, x, bound, 0.0, mean, std)
-    elif (
-        isinstance(bound.noise, Uniform)
-        and not _overflows(bound, 1 / std)
-        and (not bound.is_line or _supports_meet(bound, std))
-    ):
+    if overflows(bound, 1 / std):
+        pass
+    elif isinstance(bound.noise, Uniform) and (not bound.is_line or _supports_meet(bound, std)):
         slope = _uniform_slope(x, bound, mean, std)
+    elif (found := find_sum(PDF, bound, std)) is not None:
+        slope = sum_of(*found, x, bound, False)
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
@@ -75,9 +76,8 @@ def _forward_kernel(
     if forward == "expectation" and isinstance(noise, Uniform) and _supports_meet(bound, std):
         return _expectation(_ramp(bound, mean, std), bound)
     if forward == "expectation":
-        term = None if reference.has_closed_form(bound) else CDF.get(type(noise))
-        if term is not None and not _overflows(bound, term.factor(1 / std)):
-            return _expectation(_sum_of(term, x, bound, bound.stair.levels[0], mean, std), bound)
+        if (found := find_sum(CDF, bound, std)) is not None:
+            return _expectation(sum_of(*found, x, bound, True), bound)
         return lambda out, x: out.copy_(reference.expectation(x - mean, bound, 1 / std))
     spacing = bound.stair.spacing
     if type(noise) not in CDF or spacing is None:
@@ -123,122 +123,9 @@ def _expectation(total: Kernel, bound: BoundStair) -> Kernel:
     return kernel
 
 
-class Term(NamedTuple):
-    """The term of one threshold, for a rise of 1: base + factor·shape.
-
-    The sums are Σₖ rise·F((x − θₖ)/β) and Σₖ rise·μ((x − θₖ)/β)/β; base and factor are functions of
-    1/β, and the shape alone is computed for each threshold.
-    """
-
-    shape: Callable[[Tensor, Tensor, Tensor, float, float], None]
-    """(out, spare, x, threshold, 1/β): writes the shape of x − threshold to out."""
-    factor: Callable[[float], float]
-    base: Callable[[float], float] = lambda scale: 0.0
-    vanishes: bool = False
-    """Whether it is a difference that is exactly 0 away from the thresholds."""
-
-
-def _uniform_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    half = Uniform.support / scale
-    torch.sub(x, at, out=out).clamp_(-half, half)
-
-
-def _triangular_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    # c − c|c|/2, c the position within the support.
-    _within_triangle(out, x, at, scale)
-    out.addcmul_(out, torch.abs(out, out=spare), value=-0.5 / _triangle_unit(scale))
-
-
-def _triangular_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    _within_triangle(out, x, at, scale)
-    out.abs_()
-
-
-def _within_triangle(out: Tensor, x: Tensor, at: float, scale: float) -> None:
-    """x − at, cut off at the ends of the support, in the triangle's unit."""
-    unit, half = _triangle_unit(scale), Triangular.support / scale
-    torch.sub(x, at, out=out)
-    if unit != half:
-        out.mul_(1 / half)
-    out.clamp_(-unit, unit)
-
-
-def _triangle_unit(scale: float) -> float:
-    """Half the width of the support; narrow noise is scaled to 1, lest its square vanish."""
-    half = Triangular.support / scale
-    return half if half > 1e-15 else 1.0
-
-
-def _normal_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    torch.sub(x, at, out=out).mul_(scale / math.sqrt(2)).erf_()
-
-
-def _normal_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    torch.sub(x, at, out=out).mul_(scale * math.sqrt(0.5))
-    out.mul_(out).neg_().exp_()
-
-
-def _logistic_cdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    torch.sub(x, at, out=out).mul_(scale * Logistic.rate).sigmoid_()
-
-
-def _logistic_pdf(out: Tensor, spare: Tensor, x: Tensor, at: float, scale: float) -> None:
-    # s(1 − s) with s = sigmoid(−|z|) keeps the tails that sigmoid(|z|) rounds to 1.
-    torch.sub(x, at, out=out).abs_().mul_(-scale * Logistic.rate).sigmoid_()
-    out.addcmul_(out, out, value=-1)
-
-
-CDF: dict[type[Noise], Term] = {
-    Uniform: Term(_uniform_cdf, lambda s: 0.5 * s / Uniform.support, lambda s: 0.5),
-    Triangular: Term(_triangular_cdf, lambda s: 1 / _triangle_unit(s), lambda s: 0.5),
-    Normal: Term(_normal_cdf, lambda s: 0.5, lambda s: 0.5),
-    Logistic: Term(_logistic_cdf, lambda s: 1.0),
-}
-PDF: dict[type[Noise], Term] = {
-    Triangular: Term(
-        _triangular_pdf,
-        lambda s: -s / Triangular.support / _triangle_unit(s),
-        lambda s: s / Triangular.support,
-        vanishes=True,
-    ),
-    Normal: Term(_normal_pdf, lambda s: s / math.sqrt(2 * math.pi)),
-    Logistic: Term(_logistic_pdf, lambda s: s * Logistic.rate),
-}
-"""For uniform noise the sum is a stair itself: see :func:`_uniform_slope`."""
-
-
-def _sum_of(
-    term: Term, x: Tensor, bound: BoundStair, start: float, mean: float, std: float
-) -> Kernel:
-    """start + Σₖ (qₖ − qₖ₋₁)·term((x − θₖ)/β)."""
-    rises = [b - a for a, b in pairwise(bound.stair.levels)]
-    factor = term.factor(1 / std)
-    start += math.fsum(rises) * term.base(1 / std)
-    scratch = _scratch(2, x, bound.compute)
-    first = torch.tensor(start, dtype=bound.compute)
-    noise_floor = (8 + len(rises)) * torch.finfo(bound.compute).eps * abs(start)
-
-    def kernel(target: Tensor, block: Tensor) -> None:
-        work, spare = scratch[:, : len(block)]
-        for k, (threshold, rise) in enumerate(zip(bound.rounded.thresholds, rises, strict=True)):
-            term.shape(work if k else target, spare, block, mean + threshold, 1 / std)
-            if k:
-                target.add_(work, alpha=rise / rises[0])
-        if start:
-            torch.add(first, target, alpha=factor * rises[0], out=target)
-        else:
-            target.mul_(factor * rises[0])
-        if term.vanishes:
-            # What rounding leaves outside of the support is no slope; Adam would make one of it. Of
-            # many thresholds it leaves so much that a slope might go with it: they go elsewhere.
-            torch.threshold_(target, noise_floor, 0.0)
-
-    return kernel
-
-
 def _supports_meet(bound: BoundStair, std: float) -> bool:
     """Whether thresholds are on a line, and neighbouring supports of uniform noise just meet."""
-    if not _is_regular(bound):
+    if not bound.is_regular:
         return False
     spacing, rounding = float(bound.spacing), 4 * torch.finfo(bound.compute).eps
     return abs(2 * Uniform.support * std - spacing) <= rounding * spacing
@@ -279,10 +166,10 @@ def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Ker
     if not kept:  # the supports are so narrow that no number of the dtype lies in any of them
         return lambda out, x: out.zero_()
     (edge, rise), *others = kept
-    scratch = _scratch(1, x, bound.compute)
+    row = scratch(1, x, bound.compute)[0]
 
     def kernel(target: Tensor, block: Tensor) -> None:
-        work = scratch[0, : len(block)]
+        work = row[: len(block)]
         torch.ge(block, edge, out=target).mul_(rise)
         for at, step in others:
             target.add_(torch.ge(block, at, out=work), alpha=step)
@@ -350,11 +237,11 @@ def _look_up(
     draw: Callable[[Tensor], Tensor] | None = None,
 ) -> Kernel:
     """The level of x − shift, or of x less a draw; the limits are those of the mode."""
-    scratch = _scratch(2, x, bound.compute)
+    rows = scratch(2, x, bound.compute)
     table = torch.tensor(bound.rounded.levels, dtype=bound.compute)
 
     def kernel(target: Tensor, block: Tensor) -> None:
-        work, moved = scratch[:, : len(block)]
+        work, moved = rows[:, : len(block)]
         if draw is not None:
             block = torch.sub(block, draw(work), out=moved)
         elif shift:
@@ -376,7 +263,7 @@ def _index(
 ) -> None:
     """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
-    if _is_regular(bound):
+    if bound.is_regular:
         _index_on_line(target, work, x, bound)
     elif bound.is_line or (bound.is_table and math.isinf(low)):
         target.copy_(bound.index(x))
@@ -390,11 +277,6 @@ def _index(
         target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
 
 
-def _is_regular(bound: BoundStair) -> bool:
-    """Whether thresholds are a line that is computed in the dtype of x, not rounded to 16 bits."""
-    return bound.is_line and bound.rounded.is_regular and bound.dtype == bound.compute
-
-
 def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -> None:
     """#{k : x ≥ θₖ} for regular thresholds: those below the nearest, and the nearest if x is not
     below it."""
@@ -405,17 +287,6 @@ def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -
     target.add_(torch.ge(x, line.evaluate(target, out=work), out=work))
 
 
-def _overflows(bound: BoundStair, factor: float) -> bool:
-    """Whether the factor times the range of the levels overflows: a sum of zeros times that would
-    be NaN, so :mod:`softstair.kernels.reference` takes it."""
-    span = bound.stair.levels[-1] - bound.stair.levels[0]
-    return span * abs(factor) > torch.finfo(bound.compute).max
-
-
-def _scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(count, min(BLOCK, x.numel()), dtype=dtype)
-
-
 def _blockwise(kernel: Kernel, compute: torch.dtype, x: Tensor, *others: Tensor) -> Tensor:
     """Return the kernel's results over corresponding flat blocks, in the memory layout of x."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
@@ -423,8 +294,9 @@ def _blockwise(kernel: Kernel, compute: torch.dtype, x: Tensor, *others: Tensor)
         x, order = x.contiguous(), list(range(x.dim()))
     result = torch.empty_like(x)
     flat = [tensor.permute(order).reshape(-1) for tensor in (result, x, *others)]
-    for start in range(0, x.numel(), BLOCK):
-        target, *blocks = (tensor[start : start + BLOCK] for tensor in flat)
+    size = block_size()
+    for start in range(0, x.numel(), size):
+        target, *blocks = (tensor[start : start + size] for tensor in flat)
         if target.dtype == compute:
             kernel(target, *blocks)
         else:
