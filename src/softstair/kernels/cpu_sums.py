@@ -16,8 +16,8 @@ from softstair.kernels import reference
 from softstair.kernels.bound import FEW_LEVELS, BoundStair
 from softstair.noise import Logistic, Noise, Normal, Triangular, Uniform
 
-BLOCK = 1 << 20
-"""Elements of a block."""
+BLOCK, MAX_THREADS = 1 << 17, 8
+"""Elements of a block for each thread, and threads at most."""
 MAX_WINDOW = 16
 """Thresholds that are summed at most where a closed form of all is there instead."""
 
@@ -228,4 +228,4 @@ def scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def block_size() -> int:
     """Return how many elements a block has. Results do not depend on it."""
-    return BLOCK
+    return BLOCK * min(torch.get_num_threads(), MAX_THREADS)
