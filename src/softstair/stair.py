@@ -254,6 +254,9 @@ class Stair:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stair, (self.levels, self.thresholds, self.quantum, self.axis)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Stair":
         return self  # nothing in it changes
 
