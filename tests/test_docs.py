@@ -336,6 +336,10 @@ def parse_command(line: str) -> None:
     named = verb in ("grid", "report", "export", "verify") and not words
     if named or (verb == "data" and words in (["fetch"], ["status"])):
         return  # a mention of it
+    if "--resume" in words and "--out" in words:
+        fold = Path(words[words.index("--out") + 1]) / "fold-0"
+        fold.mkdir(parents=True, exist_ok=True)
+        (fold / "config.json").touch()  # something to resume
     try:
         parse(module.Command, words, f"softstair {verb}")
     except SystemExit as stop:

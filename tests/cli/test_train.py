@@ -125,6 +125,8 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--model vgg8", ["vgg8", "32"]),
         ("--data cifar10", ["softstair data fetch cifar10"]),
         ("--resume", ["--resume needs --out"]),
+        ("--resume --out absent", ["--resume needs a run to continue", "'absent' holds none"]),
+        ("--resume --every-fold --out absent", ["'absent' holds none"]),
         ("--every-fold --fold 2", ["--every-fold and --fold 2 exclude each other"]),
         ("--jobs 2", ["--jobs 2 needs --every-fold"]),
         ("--threads 0", ["--threads must be an integer from 1 to 1024"]),

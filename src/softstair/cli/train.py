@@ -23,7 +23,7 @@ from softstair.train.network import levels_of
 from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import EventSender, TensorBoardEvents
-from softstair.train.recipe import PRESETS, PresetName, Recipe, preset
+from softstair.train.recipe import FIELDS, PRESETS, PresetName, Recipe, preset
 
 MAX_FOLDS = 10_000
 """Folds that one command trains."""
@@ -65,7 +65,9 @@ class Command:
 
     preset: PresetName = flag("digits", "Preset to start from; other flags override it.")
     out: Path | None = flag(None, "Run directory (default: the next free one in runs/).")
-    resume: bool = flag(False, "Continue the run in --out, or start it if there is none.")
+    resume: bool = flag(
+        False, "Continue the run in --out; with flags of a recipe, start it if there is none."
+    )
     extend: bool = flag(
         False, "Train the run in --out longer, to --epochs in all; the result is that of a new run."
     )
@@ -97,6 +99,8 @@ class Command:
             if given.get("extend"):
                 recipe = records.extended(recipe, given.get("epochs", recipe.epochs))
             return replace(base, recipe=recipe, resume=True)
+        elif given.get("resume") and not given.keys() & {*FIELDS} and "out" in given:
+            _check_begun(given["out"])
         recipe = base.recipe.for_changes(given)
         if given.get("static_std") and given.get("static_mean", recipe.static_mean):
             recipe = replace(recipe, anneal_from=0.0)  # that of the preset has no effect
@@ -277,6 +281,15 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
     recipes = (records.recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
     recipe = next(filter(None, recipes), None)
     return recipe and replace(recipe, fold=0)
+
+
+def _check_begun(out: Path) -> None:
+    """Raise SoftstairError if a directory holds no run, whose recipe would be the default."""
+    if not [*out.glob("config.json"), *out.glob("fold-*/config.json")]:
+        raise SoftstairError(
+            f"--resume needs a run to continue, but {str(out)!r} holds none (no config.json): "
+            "check --out, or leave out --resume and start the run with its own flags."
+        )
 
 
 def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
