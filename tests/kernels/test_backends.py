@@ -150,8 +150,8 @@ def test_levels_of_any_line_are_those_of_a_table():
     for count in (9, 16, 32):  # lines that begin anywhere
         for unit in (1.0, draw()):
             low, high = draw(), draw()
-            levels = [(number + low) * unit for number in range(count)]
-            stairs.append(ss.Stair(levels, [number + high for number in range(count - 1)]))
+            values = [(number + low) * unit for number in range(count)]
+            stairs.append(ss.Stair(values, [number + high for number in range(count - 1)]))
     parts = set()
     for stair in stairs:
         rounded = stair.rounded(torch.float32)
