@@ -253,7 +253,7 @@ def test_another_recipe_is_refused(
         train(replace(RECIPE, **{name: value}), out, resume=True)
     values = value if isinstance(value, tuple) else [str(value)]
     text = refused(f"--{name}", *values, "--resume", "--out", str(out), capsys=capsys)
-    assert f"leave out --{name}, and --preset if it is given" in text
+    assert f"use the same --{name} and the same preset" in text
     assert files(out) == before
 
 

@@ -36,9 +36,9 @@ def check_same_recipe(given: Recipe, begun: Recipe, path: Path, extend: bool = F
     rescaled = names[0] in fields_with("scales_with_epochs") and "epochs" in names
     name = "epochs" if rescaled else names[0]
     raise RunError(
-        f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but "
-        f"{getattr(given, name)!r} was given: leave out `{name}`, and `preset` if it is given, or "
-        "give another `out`.",
+        f"the run in {str(path)!r} was begun with {name} = {getattr(begun, name)!r}, but this "
+        f"recipe has {getattr(given, name)!r}: use the same `{name}` and the same preset, or give "
+        "another `out`.",
         field=name,
     )
 

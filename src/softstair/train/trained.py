@@ -133,7 +133,10 @@ def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
     if recipe is None:
         raise RunError(f"{str(run)!r} holds no run: give a run directory, such as fold-0.")
     if summary_of(run) is None:
-        raise RunError(f"the run in {str(run)!r} is not finished: continue it with `resume`.")
+        raise RunError(
+            f"the run in {str(run)!r} is not finished: train it to its last epoch, with `resume` "
+            "of softstair train."
+        )
     _refuse(run, own, "zero", "scale")
     _check_code(run, recipe, own)
     dataset = load(own["data"] or recipe.data, data_dir)
@@ -155,7 +158,10 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
             file = zoo.path_of(str(run))
         except SoftstairError as error:
             name = _check.shortened(str(run))
-            raise RunError(f"{name} is no run or packed network, and {error}") from None
+            raise RunError(
+                f"{name} must be a run directory, a packed network or a file of torch.save that "
+                f"exists, or the name of a network in the zoo, but {error}"
+            ) from None
     about, network = packed.about(file), packed.packed_network(file)
     try:
         recipe = packed.packed_recipe(about, "fold", "folds", "limit")
