@@ -136,7 +136,7 @@ def from_trace(words: npt.NDArray[np.int32], network: IntegerNetwork) -> dict[st
     while at < words.shape[1]:
         number, count = int(words[0, at]), int(words[0, at + 1])
         node = network.nodes[number]
-        part = np.ascontiguousarray(words[:, at + 2 : at + 2 + count])
+        part = words[:, at + 2 : at + 2 + count].copy()  # torch takes no read-only array
         is_last = node is network.last
         values = torch.from_numpy(part.view(np.float32) if is_last else part.astype(np.int64))
         results[node.name] = values.reshape(len(words), *network.sizes[node.name])
