@@ -70,6 +70,15 @@ def test_there_is_no_slope_outside_of_the_support(name, family):
         assert torch.equal(x.grad, torch.zeros(2))
 
 
+def test_supports_that_meet_leave_no_slope_outside():
+    """Of few levels whose distances differ by rounding, at the default std."""
+    quantum = 0.21123247088136593
+    stair, noise = ss.Stair.linear(3, quantum=quantum, thresholds="floor"), ss.noise.Uniform()
+    x = torch.tensor([-3.0, 1.6, 3.0], dtype=torch.float64, requires_grad=True)
+    ss.regularise(x, stair, noise, 0.0, noise.std_within(0.5) * quantum).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("bits", "quantum"), [(10, 0.07), (12, 0.07), (12, 1.0)])
 def test_stairs_finer_than_the_dtype(bits, quantum, dtype):

@@ -149,6 +149,8 @@ def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Ker
     Where supports meet, as at the default std, the two steps cancel and cost nothing."""
     half, at = Uniform.support * std, [mean + threshold for threshold in bound.rounded.thresholds]
     rises = [b - a for a, b in pairwise(bound.stair.levels)]
+    if bound.stair.spacing is not None:  # equal but for rounding, which would leave a slope outside
+        rises = [bound.stair.spacing[1]] * bound.count
     supports = list(zip(at, at, rises, strict=True))  # from and to which threshold, and the rise
     if _supports_meet(bound, std):
         supports = [(at[0], at[-1], math.fsum(rises) / bound.count)]
