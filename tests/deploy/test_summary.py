@@ -101,6 +101,19 @@ def test_what_training_may_change_is_said() -> None:
     assert not ss.report(net, (1, 6, 6)).exports_exactly
 
 
+def test_a_learned_quantum_may_stop_being_a_power_of_two() -> None:
+    """An average of unknown quantum exports before training only, where the quantum is 1."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+    stairs = {"weights": ss.Stair.ternary(), "features": ss.Stair.ternary()}
+    for quanta, is_sure in (("fixed", True), ("learned", False)):
+        report = ss.report(ss.quantise(model, **stairs, quanta=quanta), (1, 8, 8))
+        assert report.exports_exactly
+        assert ("training may change that: cannot export '5'" not in report.conclusion) == is_sure
+
+
 def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     model = plain(nn.Conv2d(1, 4, 3))
     model(torch.zeros(2, 1, 6, 6))

@@ -168,18 +168,25 @@ def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module
 
 
 def _extreme(net: nn.Module) -> nn.Module:
-    """Return a copy with the largest sums that its stairs allow, and normalisations that decrease.
+    """Return a copy with the largest sums that its stairs allow, normalisations that decrease, and
+    other quanta where these are learned.
 
-    If it has an exact integer form, so has the network with any weights.
+    If it has an exact integer form, so has the network with any weights and quanta.
     """
     net = copy.deepcopy(net)
+    stairs = [module for module in net.modules() if isinstance(module, StairModule)]
+    ratios = {stair.log_ratio: None for stair in stairs if stair.log_ratio is not None}
+    for number, ratio in enumerate(ratios):
+        ratio.data += 0.1 + 0.01 * number  # all different, and no power of two
+    for stair in stairs:
+        stair.synchronise()
     for module in net.modules():
         if isinstance(module, StairLayer):
-            stair, weight = module.weight_stair.stair, module.weight.data
-            weight.fill_(FAR if stair.levels[-1] >= -stair.levels[0] else -FAR)
+            values, weight = module.weight_stair.stair, module.weight.data
+            weight.fill_(FAR if values.levels[-1] >= -values.levels[0] else -FAR)
             # All channels but the first: every level occurs, as the packed weights depend on it.
             others = weight[1:].flatten()
-            each = torch.tensor([-FAR, *stair.thresholds]).to(weight)[: len(others)]
+            each = torch.tensor([-FAR, *values.thresholds]).to(weight)[: len(others)]
             others[: len(each)] = each
             weight[1:] = others.view_as(weight[1:])
         elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
