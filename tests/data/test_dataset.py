@@ -38,6 +38,7 @@ PLAIN = Dataset("plain", X, Y, ("a", "b"), mean=120.7, std=63.8)
         ({"groups": [0, 1] * 3}, "groups"),
         ({"mean": torch.ones(3)}, "mean"),
         ({"std": np.ones(3)}, "std"),
+        ({"x": X + 100, "mean": 0.485, "std": 0.229}, "mean"),
     ],
 )
 def test_invalid_fields_are_named(changes, field):

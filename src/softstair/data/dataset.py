@@ -94,6 +94,12 @@ class Dataset:
                 raise _check.wrong(name, getattr(self, name), "one number for all channels")
         _check.number("mean", self.mean)
         _check.number("std", self.std, above=0)
+        if 0 < self.mean < 1 and self.std < 1 and len(self.x) and self.x.float().mean() > 4:
+            raise _check.invalid(
+                "mean",
+                f"and std must be in units of x, from 0 to 255, but {self.mean:g} and {self.std:g} "
+                "were given: multiply those of a range from 0 to 1 by 255",
+            )
         if self.centred is not None:
             _check.number("centred[0]", self.centred[0])
             _check.number("centred[1]", self.centred[1], above=0)
