@@ -70,13 +70,33 @@ def test_there_is_no_slope_outside_of_the_support(name, family):
         assert torch.equal(x.grad, torch.zeros(2))
 
 
-def test_supports_that_meet_leave_no_slope_outside():
-    """Of few levels whose distances differ by rounding, at the default std."""
-    quantum = 0.21123247088136593
-    stair, noise = ss.Stair.linear(3, quantum=quantum, thresholds="floor"), ss.noise.Uniform()
-    x = torch.tensor([-3.0, 1.6, 3.0], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "stair",
+    [
+        ss.Stair.linear(3, quantum=0.21123247088136593, thresholds="floor"),
+        ss.Stair((0.0, 0.3, 1.0), (0.5, 1.5)),
+        ss.Stair((0.0, 0.7, 1.0), (0.5, 1.5)),
+    ],
+    ids=["distances differ by rounding", "rising more", "rising less"],
+)
+def test_supports_that_meet_leave_no_slope_outside(stair, dtype):
+    """Uniform noise of the default std, few levels."""
+    noise, quantum = ss.noise.Uniform(), float(stair.quantum)
+    x = torch.tensor([-3.0, 2.1, 30.0], dtype=dtype, requires_grad=True)
     ss.regularise(x, stair, noise, 0.0, noise.std_within(0.5) * quantum).sum().backward()
-    assert torch.equal(x.grad, torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(x.grad, torch.zeros(3, dtype=dtype))
+
+
+def test_rises_of_any_size_have_a_slope():
+    """A rise that is small beside another keeps its slope, and none is divided by a tiny one."""
+    x = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    ss.regularise(x, ss.Stair((0.0, 1e-10, 1.0), (0.0, 1.0)), "uniform", 0.0, 0.1).sum().backward()
+    torch.testing.assert_close(x.grad[0] / x.grad[1], torch.tensor(1e-10, dtype=torch.float64))
+    for family in ss.noise.names():
+        stair = ss.Stair((0.0, 1e-40, 1.0), (0.0, 1.0))
+        y = ss.regularise(torch.tensor([-9.0, 9.0]), stair, family, 0.0, 0.1, "expectation")
+        torch.testing.assert_close(y, torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

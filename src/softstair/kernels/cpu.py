@@ -149,25 +149,26 @@ def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Ker
     Where supports meet, as at the default std, the two steps cancel and cost nothing."""
     half, at = Uniform.support * std, [mean + threshold for threshold in bound.rounded.thresholds]
     rises = [b - a for a, b in pairwise(bound.stair.levels)]
-    if bound.stair.spacing is not None:  # equal but for rounding, which would leave a slope outside
+    if bound.stair.spacing is not None:  # equal but for rounding: where supports meet, they cancel
         rises = [bound.stair.spacing[1]] * bound.count
     supports = list(zip(at, at, rises, strict=True))  # from and to which threshold, and the rise
     if _supports_meet(bound, std):
         supports = [(at[0], at[-1], math.fsum(rises) / bound.count)]
-    steps: dict[float, float] = {}
+    steps: list[tuple[float, float]] = []
     for first, last, rise in supports:
         low = _round_up(first - half * (1 + reference.EDGE), bound.compute)
         high = _round_up(last + half * (1 - reference.EDGE), bound.compute)
         if high <= last:  # a support narrower than the spacing of the dtype holds `last` alone
             high = _round_up(math.nextafter(last, math.inf), bound.compute)
         density = rise / (2 * half)
-        steps[low] = steps.get(low, 0.0) + density
-        steps[high] = steps.get(high, 0.0) - density
-    largest = max(map(abs, steps.values()))
-    kept = [step for step in steps.items() if abs(step[1]) > 1e-9 * largest]
-    if not kept:  # the supports are so narrow that no number of the dtype lies in any of them
+        for edge, step in ((low, density), (high, -density)):
+            if (edge, -step) in steps:
+                steps.remove((edge, -step))
+            else:  # not added to another: beyond both edges a support must leave exactly nothing
+                steps.append((edge, step))
+    if not steps:  # the supports are so narrow that no number of the dtype lies in any of them
         return lambda out, x: out.zero_()
-    (edge, rise), *others = kept
+    (edge, rise), *others = steps
     row = scratch(1, x, bound.compute)[0]
 
     def kernel(target: Tensor, block: Tensor) -> None:

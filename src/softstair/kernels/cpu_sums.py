@@ -170,6 +170,8 @@ def sum_of(term: Term, reach: int | None, x: Tensor, bound: BoundStair, is_value
     rises = [b - a for a, b in pairwise(bound.stair.levels)]
     if reach is not None:
         rises = rises[: 2 * reach + 1]
+    terms = sorted(zip(rises, bound.rounded.thresholds, strict=False), reverse=True)
+    largest = terms[0][0]  # the sum is in its units
     factor = term.factor(scale)
     offset = math.fsum(rises) * term.base(scale) + (bound.stair.levels[0] if is_value else 0.0)
     offset_tensor = torch.tensor(offset, dtype=bound.compute)
@@ -177,10 +179,10 @@ def sum_of(term: Term, reach: int | None, x: Tensor, bound: BoundStair, is_value
     rows = scratch(2 if reach is None else 3, x, bound.compute)
 
     def sum_all(target: Tensor, block: Tensor, work: Tensor, spare: Tensor) -> None:
-        for k, (threshold, rise) in enumerate(zip(bound.rounded.thresholds, rises, strict=True)):
+        for k, (rise, threshold) in enumerate(terms):
             term.shape(torch.sub(block, mean + threshold, out=work if k else target), spare, scale)
             if k:
-                target.add_(work, alpha=rise / rises[0])
+                target.add_(work, alpha=rise / largest)
 
     def sum_near(target: Tensor, block: Tensor, work: Tensor, spare: Tensor, index: Tensor) -> None:
         line = bound.rounded.threshold_line
@@ -203,9 +205,9 @@ def sum_of(term: Term, reach: int | None, x: Tensor, bound: BoundStair, is_value
     def kernel(target: Tensor, block: Tensor) -> None:
         add_up(target, block, *rows[:, : len(block)])
         if offset:
-            torch.add(offset_tensor, target, alpha=factor * rises[0], out=target)
+            torch.add(offset_tensor, target, alpha=factor * largest, out=target)
         else:
-            target.mul_(factor * rises[0])
+            target.mul_(factor * largest)
         if (
             term.vanishes
         ):  # what rounding leaves outside of the support: Adam would make a step of it
@@ -227,5 +229,6 @@ def scratch(count: int, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def block_size() -> int:
-    """Return how many elements a block has. Results do not depend on it."""
+    """Return how many elements a block has. Levels do not depend on it; a sigmoid of torch may, by
+    an ulp."""
     return BLOCK * min(torch.get_num_threads(), MAX_THREADS)
