@@ -396,7 +396,7 @@ def _line(grid: tuple[float, float] | None, rounded: Tensor) -> Line | None:
     if offset.abs().max() > 0.9:
         return None
     working = torch.promote_types(rounded.dtype, torch.float32)
-    # As kernels do it: n and the first are added in the working dtype, too.
+    # n and the first are added in the working dtype, as in the kernels.
     index = torch.arange(len(rounded), dtype=working)
     for parts in ((unit,), _split_unit(unit, index + first)):
         line = Line(first, unit, parts)

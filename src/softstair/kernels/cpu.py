@@ -42,13 +42,16 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     mean, std = float(bound.mean), float(bound.std)
     if std < reference.smallest_std(bound.compute):
         return torch.zeros_like(x)
-    slope: Kernel = lambda out, x: out.copy_(reference.slope(x, bound))
-    if overflows(bound, 1 / std):
-        pass
-    elif isinstance(bound.noise, Uniform) and (not bound.is_line or _supports_meet(bound, std)):
+    slope: Kernel
+    is_stair = isinstance(bound.noise, Uniform) and (
+        not bound.is_line or _supports_meet(bound, std)
+    )
+    if is_stair and not overflows(bound, 1 / std):
         slope = _uniform_slope(x, bound, mean, std)
     elif (found := find_sum(PDF, bound, std)) is not None:
         slope = sum_of(*found, x, bound, False)
+    else:
+        slope = lambda out, x: out.copy_(reference.slope(x, bound))
 
     def kernel(target: Tensor, block: Tensor, gradient: Tensor) -> None:
         slope(target, block)
