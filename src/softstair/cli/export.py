@@ -70,8 +70,8 @@ class ExportFlags:
         limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads)
         plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
         _show_costs(source.integer)
-        given = source.integer.input
-        print_line(f"input: (x - {given.zero}) / {given.scale:g}, x of {given.type_name}")
+        entry = source.integer.input
+        print_line(f"input: (x - {entry.zero}) / {entry.scale:g}, x of {entry.type_name}")
         if plan is not None:
             print_line(str(plan))
         elif self.to == "onnx":

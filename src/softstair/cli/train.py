@@ -284,11 +284,11 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
 
 
 def _check_begun(out: Path) -> None:
-    """Raise SoftstairError if a directory holds no run, whose recipe would be the default."""
+    """Raise SoftstairError if a directory holds no run: no flag says which one to start."""
     if not [*out.glob("config.json"), *out.glob("fold-*/config.json")]:
         raise SoftstairError(
             f"--resume needs a run to continue, but {str(out)!r} holds none (no config.json): "
-            "check --out, or leave out --resume and start the run with its own flags."
+            "check --out, or give the flags of the run to start it, such as --preset."
         )
 
 

@@ -134,8 +134,7 @@ def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
         raise RunError(f"{str(run)!r} holds no run: give a run directory, such as fold-0.")
     if summary_of(run) is None:
         raise RunError(
-            f"the run in {str(run)!r} is not finished: train it to its last epoch, with `resume` "
-            "of softstair train."
+            f"the run in {str(run)!r} is not finished: finish it with softstair train `resume`."
         )
     _refuse(run, own, "zero", "scale")
     _check_code(run, recipe, own)
@@ -159,8 +158,8 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
         except SoftstairError as error:
             name = _check.shortened(str(run))
             raise RunError(
-                f"{name} must be a run directory, a packed network or a file of torch.save that "
-                f"exists, or the name of a network in the zoo, but {error}"
+                f"{name} must be an existing run directory, packed network or file of torch.save, "
+                f"or the name of a network in the zoo, but {error}"
             ) from None
     about, network = packed.about(file), packed.packed_network(file)
     try:
@@ -219,7 +218,9 @@ def trained_recipe(run: Path) -> tuple[Recipe, int]:
         raise RunError(f"`run` must be a run directory, but {str(run)!r} holds no run.")
     metrics = run / "metrics.jsonl"
     if not metrics.exists() or not metrics.stat().st_size:
-        raise RunError(f"the run in {str(run)!r} has no epoch yet: continue it with `resume`.")
+        raise RunError(
+            f"the run in {str(run)!r} has no epoch yet: continue it with softstair train `resume`."
+        )
     layers = len(metrics_of(run)[0].get("noise", ()))
     if not layers:
         raise RunError(f"`run` must be of a quantised network, but that in {str(run)!r} is float.")
