@@ -1,5 +1,5 @@
-"""Writes the tables of docs/reproduction.md, all of docs/claims.md and results/configurations.csv
-anew from the tables in results/.
+"""Writes the tables of docs/reproduction.md and docs/beyond.md, all of docs/claims.md and
+results/configurations.csv anew from the tables in results/.
 
 python docs/verdicts.py
 """
@@ -83,6 +83,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the columns that have a value in some row."""
+    keep = [at for at in range(len(head)) if any(row[at] not in (NONE, "0") for row in rows)]
+    pick = lambda cells: [cells[at] for at in keep]
+    return table(pick(head), map(pick, rows))
 
 
 def number(share: float | Mean | None, digits: int | None = None) -> str:
@@ -251,16 +258,14 @@ def levels(trainings: Sequence[Training], data: str) -> str:
         cells += [str(len(fresh)), number(valid), spread(valid)]
         cells += [number(average(run.test_accuracy for run in fresh))]
         rows.append(cells)
-    keep = [at for at in range(len(head)) if any(row[at] not in (NONE, "0") for row in rows)]
-    pick = lambda cells: [cells[at] for at in keep]
-    return table(pick(head), map(pick, rows))
+    return without_empty(head, rows)
 
 
-def differences(trainings: Sequence[Training]) -> str:
-    """Differences A − B between configurations of CIFAR-10 at full length with running statistics,
-    paired by fold: before the drop, after the last epoch, and on the test set."""
-    full = [run for run in select(trainings, {"data": "cifar10"}) if is_full(run)]
-    running = [run for run in full if not is_fresh(run)]
+def differences(trainings: Sequence[Training], data: str, epochs: str) -> str:
+    """Differences A − B between configurations with running statistics, paired by fold: before the
+    drop, after the last epoch, and on the test set if there is one."""
+    wanted = {"data": data, "epochs": epochs, "statistics": "running"}
+    running = select(trainings, wanted)
     values = (before_the_drop, accuracy, lambda run: run.test_accuracy)
     rows = []
     for pair in PAIRS:
@@ -271,7 +276,7 @@ def differences(trainings: Sequence[Training]) -> str:
         cells = [cell for gap in gaps for cell in (number(gap), spread(gap))]
         rows.append([*pair, str(gaps[0].folds), *cells])
     heads = [(name, f"{name}: 95 %") for name in ("before the drop", "validation", "test")]
-    return table(["A", "B", "folds", *(cell for two in heads for cell in two)], rows)
+    return without_empty(["A", "B", "folds", *(cell for two in heads for cell in two)], rows)
 
 
 def by_schedule(trainings: Sequence[Training]) -> str:
@@ -345,10 +350,12 @@ def by_law(trainings: Sequence[Training]) -> str:
 
 
 def paired_mean(
-    left: Iterable[Training], right: Iterable[Training], value: Callable[[Training], float]
+    left: Iterable[Training],
+    right: Iterable[Training],
+    value: Callable[[Training], float | None],
 ) -> Mean | None:
-    """The mean of left less right over the folds that both have."""
-    other = {run.fold: value(run) for run in right}
+    """The mean of left less right over the folds for which both have the value."""
+    other = {run.fold: number for run in right if (number := value(run)) is not None}
     gaps = [value(run) - other[run.fold] for run in left if run.fold in other]
     return mean_of(gaps) if gaps else None
 
@@ -356,9 +363,9 @@ def paired_mean(
 # Shortened trainings, and other settings
 
 
-def by_interval(trainings: Sequence[Training], data: str, epochs: str) -> str:
+def by_interval(trainings: Sequence[Training], data: str, epochs: str, **wanted: str) -> str:
     """Decay intervals by forward pass: uniform noise, running statistics."""
-    wanted = {"data": data, "epochs": epochs, "noise": "uniform", "statistics": "running"}
+    wanted |= {"data": data, "epochs": epochs, "noise": "uniform", "statistics": "running"}
     ours = select(trainings, wanted)
     rows = []
     static = [_validation(ours, {**STATIC, "forward": forward}) for forward in FORWARDS]
@@ -372,16 +379,22 @@ def by_interval(trainings: Sequence[Training], data: str, epochs: str) -> str:
 
 
 def static_noises(trainings: Sequence[Training]) -> str:
-    """Static noise types by data set and forward pass, over fewer epochs than the paper's."""
+    """Static noise types by data set and forward pass, over fewer epochs than the paper's, on the
+    folds that all types of a row have."""
     rows = []
     for study in studies(run for run in trainings if not is_full(run)):
         for forward in ("mode", "random"):
             wanted = {**STATIC, "forward": forward}
             group = select(study.trainings, wanted)
             if group:
+                types = {run.settings["noise"] for run in group}
+                shared = set.intersection(
+                    *({run.fold for run in select(group, {"noise": noise})} for noise in types)
+                )
+                group = [run for run in group if run.fold in shared]
                 cells = [_validation(group, {"noise": noise}) for noise in noises.names()]
-                folds = len({run.fold for run in group})
-                about = [DATA[study.data], str(study.epochs), study.statistics, forward, str(folds)]
+                about = [DATA[study.data], str(study.epochs), study.statistics]
+                about += [forward, str(len(shared))]
                 rows.append([*about, *map(number, cells)])
     head = ["data", "epochs", "statistics", "forward", "folds"]
     return table([*head, *noises.names()], rows)
@@ -397,10 +410,7 @@ def per_layer(trainings: Sequence[Training]) -> str:
     rows = []
     for study in studies([*trainings, *variations("speech-*-epochs.parquet")]):
         uniform = {"noise": "uniform", "forward": "mode"}
-        partition = select(
-            study.trainings,
-            {**DYNAMIC, **uniform, "interval": "partition", "power": "homogeneous"},
-        )
+        partition = select(study.trainings, {**PARTITION, **uniform})
         static = select(study.trainings, {**STATIC, **uniform})
         gaps = [paired_mean(partition, static, value) for value in (accuracy, in_training)]
         if gaps[0] is not None:
@@ -415,11 +425,99 @@ def per_layer(trainings: Sequence[Training]) -> str:
     return table(head, [row for _, row in sorted(rows, key=lambda row: row[0])])
 
 
+# docs/beyond.md
+
+
+def gaps_in_training(trainings: Sequence[Training]) -> str:
+    """How far partition lies below static noise in training, with the mode: in the shortest and in
+    the longest trainings of each data set."""
+    every = [*trainings, *variations("speech-*-epochs.parquet")]
+    rows = []
+    for data in DATA:
+        wanted = {"data": data, "noise": "uniform", "forward": "mode", "statistics": "running"}
+        ours = select(every, wanted)
+        lengths = {int(run.settings["epochs"]) for run in select(ours, PARTITION)}
+        ends = []
+        for epochs in (min(lengths), max(lengths)):
+            group = select(ours, {"epochs": str(epochs)})
+            partition, static = select(group, PARTITION), select(group, STATIC)
+            steps = float(partition[0].settings["period"]) * STEPS[data]
+            ends.append((steps, paired_mean(static, partition, in_training)))
+        (few, wide), (many, narrow) = ends
+        cells = [DATA[data], f"{few:,.0f}", number(wide), f"{many:,.0f}", number(narrow)]
+        cells += [f"{many / few:.2g}", f"{wide.value / narrow.value:.2g}"]
+        rows.append([*cells, number(average(map(in_training, static)))])
+    head = ["data", "steps per layer, shortest", "gap", "steps per layer, longest", "gap, longest"]
+    head += ["ratio of steps", "ratio of gaps", "static noise, longest"]
+    return table(head, rows)
+
+
+def gains(trainings: Sequence[Training]) -> str:
+    """What partition gains over static noise, by data set and forward."""
+    rows = []
+    for data, epochs in LONGEST.items():
+        for forward in ("mode", "random"):
+            wanted = {"data": data, "epochs": epochs, "forward": forward, "noise": "uniform"}
+            group = select(trainings, {**wanted, "statistics": "running"})
+            partition, static = select(group, PARTITION), select(group, STATIC)
+            cells = [DATA[data], epochs, forward]
+            cells += [number(average(map(accuracy, side))) for side in (static, partition)]
+            for value in (accuracy, lambda run: run.test_accuracy, in_training):
+                gap = paired_mean(partition, static, value)
+                cells += [number(gap), spread(gap)]
+            rows.append(cells)
+    head = ["data", "epochs", "forward", "static noise", "partition", "gain", "gain: 95 %"]
+    head += ["gain, test", "test: 95 %", "gain in training", "training: 95 %"]
+    return table(head, rows)
+
+
+def beside_same_end(trainings: Sequence[Training]) -> str:
+    """How far same end lies below partition, by data set and forward."""
+    rows = []
+    for data, epochs in LONGEST.items():
+        for forward in FORWARDS:
+            wanted = {"data": data, "epochs": epochs, "forward": forward, "noise": "uniform"}
+            group = select(trainings, {**wanted, "statistics": "running"})
+            ends = select(group, {**PARTITION, "interval": "same_end"})
+            folds = {run.fold for run in ends}
+            partition = [run for run in select(group, PARTITION) if run.fold in folds]
+            gap = paired_mean(partition, ends, accuracy)
+            cells = [DATA[data], epochs, forward, str(gap.folds)]
+            for value in (accuracy, in_training):
+                cells += [number(average(map(value, side))) for side in (partition, ends)]
+            best = average(run.best_valid_accuracy for run in ends)
+            rows.append([*cells, number(best), number(gap), spread(gap)])
+    head = ["data", "epochs", "forward", "folds", "partition", "same end"]
+    head += ["partition, in training", "same end, in training", "same end, best epoch"]
+    return table([*head, "partition above same end", "95 % or range"], rows)
+
+
+def types_in_training(trainings: Sequence[Training]) -> str:
+    """Static noise types of VGG8 on fold 0: validation, and accuracy in training."""
+    rows = []
+    for data in ("cifar10", "svhn"):
+        for forward in ("mode", "random"):
+            epochs = LONGEST[data]
+            wanted = {**STATIC, "data": data, "epochs": epochs, "forward": forward, "fold": "0"}
+            group = select(trainings, {**wanted, "statistics": "running"})
+            sides = [select(group, {"noise": noise}) for noise in noises.names()]
+            cells = [number(average(map(value, side)) if side else None)
+                     for value in (accuracy, in_training) for side in sides]  # fmt: skip
+            rows.append([DATA[data], epochs, forward, *cells])
+    head = ["data", "epochs", "forward", *noises.names()]
+    return table([*head, *(f"{name}, in training" for name in noises.names())], rows)
+
+
+PARTITION = {**DYNAMIC, "interval": "partition", "power": "homogeneous"}
+LONGEST = {"cifar10": "500", "svhn": "100", "speech": "120"}
+"""The most epochs for which all decay intervals were trained."""
+
+
 def precisions(trainings: Sequence[Training]) -> str:
     """The two cells of partition below the paper's levels: in other precisions, with another
     seed."""
     rows = []
-    for name in PARTITION:
+    for name in BELOW:
         long = select([run for run in trainings if is_full(run)], {"data": "cifar10", "fold": "0"})
         groups = {
             ("500", "bfloat16", "0"): long,
@@ -434,7 +532,7 @@ def precisions(trainings: Sequence[Training]) -> str:
     return table(["configuration", "epochs", "precision", "seed", "validation", "test"], rows)
 
 
-PARTITION = (
+BELOW = (
     "uniform-random-std-partition-homogeneous",
     "uniform-expectation-std-partition-homogeneous",
 )
@@ -500,6 +598,23 @@ def means() -> str:
         cells = [f"{number(a)} to {number(b)}" for a, b in zip(least, most, strict=True)]
         shown.append([f"`{name}`", *cells])
     return table(["configuration", "at −1", "at 0", "at 1"], shown)
+
+
+def means_at_full_length(trainings: Sequence[Training]) -> str:
+    """Dynamic mean and std over 500 epochs: accuracy in training after some epochs, and validation
+    beside the same unit over 50."""
+    epochs = (90, 100, 140, 150, 350, 500)
+    wanted = {"data": "cifar10", "static_mean": "false", "fold": "0", "statistics": "running"}
+    rows = []
+    for forward in ("mode", "random"):
+        ours = select(trainings, {**wanted, "forward": forward})
+        (long,) = (run for run in ours if is_full(run))
+        same = [run for run in ours if run.configuration == long.configuration]
+        (short,) = (run for run in same if run is not long)
+        cells = [number(long.curve[epoch - 1].train_accuracy) for epoch in epochs]
+        rows.append([forward, *cells, number(accuracy(long), 2), number(accuracy(short), 2)])
+    head = ["forward", *(f"after {epoch}, in training" for epoch in epochs)]
+    return table([*head, "validation", "validation over 50 epochs"], rows)
 
 
 def cost() -> str:
@@ -594,7 +709,7 @@ def written() -> dict[Path, str]:
         "summary": summary(findings),
         "claims": claims(findings),
         "CIFAR-10": levels(trainings, "cifar10"),
-        "differences": differences(trainings),
+        "differences": differences(trainings, "cifar10", "500"),
         "schedules": by_schedule(trainings),
         "noise types": by_type(trainings),
         "speech": levels(trainings, "speech"),
@@ -602,17 +717,29 @@ def written() -> dict[Path, str]:
         "speech intervals": by_interval(trainings, "speech", "120"),
         "speech laws": by_law(trainings),
         "decay intervals": by_interval(trainings, "cifar10", "50"),
+        "SVHN intervals": by_interval(trainings, "svhn", "100", fold="0"),
+        "SVHN differences": differences(trainings, "svhn", "100"),
         "static noise": static_noises(trainings),
         "steps per layer": per_layer(trainings),
         "precisions": precisions(trainings),
         "widths": widths(trainings),
         "centred": centred(trainings),
         "dynamic means": means(),
+        "dynamic means at full length": means_at_full_length(trainings),
         "digits": digits(),
         "cost": cost(),
     }
+    stairs = [run for run in trainings if not run.recipe.is_float]
+    more = {
+        "gaps in training": gaps_in_training(stairs),
+        "gains": gains(stairs),
+        "same end": beside_same_end(stairs),
+        "noise types": types_in_training(stairs),
+    }
+    beyond = DOCS / "beyond.md"
     return {
         page: put(parts, page.read_text(encoding="utf-8")),
+        beyond: put(more, beyond.read_text(encoding="utf-8")),
         proof: put(
             {"left out": left_out(trainings), "evidence": evidence(findings)},
             proof.read_text(encoding="utf-8"),

@@ -397,7 +397,7 @@ def test_pages_of_the_reproduction_are_those_that_the_script_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = script("verdicts", monkeypatch).written()
-    assert len(written) == 3
+    assert len(written) == 4
     for path, text in written.items():
         assert text_of(path) == text, path
 
@@ -618,11 +618,6 @@ def test_intervals_beyond_the_paper_have_the_figures_of_the_tables() -> None:
     for part in ("speech intervals", "decay intervals"):
         for interval, power, *cells in rows_of_reproduction(part)[1:]:
             levels[part, interval, power] = [Decimal(cell) for cell in cells]
-    for interval in ("partition", "same start", "overlapped", "same end"):
-        both = [levels[part, interval, "homogeneous"]
-                for part in ("speech intervals", "decay intervals")]  # fmt: skip
-        cells = [str(end(values)) for values in both for end in (min, max)]
-        assert f"| {interval} | {' | '.join(cells)} |" in page
     near = [levels["decay intervals", interval, "homogeneous"]
             for interval in ("partition", "same start", "overlapped")]  # fmt: skip
     widest = max(max(values) - min(values) for values in zip(*near, strict=True))
@@ -630,38 +625,15 @@ def test_intervals_beyond_the_paper_have_the_figures_of_the_tables() -> None:
     leads = [Decimal(cell) for row in rows_of_reproduction("speech laws")
              if row[0] == "partition above same start" for cell in row[2::2]]  # fmt: skip
     assert f"partition is {min(leads)} to {max(leads)} points above same start" in page
-    assert f"## On speech partition leads by {min(leads):.0f} points" in page
-    accuracy = {
-        row["configuration"]: Decimal(row["validation"])
-        for row in results_table("configurations.csv")
-        if (row["data"], row["epochs"], row["statistics"]) == ("speech", "120", "running")
-    }
-    for interval in ("partition", "same_start"):
-        names = [
-            f"uniform-{forward}-std-{interval}" for forward in ("expectation", "mode", "random")
-        ]
-        gains = [
-            accuracy[f"{name}-homogeneous"] - accuracy[f"{name}-progressive"] for name in names
-        ]
-        ends = f"{min(gains):.1f} to {max(gains):.1f} points under {interval.replace('_', ' ')}"
-        assert ends in page
 
 
 def test_observations_beyond_the_paper_have_the_figures_of_the_tables() -> None:
     page = " ".join(text_of(DOCS / "beyond.md").split())
     rows = rows_of_reproduction("steps per layer")
-    wanted = {"Speech v0.01": "fresh", "SVHN, regenerated": "running", "CIFAR-10": "running"}
-    for data, kind in wanted.items():
-        first, last = [row for row in rows if (row[0], row[2]) == (data, kind)]
-        gaps = [f"{-Decimal(row[5].replace('−', '-')):.1f}" for row in (first, last)]
-        name, steps = data.split(",")[0].removesuffix(" v0.01"), f"{first[4]} and {last[4]}"
-        assert f"from {gaps[0]} to {gaps[1]} points on {name.replace('Speech', 'speech')} (" in page
-        assert steps in page
     (five,) = (row for row in rows if row[:3] == ["Speech v0.01", "120", "running"])
-    assert f"is {five[5]} {five[6]} points above static noise at {five[4]} steps per layer" in page
-    (more,) = (row for row in rows if row[:3] == ["Speech v0.01", "202", "running"])
-    below = [f"{row[7].strip('−')} {row[8]} points at {row[4]}" for row in (five, more)]
-    assert f"by {below[0]} steps and by {below[1]}, on the same five folds" in page
+    assert f"of the paper are {five[4]} steps per layer" in page
+    longer = [row for row in rows if row[0] == "Speech v0.01" and row[2] == "running"]
+    assert all(not row[5].startswith("−") for row in longer)
     (other,) = (row for row in rows if row[:3] == ["CIFAR-10", "50", "running"])
     assert f"({other[4]} against {five[4]})" in page
     trials = {trial["options"]: trial for trial in results_table("accuracy-trials.csv")}

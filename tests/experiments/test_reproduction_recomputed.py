@@ -284,7 +284,9 @@ def test_tables_by_interval_are_means_of_the_tables() -> None:
     short = [unit for unit in trained() if unit.epochs < FULL[unit.data]]
     cifar10 = [unit for unit in short if unit.data == "cifar10" and unit.has(noise="uniform")]
     last = lambda group: shown(mean([unit.curve[-1] for unit in group]))
-    for part, mine in (("decay intervals", cifar10), ("speech intervals", speech())):
+    svhn = [unit for unit in longest("svhn") if unit.fold == 0]
+    parts = {"decay intervals": cifar10, "speech intervals": speech(), "SVHN intervals": svhn}
+    for part, mine in parts.items():
         for row in table("reproduction.md", part):
             interval, power = row["decay interval"].replace(" ", "_"), row["power law"]
             for forward in FORWARDS:
@@ -292,11 +294,14 @@ def test_tables_by_interval_are_means_of_the_tables() -> None:
                 name = f"uniform-{forward}-static" if interval == "static_noise" else name
                 assert row[forward] == last(chosen(name, mine))
     for row in table("reproduction.md", "static noise"):
-        for noise in NOISES:
-            mine = chosen(f"{noise}-{row['forward']}-static", short, **study_of(row))
-            assert row[noise] == last(mine)
-            if mine:
-                assert row["folds"] == str(len(mine))
+        sides = {noise: chosen(f"{noise}-{row['forward']}-static", short, **study_of(row))
+                 for noise in NOISES}  # fmt: skip
+        shared = set.intersection(
+            *({unit.fold for unit in side} for side in sides.values() if side)
+        )
+        assert row["folds"] == str(len(shared))
+        for noise, side in sides.items():
+            assert row[noise] == last([unit for unit in side if unit.fold in shared])
     rows = table("reproduction.md", "speech laws")
     assert len(rows) == 6
     for row in rows:
@@ -390,8 +395,6 @@ def test_figures_in_the_text_follow_from_the_tables() -> None:
     judge = Judge(full_cifar10())
     CLAIMS["Static noise, mode"](judge)
     assert [figure(gap) for gap in judge.gaps.values()] == [below]
-    beyond = (DOCS / "beyond.md").read_text(encoding="utf-8")
-    assert f"the last is {valid} over five folds" in " ".join(beyond.split())
     gap = float(np.mean([level(name, "50") for name in static("mode")])) - float(np.mean(slow))
     assert f"that mode is {gap:.1f} points above at 50" in text
     networks = units("networks/training.csv")
@@ -409,62 +412,72 @@ def test_longer_trainings_of_speech_have_the_figures_of_the_text() -> None:
     text = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
     study = lambda epochs: {"data": TITLE["speech"], "epochs": epochs, "statistics": "running"}
     paper, _ = partition_and_static(study("120"))
-    same_steps, static = partition_and_static(study("202"))
+    same_steps, _ = partition_and_static(study("202"))
     final = [unit.curve[-1] for unit in same_steps.values()]
     gains = [unit.curve[-1] - paper[fold].curve[-1] for fold, unit in same_steps.items()]
     assert len(final) == len(gains) == 5
     level = f"{figure(final).removesuffix(' points')} % over five folds"
     gain = figure(gains).replace(" points", " points more than at 120 epochs")
     assert f"partition is {level}, {gain}" in text
-    above = [unit.curve[-1] - static[fold].curve[-1] for fold, unit in same_steps.items()]
-    steps = f"{steps_per_layer(same_steps[0]):,.0f}"
-    assert f"and {figure(above)} above it at {steps}" in text
     partition, static = partition_and_static(study("600"))
     ends = [accuracy for unit in static.values() for accuracy in unit.curve[-20:]]
     assert f"static noise lies between {min(ends):.0f} and {max(ends):.0f} %" in text
     assert all(np.ptp(unit.curve[-20:]) < 1 for unit in partition.values())
-    in_training = f"{mean(unit.training for unit in static.values()):.1f} % in training"
-    assert f"static noise has {in_training} on speech" in text
 
 
 def test_gaps_in_training_are_those_of_the_shortest_and_the_longest_trainings() -> None:
-    page = (DOCS / "beyond.md").read_text(encoding="utf-8")
-    rows = table("reproduction.md", "steps per layer")
-    for data in TITLE.values():
-        own = [row for row in rows if row["data"] == data and row["statistics"] == "running"]
-        steps, gaps, cells = [], [], []
-        for row in (own[0], own[-1]):
-            partition, static = partition_and_static(row)
-            folds = sorted(set(partition) & set(static))
-            gap = float(np.mean([static[f].training - partition[f].training for f in folds]))
-            steps, gaps = [*steps, steps_per_layer(partition[0])], [*gaps, gap]
-            cells += [f"{steps[-1]:,.0f}", f"{gap:.{2 if len(folds) == 1 else 1}f}"]
-        assert gaps[0] > gaps[1] > 0
-        ratios = f"{steps[1] / steps[0]:.2g} | {gaps[0] / gaps[1]:.2g}"
-        assert f"| {data} | {' | '.join(cells)} | {ratios} |" in page
-    full = [u.training for u in full_cifar10() if u.name == "uniform-mode-static"]
-    assert f"and {np.mean(full):.1f} % on CIFAR-10. SVHN" in page
-
-
-def test_a_dynamic_mean_at_full_length_has_the_accuracies_of_the_text() -> None:
-    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
-    (unit,) = (unit for unit in full_cifar10() if unit.has(static_mean="false"))
-    after = {epochs: f"{accuracy:.1f}" for epochs, accuracy in enumerate(unit.in_training, 1)}
-    assert f"with random sampling and partition end at {unit.curve[-1]:.2f} %" in text
-    assert f"{unit.training:.2f} % in training)" in text
-    assert f"from {after[90]} % after 90 epochs to {after[100]} % after 100 (second" in text
-    assert f"from {after[140]} % after 140 to {after[150]} % after 150 (third" in text
-    assert f"After 350, when all layers are annealed, it is {after[350]} %" in text
-    (short,) = chosen(unit.name, data="cifar10", epochs="50", fold="0", statistics="running")
-    gain = unit.curve[-1] - short.curve[-1]
-    assert (
-        f"ends at {short.curve[-1]:.2f} % over 50 epochs, so ten times the steps gain {gain:.1f}"
-        in text
+    rows, lengths = (
+        table("beyond.md", "gaps in training"),
+        table("reproduction.md", "steps per layer"),
     )
+    assert [row["data"] for row in rows] == [*TITLE.values()]
+    for row in rows:
+        studies = [one for one in lengths if one["data"] == row["data"]]
+        studies = [one for one in studies if one["statistics"] == "running"]
+        steps, gaps = [], []
+        for study, heads in (
+            (studies[0], ("shortest", "gap")),
+            (studies[-1], ("longest", "gap, longest")),
+        ):
+            partition, static = partition_and_static(study)
+            folds = sorted(set(partition) & set(static))
+            gaps.append(float(np.mean([static[f].training - partition[f].training for f in folds])))
+            steps.append(steps_per_layer(partition[0]))
+            assert row[f"steps per layer, {heads[0]}"] == f"{steps[-1]:,.0f}"
+            assert row[heads[1]] == shown(gaps[-1])
+        assert gaps[0] > gaps[1] > 0
+        assert row["ratio of steps"] == f"{steps[1] / steps[0]:.2g}"
+        assert row["ratio of gaps"] == f"{gaps[0] / gaps[1]:.2g}"
+        assert row["static noise, longest"] == shown(mean([u.training for u in static.values()]))
 
 
-def cifar10() -> dict[str, list[Unit]]:
-    """Full length, running statistics: the units of each cell by fold."""
+def test_dynamic_means_at_full_length_follow_from_the_tables() -> None:
+    rows = table("reproduction.md", "dynamic means at full length")
+    units = {
+        unit.name.split("-")[1]: unit for unit in full_cifar10() if unit.has(static_mean="false")
+    }
+    assert [row["forward"] for row in rows] == sorted(units)
+    for row in rows:
+        unit = units[row["forward"]]
+        for epochs in (90, 100, 140, 150, 350, 500):
+            assert row[f"after {epochs}, in training"] == shown(unit.in_training[epochs - 1])
+        assert row["validation"] == shown(unit.curve[-1])
+        (short,) = chosen(unit.name, data="cifar10", epochs="50", fold="0", statistics="running")
+        assert row["validation over 50 epochs"] == shown(short.curve[-1])
+
+
+LONGEST = {"cifar10": "500", "svhn": "100", "speech": "120"}
+"""The most epochs for which all decay intervals were trained."""
+
+
+def longest(data: str) -> list[Unit]:
+    """The longest trainings of a data set with running statistics, without float networks."""
+    wanted = {"data": data, "epochs": LONGEST[data], "statistics": "running"}
+    return [unit for unit in trained() if unit.has(**wanted) and unit.name != "float"]
+
+
+def cells_of(data: str) -> dict[str, list[Unit]]:
+    """The units of each cell of the claims by fold."""
     names = {
         "static, mode": "uniform-mode-static",
         "static, random": "uniform-random-static",
@@ -473,19 +486,23 @@ def cifar10() -> dict[str, list[Unit]]:
         "partition, expectation": "uniform-expectation-std-partition-homogeneous",
         "same end, expectation": "uniform-expectation-std-same_end-homogeneous",
     }
-    full = full_cifar10()
-    cells = {
-        cell: sorted((u for u in full if u.name == name), key=lambda u: u.fold)
+    units = longest(data)
+    assert {u.fold for u in units if u.name not in names.values()} == {0}
+    return {
+        cell: sorted((u for u in units if u.name == name), key=lambda u: u.fold)
         for cell, name in names.items()
     }
+
+
+def cifar10() -> dict[str, list[Unit]]:
+    """Full length, running statistics: the units of each cell by fold."""
+    cells = cells_of("cifar10")
     assert all([u.fold for u in mine] == [*range(5)] for mine in cells.values())
-    assert {u.fold for u in full if u.name not in names.values()} == {0}
     return cells
 
 
 def full_cifar10() -> list[Unit]:
-    wanted = {"data": "cifar10", "epochs": "500", "statistics": "running"}
-    return [u for u in trained() if u.has(**wanted) and u.name != "float"]
+    return longest("cifar10")
 
 
 def on_fold_0() -> dict[str, Unit]:
@@ -494,21 +511,27 @@ def on_fold_0() -> dict[str, Unit]:
 
 
 def paired(left: list[Unit], right: list[Unit], kind: str = "validation") -> list[float]:
+    """Differences on the folds that both have."""
     value = {
         "validation": lambda u: u.curve[-1],
         "test": lambda u: u.test,
+        "training": lambda u: u.training,
         "before the drop": Unit.before,
     }[kind]
-    return [value(a) - value(b) for a, b in zip(left, right, strict=True)]
+    other = {u.fold: value(u) for u in right}
+    return [value(u) - other[u.fold] for u in left if other.get(u.fold) is not None]
 
 
-def test_differences_at_full_length_follow_from_the_tables() -> None:
-    cells, rows = cifar10(), table("reproduction.md", "differences")
+@pytest.mark.parametrize(
+    ("part", "data"), [("differences", "cifar10"), ("SVHN differences", "svhn")]
+)
+def test_differences_follow_from_the_tables(part: str, data: str) -> None:
+    cells, rows = cells_of(data), table("reproduction.md", part)
     assert len(rows) == 7
     for row in rows:
-        assert row["folds"] == "5"
-        for kind in ("before the drop", "validation", "test"):
+        for kind in ("before the drop", "validation", *(["test"] if data == "cifar10" else [])):
             gaps = paired(cells[row["A"]], cells[row["B"]], kind)
+            assert row["folds"] == str(len(gaps))
             assert row[kind] == shown(mean(list(gaps)))
             assert row[f"{kind}: 95 %"] == spread(gaps)
 
@@ -628,8 +651,13 @@ def test_figures_of_fold_0_in_the_text_follow_from_the_tables() -> None:
     first, second, third = "partition", "same start", "overlapped"
     above = [less("expectation", one, third) for one in (first, second)]
     assert f"are {' and '.join(above)} points above overlapped, and all three" in text
-    below = less("expectation", third, "same end")
-    assert f"it is {below} points below overlapped, the next lowest" in text
+    next_lowest = {one: min(last[name, one] for name in (first, second, third)) for one in FORWARDS}
+    below = [f"{next_lowest[one] - last['same end', one]:.2f} points" for one in FORWARDS]
+    assert f"same end is {below[0]} below the next lowest interval with the expectation, " in text
+    assert f"with the expectation, {below[1]} with the mode and {below[2]} with random" in text
+    losses = [f"{less(one, first, 'same end')} points" for one in FORWARDS]
+    assert f"is {losses[0]} below partition with the expectation and {losses[2]} with ra" in text
+    assert f"With the mode it is {losses[1]} below it" in text
     for forward in ("mode", "random"):
         ranked = [last[one, forward] for one in (first, second, third)]
         assert sorted(ranked, reverse=True) == ranked
@@ -664,112 +692,140 @@ def test_figures_of_fold_0_in_the_text_follow_from_the_tables() -> None:
 
 
 def test_what_each_forward_gains_by_partition_follows_from_the_tables() -> None:
+    rows = table("beyond.md", "gains")
+    assert len(rows) == 6
+    for row in rows:
+        data = next(name for name, title in TITLE.items() if title == row["data"])
+        assert row["epochs"] == LONGEST[data]
+        static, partition = (
+            sorted(chosen(name.format(row["forward"]), longest(data)), key=lambda unit: unit.fold)
+            for name in (SCHEDULES["static noise"], SCHEDULES["partition"])
+        )
+        for head, side in (("static noise", static), ("partition", partition)):
+            assert [unit.fold for unit in side] == [*range(5)]
+            assert row[head] == shown(mean([unit.curve[-1] for unit in side]))
+        for kind, head in (("validation", "gain"), ("test", "test"), ("training", "training")):
+            gaps = paired(partition, static, kind)
+            title = {"test": "gain, test", "training": "gain in training"}.get(kind, head)
+            assert row[title] == shown(mean(gaps))
+            assert row[f"{head}: 95 %"] == spread(gaps)
+        ahead = np.mean(paired(partition, static, "training")) > 0
+        assert ahead == (row["data"] == "CIFAR-10" and row["forward"] == "random")
     page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
-    cells = cifar10()
-    level = lambda cell: f"{np.mean([u.curve[-1] for u in cells[cell]]):.1f}"
-    for forward, words in (("mode", "loses"), ("random", "gains")):
-        sides = [f"{kind}, {forward}" for kind in ("static", "partition")]
-        gains = [paired(cells[sides[1]], cells[sides[0]], kind) for kind in ("validation", "test")]
-        shown = [figure(gain).removesuffix(" points").replace("-", "−") for gain in gains]
-        row = [forward, *map(level, sides), *shown]
-        assert f"| {' | '.join(row)} |" in page
-        least, most = sorted([abs(gains[0][at]) for at in range(5)])[::4]
-        assert all((gain > 0) == (words == "gains") for gain in gains[0])
-        assert f"{words} on every fold, by {least:.2f} to {most:.2f} points" in page
-    assert f"| never becomes a stair | {level('partition, expectation')} | – | – |" in page
-    ahead = [
-        figure(paired(cells[f"{kind}, mode"], cells[f"{kind}, random"]))
-        for kind in ("static", "partition")
-    ]
-    assert f"by {ahead[0]} under static noise and by {ahead[1]} under partition" in page
-    below = figure(paired(cells["static, mode"], cells["partition, expectation"]))
-    assert f"with partition it is {below} below static noise with the mode" in page
+    cells, other = cifar10(), cells_of("svhn")
     (fresh,) = (u for u in trained() if u.statistics == "fresh" and u.data == "cifar10")
     assert (fresh.name, fresh.fold) == ("uniform-random-static", 0)
     static, partition = (cells[f"{kind}, random"][0].curve[-1] for kind in ("static", "partition"))
-    assert (
-        f"static noise has {static:.2f} % with running statistics, partition {partition:.2f} %"
-        in page
-    )
+    assert f"has {static:.2f} % with running statistics, partition {partition:.2f} %" in page
     assert f"static noise trained with fresh statistics {fresh.curve[-1]:.2f} %" in page
+    sides = "partition, random", "partition, expectation"
+    above = figure(paired(*(cells[side] for side in sides)))
+    below = figure(paired(*(other[side] for side in sides[::-1])))
+    assert f"Here these are {above} on CIFAR-10 (500 epochs)" in page
+    assert f"random sampling is {below} *below* the expectation" in page
 
 
-def test_intervals_at_full_length_follow_from_the_tables() -> None:
-    page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
-    three, units = [name.replace("_", " ") for name in INTERVALS[:3]], on_fold_0()
-    short = {u.name: u for u in trained() if u.has(data="cifar10", epochs="50", fold="0")}
-    unit = lambda schedule, forward, among=units: among[SCHEDULES[schedule].format(forward)]
-    words = lambda values: "{:.1f}, {:.1f} and {:.1f}".format(*values)
-    losses = [
-        words([unit("static noise", "mode", among).curve[-1] - unit(one, "mode", among).curve[-1]
-               for one in three])
-        for among in (short, units)
-    ]  # fmt: skip
-    assert f"are {losses[0]} points below static noise after 50 epochs, and {losses[1]}" in page
-    for forward in ("mode", "random"):
-        sides = [[unit(one, forward)] for one in ("static noise", *three)]
-        gains = [paired(one, sides[0], kind)[0] for kind in ("validation", "test")
-                 for one in sides[1:]]  # fmt: skip
-        assert (
-            f"| {forward} | {' | '.join(f'{gain:.2f}' for gain in gains)} |".replace("-", "−")
-            in page
+def test_losses_by_same_end_follow_from_the_tables() -> None:
+    rows = table("beyond.md", "same end")
+    assert len(rows) == 9
+    for row in rows:
+        data = next(name for name, title in TITLE.items() if title == row["data"])
+        assert row["epochs"] == LONGEST[data]
+        partition, ends = (
+            {u.fold: u for u in chosen(SCHEDULES[name].format(row["forward"]), longest(data))}
+            for name in ("partition", "same end")
         )
-        assert sorted(gains[:3], reverse=True) == gains[:3]
-        assert [gain > 0 for gain in gains] == 2 * [forward == "random", False, False]
-    trainings = {forward: [unit(one, forward).training for one in three] for forward in FORWARDS}
-    for forward, mine in trainings.items():
-        assert f"| {forward} | {' | '.join(f'{one:.1f}' for one in mine)} |" in page
-    less = trainings["expectation"][0] - trainings["expectation"][1]
-    assert f"with {less:.1f} points less in training" in page
-    order = ("same start", "partition", "overlapped", "same end")
-    levels = [f"{unit(one, 'expectation').curve[-1]:.2f} %" for one in order]
-    assert "same start has {}, partition {}, overlapped {} and same end {}".format(*levels) in page
-    (ahead,) = paired([unit(order[0], "expectation")], [unit(order[1], "expectation")], "test")
-    assert f"on the test set, same start is {ahead:.2f} points above partition" in page
-    curve = unit("overlapped", "mode").curve
-    best = int(np.argmax(curve))
-    falls = lambda curve: max(curve) - curve[-1]
-    assert f"is highest in epoch {best + 1} ({max(curve):.1f} %) and {falls(curve):.1f} po" in page
-    five = [falls(one.curve) for one in cifar10()["partition, mode"]]
-    assert (
-        f"Partition ends {min(five):.1f} to {max(five):.1f} points below its highest value over "
-        f"five folds, and same start {falls(unit('same start', 'mode').curve):.1f} points on"
-        in page
-    )
-    above = [unit("partition", one).curve[-1] - unit("same start", one).curve[-1]
-             for one in ("mode", "random", "expectation")]  # fmt: skip
-    assert f"is {above[0]:.2f} points above same start with the mode, {above[1]:.2f} points" in page
-    assert f"and {-above[2]:.2f} points below it with the expectation" in page
+        assert row["folds"] == str(len(ends))
+        for head, side in (("partition", partition), ("same end", ends)):
+            mine = [side[fold] for fold in ends]
+            assert row[head] == shown(mean([unit.curve[-1] for unit in mine]))
+            assert row[f"{head}, in training"] == shown(mean([unit.training for unit in mine]))
+        assert row["same end, best epoch"] == shown(mean([max(u.curve) for u in ends.values()]))
+        gaps = [partition[fold].curve[-1] - ends[fold].curve[-1] for fold in ends]
+        assert row["partition above same end"] == shown(mean(gaps))
+        assert row["95 % or range"] == spread(gaps)
 
 
-def test_noise_types_at_full_length_follow_from_the_tables() -> None:
+def test_intervals_on_fold_0_differ_by_as_much_as_the_text_says() -> None:
     page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
-    units, judge = on_fold_0(), Judge(full_cifar10())
-    noise_types(judge)
-    uniform_worse(judge)
-    mode, random, above = (gap[0] for gap in judge.gaps.values())
-    assert f"[{mode:.2f} points with the mode and {random:.2f} points with random" in page
-    assert f"the others are {above:.2f} points above it on average" in page
-    ends = lambda values: f"{min(values):.1f} to {max(values):.1f}"
-    five = [unit.training for unit in cifar10()["static, random"]]
-    others = [units[name] for name in static("random")[1:]]
-    fits = [unit.training for unit in others]
-    assert max(five) < min(fits)
-    assert f"accuracy: {ends(five)} % on five folds against {ends(fits)} % of the other" in page
-    uniform, curves = units["uniform-random-static"].curve, [unit.curve for unit in others]
-    assert all(uniform[at] < min(curve[at] for curve in curves) for at in range(50, 100))
-    mine = " and ".join(f"{uniform[at - 1]:.1f}" for at in (50, 100))
-    rest = " and ".join(ends([curve[at - 1] for curve in curves]) for at in (50, 100))
-    assert f"after 50 and 100 epochs it is {mine} %, and that of the other types {rest} %" in page
-    mine, *rest = (float(np.mean(curve[150:200])) for curve in (uniform, *curves))
-    assert f"151 to 200 is {mine:.1f} % and that of the other types {ends(rest)} %" in page
-    short = [u for u in trained() if u.has(data="cifar10", epochs="50", noise="uniform")]
-    level = lambda name: np.mean([unit.curve[-1] for unit in chosen(name, short)])
-    widest = max(
-        np.ptp([level(f"uniform-{one}-std-{name}-homogeneous") for name in INTERVALS[:3]])
-        for one in FORWARDS
+    last = {}
+    for data in ("cifar10", "svhn"):
+        units = {unit.name: unit.curve[-1] for unit in longest(data) if unit.fold == 0}
+        for forward in FORWARDS:
+            values = [units[SCHEDULES[name].format(forward)]
+                      for name in ("partition", "same start", "overlapped")]  # fmt: skip
+            last[data, forward] = values
+            assert np.ptp(values) < 4
+        assert sorted(last[data, "mode"], reverse=True) == last[data, "mode"]
+    partition, same_start, _ = last["cifar10", "expectation"]
+    assert f"same start is {same_start - partition:.2f} points above partition" in page
+    assert np.argmax(last["svhn", "random"]) == 2
+
+
+def test_figures_on_svhn_in_the_text_follow_from_the_tables() -> None:
+    text = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
+    page = " ".join((DOCS / "beyond.md").read_text(encoding="utf-8").split())
+    units = {unit.name: unit for unit in longest("svhn") if unit.fold == 0}
+    level = lambda forward, name, power="homogeneous": units[
+        f"uniform-{forward}-std-{name}-{power}"
+    ].curve[-1]
+    order = [units["uniform-{}-static".format("mode")].curve[-1]]
+    order += [level("mode", name) for name in INTERVALS]
+    assert sorted(order, reverse=True) == order
+    both = [mean([level("mode", name, power) for power in POWERS]) for name in INTERVALS]
+    assert f"same start and overlapped differ by {both[2] - both[1]:.2f} points" in text
+    order = [level("expectation", name) for name in INTERVALS]
+    assert sorted(order, reverse=True) == order
+    assert level("expectation", "overlapped", "progressive") > level(
+        "expectation", "same_start", "progressive"
     )
-    assert f"and overlapped differ by at most {widest:.1f} points with the same forward" in page
+    near = [level("random", name) for name in ("partition", "overlapped", "same_end")]
+    assert level("random", "same_start") < min(near)
+    assert f"law are within {np.ptp(near) + 0.05:.1f} points" in text
+    above = [f"{level('random', 'same_end', power) - level('random', 'same_start', power):.1f}"
+             for power in POWERS]  # fmt: skip
+    assert (
+        f"above same start, by {above[0]} points with the homogeneous law and {above[1]} with the "
+        "progressive one" in page
+    )
+    cells = cells_of("svhn")
+    random, partition = cells["static, random"], cells["partition, random"]
+    ends = lambda values: f"{min(values):.1f} to {max(values):.1f} %"
+    assert f"has {ends([u.curve[-1] for u in random])} over five folds and" in text
+    assert f"and {ends([u.training for u in random])} in training. Partition is" in text
+    gain, loss = figure(paired(partition, random)), figure(paired(random, partition, "training"))
+    assert f"is {gain} above it in validation and {loss} below it in training" in text
+    folds = [u.curve[-1] for u in random if u.fold]
+    assert f"the other folds have [{ends(folds)}](reproduction.md#svhn-100-epochs)" in page
+    below = [units[f"{noise}-random-static"].curve[-1] - random[0].curve[-1]
+             for noise in ("normal", "triangular")]  # fmt: skip
+    assert f"uniform noise is also {below[0]:.1f} and {below[1]:.1f} points below" in page
+    ranges = [unit.curve[-1] for unit in cells["same end, expectation"]]
+    assert f"differs by {np.ptp(ranges):.1f} points between three folds" in text
+    for unit in cells["same end, expectation"]:
+        assert unit.in_training[-1] < max(unit.in_training[50:]) - 20
+    falls = []
+    for data in ("cifar10", "svhn"):
+        curves = {u.name: u.curve for u in longest(data) if u.fold == 0}
+        curve, beside = (curves[SCHEDULES[one].format("mode")] for one in ("same end", "partition"))
+        assert max(curve) > beside[-1] - 1
+        falls.append(max(curve) - curve[-1])
+    assert f"then falls by {falls[0]:.0f} and {falls[1]:.0f} points" in page
+
+
+def test_noise_types_on_fold_0_follow_from_the_tables() -> None:
+    rows = table("beyond.md", "noise types")
+    assert len(rows) == 4
+    for row in rows:
+        data = next(name for name, title in TITLE.items() if title == row["data"])
+        units = {unit.name: unit for unit in longest(data) if unit.fold == 0}
+        for noise in NOISES:
+            unit = units.get(f"{noise}-{row['forward']}-static")
+            assert row[noise] == shown(unit and unit.curve[-1])
+            assert row[f"{noise}, in training"] == shown(unit and unit.training)
+        known = [float(row[f"{noise}, in training"]) for noise in NOISES if row[noise] != NONE]
+        if row["forward"] == "random":
+            assert min(known) == known[0]
 
 
 def test_figures_on_speech_in_the_text_follow_from_the_tables() -> None:

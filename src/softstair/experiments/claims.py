@@ -38,6 +38,7 @@ from softstair.experiments.verdicts import (
     Folds,
     Gap,
     Group,
+    Repetition,
     Word,
     aligned,
     compare,
@@ -87,10 +88,11 @@ class Claim:
 class Judgement:
     """The verdict of one study on a claim, and what it follows from.
 
-    cells     accuracies, by label
-    gaps      differences and other quantities, by label
-    missing   what the claim speaks of and was not trained
-    needs     what it takes to test the claim, where it was not tested
+    cells      accuracies, by label; of several differences, from the one with the most folds
+    gaps       differences and other quantities, by label
+    missing    what the claim speaks of and was not trained
+    needs      what it takes to test the claim, where it was not tested
+    trainings  how many trainings the differences are computed from
     """
 
     verdict: Word
@@ -99,11 +101,7 @@ class Judgement:
     gaps: Mapping[str, Mean] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     needs: str = ""
-
-    @property
-    def trainings(self) -> int:
-        every = (training for cell in self.cells.values() for training in cell.trainings)
-        return len({(training.configuration, training.repetition) for training in every})
+    trainings: int = 0
 
     @property
     def sentence(self) -> str:
@@ -191,6 +189,7 @@ def _judged(claim: Claim, study: Study) -> Judgement | None:
     gaps: dict[str, Folds] = {}
     every: dict[str, Cell] = {}
     used: dict[str, Cell] = {}
+    units: set[tuple[str, Repetition]] = set()
     for group, cells in [*kept, (Group({}, claim.gaps), every)]:
         for gap in group.gaps:
             folds, sides = difference(gap, cells, gaps, value)
@@ -202,6 +201,7 @@ def _judged(claim: Claim, study: Study) -> Judgement | None:
                 gaps[gap.label] = folds
                 shown[gap.label.format(group.name.replace("_", " "))] = mean
             for label, cell in sides.items():
+                units |= {(run.configuration, run.repetition) for run in cell.trainings}
                 known = used.get(group.label(label), cell)
                 used[group.label(label)] = max(known, cell, key=lambda each: len(each.folds))
         every |= {group.label(label): cell for label, cell in cells.items()}
@@ -212,7 +212,7 @@ def _judged(claim: Claim, study: Study) -> Judgement | None:
     if verdict == "holds" and missing:
         verdict = "holds in part"
     ordered = {label: used[label] for label in every if label in used}
-    return Judgement(verdict, study, ordered, shown, missing)
+    return Judgement(verdict, study, ordered, shown, missing, trainings=len(units))
 
 
 def _kept(claim: Claim, pairs: Sequence[Compared]) -> Sequence[Compared]:
