@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import softstair as ss
+from softstair.experiments import load
 from softstair.schedule import INTERVALS, POWERS
 from softstair.theory import distances_on_random_networks
 
@@ -263,6 +264,31 @@ def beyond(figure: Figure) -> None:
         axes.grid(visible=False, axis="x")
 
 
+def same_end(figure: Figure) -> None:
+    """Validation accuracy by epoch under same end with each forward, on fold 0; the dotted line is
+    the epoch from which no layer has noise."""
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"cifar10-500": "CIFAR-10", "svhn-100": "SVHN"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        table = load(RESULTS / "reproduction" / f"{name}-epochs.parquet")
+        for forward, shade in zip(
+            ("expectation", "mode", "random"), FAMILIES.values(), strict=False
+        ):
+            (unit,) = (
+                unit
+                for unit in table
+                if unit.configuration == f"uniform-{forward}-std-same_end-homogeneous"
+                and unit.fold == 0
+            )
+            epochs = range(1, len(unit.curve) + 1)
+            accuracies = [100 * (epoch.valid_accuracy or 0) for epoch in unit.curve]
+            axes.plot(epochs, accuracies, color=shade, label=forward, linewidth=1.3)
+        axes.axvline(unit.recipe.period * 7, color=SOFT, linestyle=":")
+        axes.set(title=title, xlabel="epoch", xlim=(0, len(unit.curve)), ylim=(0, 100))
+    panels[0].set_ylabel("validation, %")
+    legend(figure, panels[0])
+
+
 DRAWINGS: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "stair": (stair, (7.2, 5.6)),
     "forwards": (forwards, (8.4, 2.9)),
@@ -271,6 +297,7 @@ DRAWINGS: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
     "schedules": (schedules, (9.6, 4.6)),
     "order": (order, (8.4, 3.7)),
     "beyond": (beyond, (9.6, 2.9)),
+    "same_end": (same_end, (8.4, 2.9)),
 }
 
 
