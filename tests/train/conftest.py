@@ -1,14 +1,9 @@
 """What the tests of training share: one thread, a process that forks, a quiet clock."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-# The mutations are those of the data sets' tests; pytest finds them only once it was there.
-sys.path.append(str(Path(__file__).parents[1] / "data"))
 
 
 @pytest.fixture(autouse=True)
