@@ -30,7 +30,7 @@ from short import (
 from torch import Tensor, nn
 from warm import Warm
 
-from softstair import cli
+from helpers import commands
 from softstair.data import Dataset, load
 from softstair.train import (
     Interrupted,
@@ -45,6 +45,8 @@ from softstair.train import (
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import source_commit
 from softstair.train.recipe import OLDER_VALUES
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 FLAGS = ["--epochs", "1", "--limit", "200", "--batch", "32"]
 STOP = At(1, 2, strike(signal.SIGTERM))
@@ -79,22 +81,14 @@ def ends_well(out: Path, complete: Result) -> None:
     assert (metrics_of(out), summary_of(summary)) == complete
 
 
-def refused(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    code = cli.main(["train", *words])
-    stdout, stderr = capsys.readouterr()
-    assert (code, stdout) == (2, ""), (stdout, stderr)
-    assert is_sentence(stderr), stderr
-    return stderr
-
-
 # Directories
 
 
-def test_a_run_is_not_begun_twice(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_begun_twice(out: Path, run: commands.Run) -> None:
     before = files(out)
     with pytest.raises(RunError, match="holds a run already"):
         train(RECIPE, out)
-    assert "--resume" in refused(*FLAGS, "--out", str(out), capsys=capsys)
+    assert "--resume" in run.rejected("train", *FLAGS, "--out", out)
     assert files(out) == before
 
 
@@ -171,55 +165,49 @@ def test_resume_begins_a_new_run(tmp_path: Path) -> None:
 
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["file", "file/x", "x" * 300])
-def test_directories_that_cannot_be_made(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directories_that_cannot_be_made(name: str, tmp_path: Path, run: commands.Run) -> None:
     (tmp_path / "file").write_text("precious")
     for more in ([], ["--resume"], ["--every-fold"]):
-        refused(*FLAGS, *more, "--out", str(tmp_path / name), capsys=capsys)
+        run.rejected("train", *FLAGS, *more, "--out", tmp_path / name)
     assert files(tmp_path) == {"file": b"precious"}
 
 
 def test_a_directory_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: commands.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mkdir(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    text = refused(*FLAGS, "--out", str(tmp_path / "x"), capsys=capsys)
+    text = run.rejected("train", *FLAGS, "--out", tmp_path / "x")
     assert "Permission denied" in text
 
 
 @pytest.mark.parametrize(
     "name", ["thesis.tex", "summary.json", ".hidden", "fold-0/x", "checkpoint/00000007.safetensors"]
 )
-def test_other_files_are_kept(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_kept(name: str, tmp_path: Path, run: commands.Run) -> None:
     path = tmp_path / "x" / name
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     for more in ([], ["--resume"]):
-        text = refused(*FLAGS, *more, "--out", str(tmp_path / "x"), capsys=capsys)
+        text = run.rejected("train", *FLAGS, *more, "--out", tmp_path / "x")
         assert repr(name.partition("/")[0]) in text or "--every-fold" in text
-    refused(*FLAGS, "--every-fold", "--out", str(tmp_path / "x"), capsys=capsys)
+    run.rejected("train", *FLAGS, "--every-fold", "--out", tmp_path / "x")
     assert files(tmp_path / "x") == {name: b"{}"}
 
 
-def test_an_error_before_the_first_step_leaves_no_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_before_the_first_step_leaves_no_files(tmp_path: Path, run: commands.Run) -> None:
     for flag in ("--limit 3", "--batch 1000", "--data nothing", "--device meta", "--skip *"):
-        refused(*FLAGS, *flag.split(), "--out", str(tmp_path / "x"), capsys=capsys)
+        run.rejected("train", *FLAGS, *flag.split(), "--out", tmp_path / "x")
         assert not files(tmp_path), flag
 
 
-def test_a_directory_in_use(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_in_use(out: Path, run: commands.Run) -> None:
     before = files(out)
     with Run.hold(out):
         for more in ([], ["--resume"]):
-            text = refused(*FLAGS, *more, "--out", str(out), capsys=capsys)
+            text = run.rejected("train", *FLAGS, *more, "--out", out)
             assert "in use by another process" in text
         assert files(out) == before
 
@@ -245,14 +233,12 @@ def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("seed", 1), ("epochs", 4), ("skip", ("x",)), ("limit", None)]
 )
-def test_another_recipe_is_refused(
-    name: str, value: Any, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_recipe_is_refused(name: str, value: Any, out: Path, run: commands.Run) -> None:
     before = files(out)
     with pytest.raises(RunError, match=f"was begun with {name} = "):
         train(replace(RECIPE, **{name: value}), out, resume=True)
     values = value if isinstance(value, tuple) else [str(value)]
-    text = refused(f"--{name}", *values, "--resume", "--out", str(out), capsys=capsys)
+    text = run.rejected("train", f"--{name}", *values, "--resume", "--out", out)
     assert f"use the same --{name} and the same preset" in text
     assert files(out) == before
 
@@ -300,9 +286,7 @@ def begun_with(out: Path, changes: dict[str, Any], **recipe: Any) -> Recipe:
 GPU = {"device": "cuda", "device_name": "NVIDIA H200"}
 
 
-def test_a_trained_run_is_tested_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_run_is_tested_elsewhere(tmp_path: Path, run: commands.Run) -> None:
     digits, out = load("digits"), tmp_path / "run"
     tested = replace(digits, test_x=digits.x[200:300], test_y=digits.y[200:300])
     expected = train(recipe(teacher="auto", epochs=1), out, dataset=tested)
@@ -319,17 +303,17 @@ def test_a_trained_run_is_tested_elsewhere(
     after = files(out)
     assert "tested_on" in json.loads(after.pop("summary.json"))
     assert after == before
-    assert cli.main(["train", "--resume", "--device", "cpu", "--out", str(out)]) == 0
+    code, stdout, _ = run("train", "--resume", "--device", "cpu", "--out", out)
     places = "trained on 'cuda' (processes: 2), tested on 'cpu' (processes: 1)"
-    assert places in capsys.readouterr().out
+    assert (code, places in stdout) == (0, True)
 
 
-def test_a_run_is_not_trained_elsewhere(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_trained_elsewhere(out: Path, run: commands.Run) -> None:
     resume = ["--resume", "--device", "cpu", "--out", str(out)]
     for changes in (GPU, {"device": "cpu", "processes": 2}):
         begun_with(out, changes)
         before = files(out)
-        text = refused(*resume, capsys=capsys)
+        text = run.rejected("train", *resume)
         assert "begun with" in text
         assert "1 of 3 epochs" in text
         assert files(out) == before
@@ -510,14 +494,12 @@ def test_a_run_that_began_before_there_were_groups_of_parameters(
 # Full disks
 
 
-def test_a_limit_of_file_sizes(
-    out: Path, complete: Result, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_of_file_sizes(out: Path, complete: Result, run: commands.Run) -> None:
     before = files(out / "checkpoint")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
     try:
-        text = refused("--resume", "--out", str(out), capsys=capsys)
+        text = run.rejected("train", "--resume", "--out", out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "File too large" in text
