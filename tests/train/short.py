@@ -1,15 +1,24 @@
 """Short trainings, and what a sentence to a user looks like."""
 
+import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from softstair.train import Recipe, train
+import pytest
+import torch
+
+from softstair.data import load
+from softstair.data.batches import Examples
+from softstair.train import Interrupted, Recipe, train
 from softstair.train.checkpoint import prepare
+from softstair.train.network import make_network
 from softstair.train.state import State
+from softstair.train.step import Step
 
 RECIPE = replace(Recipe(limit=200, batch=32).rescaled(3), epochs=3, period=0.7)
 """Three epochs of five steps on 160 digits: some tenths of a second."""
@@ -82,15 +91,40 @@ def metrics_of(out: Path) -> bytes:
     return (out / "metrics.jsonl").read_bytes()
 
 
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """The metrics of each epoch of a run."""
+    return [json.loads(line) for line in metrics_of(out).splitlines()]
+
+
 def summary_of(summary: dict[str, Any]) -> list[Any]:
     """What of a summary does not depend on the clock."""
     return [summary[name] for name in ("valid_accuracy", "best_valid_accuracy", "test_accuracy")]
 
 
+def result(out: Path) -> tuple[bytes, list[Any]]:
+    """The metrics and the accuracies of a finished run."""
+    return metrics_of(out), summary_of(json.loads((out / "summary.json").read_text()))
+
+
 def uninterrupted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[bytes, list[Any]]:
     """The metrics and the accuracies of a training that nobody disturbs."""
-    summary = train(recipe, out, **given)
-    return metrics_of(out), summary_of(summary)
+    train(recipe, out, **given)
+    return result(out)
+
+
+def stopped(recipe: Recipe, out: Path, epoch: int, step: int, **given: Any) -> None:
+    """Train until a signal stops the run, after so many complete epochs and steps."""
+    with pytest.raises(Interrupted):
+        train(recipe, out, watchers=[At(epoch, step, strike(signal.SIGTERM))], **given)
+
+
+def begun(recipe: Recipe, examples: int) -> tuple[State, Step]:
+    """The state of a training on so many digits before its first step, and this step."""
+    torch.manual_seed(0)
+    data = load("digits").sample(examples)
+    state = State(recipe, make_network(recipe, data), examples, torch.device("cpu"))
+    state.begin_epoch()
+    return state, Step(state, Examples(data.x, data.y, data.mean, data.std))
 
 
 class At:

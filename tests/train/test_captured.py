@@ -10,29 +10,18 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from short import metrics_of, recipe, uninterrupted
+from short import begun, metrics_of, recipe, uninterrupted
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import softstair as ss
-from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.nn import stair_modules
 from softstair.train import metrics, step as steps, train
 from softstair.train.checkpoint import state_dict
 from softstair.train.metrics import evaluate, stair_health
-from softstair.train.network import make_network
 from softstair.train.state import State
 from softstair.train.step import Replay, Step, preserve
-
-
-def begun(**changes: Any) -> tuple[State, Step]:
-    torch.manual_seed(0)
-    data = load("digits").sample(200)
-    chosen = recipe(**changes)
-    state = State(chosen, make_network(chosen, data), 200, torch.device("cpu"))
-    state.begin_epoch()
-    return state, Step(state, Examples(data.x, data.y, data.mean, data.std))
 
 
 def tensors(state: State) -> list[Tensor]:
@@ -45,7 +34,10 @@ def tensors(state: State) -> list[Tensor]:
 def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> None:
     """Weights, statistics, noise, momentum, sums and random numbers, also if a step fails; and the
     next step is the one that would have come."""
-    states = [begun(optimiser=optimiser, forward="random", weight_decay=0.1) for _ in range(2)]
+    states = [
+        begun(recipe(optimiser=optimiser, forward="random", weight_decay=0.1), 200)
+        for _ in range(2)
+    ]
     for _, step in states:
         torch.manual_seed(1)  # both draw from torch's one generator
         for _ in range(before):
@@ -78,7 +70,7 @@ def test_steps_that_are_undone_leave_no_trace(optimiser: str, before: int) -> No
 @pytest.mark.parametrize(("mixture", "smoothing"), [("mixup", 0.0), ("cutmix", 0.2)])
 def test_a_mixture_has_the_losses_of_both_labels(mixture: str, smoothing: float) -> None:
     options = {mixture: 0.8, "augment": "crop", "cutout": 2, "label_smoothing": smoothing}
-    state, step = begun(**options)
+    state, step = begun(recipe(**options), 200)
     network, examples = copy.deepcopy(state.network), step.examples
     random_state = torch.get_rng_state()
     step()
@@ -96,7 +88,7 @@ def test_a_mixture_has_the_losses_of_both_labels(mixture: str, smoothing: float)
 
 def test_values_of_gathered_noise_are_checked() -> None:
     """Layers then share tensors, which `named_buffers` lists under one name only."""
-    state, _ = begun()
+    state, _ = begun(recipe(), 200)
     state.annealer.gather()
     assert state.is_finite()
     next(state.network.parameters()).data.fill_(float("nan"))
@@ -166,7 +158,7 @@ def measured(state: State, examples: Examples, replay: Replay | None) -> list[An
 
 
 def test_a_network_with_other_quanta_or_tensors_is_captured_again(captures: Captures) -> None:
-    state, step = begun()
+    state, step = begun(recipe(), 200)
     replay = replay_of(state, captures)
 
     def go() -> int:
@@ -191,7 +183,7 @@ def test_a_network_with_other_quanta_or_tensors_is_captured_again(captures: Capt
 
 
 def test_learned_quanta_are_never_those_of_a_graph(captures: Captures) -> None:
-    state, step = begun(quanta="learned")
+    state, step = begun(recipe(quanta="learned"), 200)
     replay = replay_of(state, captures)
     for epoch in range(4):
         ratios = [m.log_ratio for _, m in stair_modules(state.network) if m.log_ratio is not None]
@@ -202,7 +194,7 @@ def test_learned_quanta_are_never_those_of_a_graph(captures: Captures) -> None:
 
 
 def test_what_waits_for_the_device_is_not_captured(captures: Captures) -> None:
-    state, step = begun()
+    state, step = begun(recipe(), 200)
     captures.waiting, replay = True, replay_of(state, captures)
     for _ in range(3):
         assert measured(state, step.examples, replay) == measured(state, step.examples, None)

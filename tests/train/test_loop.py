@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import random
-import signal
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from short import RECIPE, At, is_sentence, metrics_of, recipe, strike
+from short import RECIPE, is_sentence, lines_of, metrics_of, recipe, stopped
 from torch import Tensor, nn
 
 import softstair as ss
@@ -20,7 +19,7 @@ from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import build
-from softstair.train import Interrupted, Recipe, RunError, train, trained_network
+from softstair.train import Recipe, RunError, train, trained_network
 from softstair.train.execution import choose_device, matmul_precision
 from softstair.train.metrics import evaluate
 from softstair.train.records import metrics_of as read_metrics, summary_of
@@ -52,10 +51,6 @@ class Notes:
 def noted(out: Path, recipe: Recipe = RECIPE, **given: Any) -> tuple[Notes, dict[str, Any]]:
     notes = Notes()
     return notes, train(recipe, out, watchers=[notes], **given)
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in metrics_of(out).decode().splitlines()]
 
 
 def small_dataset(count: int = 60, test: bool = True) -> Dataset:
@@ -90,7 +85,7 @@ def test_every_epoch_is_a_permutation_without_its_remainder_and_the_files_say_so
     assert set(range(160)) == set().union(*epochs)
     assert json.loads((tmp_path / "x" / "summary.json").read_text()) == summary
     assert summary["images_per_second"] == pytest.approx(3 * 5 * 30 / summary["seconds"])
-    assert lines(tmp_path / "x") == notes.metrics
+    assert lines_of(tmp_path / "x") == notes.metrics
     assert [line["epoch"] for line in notes.metrics] == [0, 1, 2]
     accuracies = [line["valid_accuracy"] for line in notes.metrics]
     assert summary["valid_accuracy"] == accuracies[-1]
@@ -131,7 +126,7 @@ def test_the_noise_is_the_schedules(update: Any, interval: Any, tmp_path: Path) 
     for noise, t in zip(notes.noises, times, strict=True):
         expected = [schedule(layer, t) for layer in range(layers)]
         assert list(chain(*noise)) == pytest.approx(list(chain(*expected)), abs=1e-12)
-    for epoch, line in enumerate(lines(tmp_path / "x")):
+    for epoch, line in enumerate(lines_of(tmp_path / "x")):
         t = times[5 * epoch + 4]  # that of the epoch's last step
         expected = [schedule(layer, t) for layer in range(layers)]
         assert list(chain(*line["noise"])) == pytest.approx(list(chain(*expected)), abs=1e-12)
@@ -170,7 +165,7 @@ def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
             net.eval()
             with torch.no_grad():
                 scores = net(x[1])
-            line = lines(tmp_path / "x")[epoch]
+            line = lines_of(tmp_path / "x")[epoch]
             assert line["learning_rate"] == pytest.approx(1e-3 * 0.1**epoch)
             assert line["train_loss"] == pytest.approx(sum(losses) / 5, rel=1e-6)
             assert line["train_accuracy"] == correct / 160
@@ -202,7 +197,7 @@ def test_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
 def test_recipes_learn(changes: dict[str, Any], tmp_path: Path) -> None:
     chosen = replace(Recipe(limit=300, batch=16).rescaled(6), **changes)
     assert train(chosen, tmp_path)["valid_accuracy"] > 0.4
-    first, *_, last = lines(tmp_path)
+    first, *_, last = lines_of(tmp_path)
     assert last["train_loss"] < first["train_loss"]
     assert ("noise" in first) == (not chosen.is_float)
 
@@ -322,8 +317,7 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
     chosen = Recipe(batch=16, fold="all", epochs=2, period=None, drop=None)
     given: dict[str, Any] = {"dataset": small_dataset(), "model": small_model()}
     out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(chosen, out, watchers=[At(1, 1, strike(signal.SIGTERM))], **given)
+    stopped(chosen, out, 1, 1, **given)
     summary = train(chosen, out, resume=True, **given)
     assert summary["valid_accuracy"] is summary["best_valid_accuracy"] is None
     assert summary["test_accuracy"] > 0.3
@@ -439,4 +433,4 @@ def test_training_ends_though_its_noise_becomes_very_narrow(tmp_path: Path) -> N
     train(narrow, tmp_path)
     stds = [narrow.schedule(3)(0, step / 20)[1] for step in range(40)]
     assert 0 < stds[-1] < 1e-8
-    assert len(lines(tmp_path)) == 2
+    assert len(lines_of(tmp_path)) == 2

@@ -1,13 +1,12 @@
 """Metrics: fresh statistics against a network written by hand, stairs against counting."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from short import metrics_of, recipe
+from short import lines_of, metrics_of, recipe
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -124,20 +123,16 @@ def test_warnings() -> None:
     assert line == {"name": "features.3", "layer": 0, "levels": [0.3333, 0.6667], "dead": 0.1235}
 
 
-def last_line(out: Path) -> dict[str, Any]:
-    return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-
-
 def test_narrow_noise_that_stays_gives_a_warning(tmp_path: Path) -> None:
     train(recipe(epochs=1, static_std=True, std0=1e-6), tmp_path / "run")
-    warnings = last_line(tmp_path / "run")["warnings"]
+    warnings = lines_of(tmp_path / "run")[-1]["warnings"]
     assert any("pass no gradient" in warning for warning in warnings)
 
 
 @pytest.mark.nightly
 def test_a_healthy_network_gives_no_warnings(tmp_path: Path) -> None:
     train(recipe(limit=600, epochs=4, period=9.0, batch=16), tmp_path / "x")
-    line = last_line(tmp_path / "x")
+    line = lines_of(tmp_path / "x")[-1]
     assert line["warnings"] == []
     layers = [stair["layer"] for stair in line["stairs"]]
     assert layers == [i // 2 for i in range(len(layers))]

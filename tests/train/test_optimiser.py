@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import short
 import torch
 from short import recipe
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 import softstair as ss
 from networks import HeadFirst
 from softstair.data import load
-from softstair.data.batches import Examples
 from softstair.train.checkpoint import load_state_dict, state_dict
 from softstair.train.metrics import stair_health
 from softstair.train.network import make_network
@@ -29,12 +29,7 @@ from softstair.train.step import Step
 
 
 def begun(**changes: Any) -> tuple[State, Step]:
-    torch.manual_seed(0)
-    data = load("digits").sample(64)
-    chosen = recipe(**{"drop": None, **changes})
-    state = State(chosen, make_network(chosen, data), 64, torch.device("cpu"))
-    state.begin_epoch()
-    return state, Step(state, Examples(data.x, data.y, data.mean, data.std))
+    return short.begun(recipe(**{"drop": None, **changes}), 64)
 
 
 def steps(state: State, step: Step, count: int = 2) -> list[list[tuple[Tensor, Tensor]]]:

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 from own_models import branches, plain
-from short import RECIPE, At, files, is_sentence, metrics_of, save, strike, without_export
+from short import (
+    RECIPE,
+    files,
+    is_sentence,
+    lines_of,
+    metrics_of,
+    save,
+    stopped,
+    without_export,
+)
 from torch import Tensor
 from warm import Warm
 
@@ -23,7 +32,6 @@ from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
 from softstair.train import (
-    Interrupted,
     Recipe,
     RunError,
     checkpoint,
@@ -49,10 +57,6 @@ def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
         for name, value in values.items()
     ]
     return ["train", *flags, "--device", "cpu", "--threads", "1", "--out", str(out), *more]
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in metrics_of(out).splitlines()]
 
 
 class Pair:
@@ -110,7 +114,7 @@ def test_two_processes_train_as_one_with_the_joint_batch(pair: Pair, tmp_path: P
     for name, value in one.state_dict().items():
         assert (value - first[name]).abs().max() > 1e-3
         torch.testing.assert_close(two.state_dict()[name], value, rtol=1e-4, atol=1e-6)
-    for expected, line in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+    for expected, line in zip(lines_of(tmp_path / "one"), lines_of(tmp_path / "two"), strict=True):
         assert line == {key: pytest.approx(value, rel=1e-4) for key, value in expected.items()}
 
 
@@ -147,7 +151,7 @@ def test_truncated_and_frozen_layers_train_in_two_processes(pair: Pair, tmp_path
     assert pair.messages[1] == ""
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["config"]["processes"] == 2
-    first, *_, last = lines(tmp_path / "run")
+    first, *_, last = lines_of(tmp_path / "run")
     assert last["annealed"]
     assert last["train_loss"] < first["train_loss"]
 
@@ -222,8 +226,7 @@ def test_a_signal_to_torchrun(pair: Pair, complete: Path, tmp_path: Path) -> Non
 def test_errors_are_reported_once(pair: Pair, complete: Path, tmp_path: Path) -> None:
     new, one = tmp_path / "new", tmp_path / "one"
     small = replace(RECIPE, epochs=1)
-    with pytest.raises(Interrupted):
-        train(small, one, device="cpu", threads=1, watchers=[At(0, 2, strike(signal.SIGTERM))])
+    stopped(small, one, 0, 2, device="cpu", threads=1)
     commands = {
         "'forty' was given": words(RECIPE, new, "--epochs", "forty"),
         "multiple of the number of processes, 2": words(replace(small, batch=33), new),

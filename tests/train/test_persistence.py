@@ -18,8 +18,9 @@ from short import (
     is_sentence,
     metrics_of,
     recipe,
+    result,
+    stopped,
     strike,
-    summary_of,
     uninterrupted,
     without_export,
 )
@@ -41,12 +42,6 @@ class Crash(BaseException):
 
 def crash(state: State) -> None:
     raise Crash
-
-
-def finished(out: Path) -> list[Any]:
-    summary = read_json(out, "summary.json")
-    assert summary is not None
-    return summary_of(summary)
 
 
 @pytest.fixture
@@ -132,8 +127,8 @@ def test_stopped_in_the_middle_of_an_epoch(name: str, tmp_path: Path, out: Path)
         assert (state["epoch"], state["step"]) == (epoch, step)
     with pytest.raises(Crash):
         train(RECIPES[name], out, resume=True, watchers=[At(2, 4, crash)])
-    summary = train(RECIPES[name], out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == wanted
+    train(RECIPES[name], out, resume=True)
+    assert result(out) == wanted
 
 
 @pytest.mark.nightly(keep=2)
@@ -143,8 +138,8 @@ def test_crashed_at_the_ends_of_epochs(where: tuple[int, int], complete: Any, ou
     with pytest.raises(Crash):
         train(RANDOM, out, watchers=[At(*where, crash)])
     assert read_json(out, "summary.json") is None
-    summary = train(RANDOM, out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == complete
+    train(RANDOM, out, resume=True)
+    assert result(out) == complete
 
 
 def test_stopped_at_every_single_step(tmp_path: Path, out: Path) -> None:
@@ -158,7 +153,7 @@ def test_stopped_at_every_single_step(tmp_path: Path, out: Path) -> None:
         except Interrupted:
             stops += 1
     assert stops == 2 * (2 + 1)  # and after each epoch
-    assert (metrics_of(out), finished(out)) == wanted
+    assert result(out) == wanted
 
 
 def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(
@@ -166,8 +161,8 @@ def test_a_second_signal_strikes_at_once_and_costs_a_second_at_most(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(RANDOM, out, watchers=[At(1, 2, strike(signal.SIGINT, signal.SIGINT))])
-    summary = train(RANDOM, out, resume=True)
-    assert (metrics_of(out), summary_of(summary)) == complete
+    train(RANDOM, out, resume=True)
+    assert result(out) == complete
 
 
 def test_signals_are_given_back() -> None:
@@ -189,8 +184,7 @@ def test_in_a_thread_there_are_no_signals_and_training_goes_on(tmp_path: Path) -
 
 
 def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(recipe(epochs=1), tmp_path / "x", watchers=[At(0, 4, strike(signal.SIGTERM))])
+    stopped(recipe(epochs=1), tmp_path / "x", 0, 4)
     torch.set_num_threads(2)
     train(recipe(epochs=1), tmp_path / "x", resume=True)
     assert torch.get_num_threads() == 2
@@ -199,13 +193,12 @@ def test_a_resumed_run_leaves_the_callers_threads_alone(tmp_path: Path) -> None:
 def test_metrics_that_were_written_after_the_checkpoint_are_written_again(
     complete: Any, tmp_path: Path, out: Path
 ) -> None:
-    with pytest.raises(Interrupted):
-        train(RANDOM, out, watchers=[At(2, 2, strike(signal.SIGTERM))])
+    stopped(RANDOM, out, 2, 2)
     for leaving in (b'{"epoch": 0, "half', complete[0] * 2 + b"\xff\x00"):
         copy = shutil.copytree(out, tmp_path / f"copy-{len(leaving)}")
         (copy / "metrics.jsonl").write_bytes(leaving)
         train(RANDOM, copy, resume=True)
-        assert (metrics_of(copy), finished(copy)) == complete
+        assert result(copy) == complete
 
 
 # Killed from outside
@@ -220,7 +213,7 @@ def words_for(out: Path, *more: str) -> list[str]:
 def reference(warm: Warm, tmp_path: Path, *more: str) -> tuple[bytes, list[Any]]:
     out = tmp_path / "whole"
     assert warm.run(words_for(out, *more), tmp_path / "errors") == 0
-    return metrics_of(out), finished(out)
+    return result(out)
 
 
 def killed(
@@ -256,7 +249,7 @@ def killed(
         assert "Traceback" not in errors.read_text()
         assert "mistake" not in errors.read_text()
         if read_json(out, "summary.json") is not None:
-            assert (metrics_of(out), finished(out)) == wanted
+            assert result(out) == wanted
             run += 1
             if code == 0:
                 signals.insert(0, number)
@@ -267,7 +260,7 @@ def killed(
             positions.add((run, state["epoch"], state["step"]))
     out = tmp_path / f"run-{run}"
     assert warm.run(words_for(out, *more), errors) == 0, errors.read_text()
-    assert (metrics_of(out), finished(out)) == wanted
+    assert result(out) == wanted
     assert names(out) == names(tmp_path / "whole")  # nothing half-written is left
     assert len(list((out / "checkpoint").iterdir())) <= 4
     # The kills fell into the training, not before it.
@@ -301,11 +294,11 @@ def test_killed_while_it_writes(attempts: int, warm: Warm, tmp_path: Path) -> No
         if read_json(out, "summary.json") is None:
             checkpoint.load(out / "checkpoint")  # whole, or not there
         else:
-            assert (metrics_of(out), finished(out)) == (metrics_of(whole), finished(whole))
+            assert result(out) == result(whole)
             shutil.rmtree(out)
     assert kills > attempts * 2 // 3
     assert warm.run(["train", "--resume", "--out", str(out), *flags], errors, narrow=True) == 0
-    assert (metrics_of(out), finished(out)) == (metrics_of(whole), finished(whole))
+    assert result(out) == result(whole)
     assert names(out) == names(whole)
 
 
@@ -346,5 +339,4 @@ def test_the_real_command_line(tmp_path: Path) -> None:
     for given in (words, ["train", "--out", str(tmp_path / "whole"), *flags]):
         line = [sys.executable, "-m", "softstair", *given]
         subprocess.run(line, env=environment, check=True, capture_output=True)
-    assert metrics_of(out) == metrics_of(tmp_path / "whole")
-    assert finished(out) == finished(tmp_path / "whole")
+    assert result(out) == result(tmp_path / "whole")

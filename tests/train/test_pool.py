@@ -23,7 +23,7 @@ from short import (
     is_sentence,
     metrics_of,
     recipe,
-    summary_of,
+    result,
     uninterrupted,
     without_export,
 )
@@ -65,12 +65,6 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.setitem(sys.modules, "own", None)
     monkeypatch.delitem(sys.modules, "own")  # another test may have imported its own
-
-
-def result(out: Path) -> tuple[bytes, list[Any]]:
-    summary = read_json(out, "summary.json")
-    assert summary is not None
-    return metrics_of(out), summary_of(summary)
 
 
 def wait_for_epoch(run: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from short import At, metrics_of, recipe, strike, summary_of
+from short import At, metrics_of, recipe, stopped, strike, summary_of
 from torch import Tensor, nn
 
 from softstair._errors import SoftstairError
@@ -187,8 +187,7 @@ def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: P
     path = str(float_run)
     both = recipe(epochs=2, period=None, init_from=path, teacher=path)
     out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(both, out, watchers=[At(1, 2, strike(signal.SIGTERM))])
+    stopped(both, out, 1, 2)
     config = json.loads((out / "config.json").read_text())
     assert config["teacher"] == config["start"]
     assert train(both, out, resume=True)["config"]["start"] == config["start"]
@@ -219,8 +218,7 @@ def test_another_teacher_is_refused(float_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "teacher"
     taught = recipe(epochs=2, period=None, teacher=str(path))
     train(FLOAT, path)
-    with pytest.raises(Interrupted):
-        train(taught, tmp_path / "run", watchers=[At(1, 0, strike(signal.SIGTERM))])
+    stopped(taught, tmp_path / "run", 1, 0)
     path.rename(tmp_path / "before")
     with pytest.raises(RunError, match="finished float run") as caught:
         train(taught, tmp_path / "run", resume=True)
@@ -261,8 +259,7 @@ def test_a_damaged_float_run_is_named_by_its_own_field(
 
 
 def test_only_finished_float_runs_are_taken(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(FLOAT, tmp_path / "begun", watchers=[At(0, 2, strike(signal.SIGTERM))])
+    stopped(FLOAT, tmp_path / "begun", 0, 2)
     train(recipe(epochs=1), tmp_path / "ternary")
     for name, problem in (
         ("begun", "is not finished"), ("ternary", "quantised"), ("none", "holds no run"),
