@@ -1,38 +1,14 @@
 """Rows of the operator: bytes counted by hand, and saved tensors as autograd reports them."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from softstair.bench import Effort, Times, measure_operator
-from softstair.bench.operators import OperatorRow, _saved_bytes, bench_stair
+from softstair.bench.operators import OperatorRow, bench_stair
 from softstair.noise import names
 from softstair.regularise import FORWARDS
 
 SMALL = Effort(repeats=2, calls=1, seconds=0.0, elements=96)
-
-
-class SavesBytes(torch.autograd.Function):
-    """Saves a byte per element, and a scalar."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward((x > 0).to(torch.uint8), torch.tensor(1.0))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def test_saved_bytes_are_those_of_autograd() -> None:
-    x = torch.zeros(50, requires_grad=True).clone()
-    assert _saved_bytes(SavesBytes.apply, x) == (50, 50)
-    assert _saved_bytes(torch.sin, x) == (0, 200)  # x itself: nothing is written
-    assert _saved_bytes(torch.exp, x) == (200, 200)  # the result
-    assert _saved_bytes(lambda x: x + 1, x) == (0, 0)
 
 
 def test_shares_are_bandwidths_relative_to_a_copy() -> None:

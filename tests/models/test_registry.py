@@ -47,15 +47,6 @@ def error_of(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("vgg8", (1, 32, 32)), ("dscnn", (1, 49, 10)), ("digits", SHAPE)]
-)
-def test_by_name(name: str, shape: tuple[int, ...]) -> None:
-    net = build(name, classes=5, shape=shape).eval()
-    with torch.no_grad():
-        assert net(torch.zeros(1, *shape)).shape == (1, 5)
-
-
-@pytest.mark.parametrize(
     ("name", "shape", "allowed"),
     [
         ("vgg8", SHAPE, "any×32×32"),

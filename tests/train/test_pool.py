@@ -193,18 +193,6 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     assert result(out) == uninterrupted(tmp_path / "complete", begun)
 
 
-@pytest.mark.nightly
-def test_an_error_of_all_folds_is_reported_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["train", *FLAGS, "--jobs", "2", "--limit", "12"]) == 2
-    stdout, stderr = capfd.readouterr()
-    messages = [line for line in stderr.splitlines() if "output of the model" not in line]
-    assert (stdout, len(messages)) == ("", 1)
-    assert "batch must be an integer from 2 to" in messages[0]
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
 def test_a_process_decodes_its_data_once_and_each_run_is_as_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,13 +243,6 @@ def test_noise_that_is_updated_by_epochs_ends_before_the_last(epochs: int) -> No
             replace(late, period=(epochs - 1.9) / 3).schedule(3)
 
 
-def test_errors_name_the_words_that_are_allowed() -> None:
-    with pytest.raises(SoftstairError, match="fold must be all or an integer"):
-        Recipe(fold="ALL")  # type: ignore[arg-type]
-    with pytest.raises(SoftstairError, match=r"a share of them such as 50%"):
-        Recipe(anneal_from="half")
-
-
 PAPER = ("paper-cifar10", "paper-svhn", "paper-speech")
 BEST = (
     "best-cifar10", "best-cifar10-ternary", "best-cifar10-int4", "best-svhn", "best-svhn-ternary",
