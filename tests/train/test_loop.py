@@ -342,36 +342,6 @@ def test_training_on_all_examples_has_no_validation(tmp_path: Path) -> None:
         train(chosen, tmp_path / "x", dataset=small_dataset(test=False), model=small_model())
 
 
-def test_own_data_and_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ours.py").write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "from softstair.data import Dataset\n"
-        "def network(classes, shape):\n"
-        "    size = shape[0] * shape[1] * shape[2]\n"
-        "    hidden = nn.Linear(size, 9, bias=False), nn.BatchNorm1d(9), nn.ReLU()\n"
-        "    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(9, classes))\n"
-        "def data(root=None):\n"
-        "    y = torch.arange(40) % 2\n"
-        "    x = (y * 200).to(torch.uint8).reshape(40, 1, 1, 1).expand(40, 1, 2, 2).clone()\n"
-        "    return Dataset('halves', x, y, ('dark', 'bright'), 100.0, 100.0)\n"
-        "def wrong(root=None):\n"
-        "    return 5\n"
-        "def raising(root=None):\n"
-        "    raise RuntimeError('no\\nway')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    chosen = Recipe(epochs=2, batch=8, model="ours:network", data="ours:data")
-    config = train(chosen, tmp_path / "x")["config"]
-    assert (config["recipe"]["model"], config["data"]["name"]) == ("ours:network", "halves")
-    for data in ("ours:wrong", "ours:raising", "ours:missing", "nowhere:data", "ours:", "a b:c"):
-        with pytest.raises(ValueError, match="data") as caught:
-            train(replace(chosen, data=data), tmp_path / "z")
-        assert is_sentence(str(caught.value)), str(caught.value)
-    with pytest.raises(ValueError, match="model"):
-        train(replace(chosen, model="auto"), tmp_path / "z")
-
-
 @pytest.mark.parametrize(
     "layers",
     [
@@ -401,6 +371,8 @@ def test_data_that_do_not_suffice(tmp_path: Path) -> None:
         chosen = replace(Recipe(batch=16, folds=3, epochs=1), **changes)
         with pytest.raises(ValueError, match=field):
             train(chosen, tmp_path / "x", dataset=dataset, model=small_model())
+    with pytest.raises(ValueError, match="model must be named for data of your own"):
+        train(Recipe(data="ours:data"), tmp_path / "x", dataset=data)
     just = Recipe(batch=40, folds=3, epochs=1)
     assert train(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
 

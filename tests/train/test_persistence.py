@@ -100,9 +100,6 @@ RECIPES: dict[str, Recipe] = {
     "learned quanta": recipe(
         quanta="learned", quantum_rate=0.02, weights="int4", features="uint4", clip_latent=True
     ),
-    "random": RANDOM,
-    "dynamic mean": recipe(static_mean=False, period=1.3),
-    "augmented": recipe(augment="crop-flip", cutout=3, erase=0.5, mixup=0.4),
 }
 
 

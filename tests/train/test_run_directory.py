@@ -156,10 +156,6 @@ def test_a_checkpoint_of_a_run_that_follows_its_epochs_is_none_of_a_longer_one(
             checkpoint.load_checkpoint(tmp_path, given)
 
 
-def test_resume_begins_a_new_run(tmp_path: Path) -> None:
-    assert train(recipe(epochs=1), tmp_path / "deep" / "er" / "x", resume=True)["epochs"] == 1
-
-
 @pytest.mark.nightly(keep=1)
 @pytest.mark.parametrize("name", ["file", "file/x", "x" * 300])
 def test_directories_that_cannot_be_made(name: str, tmp_path: Path, run: commands.Run) -> None:
