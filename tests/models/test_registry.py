@@ -48,11 +48,7 @@ def error_of(name: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "shape", "allowed"),
-    [
-        ("vgg8", SHAPE, "any×32×32"),
-        ("dscnn", (3, 49, 10), "1×49×10"),
-        ("digits", (64,), "1×8×8"),
-    ],
+    [("vgg8", SHAPE, "any×32×32"), ("dscnn", (3, 49, 10), "1×49×10"), ("digits", (64,), "1×8×8")],
 )
 def test_examples_that_do_not_fit(name: str, shape: tuple[int, ...], allowed: str) -> None:
     with pytest.raises(ValueError, match=f"model '{name}' takes examples of {allowed}"):

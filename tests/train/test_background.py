@@ -52,10 +52,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 def due(epoch: int, step: int, monkeypatch: pytest.MonkeyPatch) -> list[At]:
     """Return watchers that let a checkpoint be due after this step alone."""
     wait = lambda seconds: monkeypatch.setattr("softstair.train.run.MIN_PAUSE", seconds)
-    return [
-        At(epoch, step, lambda state: wait(0.0)),
-        At(epoch, step + 1, lambda state: wait(1e9)),
-    ]
+    return [At(epoch, step, lambda state: wait(0.0)), At(epoch, step + 1, lambda state: wait(1e9))]
 
 
 class Crash(Exception):

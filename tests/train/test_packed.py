@@ -162,8 +162,7 @@ def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("integer", "centre", "numbers"),
-    [(True, False, (5.0, 8.0)), (False, True, (9.0, 4.0))],
+    ("integer", "centre", "numbers"), [(True, False, (5.0, 8.0)), (False, True, (9.0, 4.0))]
 )
 def test_it_says_how_to_ask_it(
     integer: bool, centre: bool, numbers: tuple[float, float], digits: Dataset, tmp_path: Path

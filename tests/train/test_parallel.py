@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 from own_models import branches, plain
-from short import (
-    RECIPE,
-    files,
-    is_sentence,
-    lines_of,
-    metrics_of,
-    save,
-    stopped,
-    without_export,
-)
+from short import RECIPE, files, is_sentence, lines_of, metrics_of, save, stopped, without_export
 from torch import Tensor
 from warm import Warm
 
@@ -31,14 +22,7 @@ from softstair.cli.train import launch_command
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.models import build
-from softstair.train import (
-    Recipe,
-    RunError,
-    checkpoint,
-    preset,
-    train,
-    trained_network,
-)
+from softstair.train import Recipe, RunError, checkpoint, preset, train, trained_network
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.parallel import SINGLE_PROCESS, Team, joined

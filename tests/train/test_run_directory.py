@@ -34,15 +34,7 @@ from warm import Warm
 
 from helpers import commands
 from softstair.data import Dataset, load
-from softstair.train import (
-    Recipe,
-    Run,
-    RunError,
-    checkpoint,
-    records,
-    train,
-    trained_network,
-)
+from softstair.train import Recipe, Run, RunError, checkpoint, records, train, trained_network
 from softstair.train.checkpoint import CheckpointError
 from softstair.train.loop import source_commit
 from softstair.train.recipe import OLDER_VALUES

@@ -23,13 +23,7 @@ from torch import nn
 from softstair._errors import first_line
 from softstair.anneal import SMALLEST_STD
 from softstair.bench.clock import Effort, Record, Times, race
-from softstair.bench.workload import (
-    StepRunner,
-    Workload,
-    brevitas_network,
-    naive_network,
-    workload,
-)
+from softstair.bench.workload import StepRunner, Workload, brevitas_network, naive_network, workload
 from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
 from softstair.train.execution import choose_threads, is_out_of_memory, training_settings
