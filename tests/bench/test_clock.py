@@ -57,16 +57,6 @@ def test_times_in_json_have_median_and_range() -> None:
     assert Times((0.5, 0.1, 0.9, 0.2)).to_json() == expected
 
 
-def test_quick_is_less_effort_and_repeats_are_checked() -> None:
-    for device in ("cpu", "cuda"):
-        full, quick = (Effort.on(torch.device(device), quick) for quick in (False, True))
-        assert (full.quick, quick.quick) == (False, True)
-        assert quick.repeats < full.repeats
-        assert quick.elements < full.elements
-    with pytest.raises(ValueError, match="repeats must be an integer from 1 to 1000"):
-        Effort.on(CPU, repeats=0)
-
-
 def test_peak_counts_tensors_that_live_at_the_same_time() -> None:
     x = torch.zeros(1000)
 

@@ -100,6 +100,7 @@ def test_without_json_the_flag_is_named(run: Run) -> None:
     [
         ("--only speed", "--only must be one or more of operator, step, partition, exact"),
         ("--batch 1", "--batch must be an integer from 2 to 4096, but 1 was given"),
+        ("--repeats 0", "--repeats must be an integer from 1 to 1000, but 0 was given"),
         ("--stairs ,", "--stairs must be one or more stairs such as ternary or int4@0.07"),
         ("--stairs foo", "--stairs must be one of heaviside, "),
         ("--elements 0", "--elements must be an integer from 1 to 2147483648, but 0 was given."),
