@@ -25,7 +25,7 @@ from softstair.nn import stair_modules
 from softstair.train import Recipe, layer_sensitivity, train, trained_network
 from softstair.train.metrics import evaluate
 from softstair.train.sensitivity import Cost, _proposal, _Trial
-from softstair.train.trained import Trained, trained_run
+from softstair.train.trained import Own, Trained, trained_run
 
 FLOAT = recipe(epochs=1, weights="float", features="float")
 INT4 = recipe(epochs=1, weights="int4", features="uint4", weight_quantum=0.1, feature_quantum=0.25)
@@ -57,7 +57,7 @@ def validation(recipe: Recipe = FLOAT) -> Examples:
 
 
 def source_of(path: Path) -> Trained:
-    return trained_run(path, "data", dict.fromkeys(("model", "data", "zero", "scale")))
+    return trained_run(path, "data", Own())
 
 
 def training_batches(path: Path) -> tuple[torch.Tensor, ...]:

@@ -21,7 +21,7 @@ from softstair.nn import StairActivation, StairLayer, StairModule, stair_modules
 from softstair.train.execution import choose_device
 from softstair.train.metrics import evaluate
 from softstair.train.network import stair_network
-from softstair.train.trained import Trained, trained_run
+from softstair.train.trained import Own, Trained, trained_run
 
 WIDTHS = ("int8", "int4", "int3", "int2", "ternary")
 EXAMPLES, BATCHES = 512, 8
@@ -46,7 +46,8 @@ def layer_sensitivity(
     limit: int | None = 2000,
     data_dir: Path | str = "data",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    **own: Any,
+    model: str | None = None,
+    data: str | None = None,
 ) -> list[Cost]:
     """Measure what each layer of a trained network alone costs at fewer bits, without training.
 
@@ -58,7 +59,8 @@ def layer_sensitivity(
         limit: Number of examples of the validation fold; with ``fold="all"``, of the training set.
         data_dir: Folder of the data sets.
         on_progress: Called with the numbers of measurements that are done, and in all.
-        own: ``model`` and ``data``: package.module:function of your own model and data.
+        model: ``package.module:function`` of your own model.
+        data: ``package.module:function`` of your own data.
 
     Returns:
         The network as it was trained; with each of the bits in each layer; and, if a size is given,
@@ -69,8 +71,7 @@ def layer_sensitivity(
     """
     for width in widths:
         parse(width, field="widths")
-    own = {"model": None, "data": None, "zero": None, "scale": None, **own}
-    trial = _Trial(trained_run(Path(run), data_dir, own), limit)
+    trial = _Trial(trained_run(Path(run), data_dir, Own(model, data)), limit)
     jobs = [("*", "float"), *((name, width) for name in trial.names for width in widths)]
     costs: list[Cost] = []
     for job in jobs:

@@ -2,10 +2,9 @@
 
 import textwrap
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,14 @@ TIMES = 7
 """Few inputs and times: the network runs in float64, once for each time."""
 
 
-_Own = Mapping[str, Any]
-"""What a user names of her own, for :func:`deployed`: model, data, zero and scale."""
+@dataclass(frozen=True)
+class Own:
+    """What a user names of her own, see :func:`deployed`."""
+
+    model: str | None = None
+    data: str | None = None
+    zero: int | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Deployed(Trained):
         """Return the test set, or the validation fold if there is none, and its name."""
         recipe, dataset = self.recipe, self.dataset
         if dataset is None:
-            _check_code(self.source, recipe, {})
+            _check_code(self.source, recipe, Own())
             dataset = load(recipe.data, data_dir)
         name, x, _ = held_out(dataset, recipe.fold, recipe.folds, recipe.limit)
         return name, x[:limit]
@@ -108,7 +113,7 @@ def deployed(
         ExportError: If the network is not exact in integers.
     """
     run = Path(run)
-    own: _Own = {"model": model, "data": data, "zero": zero, "scale": scale}
+    own = Own(model, data, zero, scale)
     is_saved = run.is_file() and (model is not None or zipfile.is_zipfile(run))
     load_from = _saved if is_saved else trained_run if run.is_dir() else _packed
     source = load_from(run, data_dir, own)
@@ -127,7 +132,7 @@ def deployed(
     return Deployed(**facts, trained=trained, integer=integerise(network, *given))
 
 
-def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
+def trained_run(run: Path, data_dir: Path | str, own: Own) -> Trained:
     """Return the network of a finished run, float or quantised; code of ``own`` alone is called."""
     recipe = recipe_of(run)
     if recipe is None:
@@ -138,19 +143,19 @@ def trained_run(run: Path, data_dir: Path | str, own: _Own) -> Trained:
         )
     _refuse(run, own, "zero", "scale")
     _check_code(run, recipe, own)
-    dataset = load(own["data"] or recipe.data, data_dir)
-    if own["data"]:
+    dataset = load(own.data or recipe.data, data_dir)
+    if own.data:
         facts = describe(recipe, dataset, torch.device("cpu"))["data"]
         if facts != (read_json(run, "config.json") or {}).get("data"):
             raise RunError(f"the run in {str(run)!r} was trained on other data.", field="data")
-    shape, model = tuple(dataset.x.shape[1:]), own["model"]
-    given = None if model is None else build(model, len(dataset.classes), shape)
+    shape = tuple(dataset.x.shape[1:])
+    given = None if own.model is None else build(own.model, len(dataset.classes), shape)
     network = trained_network(run, dataset, given)
     numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
     return Trained(run, recipe, network, shape, dataset.classes, *numbers, dataset)
 
 
-def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
+def _packed(run: Path, data_dir: Path | str, own: Own) -> Trained:
     file = run
     if not run.is_file():
         try:
@@ -168,23 +173,22 @@ def _packed(run: Path, data_dir: Path | str, own: _Own) -> Trained:
         raise packed.damaged(file, error) from None
     is_own = ":" in recipe.data
     _refuse(run, own, "model", "zero", "scale", *([] if is_own else ["data"]))
-    dataset = load(own["data"], data_dir) if own["data"] else None
+    dataset = load(own.data, data_dir) if own.data else None
     shape, classes = tuple(about["shape"]), tuple(about["classes"])
     return Trained(run, recipe, network, shape, classes, about["mean"], about["std"], dataset)
 
 
-def _saved(file: Path, data_dir: Path | str, own: _Own) -> Trained:
+def _saved(file: Path, data_dir: Path | str, own: Own) -> Trained:
     """Return the network whose state a file of ``torch.save`` holds."""
-    model, data, zero, scale = own.values()
-    if model is None or data is None:
+    if own.model is None or own.data is None:
         raise RunError(
             f"{str(file)!r} holds the state of a network, not the network: pass `model`, your "
             "package.module:function that returns the quantised network, and `data`."
         )
-    dataset = load(data, data_dir)
+    dataset = load(own.data, data_dir)
     shape = tuple(dataset.x.shape[1:])
     with torch.random.fork_rng([]):
-        network = build(model, len(dataset.classes), shape)
+        network = build(own.model, len(dataset.classes), shape)
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch raises for a file from anybody
@@ -201,13 +205,13 @@ def _saved(file: Path, data_dir: Path | str, own: _Own) -> Trained:
     except (RuntimeError, AttributeError, TypeError) as error:
         reason = textwrap.shorten(str(error), 200, placeholder=" …")
         raise RunError(
-            f"{str(file)!r} does not fit {model}: {reason} `model` must return the quantised "
+            f"{str(file)!r} does not fit {own.model}: {reason} `model` must return the quantised "
             "network, with the stairs and `sums` that it was trained with.",
             field="model",
         ) from None
-    mean = dataset.mean if zero is None else float(zero)
-    std = dataset.std if scale is None else scale
-    recipe = Recipe(data=data, model=model)
+    mean = dataset.mean if own.zero is None else float(own.zero)
+    std = dataset.std if own.scale is None else own.scale
+    recipe = Recipe(data=own.data, model=own.model)
     return Trained(file, recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
 
 
@@ -248,18 +252,18 @@ def distances_on_run(
     return distances_on_network(network, inputs, schedule, times)
 
 
-def _refuse(run: Path, own: _Own, *names: str) -> None:
+def _refuse(run: Path, own: Own, *names: str) -> None:
     """Raise RunError for parameters that a run or packed file records itself."""
     for name in names:
-        if own[name] is not None:
+        if getattr(own, name) is not None:
             raise RunError(f"{str(run)!r} records its own {name}: leave out `{name}`.", field=name)
 
 
-def _check_code(run: Path, recipe: Recipe, own: Mapping[str, Any]) -> None:
+def _check_code(run: Path, recipe: Recipe, own: Own) -> None:
     """Raise RunError if a run names code that the caller does not: it may come from anybody."""
     for name in ("model", "data"):
         function = getattr(recipe, name)
-        if ":" in function and not own.get(name):
+        if ":" in function and not getattr(own, name):
             raise RunError(
                 f"the run in {str(run)!r} names {function}, your own code or somebody else's: pass "
                 f"`{name}={function}` if you trust it.",
