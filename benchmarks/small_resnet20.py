@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sentence import tell
 from softstair.data import Dataset, load as load_data
-from softstair.models.networks import resnet20
+from softstair.models import resnet20
 from softstair.train import Recipe, train
 from softstair.train.options import describe
 

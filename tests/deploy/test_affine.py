@@ -17,7 +17,7 @@ from softstair.deploy import IntegerNetwork, nodes
 from softstair.deploy.affine import affine_steps, small_wide_steps
 from softstair.deploy.c.program import sources
 from softstair.deploy.onnx_graph import OnnxGraph, wide_levels
-from softstair.models.networks import ResidualBlock
+from softstair.models import ResidualBlock
 
 
 def reached(sums: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import nn
 
 import softstair as ss
 from softstair.deploy import ExportError, IntegerNetwork, integerise, nodes, qonnx as export
-from softstair.models.networks import ResidualBlock
+from softstair.models import ResidualBlock
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("qonnx", reason="qonnx is not installed")

@@ -18,8 +18,7 @@ from softstair.convert.shortcuts import Sums
 from softstair.convert.sites import set_input_units
 from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx, verify
 from softstair.deploy.c.program import sources
-from softstair.models import last_layer
-from softstair.models.networks import ResidualBlock
+from softstair.models import ResidualBlock, last_layer
 from softstair.nn import StairActivation, stair_modules
 
 TERNARY, UINT4 = ss.Stair.ternary(), ss.Stair.linear(4, quantum=0.25)

@@ -20,7 +20,7 @@ from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.fit import fit_quantum
-from softstair.models.networks import ResidualBlock
+from softstair.models import ResidualBlock
 from softstair.nn import stair_modules
 from softstair.train import Recipe, layer_sensitivity, train, trained_network
 from softstair.train.metrics import evaluate
