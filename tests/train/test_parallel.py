@@ -54,15 +54,11 @@ class Pair:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        requests = []
-        for rank, errors in enumerate(map(str, self.errors)):
+        for rank, errors in enumerate(self.errors):
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
             variables = {**ranks, **address, **dict(environment)}
-            requests.append(
-                {"words": words, "errors": errors, "environment": variables, **settings}
-            )
-        self.warm.start_together(requests)
-        return self.warm.wait_together()
+            self.warm.start(words, errors, environment=variables, **settings)
+        return self.warm.wait()
 
     @property
     def messages(self) -> list[str]:

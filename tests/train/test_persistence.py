@@ -242,7 +242,7 @@ def killed(
             os.kill(child, number)
         except ProcessLookupError:
             assert read_json(out, "summary.json") is not None
-        code = warm.wait()
+        (code,) = warm.wait()
         assert "Traceback" not in errors.read_text()
         assert "mistake" not in errors.read_text()
         if read_json(out, "summary.json") is not None:

@@ -207,7 +207,7 @@ def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="in use by another process"), Run.hold(out):
         pass
     os.kill(child, signal.SIGKILL)
-    assert warm.wait() == -9
+    assert warm.wait() == [-9]
     with Run.hold(out):
         pass
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -23,12 +22,7 @@ class Warm:
         assert self._read() == "ready"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate(timeout=60)
 
     def start(self, words: list[str], errors: Path, **settings: Any) -> int:
@@ -42,25 +36,21 @@ class Warm:
         narrow        whether the network for digits is that of `helpers.narrow`
         environment   variables that it has besides
         """
-        return self.start_together([{"words": words, "errors": str(errors), **settings}])[0]
+        return int(self._ask({"words": words, "errors": str(errors), **settings}))
 
-    def start_together(self, requests: list[dict[str, Any]]) -> list[int]:
-        """Several children at once; a request has what :meth:`start` is given."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(requests) + "\n")
-        self._process.stdin.flush()
-        return [int(word) for word in self._read().split()]
-
-    def wait(self) -> int:
-        """Its exit code; minus the signal's number if one killed it."""
-        return self.wait_together()[0]
-
-    def wait_together(self) -> list[int]:
-        return [int(word) for word in self._read().split()]
+    def wait(self) -> list[int]:
+        """The exit codes of all that were started; minus the signal's number if one killed it."""
+        return [int(word) for word in self._ask(None).split()]
 
     def run(self, words: list[str], errors: Path, **settings: Any) -> int:
         self.start(words, errors, **settings)
-        return self.wait()
+        return self.wait()[0]
+
+    def _ask(self, request: dict[str, Any] | None) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -79,14 +69,17 @@ def serve() -> None:
     import softstair.train.loop  # noqa: F401
 
     print("ready", flush=True)
+    children: list[int] = []
     for line in sys.stdin:
-        children = []
-        for request in json.loads(line):
-            children.append(os.fork())
-            if not children[-1]:
-                _obey(request)
-        print(*children, flush=True)
-        print(*(os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in children), flush=True)
+        if (request := json.loads(line)) is None:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            print(*codes, flush=True)
+            children.clear()
+            continue
+        children.append(os.fork())
+        if not children[-1]:
+            _obey(request)
+        print(children[-1], flush=True)
 
 
 def _obey(request: dict[str, Any]) -> None:
