@@ -132,13 +132,6 @@ def test_what_was_not_measured_is_listed(run: Run, monkeypatch: pytest.MonkeyPat
     assert "Brevitas: not measured (not installed)" in out
 
 
-def test_absent_kernels_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOFTSTAIR_KERNELS", "triton")
-    code, _, err = run(*TINY, "--only", "operator")
-    assert (code, err.count("\n")) == (2, 2)
-    assert "kernels must be" in err.splitlines()[1]  # the first says what was to be measured
-
-
 def test_progress_is_a_line_per_network_or_a_status_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
