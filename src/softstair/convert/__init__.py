@@ -4,22 +4,28 @@
 what a network computes. :mod:`~softstair.convert.ops` is the table of what each operation does to
 quantised features. :mod:`~softstair.convert.sites` decides what is quantised, with which layer
 number. :mod:`~softstair.convert.rewrite` turns functional activations into modules.
-:mod:`~softstair.convert.conversion` records what became of each layer.
+:mod:`~softstair.convert.conversion` replaces layers and records what became of each.
 """
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from softstair import _check, noise as noises
-from softstair._errors import first_line
 from softstair.convert.bits import StairName, feature_stair, has_names, stairs_of
-from softstair.convert.conversion import ATTRIBUTE, Conversion, Row, require_stairs, stair_row
-from softstair.convert.graph import Graph, record, trace
+from softstair.convert.conversion import (
+    ATTRIBUTE,
+    Conversion,
+    Row,
+    require_stairs,
+    stair_row,
+    swap_modules,
+)
+from softstair.convert.graph import Graph, trace_or_record
 from softstair.convert.ops import Effect, operator_named, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite
 from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites, widen
@@ -165,7 +171,7 @@ def quantise(
     activations = _separate_activations(net)
     patterns = (*patterns, *_first_names(net, patterns))
     options = LayerOptions(stairs, features, noise, forward, patterns, is_named)
-    graph, traced = _graph(net, example_inputs)
+    graph, traced = trace_or_record(net, example_inputs)
     names = None if traced is None else call_names(traced, net)
     sites = find_sites(net, graph, options, names)
     if sums is not None:
@@ -236,30 +242,6 @@ def _first_names(net: nn.Module, patterns: Sequence[str]) -> list[str]:
     ]
     fits = lambda name: any(matches(pattern, name) for pattern in patterns)
     return [own for own, name in names if own != name and fits(name)]
-
-
-def _graph(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    if inputs is not None and not isinstance(inputs, list | tuple):
-        allowed = "a tensor or a tuple of the arguments of one forward pass"
-        raise _check.wrong("example_inputs", inputs, allowed)
-    try:
-        return trace(net)
-    except Exception as error:  # whatever the model's code raises for torch.fx's proxies
-        if inputs is None:
-            raise _check.invalid(
-                "example_inputs",
-                "must be given, the arguments of one forward pass: the model could not be traced "
-                f"symbolically ({type(error).__name__}: {first_line(error)})",
-            ) from None
-    try:
-        return record(net, inputs), None
-    except Exception as error:
-        raise _check.invalid(
-            "example_inputs",
-            "must be the arguments of one forward pass of the model, but with those given it "
-            f"raised {type(error).__name__} ({first_line(error)})",
-        ) from None
 
 
 def _separate_activations(net: nn.Module) -> list[list[nn.Module]]:
@@ -397,15 +379,6 @@ def _layer(
     if init == "thresholds":
         layer.start_at_thresholds()
     return layer
-
-
-def swap_modules(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
-    """Replace modules of a network under every name that they have."""
-    for parent in list(net.modules()):
-        for name, child in parent._modules.items():
-            replacement = replacements.get(child) if child is not None else None
-            if child is not None and replacement is not None:
-                parent._modules[name] = replacement.train(child.training)
 
 
 def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:

@@ -1,4 +1,4 @@
-"""What became of each layer of a network, and whether a checkpoint has all of its stairs."""
+"""The replaced layers of a network: a record of them, and whether a checkpoint has their stairs."""
 
 import warnings
 from collections.abc import Mapping
@@ -122,3 +122,12 @@ def constant_layers(net: nn.Module, weights: Mapping[str, Any] | None = None) ->
 
 def _layers(net: nn.Module) -> list[tuple[str, StairLayer]]:
     return [(name, layer) for name, layer in net.named_modules() if isinstance(layer, StairLayer)]
+
+
+def swap_modules(net: nn.Module, replacements: Mapping[nn.Module, nn.Module | None]) -> None:
+    """Replace modules of a network under every name that they have."""
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            replacement = replacements.get(child) if child is not None else None
+            if child is not None and replacement is not None:
+                parent._modules[name] = replacement.train(child.training)

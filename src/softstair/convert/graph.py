@@ -16,6 +16,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from softstair import _check
+from softstair._errors import first_line
 from softstair.nn import StairLayer, StairModule
 
 IN_PLACE_OPERATORS = frozenset(
@@ -75,12 +77,6 @@ class Graph:
     complete: bool = True
     # Parameters and buffers that the code reads by name, not through a module.
     attributes: frozenset[str] = frozenset()
-
-    def with_written_outputs(self) -> "Graph":
-        """Return the graph with in-place writes as outputs if their target is read elsewhere."""
-        written = {n for n, step in enumerate(self.steps) if step.written}
-        unseen = {number for number in written if self.is_read_elsewhere(number)}
-        return replace(self, outputs=self.outputs | unseen)
 
     def is_read_elsewhere(self, number: int) -> bool:
         """Return whether the memory that a step writes is read other than through its result."""
@@ -234,7 +230,9 @@ def steps_of(
         if node.op == "get_attr":
             attributes.add(str(node.target))
     graph = Graph(tuple(steps), frozenset(outputs), complete, frozenset(attributes))
-    return graph.with_written_outputs()
+    # A write into a tensor that is read elsewhere is an output too.
+    writes = (number for number, step in enumerate(steps) if step.written)
+    return replace(graph, outputs=graph.outputs.union(filter(graph.is_read_elsewhere, writes)))
 
 
 def _raw_name(node: fx.Node) -> str:
@@ -337,3 +335,28 @@ class _Recorder(TorchFunctionMode):
                 name = function.__name__
             self.add("call_method", name, args, kwargs or {}, result)
         return result
+
+
+def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
+    """Return the graph by tracing, with torch.fx's own, or else that of a run on the inputs."""
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
+    if inputs is not None and not isinstance(inputs, list | tuple):
+        allowed = "a tensor or a tuple of the arguments of one forward pass"
+        raise _check.wrong("example_inputs", inputs, allowed)
+    try:
+        return trace(net)
+    except Exception as error:  # whatever the model's code raises for torch.fx's proxies
+        if inputs is None:
+            raise _check.invalid(
+                "example_inputs",
+                "must be given, the arguments of one forward pass: the model could not be traced "
+                f"symbolically ({type(error).__name__}: {first_line(error)})",
+            ) from None
+    try:
+        return record(net, inputs), None
+    except Exception as error:
+        raise _check.invalid(
+            "example_inputs",
+            "must be the arguments of one forward pass of the model, but with those given it "
+            f"raised {type(error).__name__} ({first_line(error)})",
+        ) from None

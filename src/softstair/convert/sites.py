@@ -212,8 +212,7 @@ def find_sites(
             sites.setdefault(module, new).uses.append(number)
     reported = []
     for site in sites.values():
-        why = why_float(site, graph, options)
-        if why is not None:
+        if (why := why_float(site, graph, options)) is not None:
             site.why_float = why
             reported.append(site)
     return reported
@@ -235,11 +234,11 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
         return "skipped"
     if not options.may_have_stair(site):
         return f"no stair for {site.option}"
-    if module is None and not graph.complete:
-        return "a function in code that cannot be traced whole; make it a module"
-    if module is not None and site.is_weights:
-        is_parameter = isinstance(module._parameters.get("weight"), nn.Parameter)
-        return "" if is_parameter else "its weight is computed, not a parameter"
+    if module is None:
+        incomplete = "a function in code that cannot be traced whole; make it a module"
+        return "" if graph.complete else incomplete
+    if site.is_weights and not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "its weight is computed, not a parameter"
     return ""
 
 
@@ -353,8 +352,7 @@ def _common(units: Sequence[FeatureUnit | None], summed: bool = False) -> Featur
     known = [unit for unit in units if unit is not None]
     if len(known) < len(units) or len({unit.identity for unit in known}) != 1:
         return None
-    widths = [unit.widest for unit in known]
-    widest = sum(widths) if summed else max(widths)
+    widest = (sum if summed else max)(unit.widest for unit in known)
     roundings = max(unit.roundings for unit in known) + summed
     stairs = frozenset[StairActivation]().union(*(unit.stairs for unit in known))
     return FeatureUnit(known[0].quantum, widest, roundings, stairs, known[0].divisors)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from softstair.convert import swap_modules
-from softstair.convert.conversion import ATTRIBUTE, stair_row
+from softstair.convert.conversion import ATTRIBUTE, stair_row, swap_modules
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
 from softstair.deploy.nodes import ExportError, IntegerNetwork

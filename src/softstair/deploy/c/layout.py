@@ -164,10 +164,10 @@ def _literals(values: npt.NDArray[Any]) -> Iterator[str]:
     return (str(value) for value in values.tolist())
 
 
-def _lines(literals: Iterable[str], width: int = 100) -> Iterator[str]:
+def _lines(literals: Iterable[str]) -> Iterator[str]:
     line = "   "
     for literal in literals:
-        if len(line) + len(literal) + 2 > width:
+        if len(line) + len(literal) + 2 > 100:
             yield line
             line = "   "
         line += f" {literal},"
