@@ -81,24 +81,3 @@ def test_dtype_nan_and_extremes(name):
         assert y[:-1].tolist() == [-1, -1, -1, 0, 1, 1, 1]
         assert y[-1].isnan()
         assert g[:-1].isfinite().all()
-
-
-@pytest.mark.nightly  # test_transforms has their families
-@pytest.mark.parametrize("name", [*FAMILIES, "identity", "relu"])
-def test_under_transforms_and_compilation(name):
-    """func.grad, jvp, vmap and compile(func.grad) agree with .backward()."""
-    estimator, stair = getattr(ss.ste, name)(), ss.Stair.ternary()
-    x = X[::40]
-
-    def total(v):
-        return estimator(v, stair).sum()
-
-    y, g = oracle.value_and_gradient(lambda v: estimator(v, stair), x)
-    assert (g != 0).any()
-    torch.testing.assert_close(torch.func.grad(total)(x), g)
-    value, slope = torch.func.jvp(lambda v: estimator(v, stair), (x,), (torch.ones_like(x),))
-    torch.testing.assert_close((value, slope), (y, g))
-    torch.testing.assert_close(torch.vmap(torch.func.grad(total))(x), g)
-    torch._dynamo.reset()
-    compiled = torch.compile(torch.func.grad(total), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), g)
