@@ -91,42 +91,32 @@ def test_float32_is_the_sum_of_k_terms(name, shape, mean, std, seed):
     check_everything(shape, name, mean, std, torch.float32, seed)
 
 
-@pytest.mark.nightly(keep=3)
-@pytest.mark.parametrize("name", oracle.NAMES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_the_sum_of_k_terms(name, dtype):
-    """bfloat16 and float16 keep their dtype, their level set and a few units in the last place."""
-    for stair in (TERNARY, UINT4, UNEVEN):
-        for mean, std in ((0.0, 0.25), (-0.5, 1.0), (0.25, 0.0), (0.0, 8.0)):
-            check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
+LARGE = ss.Stair((0.0, 1e12, 2e12), (0.5, 1.5))
+NARROW = [(0.0, 1e-3), (1e-9, 1e-9), (1 / 3, 1e-15), (0.0, 1e-30), (-1e-9, 1e-40), (0.0, 5e-324)]
+WIDTHS = [(0.0, 0.25), (-0.5, 1.0), (0.25, 0.0), (0.0, 0.05), (0.0, 8.0)]
+LAWS = {  # families, dtypes, stairs, and pairs of mean and std
+    "half precision": (oracle.NAMES, (torch.bfloat16, torch.float16), TERNARY, WIDTHS),
+    "narrow": (oracle.NAMES, (F64, torch.float32, torch.bfloat16), LARGE, NARROW),
+    "own": (OWN, (F64, torch.float32), TERNARY, WIDTHS),
+}
 
 
-@pytest.mark.nightly(keep=4)
-@pytest.mark.parametrize("name", oracle.NAMES)
-@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
-def test_noise_narrower_than_the_spacing_of_numbers_is_the_sum_of_k_terms(name, dtype):
-    """Down to no width at all, values are right, and gradients are 0 where no density is."""
-    large = ss.Stair((0.0, 1e12, 2e12), (0.5, 1.5))
-    for stair in (UNEVEN, UINT4, large):
-        for mean, std in (
-            (0.0, 1e-3),
-            (1e-9, 1e-9),
-            (1 / 3, 1e-15),
-            (0.0, 1e-30),
-            (-1e-9, 1e-40),
-            (0.0, 5e-324),
-        ):
-            check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
-
-
-@pytest.mark.nightly(keep=2)
-@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", OWN)
-def test_a_family_of_ones_own_works_in_every_forward(name, dtype):
-    """Symmetric or skewed, from cdf and pdf alone: the mode is the argmax, not a shortcut."""
-    for stair in (TERNARY, UINT4, UNEVEN):
-        for mean, std in ((0.0, 0.25), (-0.5, 1.0), (0.3, 0.0), (0.0, 0.05), (0.0, 8.0)):
-            check_everything((stair.levels, stair.thresholds), name, mean, std, dtype)
+@pytest.mark.nightly(keep=8)
+@pytest.mark.parametrize(
+    ("name", "dtype", "stair", "pairs"),
+    [
+        pytest.param(name, dtype, stair, pairs, id=f"{kind}, {name}, {dtype}")
+        for kind, (names, dtypes, stair, pairs) in LAWS.items()
+        for dtype in dtypes
+        for name in names
+    ],
+)
+def test_other_precisions_widths_and_families_are_the_sum_of_k_terms(name, dtype, stair, pairs):
+    """bfloat16 and float16 keep their dtype; noise may be narrower than the spacing of numbers, or
+    a family of one's own, symmetric or skewed, from cdf and pdf alone."""
+    for each in (stair, UINT4, UNEVEN):
+        for mean, std in pairs:
+            check_everything((each.levels, each.thresholds), name, mean, std, dtype)
 
 
 @pytest.mark.parametrize("name", oracle.NAMES)
@@ -160,24 +150,6 @@ def test_a_dirac_is_the_shifted_stair_without_gradient(name, tensor):
                 expected = stair(x if forward == "hard" else x - mean)
                 torch.testing.assert_close(y, expected, rtol=0, atol=0)
                 assert (g == 0).all()
-
-
-@pytest.mark.nightly(keep=3)
-@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", oracle.NAMES)
-def test_narrow_noise_gives_the_papers_mode(name, dtype):
-    """Equal bins and narrow noise, off the thin bands: the mode is sigma(x - mean)."""
-    for stair, mean in (
-        (TERNARY, 0.0),
-        (UINT4, 0.0),
-        (ss.Stair.linear(8, thresholds="floor"), -0.5),
-    ):
-        quantum = stair.quantum
-        x = torch.linspace(-2, len(stair) + 1, 5001, dtype=dtype) * quantum
-        edges = torch.tensor(stair.thresholds, dtype=dtype) + mean * quantum
-        x = x[(x[:, None] - edges).abs().amin(1) > 0.02 * quantum]
-        y = apply(stair, name, mean * quantum, 0.25 * quantum, "mode")(x)
-        torch.testing.assert_close(y, stair(x - mean * quantum), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [*oracle.NAMES, *OWN])
