@@ -5,12 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softstair.nn import StairLayer
+
+
+class Code(nn.Module):
+    """Two Linears, a ReLU, other modules, and the code of a forward pass."""
+
+    def __init__(self, code: Callable[..., Any] | None, **modules: Any) -> None:
+        super().__init__()
+        self.a, self.r, self.b, self.code = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), code
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(self, x)
 
 
 class Block(nn.Module):

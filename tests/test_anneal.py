@@ -189,20 +189,11 @@ def test_no_shift_under_a_static_mean_unless_asked():
     assert torch.equal(other[0].weight, before)
 
 
-class Tied(nn.Module):
-    """Two Linears that hold one parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)
-        self.b.weight = self.a.weight
-
-    def forward(self, x):
-        return self.b(self.r(self.a(x)))
-
-
 def test_a_tied_parameter_is_shifted_once():
-    net = ss.quantise(Tied(), TERNARY, TERNARY)
+    layers = {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6)}
+    model = networks.Code(lambda m, x: m.b(m.r(m.a(x))), **layers)
+    model.b.weight = model.a.weight
+    net = ss.quantise(model, TERNARY, TERNARY)
     assert net.a.weight is net.b.weight
     before = net.a.weight.detach().clone()
     ss.Annealer(net, ss.Schedule.for_network(net, period=2, static_mean=False))

@@ -24,19 +24,10 @@ OPTIMISERS = {
 }
 
 
-class Position(nn.Module):
+def position(m: nn.Module, x: Tensor) -> Tensor:
     """A parameter of the network's own, added before the first layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.position = nn.Parameter(torch.randn(6) * 0.1)
-        self.a, self.bn, self.r = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()
-        self.scale = nn.Parameter(torch.ones(8))
-        self.b, self.r2, self.c = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.r(self.bn(self.a(x + self.position)) * self.scale)
-        return self.c(self.r2(self.b(h)))
+    h = m.r(m.bn(m.a(x + m.position)) * m.scale)
+    return m.c(m.r2(m.b(h)))
 
 
 class PreActivation(nn.Module):
@@ -56,18 +47,22 @@ class PreActivation(nn.Module):
         return self.head(x)
 
 
-class Aux(nn.Module):
+def auxiliary(m: nn.Module, x: Tensor):
     """A second head that runs in training alone, before the first stair."""
+    h = m.a(x)
+    out = m.c(m.r2(m.b(m.r(h))))
+    return (out, m.aux(h)) if m.training else out
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8)
-        self.r2, self.c, self.aux = nn.ReLU(), nn.Linear(8, 3), nn.Linear(8, 3)
 
-    def forward(self, x: Tensor):
-        h = self.a(x)
-        out = self.c(self.r2(self.b(self.r(h))))
-        return (out, self.aux(h)) if self.training else out
+def three_layers(code, **modules) -> nn.Module:
+    layers = {"b": nn.Linear(8, 8), "r2": nn.ReLU(), "c": nn.Linear(8, 3)}
+    return networks.Code(code, **layers, **modules)
+
+
+def with_position() -> nn.Module:
+    parameters = {"position": torch.randn(6) * 0.1, "scale": torch.ones(8)}
+    parameters = {name: nn.Parameter(value) for name, value in parameters.items()}
+    return three_layers(position, bn=nn.BatchNorm1d(8), **parameters)
 
 
 def hand_made() -> nn.Module:
@@ -91,12 +86,14 @@ def inside() -> nn.Module:
 
 BUILDS = {
     "chain": lambda: ss.quantise(networks.mlp(6, 8, 8, 8, 3), TERNARY, TERNARY, skip="9"),
-    "position": lambda: ss.quantise(Position(), TERNARY, TERNARY),
+    "position": lambda: ss.quantise(with_position(), TERNARY, TERNARY),
     "pre-activation": lambda: ss.quantise(PreActivation(), TERNARY, TERNARY),
     "shared": lambda: ss.quantise(networks.Shared(), TERNARY, TERNARY),
     "disordered": lambda: ss.quantise(networks.Disordered(), TERNARY, TERNARY),
-    "aux": lambda: ss.quantise(Aux(), TERNARY, TERNARY),
-    "aux in eval": lambda: ss.quantise(Aux().eval(), TERNARY, TERNARY).train(),
+    "aux": lambda: ss.quantise(three_layers(auxiliary, aux=nn.Linear(8, 3)), TERNARY, TERNARY),
+    "aux in eval": lambda: ss.quantise(
+        three_layers(auxiliary, aux=nn.Linear(8, 3)).eval(), TERNARY, TERNARY
+    ).train(),
     "branching": lambda: ss.quantise(
         networks.Branching(), TERNARY, TERNARY, example_inputs=torch.randn(2, 6)
     ),
@@ -200,36 +197,26 @@ def test_never_too_much_is_cut_in_the_zoo(name, layers):
     check_gradients(lambda: ss.quantise(model, TERNARY, TERNARY).train(), layers, x)
 
 
-class Fork(nn.Module):
+def fork(m: nn.Module, x: Tensor) -> Tensor:
     """The data decide whether the stair stands in the way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if x.sum() > 0:
-            h = self.r(h)
-        return self.b(h)
+    h = m.a(x)
+    return m.b(m.r(h) if x.sum() > 0 else h)
 
 
-class Filled(Fork):
+def filled(m: nn.Module, x: Tensor) -> Tensor:
     """Results reach the output by assignment."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.zeros(x.shape[0], 3)
-        if x.sum() > -1e9:
-            out[:, :] = self.b(self.r(self.a(x)))
-        return out
+    out = torch.zeros(x.shape[0], 3)
+    if x.sum() > -1e9:
+        out[:, :] = m.b(m.r(m.a(x)))
+    return out
 
 
-@pytest.mark.parametrize("kind", [Fork, Filled])
+@pytest.mark.parametrize("code", [fork, filled])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_never_too_much_is_cut_where_one_run_was_recorded(kind, sign):
+def test_never_too_much_is_cut_where_one_run_was_recorded(code, sign):
     """The recorded run took one path; the gradient of another is not to be lost."""
     x = torch.randn(12, 6).abs()
-    build = lambda: ss.quantise(kind(), None, TERNARY, example_inputs=x)
+    build = lambda: ss.quantise(networks.Code(code), None, TERNARY, example_inputs=x)
     check_gradients(build, {0}, sign * x)
 
 
@@ -368,17 +355,6 @@ class Answer:
     logits: Tensor
 
 
-class Returns(nn.Module):
-    def __init__(self, shape) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
-        self.shape = shape
-
-    def forward(self, x: Tensor):
-        h = self.r(self.a(x))
-        return self.shape(self.b(h), h)
-
-
 SHAPES = {
     "tuple": (lambda y, h: (y, h), lambda out: out[0]),
     "list": (lambda y, h: [h, y], lambda out: out[1]),
@@ -395,7 +371,8 @@ def test_outputs_of_any_shape(shape):
     make, pick = SHAPES[shape]
     x = torch.randn(12, 6)
     torch.manual_seed(0)
-    net = ss.quantise(Returns(make), TERNARY, TERNARY)
+    model = networks.Code(lambda m, x: make(m.b(h := m.r(m.a(x))), h))
+    net = ss.quantise(model, TERNARY, TERNARY)
     annealer = ss.Annealer(net, lambda layer, t: (0.0, 0.3 if layer else 0.0))
     annealer.step()
     out = net(x)

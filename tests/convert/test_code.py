@@ -9,22 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import softstair as ss
-from networks import NormAct, without_exact_sums
+from networks import Code, NormAct, without_exact_sums
 
 TERNARY = ss.Stair.ternary()
-
-
-class Code(nn.Module):
-    """Two Linears, other modules, and the code of a forward pass."""
-
-    def __init__(self, code, **modules) -> None:
-        super().__init__()
-        self.a, self.b, self.code = nn.Linear(6, 8), nn.Linear(8, 3), code
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x):
-        return self.code(self, x)
 
 
 def soft_linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:

@@ -406,29 +406,23 @@ def test_an_annealed_network_is_compiled_once_if_nothing_is_truncated():
     assert len(graphs) == 1
 
 
-class ViewBySize(nn.Module):
+def flattening(code) -> nn.Module:
     """Flattens as most scripts do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Linear(8 * 36, 3, bias=False)
-
-    def forward(self, x):
-        h = self.r(self.a(x))
-        return self.b(h.view(h.size(0), -1))
+    return networks.Code(code, a=nn.Conv2d(3, 8, 3), b=nn.Linear(8 * 36, 3, bias=False))
 
 
-class ViewByShape(ViewBySize):
-    def forward(self, x):
-        h = self.r(self.a(x))
-        return self.b(h.reshape(h.shape[0], -1))
-
-
-@pytest.mark.parametrize("model", [ViewBySize(), ViewByShape(), networks.ResNet()])
+@pytest.mark.parametrize(
+    "model",
+    [
+        flattening(lambda m, x: m.b((h := m.r(m.a(x))).view(h.size(0), -1))),
+        flattening(lambda m, x: m.b((h := m.r(m.a(x))).reshape(h.shape[0], -1))),
+        networks.ResNet(),
+    ],
+)
 def test_layers_know_the_quantum_of_features_that_were_only_moved(model):
     net = ss.quantise(model, INT4, UINT4)
     layers = [module for module in net.modules() if isinstance(module, ss.nn.StairLayer)]
-    moved = layers[1:] if isinstance(model, ViewBySize) else layers[1:-1]
+    moved = layers[1:] if isinstance(model, networks.Code) else layers[1:-1]
     assert {layer.input_quantum for layer in moved} == {0.07}
     assert layers[0].input_quantum is None  # that of images
 
@@ -480,18 +474,6 @@ def test_sums_in_eval_are_exact_integers(build, floats):
             assert pairs.setdefault(n, y) == y, f"{name}: {n} is {y} and {pairs[n]}"
 
 
-class Offset(nn.Module):
-    """Arithmetic with constants between features and the next sum."""
-
-    def __init__(self, between) -> None:
-        super().__init__()
-        self.a, self.r, self.b = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
-        self.between = between
-
-    def forward(self, x):
-        return self.b(self.between(self.r(self.a(x))))
-
-
 @pytest.mark.parametrize(
     "between",
     [
@@ -512,7 +494,8 @@ class Offset(nn.Module):
 def test_evaluation_does_not_round_other_values_to_the_quantum(between):
     """Constants are no multiples of the quantum, but must be summed as they are."""
     torch.manual_seed(0)
-    net = ss.quantise(Offset(between), INT4, UINT4).eval()
+    code = lambda m, x: m.b(between(m.r(m.a(x))))
+    net = ss.quantise(networks.Code(code), INT4, UINT4).eval()
     x = torch.randn(4, 6)
     a, b = net.a, net.b
     hidden = UINT4(F.linear(x, INT4(a.weight), a.bias))
