@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import networks
 import softstair as ss
+from networks import Code
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer, verify
 from softstair.deploy.c import write
 
@@ -120,31 +121,24 @@ def test_an_activation_that_is_called_twice_exports() -> None:
     assert network.stairs == ("relu", *blocks)
 
 
-class LinearOverRows(nn.Module):
+def linear_over_rows(**between: nn.Module) -> nn.Module:
     """A linear layer that is applied to matrices: its outputs are the last axis."""
-
-    def __init__(self, *, norm: bool = False, pool: bool = False) -> None:
-        super().__init__()
-        self.linear, self.act = nn.Linear(5, 5), nn.ReLU()
-        self.first, self.act0 = nn.Conv2d(2, 3, 1), nn.ReLU()
-        self.norm = nn.BatchNorm2d(3) if norm else nn.Identity()
-        self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.last = nn.Linear(3 * 4 if pool else 3 * 4 * 5, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.act0(self.first(x))
-        y = self.pool(self.norm(self.linear(h)))
-        return self.last(self.act(y).flatten(1))
+    modules = {"norm": nn.Identity(), "pool": nn.Identity(), "last": nn.LazyLinear(4), **between}
+    code = lambda m, x: m.last(m.r(m.pool(m.norm(m.b(m.first(m.a(x)))))).flatten(1))
+    model = Code(code, a=nn.Conv2d(2, 3, 1), b=nn.Linear(5, 5), first=nn.ReLU(), **modules)
+    model(torch.zeros(2, *SHAPE))
+    return model
 
 
-@pytest.mark.parametrize("kind", ["norm", "pool"])
+@pytest.mark.parametrize("between", [{"norm": nn.BatchNorm2d(3)}, {"pool": nn.MaxPool2d(2)}])
 def test_norm_or_pooling_over_another_axis_than_the_channels_raises(
-    kind: str, tmp_path: Path
+    between: dict[str, nn.Module], tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match="linear layer over positions"):
-        write(exported(quantised(LinearOverRows())), tmp_path)
+        write(exported(quantised(linear_over_rows())), tmp_path)
+    (kind,) = between
     with pytest.raises(ExportError, match=rf"'{kind}': (.* on axis 3|it pools over the channels)"):
-        integerise(quantised(LinearOverRows(**{kind: True})), SHAPE, ZERO, SCALE)
+        integerise(quantised(linear_over_rows(**between)), SHAPE, ZERO, SCALE)
 
 
 class InPlace(nn.Module):
@@ -201,19 +195,18 @@ def test_in_place_addition_that_must_broadcast_its_target_raises() -> None:
         integerise(quantised(InPlace(body)), SHAPE, ZERO, SCALE)
 
 
-class Heads(nn.Module):
-    def __init__(self, returned: str) -> None:
-        super().__init__()
-        self.flat, self.first, self.act = nn.Flatten(), nn.Linear(40, 6), nn.ReLU()
-        self.a, self.b, self.act_b = nn.Linear(6, 3), nn.Linear(6, 3), nn.ReLU()
-        self.returned = returned
+def heads(returned: str) -> nn.Module:
+    """Two heads, of which one is returned; the sums of b may have a stair too."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.act(self.first(self.flat(x)))
-        a, b = self.a(h), self.b(h)
-        if self.returned == "b, with a stair":
-            self.act_b(b)
-        return a if self.returned == "a" else b
+    def code(m: Any, x: Tensor) -> Tensor:
+        h = m.r(m.first(x.flatten(1)))
+        a, b = m.a(h), m.b(h)
+        if returned == "b, with a stair":
+            m.stair(b)
+        return a if returned == "a" else b
+
+    ends = {name: nn.Linear(6, 3) for name in "ab"}
+    return Code(code, first=nn.Linear(40, 6), stair=nn.ReLU(), **ends)
 
 
 @pytest.mark.parametrize("skip", [("a", "b"), ()])
@@ -221,7 +214,7 @@ class Heads(nn.Module):
 def test_scores_come_from_the_head_that_is_returned(
     returned: str, skip: tuple[str, ...], tmp_path: Path
 ) -> None:
-    net = quantised(Heads(returned), skip)
+    net = quantised(heads(returned), skip)
     for parameter in (net.a.weight, net.a.bias, net.b.weight, net.b.bias):
         parameter.data = torch.randint(-8, 9, parameter.shape) / 8
     network = exported(net)
@@ -234,7 +227,7 @@ def test_scores_come_from_the_head_that_is_returned(
 def test_scores_that_a_stair_also_reads_raise() -> None:
     """The stair may negate the weights."""
     with pytest.raises(ExportError, match="'b': a stair reads it"):
-        integerise(quantised(Heads("b, with a stair")), SHAPE, ZERO, SCALE)
+        integerise(quantised(heads("b, with a stair")), SHAPE, ZERO, SCALE)
 
 
 def test_features_of_another_quantum_than_the_layer_expects_raise() -> None:
@@ -250,25 +243,22 @@ def test_convolution_over_matrices_raises() -> None:
         integerise(quantised(model), (3, 4), ZERO, SCALE)
 
 
-class Twice(nn.Module):
+def two_branches() -> nn.Module:
     """Two quantised branches and a stair on their sum."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.act_a = nn.Conv2d(2, 3, 1), nn.ReLU()
-        self.b, self.act_b = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()
-        self.act, self.last = nn.ReLU(), nn.Linear(60, 4)
+    def code(m: Any, x: Tensor) -> Tensor:
+        a = m.r(m.a(x))
+        return m.last(m.both(m.s(m.b(a)) + a).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.act_a(self.a(x))
-        return self.last(self.act(self.act_b(self.b(a)) + a).flatten(1))
+    convolutions = {"a": nn.Conv2d(2, 3, 1), "b": nn.Conv2d(3, 3, 3, padding=1)}
+    return Code(code, **convolutions, s=nn.ReLU(), both=nn.ReLU(), last=nn.Linear(60, 4))
 
 
 @pytest.mark.parametrize("thresholds", ["midpoint", "floor"])
 def test_stair_on_quantised_features_is_exact_or_raises(thresholds: Any) -> None:
     """Sums of multiples of 0.3 round, which matters only if thresholds are multiples of it."""
     stair = ss.Stair.linear(4, quantum=0.3, thresholds=thresholds)
-    net = ss.quantise(Twice(), TERNARY, stair).eval()
+    net = ss.quantise(two_branches(), TERNARY, stair).eval()
     if thresholds == "floor":
         with pytest.raises(ExportError, match="rounding decides"):
             integerise(net, SHAPE, ZERO, SCALE)

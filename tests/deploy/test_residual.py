@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from test_random_modules import by_onnx
 from torch import Tensor, nn
 
 import softstair as ss
-from networks import InvertedBottleneck, make
+from networks import Code, InvertedBottleneck, make
 from softstair.convert.shortcuts import Sums
 from softstair.convert.sites import set_input_units
 from softstair.deploy import ExportError, IntegerNetwork, integerise, onnx, verify
@@ -34,18 +36,10 @@ def ends(*blocks: nn.Module, channels: int = 4) -> nn.Module:
     return nn.Sequential(*stem, *blocks, *last)
 
 
-class Sum(nn.Module):
+def sum_of(*branches: nn.Module) -> nn.Module:
     """The sum of branches, in float."""
-
-    def __init__(self, *branches: nn.Module) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(branches)
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = self.branches[0](x)
-        for branch in self.branches[1:]:
-            total = total + branch(x)
-        return total
+    code = lambda m, x: reduce(operator.add, [branch(x) for branch in m.branches])
+    return Code(code, branches=nn.ModuleList(branches))
 
 
 def conv(outputs: int = 4) -> nn.Module:
@@ -61,7 +55,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mobilenetv2": lambda: make("mobilenetv2")[0],
     # MLPerf Tiny's blocks: bn(conv(y)) + conv1x1(x), whose convolution has a bias.
     "resnet8": lambda: ends(ResidualBlock(4, 4, 1, True), ResidualBlock(4, 6, 2, True), channels=6),
-    "three sums": lambda: ends(Sum(conv(), conv(), nn.Conv2d(4, 4, 1, 2)), nn.ReLU()),
+    "three sums": lambda: ends(sum_of(conv(), conv(), nn.Conv2d(4, 4, 1, 2)), nn.ReLU()),
     "no activation at the end": lambda: nn.Sequential(*conv3(), nn.Flatten(), nn.Linear(144, 5)),
     "no activation": lambda: ends(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)),
 }

@@ -14,6 +14,7 @@ from patterns import PATTERNS, SOUND, TERNARY, Concatenated, Pattern, image, lay
 from torch import Tensor, nn
 
 import softstair as ss
+from networks import Code
 from softstair.convert.graph import trace
 from softstair.convert.ops import OPERATORS, Effect, Operator, operator_named, operator_of
 from softstair.deploy import ExportError, integerise, onnx, qonnx, verify
@@ -141,20 +142,15 @@ def test_row_says_what_is_exported(row: Operator) -> None:
     assert formats(pattern) == [row.exports] * 4
 
 
-class SqueezeExcite(nn.Module):
+def squeeze_excite() -> nn.Module:
     """A gate for each channel, in functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reduce, self.act, self.widen = nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate = self.widen(self.act(self.reduce(x.mean([2, 3], keepdim=True))))
-        return x * torch.sigmoid(gate)
+    gate = lambda m, x: m.b(m.r(m.a(x.mean([2, 3], keepdim=True))))
+    modules = {"a": nn.Conv2d(4, 2, 1), "b": nn.Conv2d(2, 4, 1)}
+    return Code(lambda m, x: x * torch.sigmoid(gate(m, x)), **modules)
 
 
 @pytest.mark.parametrize(
-    ("module", "advice"), [(SqueezeExcite, "remove it"), (lambda: nn.GroupNorm(2, 4), "BatchNorm")]
+    ("module", "advice"), [(squeeze_excite, "remove it"), (lambda: nn.GroupNorm(2, 4), "BatchNorm")]
 )
 def test_report_says_before_training_what_is_not_exported(
     module: Callable[[], nn.Module], advice: str
@@ -170,38 +166,26 @@ def test_report_says_before_training_what_is_not_exported(
     assert not summary.exports_exactly
 
 
-class Attention(nn.Module):
+def attention() -> nn.Module:
     """Attention whose projections are Linear modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(12, 12) for _ in range(4))
-        self.act, self.last = nn.ReLU(), nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1)
-        return self.last(self.act(self.out(weights @ self.v(x))).mean(1))
+    weights = lambda m, x: (m.query(x) @ m.key(x).transpose(1, 2)).softmax(-1)
+    names = ("query", "key", "value", "a")
+    modules = {name: nn.Linear(12, 12) for name in names} | {"b": nn.Linear(12, 3)}
+    return Code(lambda m, x: m.b(m.r(m.a(weights(m, x) @ m.value(x))).mean(1)), **modules)
 
 
-class Broadcasting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.act = layer(4, padding=1), nn.Conv2d(4, 4, 6), nn.ReLU()
-        self.last = nn.LazyLinear(3)
+def broadcasting() -> nn.Module:
+    def code(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.a(x)
+        return m.b(m.r(m.small(x) + x).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        return self.last(self.act(self.b(x) + x).flatten(1))
+    return Code(code, a=layer(4, padding=1), small=nn.Conv2d(4, 4, 6), b=nn.LazyLinear(3))
 
 
-class TwoSums(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 1)
-        self.act, self.last = nn.ReLU(), nn.LazyLinear(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.act(self.c(self.a(x) + self.b(x))).flatten(1))
+def two_sums() -> nn.Module:
+    modules = {name: nn.Conv2d(2, 4, 1) for name in "ac"} | {"d": nn.Conv2d(4, 4, 1)}
+    code = lambda m, x: m.b(m.r(m.d(m.a(x) + m.c(x))).flatten(1))
+    return Code(code, **modules, b=nn.LazyLinear(3))
 
 
 def residual(x: Tensor) -> Tensor:
@@ -220,9 +204,9 @@ PAGE: dict[str, list[Pattern]] = {
     "an input of int8 or int16": [PATTERNS["int8 input"], PATTERNS["int16 input"]],
     "a bottleneck with `ReLU6`": [PATTERNS["ReLU6 and Hardtanh"]],
     "a shortcut that is added": [called(residual), EXAMPLES["add"]],
-    "two sums that are added": [Pattern(TwoSums)],
-    "the same, quantised with": [Pattern(TwoSums, settings={"sums": None})],
-    "a shortcut that broadcasts": [Pattern(Broadcasting)],
+    "two sums that are added": [Pattern(two_sums)],
+    "the same, quantised with": [Pattern(two_sums, settings={"sums": None})],
+    "a shortcut that broadcasts": [Pattern(broadcasting)],
     "features of one quantum, concatenated along the channels": [EXAMPLES["cat"]],
     "features of one quantum, concatenated along another axis": [
         Pattern(lambda: Concatenated("ab", 2))
@@ -230,7 +214,7 @@ PAGE: dict[str, list[Pattern]] = {
     "features of several quanta": [
         Pattern(lambda: Concatenated("ab"), settings={"features": {"a.*": QUARTER, "*": TERNARY}})
     ],
-    "a squeeze-excite block": [among(SqueezeExcite)],
+    "a squeeze-excite block": [among(squeeze_excite)],
     "`GroupNorm` or `LayerNorm`": [EXAMPLES["OtherNorm"]],
     "a quantised layer after `AvgPool2d`": [EXAMPLES["avg_pool2d"]],
     "a quantised layer after a global average": [among(*GLOBAL_AVERAGE)],
@@ -247,7 +231,7 @@ PAGE: dict[str, list[Pattern]] = {
     "the same, followed by a batch normalisation": [
         Pattern(lambda: over_rows(nn.BatchNorm1d(2)), SOUND)
     ],
-    "the `Linear` layers of attention": [Pattern(Attention, SOUND)],
+    "the `Linear` layers of attention": [Pattern(attention, SOUND)],
 }
 
 
