@@ -20,7 +20,6 @@ from softstair.deploy import (
     costs,
     integerise,
     onnx_runner,
-    qonnx,
     quantise_last_layer,
     verify,
 )
@@ -74,24 +73,6 @@ def test_every_export_has_equal_bits(name: str, tmp_path: Path) -> None:
         assert comparison.compared["classifier.scores"] == 8 * integer.sizes["classifier"][0]
     cost = costs(integer)[-1]
     assert (cost.name, cost.weight_bits, cost.bytes) == ("classifier", 8, cost.weights)
-
-
-@pytest.mark.nightly(keep=1)
-@pytest.mark.parametrize("name", NETWORKS)
-def test_qonnx_annotates_int8_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    wrapper = pytest.importorskip("qonnx.core.modelwrapper", reason="qonnx is not installed")
-    from qonnx.core.onnx_exec import execute_onnx
-
-    monkeypatch.setattr(onnx, "IR_VERSION", 8)  # see test_qonnx.py
-    net, shape = network(name)
-    int8 = quantise_last_layer(net, shape, *INPUT)
-    model = wrapper.ModelWrapper(qonnx.model(integerise(int8, shape, *INPUT)))
-    assert str(model.get_tensor_datatype("classifier_weight")) == "INT8"
-    x = random_bytes(shape, 1)
-    outputs = execute_onnx(model, {"bytes": x.numpy().astype(np.float32)})
-    with torch.no_grad():
-        np.testing.assert_array_equal(outputs["scores"], int8((x.float() - 128) / 64).numpy())
 
 
 def test_weights_are_the_nearest_multiples_of_each_class_quantum() -> None:
