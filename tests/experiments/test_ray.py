@@ -369,11 +369,10 @@ def test_a_listener_that_fails_leaves_nobody_behind(
         ([{"CPU": 8.0}], {}, ("cpu", 1, 0.0, 16)),
         ([{"CPU": 8.0}], {"threads": 4}, ("cpu", 4, 0.0, 4)),
         ([{"CPU": 8.0}], {"threads": 8, "jobs": 4}, ("cpu", 2, 0.0, 4)),
-        ([{"CPU": 8.0}], {"cpus": 0.5}, ("cpu", 0.5, 0.0, 32)),
         ([{"CPU": 32.0, "GPU": 2.0}], {}, ("cuda", 1, 0.2, 20)),
         ([{"CPU": 32.0, "GPU": 2.0}], {"jobs": 3}, ("cuda", 1, 0.3333, 12)),
-        ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 1.0}, ("cuda", 1, 1.0, 4)),
-        ([{"CPU": 32.0, "GPU": 2.0}], {"gpus": 0.0}, ("cpu", 1, 0.0, 64)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"jobs": 1}, ("cuda", 1, 1.0, 4)),
+        ([{"CPU": 32.0, "GPU": 2.0}], {"device": "cpu"}, ("cpu", 1, 0.0, 64)),
         ([{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}], {"device": "cuda"}, ("cuda", 1, 0.5, 4)),
     ],
 )
@@ -389,9 +388,7 @@ def test_shares(
     [
         ({"device": "cuda"}, "'cuda'.*no GPU"),
         ({"device": "cuda:1"}, "device must be one of auto, cpu, cuda"),
-        ({"cpus": 16}, "16 CPUs"),
-        ({"cpus": 0}, "cpus"),
-        ({"gpus": 2}, "gpus"),
+        ({"machines": [{"CPU": 0.5}]}, "1 CPUs and 0 GPUs"),
         ({"jobs": 0}, "jobs"),
     ],
 )

@@ -55,21 +55,19 @@ def run(
     device: str = "auto",
     threads: int | None = None,
     jobs: Jobs = "auto",
-    cpus: float | None = None,
-    gpus: float | None = None,
 ) -> int:
     """Train the units that are not done, each as a task of Ray; return how many failed.
 
     Without an ``address`` a cluster is started on this machine, and ended. ``jobs`` is the number
-    of units that share a GPU; without a GPU, that train at a time. ``cpus`` and ``gpus`` of a task
-    are chosen if not given. A unit whose process is lost is started again up to RETRIES times.
+    of units that share a GPU; without a GPU, that train at a time. A unit whose process is lost is
+    started again up to RETRIES times.
     """
     left = list(unfinished(units, folder))
     if not left:
         return 0
     refuse_mixed_data(left, folder, data_dir)
     here = cores() if jobs == "auto" else max(cores(), jobs)
-    choose = partial(choose_resources, threads=threads, jobs=jobs, cpus=cpus, gpus=gpus)
+    choose = partial(choose_resources, threads=threads, jobs=jobs)
     with StopRequest() as stop, joined(address, here) as ray, token_in(folder) as token:
         device = choose(_machines(ray), device).device
         data_dir = os.path.abspath(data_dir)
@@ -92,7 +90,7 @@ class TaskResources:
     """Where a task trains, its CPUs and its share of a GPU, and so how many run at a time."""
 
     device: str
-    cpus: float
+    cpus: int
     gpus: float
     jobs: Jobs
 
@@ -118,11 +116,9 @@ def choose_resources(
     device: str = "auto",
     threads: int | None = None,
     jobs: Jobs = "auto",
-    cpus: float | None = None,
-    gpus: float | None = None,
     measured_threads: int | None = None,
 ) -> TaskResources:
-    """Return the resources of a task; what was not asked for is chosen to suit the machines.
+    """Return the resources of a task, chosen to suit the machines.
 
     A task has as many CPUs as threads, once ``measured_threads`` of the first unit are known.
 
@@ -135,34 +131,28 @@ def choose_resources(
     _check.choice("device", device, ("auto", "cpu", "cuda"))
     if jobs != "auto":
         _check.integer("jobs", jobs, 1)
-    if cpus is not None:
-        _check.number("cpus", cpus, high=1024, above=0)
-    if gpus is not None:
-        _check.number("gpus", gpus, 0, 1)
     best = max(machines, key=lambda machine: (machine.get("GPU", 0.0), machine.get("CPU", 0.0)))
     count = best.get("GPU", 0.0)
-    if device == "cuda" and (not count or gpus == 0):
-        reason = "0 GPUs for each unit" if count else "the cluster has no GPU"
-        problem = f"must be one that the cluster has, but 'cuda' was given, and {reason}"
+    if device == "cuda" and not count:
+        problem = "must be one that the cluster has, but 'cuda' was given, and it has no GPU"
         raise _check.invalid("device", problem)
-    device = "cuda" if device != "cpu" and count and gpus != 0 else "cpu"
+    device = "cuda" if device != "cpu" and count else "cpu"
     share = 0.0
     if device == "cuda":
         shared_by = min(MAX_RUNS_PER_GPU, max(1, int(best.get("CPU", 0.0) / count // 2)))
         shared_by = shared_by if jobs == "auto" else jobs
-        share = gpus or int(10_000 / shared_by) / 10_000  # Ray counts in steps of 0.0001
-    if cpus is None:
-        counts = [node.get("CPU", 0.0) for node in machines if node.get("GPU", 0.0) >= share]
-        cpus = 1 if device == "cuda" and threads is None else measured_threads or threads or 1
-        if device == "cpu" and jobs != "auto":
-            cpus = min(cpus, max(1, int(sum(counts) / jobs)))
-        cpus = min(cpus, max(1, int(max(counts))))
+        share = int(10_000 / shared_by) / 10_000  # Ray counts in steps of 0.0001
+    counts = [node.get("CPU", 0.0) for node in machines if node.get("GPU", 0.0) >= share]
+    cpus = 1 if device == "cuda" and threads is None else measured_threads or threads or 1
+    if device == "cpu" and jobs != "auto":
+        cpus = min(cpus, max(1, int(sum(counts) / jobs)))
+    cpus = min(cpus, max(1, int(max(counts))))
     resources = TaskResources(device, cpus, share, jobs)
     if not resources.capacity(machines):
         raise SoftstairError(
-            f"a unit needs {cpus:g} CPUs and {share:g} GPUs, but no machine of the cluster has "
-            "them: ask for fewer.",
-            field="cpus",
+            f"a unit needs {cpus} CPUs and {share:g} GPUs, but no machine of the cluster has "
+            "them: add one that does.",
+            field="device",
         )
     return resources
 
