@@ -103,7 +103,6 @@ def test_a_second_machine_trains_exactly_what_the_first_did_not(
 
     # A third one only joins tables, whichever overlap.
     monkeypatch.setattr("softstair.train.pool.Worker", None)
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
     tables = ["--done", "first.csv.gz", "second.csv.gz", "--table", "all.parquet"]
     code, out, err = run("grid", "../mine.toml", "--out", "none", *tables)
     assert (code, err) == (0, "")
@@ -238,7 +237,6 @@ def test_published_tables_are_units_of_the_designs(
     words: str, done: str, count: int, run: Run
 ) -> None:
     """Their recipes are older than some fields."""
-    pytest.importorskip("pyarrow", reason="needs pyarrow")
     words = words.replace("benchmarks", str(RESULTS.parent / "benchmarks"))
     path = RESULTS / "reproduction" / done
     code, out, err = run("grid", *words.split(), "--status", "--json", "--done", path)
@@ -341,8 +339,6 @@ def test_units_that_train_at_a_time_share_the_time_of_the_device(tmp_path: Path)
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
 def test_large_tables_are_written_in_parts(ending: str) -> None:
-    if ending == ".parquet":
-        pytest.importorskip("pyarrow", reason="needs pyarrow")
     draw, many = random.Random(1).random, []
     for training in made("paper-speech", lambda *_: 0.5, epochs=20, folds=(0,)):
         curve = tuple(Epoch(n, 1e-3, draw(), draw(), draw(), draw()) for n in range(20))
