@@ -156,7 +156,7 @@ def survive(
 
 def table(folder: Path) -> list[dict[str, Any]]:
     """What came of a grid, but for the clock."""
-    rows = tables.rows(results.collect(folder))
+    rows = tables.rows(results.load(folder))
     return [{name: row[name] for name in row if name not in CLOCK} for row in rows]
 
 

@@ -47,20 +47,6 @@ def readable(folder: Path) -> list[Training]:
     return trainings
 
 
-def collect(folder: Path) -> list[Training]:
-    """Return every unit with an epoch in a folder.
-
-    Raises RunError if there is none, or if a run directory is damaged.
-    """
-    if trainings := [unit for path in find(folder) if (unit := read(path, folder))]:
-        return trainings
-    raise RunError(
-        f"{str(folder)!r} must hold run directories of softstair train or grid, or be a table of "
-        "them (.csv, .csv.gz, .parquet), but "
-        + ("none has an epoch." if folder.exists() else "it does not exist.")
-    )
-
-
 def load(path: Path | str) -> list[Training]:
     """Return the trainings of a folder of run directories, of a table in CSV or Parquet, or of a
     folder of such tables.
@@ -98,7 +84,13 @@ def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Tra
                 return trainings
     if foreign is not None:
         raise foreign
-    return [(training, training.path or path) for training in collect(path)]
+    if units := [(unit, run) for run in find(path) if (unit := read(run, path))]:
+        return units
+    raise RunError(
+        f"{str(path)!r} must hold run directories of softstair train or grid, or be a table of "
+        "them (.csv, .csv.gz, .parquet), but "
+        + ("none has an epoch." if path.exists() else "it does not exist.")
+    )
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:

@@ -330,12 +330,10 @@ def _read_parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
 def _write_parquet(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     arrow, parquet = import_extra("pyarrow", "tables"), import_extra("pyarrow.parquet", "tables")
     types: dict[Any, Any] = {int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    columns = {
-        name: arrow.array([row[name] for row in table], types.get(KINDS.get(name), arrow.string()))
-        for name in table[0]
-    }
+    schema = [(name, types.get(KINDS.get(name), arrow.string())) for name in table[0]]
+    columns = arrow.Table.from_pylist(table, arrow.schema(schema))
     with replacing(path) as partial:
-        parquet.write_table(arrow.table(columns), partial, compression="zstd", compression_level=19)
+        parquet.write_table(columns, partial, compression="zstd", compression_level=19)
 
 
 READERS = {".csv": _read_csv, ".csv.gz": _read_csv, ".parquet": _read_parquet}
