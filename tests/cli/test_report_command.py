@@ -3,7 +3,6 @@
 import json
 import re
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -69,17 +68,6 @@ def test_page_of_run_directories(run: Run, done: Path, tmp_path: Path) -> None:
     assert json.loads(recorded) == json.loads((path / "config.json").read_text())
     assert str(tmp_path) not in page.read_text(encoding="utf-8")
     assert [path.name for path in page.parent.iterdir()] == ["mine.html"]
-
-
-@pytest.mark.usefixtures("no_drawings")
-def test_units_in_training_are_shown(run: Run, table: Path) -> None:
-    done, begun = made_up(folds=2, most=1, epochs=10)
-    begun = replace(begun, curve=begun.curve[:3], seconds=None, best_valid_accuracy=None)
-    tables.write([done, begun], table)
-    assert run("report", table)[0] == 0
-    text = Path("report.html").read_text(encoding="utf-8")
-    assert "1 of 2 done" in text
-    assert "3 of 10" in text
 
 
 def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> None:

@@ -111,7 +111,8 @@ def test_folds_that_are_not_done_count_only_until_one_is(trainings: list[Trainin
     text = report.page([first, second], Path())
     line = data_of(text)["lines"][0]
     assert (line["folds"], line["epochs"]) == ([0], 50)
-    assert "1 of 2" in text
+    assert "1 of 2 done" in text
+    assert ">1 of 2</td>" in text
     assert "20 of 50" in text
     line = data_of([begun(first, 50), second])["lines"][0]
     assert (line["folds"], line["epochs"], line["longest"]) == ([0, 1], 20, 50)
