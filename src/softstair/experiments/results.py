@@ -109,12 +109,9 @@ def _order(path: Path) -> tuple[str, int]:
 
 def read(path: Path, folder: Path) -> Training | None:
     """Return the unit in a run directory of a folder; None if it has no epoch."""
-    recipe = recipe_of(path)
-    if recipe is None:
-        return None
-    summary = summary_of(path)
-    metrics = path / "metrics.jsonl"
-    if summary is None and not (metrics.is_file() and metrics.stat().st_size > 0):
+    recipe, summary, metrics = recipe_of(path), summary_of(path), path / "metrics.jsonl"
+    has_epoch = summary is not None or (metrics.is_file() and metrics.stat().st_size > 0)
+    if recipe is None or not has_epoch:
         return None
     name = path.parent if path.name.startswith("fold-") else path
     inside = name != folder and folder in name.parents
