@@ -41,10 +41,3 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.count("lie at one level") == 1
     assert "softstair train: fold 0 is done, validation 50.00%" in printed
     assert "softstair train: fold 1: it was ill: cure it." in printed
-
-
-def test_units_are_counted_over_the_whole_grid(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("grid", finished=2, total=4) as progress:
-        for event in ("start", "done"):
-            progress.show("a/fold-0", {"kind": event})
-    assert capsys.readouterr().err == "softstair grid: 3/4 a/fold-0 is done\n"

@@ -189,11 +189,6 @@ def test_where_refuses_what_no_configuration_has(wanted: dict[str, Any], match: 
 # ---- other designs of the same
 
 
-def test_varied_are_the_fields_that_differ() -> None:
-    few = DESIGNS["paper-svhn"].where({"static_std": ["false"], "forward": ["mode"]})
-    assert set(few.varied()) == {"interval", "power"}
-
-
 def test_folds_are_those_that_every_configuration_has() -> None:
     pair = (Configuration("a", Recipe()), Configuration("b", Recipe(seed=1, folds=3)))
     with pytest.raises(ValueError, match="0 to 2"):
