@@ -1,4 +1,4 @@
-"""The engine of Ray: struck as hard as can be, a grid is what it is without it."""
+"""The engine of Ray: a grid that is killed and resumed has the results that it has without Ray."""
 
 import importlib.util
 import json
@@ -70,7 +70,7 @@ def test_a_killed_worker_and_an_interrupted_driver(
     assert counted["resumed"] >= 1  # from a checkpoint, not from the beginning
     units = survival.units(5)
     assert counted["completions"] == Counter({unit.name: 1 for unit in units})
-    # The same one after another, in one process that nobody disturbs.
+    # The same one after another, in one process without interruption.
     monkeypatch.chdir(tmp_path)
     for unit in units:
         train(unit.recipe, unit.path(tmp_path / "plain"), threads=1, device="cpu")
@@ -100,21 +100,21 @@ def test_threads_and_refusals(
     before = (tmp_path / "grid/done/fold-0/summary.json").stat().st_mtime_ns
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     environment, threads = dict(os.environ), torch.get_num_threads()
-    told: dict[str, list[dict[str, Any]]] = {unit.configuration: [] for unit in units}
-    tell = lambda unit, news: told[unit.configuration].append(news)
+    events: dict[str, list[dict[str, Any]]] = {unit.configuration: [] for unit in units}
+    record = lambda unit, event: events[unit.configuration].append(event)
     try:
         torch.set_num_threads(2)
-        assert ray_engine.run(units, tmp_path / "grid", tell, device="cpu") == 1
+        assert ray_engine.run(units, tmp_path / "grid", record, device="cpu") == 1
         train(recipe, tmp_path / "alone", device="cpu")
     finally:
         torch.set_num_threads(threads)
     assert capfd.readouterr() == ("", "")
-    said = [news["kind"] for news in told["good"]]
-    assert (said[0], said[1], said[-1]) == ("start", "begin", "done")
-    assert told["good"][1]["threads"] == 2
-    assert [news["kind"] for news in told["full"]] == ["start", "failed"]
-    assert "holiday.jpg" in told["full"][1]["why"]
-    assert told["done"] == []
+    kinds = [event["kind"] for event in events["good"]]
+    assert (kinds[0], kinds[1], kinds[-1]) == ("start", "begin", "done")
+    assert events["good"][1]["threads"] == 2
+    assert [event["kind"] for event in events["full"]] == ["start", "failed"]
+    assert "holiday.jpg" in events["full"][1]["why"]
+    assert events["done"] == []
     assert (tmp_path / "grid/done/fold-0/summary.json").stat().st_mtime_ns == before
     grid, alone = tmp_path / "grid/good/fold-0", tmp_path / "alone"
     assert metrics_of(grid) == metrics_of(alone)
@@ -128,12 +128,12 @@ def test_threads_and_refusals(
 # A task, without Ray
 
 
-class Box:
-    """A mailbox that is here."""
+class FakeMailbox:
+    """A mailbox in this process."""
 
     def __init__(self) -> None:
-        self.news: list[tuple[str, dict[str, Any]]] = []
-        self.put = SimpleNamespace(remote=lambda name, news: self.news.append((name, news)))
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.put = SimpleNamespace(remote=lambda name, event: self.events.append((name, event)))
 
 
 @pytest.fixture
@@ -157,17 +157,17 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
-    box = Box()
-    assert ray_engine.train_unit(task, box) == {"kind": "done", "threads": 1}
-    said = [news["kind"] for _, news in box.news]
-    assert said[:2] == ["start", "begin"]
-    assert said.count("epoch") == 3
+    mailbox = FakeMailbox()
+    assert ray_engine.train_unit(task, mailbox) == {"kind": "done", "threads": 1}
+    kinds = [event["kind"] for _, event in mailbox.events]
+    assert kinds[:2] == ["start", "begin"]
+    assert kinds.count("epoch") == 3
     train(RECIPE, tmp_path / "alone", device="cpu")
     assert metrics_of(tmp_path / "x") == metrics_of(tmp_path / "alone")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "x").rglob("*.json*")}
-    again = Box()
+    again = FakeMailbox()
     assert ray_engine.train_unit(task, again) == {"kind": "done", "threads": None}
-    assert [news["kind"] for _, news in again.news] == ["start"]
+    assert [event["kind"] for _, event in again.events] == ["start"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -182,7 +182,7 @@ def test_a_task_trains_once(task: dict[str, Any], tmp_path: Path) -> None:
 def test_a_task_reports_why_it_cannot_train(
     change: dict[str, Any], match: str, task: dict[str, Any], tmp_path: Path
 ) -> None:
-    outcome = ray_engine.train_unit(task | change, Box())
+    outcome = ray_engine.train_unit(task | change, FakeMailbox())
     assert (outcome["kind"], outcome["threads"]) == ("failed", None)
     assert re.search(match, outcome["why"])
     assert not (tmp_path / "x").exists()
@@ -190,30 +190,30 @@ def test_a_task_reports_why_it_cannot_train(
 
 def test_a_machine_without_softstair(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "softstair", None)
-    assert "softstair is not installed" in ray_engine.train_unit(task, Box())["why"]
+    assert "softstair is not installed" in ray_engine.train_unit(task, FakeMailbox())["why"]
 
 
 @pytest.mark.nightly
 def test_a_directory_that_is_still_held_is_waited_for(
     task: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by the task of a driver that was killed a moment ago."""
+    """As by the task of a driver that has just been killed."""
     train(RECIPE, tmp_path / "x", device="cpu")
     (tmp_path / "x" / "summary.json").unlink()
     lock = filelock.FileLock(tmp_path / "x" / "lock", thread_local=False)
     lock.acquire()
-    letting_go = threading.Timer(0.5, lock.release)
-    letting_go.start()
-    assert ray_engine.train_unit(task, Box())["kind"] == "done"
-    letting_go.join()
+    release = threading.Timer(0.5, lock.release)
+    release.start()
+    assert ray_engine.train_unit(task, FakeMailbox())["kind"] == "done"
+    release.join()
     # For some time, not for ever.
     monkeypatch.setattr(ray_engine, "LOCK_TIMEOUT", 0.2)
     with lock:
-        outcome = ray_engine.train_unit(task, Box())
+        outcome = ray_engine.train_unit(task, FakeMailbox())
     assert "in use by another process" in outcome["why"]
 
 
-# The driver, with a Ray that is here
+# The driver, with a fake of Ray
 
 
 class Lost(Exception):
@@ -228,10 +228,10 @@ class Memory(Lost):
     pass
 
 
-class HereRay:
-    """As much of Ray as the driver uses: one task at a time comes to its end, the oldest first.
+class FakeRay:
+    """The part of Ray that the driver uses: tasks end one at a time, the oldest first.
 
-    ``becomes`` says for a unit's name what is returned, or raised.
+    ``outcome_of`` returns the outcome of a unit by its name, or the exception that is raised.
     """
 
     exceptions = SimpleNamespace(
@@ -239,11 +239,11 @@ class HereRay:
     )
     cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
 
-    def __init__(self, becomes: Callable[[str], Any], machines: list[dict[str, float]]) -> None:
-        self.becomes, self.machines = becomes, machines
-        self.flying: list[str] = []
+    def __init__(self, outcome_of: Callable[[str], Any], machines: list[dict[str, float]]) -> None:
+        self.outcome_of, self.machines = outcome_of, machines
+        self.running: list[str] = []
         self.most = 0
-        self.asked: list[dict[str, Any]] = []
+        self.resources: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -251,18 +251,18 @@ class HereRay:
 
     def remote(self, what: Any = None, **settings: Any) -> Any:
         if what is ray_engine.Mailbox:
-            box = SimpleNamespace(take=SimpleNamespace(remote=lambda: "mail"))
-            return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: box))
+            mailbox = SimpleNamespace(take=SimpleNamespace(remote=lambda: "mail"))
+            return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: mailbox))
         return lambda function: SimpleNamespace(options=self.options)
 
     def options(self, name: str, **resources: Any) -> Any:
-        def fly(task: dict[str, Any], mailbox: Any) -> str:
-            self.asked.append(resources)
-            self.flying.append(name)
-            self.most = max(self.most, len(self.flying))
+        def submit(task: dict[str, Any], mailbox: Any) -> str:
+            self.resources.append(resources)
+            self.running.append(name)
+            self.most = max(self.most, len(self.running))
             return name
 
-        return SimpleNamespace(remote=fly)
+        return SimpleNamespace(remote=submit)
 
     def wait(self, tasks: list[str], **_: Any) -> tuple[list[str], list[str]]:
         if tasks == ["mail"]:
@@ -270,11 +270,11 @@ class HereRay:
         return tasks[:1], tasks[1:]
 
     def get(self, name: str) -> Any:
-        self.flying.remove(name)
-        became = self.becomes(name)
-        if isinstance(became, Exception):
-            raise became
-        return became
+        self.running.remove(name)
+        outcome = self.outcome_of(name)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def cancel(self, name: str, **_: Any) -> None:
         self.cancelled.append(name)
@@ -283,82 +283,82 @@ class HereRay:
 DONE = {"kind": "done", "threads": 2}
 
 
-def driven(
+def drive(
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
-    becomes: Callable[[str], Any],
+    outcome_of: Callable[[str], Any],
     number: int = 30,
     machines: list[dict[str, float]] | None = None,
     **settings: Any,
-) -> tuple[HereRay, int, list[tuple[str, dict[str, Any]]]]:
-    """What the driver made of so many units: the Ray it had, how many failed, what was told."""
-    here = HereRay(becomes, machines or [{"CPU": 4.0}, {"CPU": 2.0}])
-    monkeypatch.setitem(sys.modules, "ray", here)
-    here.is_initialized = lambda: True  # type: ignore[attr-defined]
-    units = [Unit(f"u{one}", RECIPE) for one in range(number)]
-    heard: list[tuple[str, dict[str, Any]]] = []
+) -> tuple[FakeRay, int, list[tuple[str, dict[str, Any]]]]:
+    """Train so many units; return the fake of Ray, how many failed, and the events."""
+    ray = FakeRay(outcome_of, machines or [{"CPU": 4.0}, {"CPU": 2.0}])
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    ray.is_initialized = lambda: True  # type: ignore[attr-defined]
+    units = [Unit(f"u{at}", RECIPE) for at in range(number)]
+    events: list[tuple[str, dict[str, Any]]] = []
     failed = ray_engine.run(
-        units, folder, lambda unit, news: heard.append((unit.configuration, news)), **settings
+        units, folder, lambda unit, event: events.append((unit.configuration, event)), **settings
     )
-    return here, failed, heard
+    return ray, failed, events
 
 
-def test_few_are_in_flight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here, failed, heard = driven(monkeypatch, tmp_path, lambda name: DONE, number=100)
+def test_as_many_tasks_wait_as_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray, failed, events = drive(monkeypatch, tmp_path, lambda name: DONE, number=100)
     assert failed == 0
     # The first unit has two threads: (4 + 2) / 2 train at a time, and as many wait.
-    assert here.most == 6
-    assert [one["num_cpus"] for one in here.asked] == [1] + [2] * 99
-    assert {one["num_gpus"] for one in here.asked} == {0}
-    assert len(heard) == 200
-    here, _, _ = driven(monkeypatch, tmp_path, lambda name: DONE, jobs=3, threads=1)
-    assert here.most == 3
+    assert ray.most == 6
+    assert [task["num_cpus"] for task in ray.resources] == [1] + [2] * 99
+    assert {task["num_gpus"] for task in ray.resources} == {0}
+    assert len(events) == 200
+    ray, _, _ = drive(monkeypatch, tmp_path, lambda name: DONE, jobs=3, threads=1)
+    assert ray.most == 3
 
 
-def test_failures_are_told_and_the_others_go_on(
+def test_a_failure_is_reported_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     nan = {"kind": "failed", "threads": 1, "why": "the loss became nan.", "trace": ""}
-    became = {"u3": Lost(), "u4": Memory(), "u5": nan, "u6": nan, "u7": nan, "u8": Lost()}
-    names = lambda name: became.get(name.partition("/")[0], DONE)
-    _, failed, heard = driven(monkeypatch, tmp_path, names)
+    outcomes = {"u3": Lost(), "u4": Memory(), "u5": nan, "u6": nan, "u7": nan, "u8": Lost()}
+    names = lambda name: outcomes.get(name.partition("/")[0], DONE)
+    _, failed, events = drive(monkeypatch, tmp_path, names)
     assert failed == 6
-    why = {name: news["why"] for name, news in heard if news["kind"] == "failed"}
-    assert sorted(why) == sorted(became)
+    why = {name: event["why"] for name, event in events if event["kind"] == "failed"}
+    assert sorted(why) == sorted(outcomes)
     assert "lost 4 times" in why["u3"]
     assert "memory" in why["u4"]
-    assert sum(news["kind"] == "done" for _, news in heard) == 24
+    assert sum(event["kind"] == "done" for _, event in events) == 24
 
 
-def test_what_refuses_all_is_not_asked_for_ever(
+def test_a_failure_of_all_units_ends_the_grid(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     refused = {"kind": "failed", "threads": None, "why": "there are no data.", "trace": ""}
     with pytest.raises(RunError, match=r"^there are no data\.$"):
-        driven(monkeypatch, tmp_path, lambda name: refused)
+        drive(monkeypatch, tmp_path, lambda name: refused)
     with pytest.raises(RunError, match=r"^u1/fold-0: its process was lost"):
-        driven(monkeypatch, tmp_path, lambda name: Lost())
+        drive(monkeypatch, tmp_path, lambda name: Lost())
     later = lambda name: DONE if name == "u0/fold-0" else refused
-    here, failed, _ = driven(monkeypatch, tmp_path, later)
+    ray, failed, _ = drive(monkeypatch, tmp_path, later)
     assert failed <= 8  # what was in flight already
-    assert len(here.asked) <= 9
+    assert len(ray.resources) <= 9
 
 
-def test_a_listener_that_fails_leaves_nobody_behind(
+def test_an_error_of_the_caller_cancels_all_tasks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    heres: list[HereRay] = []
+    rays: list[FakeRay] = []
 
-    def becomes(name: str) -> dict[str, Any]:
+    def outcome_of(name: str) -> dict[str, Any]:
         if name == "u1/fold-0":
-            heres.append(sys.modules["ray"])  # type: ignore[arg-type]
-            raise OSError("nobody reads")
+            rays.append(sys.modules["ray"])  # type: ignore[arg-type]
+            raise OSError("no reader")
         return DONE
 
-    with pytest.raises(OSError, match="nobody reads"):
-        driven(monkeypatch, tmp_path, becomes)
-    assert heres[0].cancelled == heres[0].flying
-    assert len(heres[0].flying) > 1
+    with pytest.raises(OSError, match="no reader"):
+        drive(monkeypatch, tmp_path, outcome_of)
+    assert rays[0].cancelled == rays[0].running
+    assert len(rays[0].running) > 1
     assert not list(tmp_path.glob(".seen-*"))
 
 
@@ -376,7 +376,7 @@ def test_a_listener_that_fails_leaves_nobody_behind(
         ([{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}], {"device": "cuda"}, ("cuda", 1, 0.5, 4)),
     ],
 )
-def test_shares(
+def test_resources_of_a_task(
     machines: list[dict[str, float]], settings: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
     share = choose_resources(machines, **settings)
@@ -392,25 +392,25 @@ def test_shares(
         ({"jobs": 0}, "jobs"),
     ],
 )
-def test_a_share_that_no_machine_has_is_refused(
+def test_invalid_resources(
     settings: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=match):
-        driven(monkeypatch, tmp_path, lambda name: DONE, **settings)
+        drive(monkeypatch, tmp_path, lambda name: DONE, **settings)
 
 
 # Addresses
 
 
 def closed_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 @needs_ray
 @pytest.mark.parametrize("kind", ["closed", "client", "variable"])
-def test_nobody_answers(
+def test_no_cluster_at_an_address(
     kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -428,7 +428,7 @@ def test_nobody_answers(
 
 @needs_ray
 @pytest.mark.nightly
-def test_somebody_else_answers(
+def test_a_server_that_is_no_cluster(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_ray_cluster, "TIMEOUT", 2.0)
@@ -447,35 +447,35 @@ def test_auto_without_a_cluster(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     # Ray looks for the processes of a cluster, of which another test may have one.
-    blind = "import functools, ray._private.services as services\n"
-    blind += "services._cached_find_gcs_addresses = functools.cache(set)\n"
-    monkeypatch.setattr(_ray_cluster, "TRY", blind + _ray_cluster.TRY)
+    patched = "import functools, ray._private.services as services\n"
+    patched += "services._cached_find_gcs_addresses = functools.cache(set)\n"
+    monkeypatch.setattr(_ray_cluster, "TRY", patched + _ray_cluster.TRY)
     with pytest.raises(ValueError, match="none runs on this machine"):
         _ray_cluster.check_reachable("auto")
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"),
+    ("code", "kind", "match"),
     [
         (signal.SIGTERM, Interrupted, "SIGTERM"),
         (7, ValueError, r"Ray could not be started on this machine \(it ended with code 7\)"),
     ],
 )
-def test_ray_that_ends_the_process_while_it_starts(
-    code: int, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+def test_ray_ends_the_process_while_it_starts(
+    code: int, kind: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is what it makes of SIGTERM, and of other things."""
+    """As it does after SIGTERM, and after errors of its own."""
     ray = pytest.importorskip("ray", reason="needs ray")
     monkeypatch.setattr(ray, "init", lambda *_, **__: sys.exit(code))
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(kind, match=told), _ray_cluster.joined(None, 1):
-        pytest.fail("nobody has connected")
+    with pytest.raises(kind, match=match), _ray_cluster.joined(None, 1):
+        pytest.fail("it is connected")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 @pytest.mark.parametrize("address", ["rubbish", "http://there:80", "there:70000"])
-def test_no_address(address: str) -> None:
+def test_invalid_addresses(address: str) -> None:
     with pytest.raises(ValueError, match="auto, host:port or ray://host:port"):
         _ray_cluster.check_reachable(address)
 
