@@ -66,26 +66,26 @@ def measured(name: str, trainings: list[Training]) -> Finding:
 def test_the_papers_accuracies_hold_every_claim() -> None:
     """Each says that its figures are of validation, of which evaluation, epochs and folds."""
     small = [made(name, paper, 20, before=before) for name in ("paper-svhn", "paper-speech")]
-    found = judged([*study(folds=(0, 1, 2, 3, 4)), *small[0], *small[1]])
-    assert {one.name: one.verdict for one in found} == dict.fromkeys(CLAIM, "holds")
-    for one in found:
+    findings = judged([*study(folds=(0, 1, 2, 3, 4)), *small[0], *small[1]])
+    assert {finding.name: finding.verdict for finding in findings} == dict.fromkeys(CLAIM, "holds")
+    for finding in findings:
         scale = r"Validation, \d+ epochs, running statistics, 5 folds: .+\."
-        assert re.fullmatch(scale, one.measured), one.measured
-    said = {one.name: one.measured for one in found}
-    assert said["static-mode-level"] == (
+        assert re.fullmatch(scale, finding.measured), finding.measured
+    sentences = {finding.name: finding.measured for finding in findings}
+    assert sentences["static-mode-level"] == (
         "Validation, 500 epochs, running statistics, 5 folds: static / mode 86.0 ± 0.2 %; below "
         "the paper's 86 %: 0.0 ± 0.2 points."
     )
-    assert "random above expectation: 4.0 ± 0.0 points" in said["random-gains"]
-    assert "static noise above partition: 7.3 ± 0.0 points" in said["expectation-below-static"]
-    spreads = said["synchronisation"]
+    assert "random above expectation: 4.0 ± 0.0 points" in sentences["random-gains"]
+    assert "static noise above partition: 7.3 ± 0.0 points" in sentences["expectation-below-static"]
+    spreads = sentences["synchronisation"]
     assert "decay intervals differ by, expectation: 21.0 ± 0.0 points" in spreads
     assert "static noise types differ by, random: 0.4 ± 0.0 points" in spreads
 
 
-def swapped(one: str, other: str) -> Level:
+def swapped(first: str, second: str) -> Level:
     """Two decay intervals change places."""
-    places = {one: other, other: one}
+    places = {first: second, second: first}
 
     def level(settings: Mapping[str, str], fold: int) -> float:
         interval = places.get(settings["interval"], settings["interval"])
@@ -152,32 +152,32 @@ def test_each_claim_can_fail(name: str) -> None:
     level, expected = BROKEN[name]
     epochs = 500 if name.endswith("level") or name == "random-gains" else 20
     design = f"paper-{CLAIM[name].data}"
-    found = measured(name, made(design, level, epochs, (0, 1, 2), where=ENOUGH, before=before))
-    assert found.verdict == expected, found.measured
+    finding = measured(name, made(design, level, epochs, (0, 1, 2), where=ENOUGH, before=before))
+    assert finding.verdict == expected, finding.measured
 
 
 def test_without_trainings_nothing_is_tested() -> None:
     """And each says so."""
-    assert {one.verdict for one in judged([])} == {"not tested"}
-    other = made("paper-svhn", paper, 10, (0,))
-    found = {one.name: one for one in judged(other)}
-    assert found["same-end"].measured == "No training of CIFAR-10 is there."
-    assert found["svhn-same-end"].verdict == "holds"
-    still = [one for one in other if one.settings["interval"] == "none"]
+    assert {finding.verdict for finding in judged([])} == {"not tested"}
+    units = made("paper-svhn", paper, 10, (0,))
+    findings = {finding.name: finding for finding in judged(units)}
+    assert findings["same-end"].measured == "No training of CIFAR-10 is there."
+    assert findings["svhn-same-end"].verdict == "holds"
+    still = [unit for unit in units if unit.settings["interval"] == "none"]
     lacking = measured("svhn-intervals", still)
     assert lacking.verdict == "not tested"
     assert lacking.measured == "SVHN, 10 epochs: it takes same end, and partition or same start."
-    undone = [replace(one, seconds=None) for one in other]
-    assert {one.verdict for one in judged(undone)} == {"not tested"}
+    undone = [replace(unit, seconds=None) for unit in units]
+    assert {finding.verdict for finding in judged(undone)} == {"not tested"}
 
 
 def test_levels_are_not_judged_of_fewer_epochs() -> None:
     """Orders are."""
-    found = {one.name: one for one in judged(study(shifted(-0.3), 50))}
+    findings = {finding.name: finding for finding in judged(study(shifted(-0.3), 50))}
     for name in ("static-mode-level", "static-random-level", "expectation-level"):
-        assert found[name].verdict == "not tested"
-        assert found[name].measured == "CIFAR-10, 50 epochs: it takes trainings over 500 epochs."
-    assert found["expectation-intervals"].verdict == "holds"
+        assert findings[name].verdict == "not tested"
+        assert findings[name].measured == "CIFAR-10, 50 epochs: it takes trainings over 500 epochs."
+    assert findings["expectation-intervals"].verdict == "holds"
     for epochs, verdict in ((50, "holds"), (500, "holds in part")):
         units = study(shifted(-0.03, forward="random"), epochs)
         assert measured("random-gains", units).verdict == verdict
@@ -185,10 +185,10 @@ def test_levels_are_not_judged_of_fewer_epochs() -> None:
 
 def test_the_longest_study_that_can_tell_does() -> None:
     """A long one that lacks what it takes leaves it to the shorter one."""
-    whole = study(epochs=50)
-    long = [one for one in study(epochs=500) if one.settings["interval"] == "none"]
-    assert "500 epochs" in measured("static-mode-above-random", [*whole, *long]).measured
-    assert "50 epochs" in measured("same-end", [*whole, *long]).measured
+    short = study(epochs=50)
+    long = [unit for unit in study(epochs=500) if unit.settings["interval"] == "none"]
+    assert "500 epochs" in measured("static-mode-above-random", [*short, *long]).measured
+    assert "50 epochs" in measured("same-end", [*short, *long]).measured
 
 
 def test_long_and_short_trainings_are_judged_apart() -> None:
@@ -196,19 +196,19 @@ def test_long_and_short_trainings_are_judged_apart() -> None:
     beside it."""
     wanted = {"forward": "expectation", "power": "homogeneous", "noise": "uniform"}
     long = [
-        one
-        for one in study()
-        if one.settings["interval"] in ("partition", "same_end")
-        and wanted.items() <= one.settings.items()
+        unit
+        for unit in study()
+        if unit.settings["interval"] in ("partition", "same_end")
+        and wanted.items() <= unit.settings.items()
     ]
-    found = measured("same-end", [*study(epochs=50), *long])
-    assert [(one.study.epochs, one.verdict, one.trainings) for one in found.tested] == [
+    finding = measured("same-end", [*study(epochs=50), *long])
+    assert [(each.study.epochs, each.verdict, each.trainings) for each in finding.tested] == [
         (500, "holds in part", 6),
         (50, "holds", 72),
     ]
-    assert found.verdict == "holds in part"
-    assert "; without mode, random, same start, overlapped. Validation, 50 ep" in found.measured
-    assert found.measured.endswith("points. (holds)")
+    assert finding.verdict == "holds in part"
+    assert "; without mode, random, same start, overlapped. Validation, 50 ep" in finding.measured
+    assert finding.measured.endswith("points. (holds)")
 
 
 def test_running_statistics_decide_and_fresh_ones_stand_beside() -> None:
@@ -216,21 +216,21 @@ def test_running_statistics_decide_and_fresh_ones_stand_beside() -> None:
 
     def fresh(level: Level, **wanted: str) -> list[Training]:
         return [
-            changed(one, statistics="fresh")
-            for one in study(level)
-            if wanted.items() <= one.settings.items()
+            changed(unit, statistics="fresh")
+            for unit in study(level)
+            if wanted.items() <= unit.settings.items()
         ]
 
-    running = [one for one in study(shifted(-0.02)) if one.settings["interval"] == "none"]
+    running = [unit for unit in study(shifted(-0.02)) if unit.settings["interval"] == "none"]
     both = [*fresh(paper), *running]
-    assert [one.scale for one in studies(both)] == ["500 epochs", "500 epochs, fresh statistics"]
+    assert [part.scale for part in studies(both)] == ["500 epochs", "500 epochs, fresh statistics"]
     level = measured("static-random-level", both)
     assert level.verdict == "does not hold"
-    assert [one.verdict for one in level.tested] == ["does not hold", "holds"]
+    assert [judgement.verdict for judgement in level.tested] == ["does not hold", "holds"]
     assert level.measured.endswith("below the paper's 82 %: 0.1 ± 0.4 points. (holds)")
     order = measured("same-end", both)
     assert order.verdict == "not tested"
-    assert [(one.study.statistics, one.verdict) for one in order.tested] == [("fresh", "holds")]
+    assert [(each.study.statistics, each.verdict) for each in order.tested] == [("fresh", "holds")]
 
 
 def test_networks_that_have_not_learned_decide_nothing() -> None:
@@ -239,18 +239,18 @@ def test_networks_that_have_not_learned_decide_nothing() -> None:
     short = study(slow, 50)
     for name in ("static-mode-above-random", "static-random-uniform", "static-drop"):
         assert measured(name, short).verdict == "not tested"
-    found = measured("static-noise", short)
-    assert found.measured.endswith("; without random.")
-    assert found.verdict == "holds in part"
+    finding = measured("static-noise", short)
+    assert finding.measured.endswith("; without random.")
+    assert finding.verdict == "holds in part"
     long = measured("static-random-level", study(slow, 500))
     assert long.verdict == "does not hold"
 
 
 def test_a_verdict_has_the_test_accuracy_of_its_sides() -> None:
     """Where there is a test set."""
-    units = [replace(one, test_accuracy=one.valid_accuracy - 0.01) for one in study(epochs=20)]
-    (found,) = measured("static-mode-above-random", units).tested
-    for cell in found.cells.values():
+    units = [replace(unit, test_accuracy=unit.valid_accuracy - 0.01) for unit in study(epochs=20)]
+    (judgement,) = measured("static-mode-above-random", units).tested
+    for cell in judgement.cells.values():
         assert cell.test is not None
         assert cell.test.value == pytest.approx(cell.mean.value - 0.01)
         assert (cell.configurations, len(cell.trainings)) == (4, 12)
@@ -283,36 +283,36 @@ def test_what_is_not_all_there_holds_in_part() -> None:
     """And says what is missing."""
     only = {"interval": ["none", "partition", "same_end"], "noise": ["uniform", "normal"]}
     units = made("paper-cifar10", paper, 20, where={**ENOUGH, **only}, before=before)
-    found = {one.name: one for one in judged(units)}
+    findings = {finding.name: finding for finding in judged(units)}
     for name in ("expectation-intervals", "same-end", "static-noise", "synchronisation"):
-        assert found[name].verdict == "holds in part", found[name].measured
-        assert "; without " in found[name].measured
-    assert found["same-end"].measured.endswith("; without same start, overlapped.")
-    assert found["mode-partition-static"].verdict == "holds"
+        assert findings[name].verdict == "holds in part", findings[name].measured
+        assert "; without " in findings[name].measured
+    assert findings["same-end"].measured.endswith("; without same start, overlapped.")
+    assert findings["mode-partition-static"].verdict == "holds"
 
 
 def test_sides_are_alike_in_all_else() -> None:
     """A noise type that only one side has is left out, and so is a fold."""
     units = [
-        one
-        for one in study(shifted(-0.4, noise="normal"), 20)
-        if (one.settings["noise"], one.settings["forward"]) != ("normal", "random")
-        and (one.fold, one.settings["forward"]) != (1, "mode")
+        unit
+        for unit in study(shifted(-0.4, noise="normal"), 20)
+        if (unit.settings["noise"], unit.settings["forward"]) != ("normal", "random")
+        and (unit.fold, unit.settings["forward"]) != (1, "mode")
     ]
-    (one,) = studies(units)
+    (part,) = studies(units)
     wanted = {name: {**STATIC, "forward": name} for name in ("mode", "random")}
-    found = compare(one, Group(wanted))
-    assert list(found["mode"].folds) == list(found["random"].folds) == [(0, 0), (2, 0)]
-    assert found["mode"].folds[0, 0] == pytest.approx(0.86 + CHANCE[0])
-    assert found["random"].folds[0, 0] == pytest.approx(0.82 - 0.004 / 3 + CHANCE[0])
-    assert compare(one, Group({"a": STATIC, "b": {**DYNAMIC, "interval": "none"}})) == {}
+    cells = compare(part, Group(wanted))
+    assert list(cells["mode"].folds) == list(cells["random"].folds) == [(0, 0), (2, 0)]
+    assert cells["mode"].folds[0, 0] == pytest.approx(0.86 + CHANCE[0])
+    assert cells["random"].folds[0, 0] == pytest.approx(0.82 - 0.004 / 3 + CHANCE[0])
+    assert compare(part, Group({"a": STATIC, "b": {**DYNAMIC, "interval": "none"}})) == {}
 
 
 def few(level: Level = paper) -> list[Training]:
     """Uniform static noise, partition and same end on three folds; all else on fold 0 only."""
     three = [("uniform", interval) for interval in ("none", "partition", "same_end")]
-    has = lambda one: (one.settings["noise"], one.settings["interval"]) in three
-    return [one for one in study(level) if one.fold == 0 or has(one)]
+    has = lambda unit: (unit.settings["noise"], unit.settings["interval"]) in three
+    return [unit for unit in study(level) if unit.fold == 0 or has(unit)]
 
 
 @pytest.mark.parametrize(
@@ -320,30 +320,30 @@ def few(level: Level = paper) -> list[Training]:
 )
 def test_a_configuration_of_one_fold_changes_nothing_judged_on_three(name: str) -> None:
     """Every fold has the same configurations: those with the most folds."""
-    uniform = [one for one in few() if one.settings["noise"] == "uniform"]
+    uniform = [unit for unit in few() if unit.settings["noise"] == "uniform"]
     bad = few(shifted(-0.5, noise="normal", **STILL))
-    (expected,), (found,) = measured(name, uniform).tested, measured(name, bad).tested
-    assert {(cell.configurations, len(cell.folds)) for cell in found.cells.values()} == {(1, 3)}
-    assert (found.sentence, found.trainings) == (expected.sentence, expected.trainings)
+    (expected,), (judgement,) = measured(name, uniform).tested, measured(name, bad).tested
+    assert {(cell.configurations, len(cell.folds)) for cell in judgement.cells.values()} == {(1, 3)}
+    assert (judgement.sentence, judgement.trainings) == (expected.sentence, expected.trainings)
 
 
 def test_a_difference_is_of_the_folds_of_its_cells_alone() -> None:
     """Ranked cells share their folds; other differences of the group keep theirs."""
-    (found,) = measured("expectation-intervals", few()).tested
-    assert {label: gap.folds for label, gap in found.gaps.items()} == {
+    (judgement,) = measured("expectation-intervals", few()).tested
+    assert {label: gap.folds for label, gap in judgement.gaps.items()} == {
         "partition above overlapped, uniform": 1,
         "same start above overlapped, uniform": 1,
         "partition above same end, uniform": 3,
         "same start above same end, uniform": 1,
         "overlapped above same end, uniform": 1,
     }
-    (found,) = measured("same-end", few()).tested
-    assert {gap.folds for gap in found.gaps.values()} == {1}  # the lowest of all
-    assert [len(cell.folds) for cell in found.cells.values()] == 3 * [3, 1, 1, 3]
+    (judgement,) = measured("same-end", few()).tested
+    assert {gap.folds for gap in judgement.gaps.values()} == {1}  # the lowest of all
+    assert [len(cell.folds) for cell in judgement.cells.values()] == 3 * [3, 1, 1, 3]
     for name in ("static-noise", "synchronisation"):
-        (found,) = measured(name, few()).tested
-        assert {gap.folds for gap in found.gaps.values()} == {1}
-        assert {len(cell.folds) for cell in found.cells.values()} == {1}
+        (judgement,) = measured(name, few()).tested
+        assert {gap.folds for gap in judgement.gaps.values()} == {1}
+        assert {len(cell.folds) for cell in judgement.cells.values()} == {1}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -365,22 +365,22 @@ def test_the_best_is_chosen_on_shared_folds() -> None:
     """Among the configurations with the most folds: same start, best on its one fold, does not
     replace partition on three, nor does a fold that only one of them has decide between two."""
     lucky = shifted(0.05, interval="same_start")
-    (found,) = measured("expectation-level", few(lucky)).tested
-    assert list(found.cells) == ["best: partition / homogeneous"]
-    assert found.trainings == 3
+    (judgement,) = measured("expectation-level", few(lucky)).tested
+    assert list(judgement.cells) == ["best: partition / homogeneous"]
+    assert judgement.trainings == 3
 
     def level(settings: Mapping[str, str], fold: int) -> float:
         return paper(settings, 0) - (0.3 if fold == 2 else 0.0)
 
     missing = [
-        one
-        for one in few(level)
-        if (one.fold, one.settings["interval"], one.settings["power"])
+        unit
+        for unit in few(level)
+        if (unit.fold, unit.settings["interval"], unit.settings["power"])
         != (2, "partition", "progressive")
     ]
-    (found,) = measured("expectation-level", missing).tested
-    assert list(found.cells) == ["best: partition / homogeneous"]
-    assert found.trainings == 3
+    (judgement,) = measured("expectation-level", missing).tested
+    assert list(judgement.cells) == ["best: partition / homogeneous"]
+    assert judgement.trainings == 3
 
 
 def test_before_the_drop_is_the_mean_of_the_last_epochs_before() -> None:
@@ -390,8 +390,8 @@ def test_before_the_drop_is_the_mean_of_the_last_epochs_before() -> None:
     for epoch, value in ((389, 0.0), (390, 0.5), (399, 0.7), (400, 1.0)):
         changed[epoch] = replace(changed[epoch], valid_accuracy=value)
     level = training.curve[0].valid_accuracy
-    found = before_the_drop(replace(training, curve=tuple(changed)))
-    assert found == pytest.approx((8 * level + 0.5 + 0.7) / 10)
+    mean = before_the_drop(replace(training, curve=tuple(changed)))
+    assert mean == pytest.approx((8 * level + 0.5 + 0.7) / 10)
     assert before_the_drop(replace(training, curve=training.curve[:300])) is None
 
 
@@ -400,5 +400,5 @@ def test_a_table_tells_the_same_as_run_directories(tmp_path: Path) -> None:
     level = shifted(0.000123)  # no figure is half-way between two that can be shown
     units = [*study(level, 10, folds=(0, 1)), *made("paper-svhn", level, 10, (0, 1))]
     write(units, tmp_path / "table.csv")
-    told = lambda findings: [(one.name, one.verdict, one.measured) for one in findings]
-    assert told(judged(load(tmp_path / "table.csv"))) == told(judged(units))
+    shown = lambda findings: [(each.name, each.verdict, each.measured) for each in findings]
+    assert shown(judged(load(tmp_path / "table.csv"))) == shown(judged(units))

@@ -78,83 +78,83 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def close(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=5.1e-7)
+def close(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=5.1e-7)
 
 
 # ---- From run directories
 
 
 def test_every_unit_with_an_epoch_is_found_in_order(store: Path) -> None:
-    found = load(store)
-    assert [(one.configuration, one.fold, len(one.curve), one.is_done) for one in found] == [
+    units = load(store)
+    assert [(unit.configuration, unit.fold, len(unit.curve), unit.is_done) for unit in units] == [
         ("forward=mode", 0, 3, True),
         ("forward=mode", 10, 3, True),
         (ODD, 0, 3, True),
         (ODD, 2, 2, False),
     ]
     assert len(find(store)) == 5
-    assert [one.test_accuracy is None for one in found] == [False, True, True, True]
+    assert [unit.test_accuracy is None for unit in units] == [False, True, True, True]
 
 
 def test_a_unit_is_what_its_files_say(store: Path) -> None:
-    for one in load(store):
-        assert one.path is not None
-        config = json.loads((one.path / "config.json").read_text())["recipe"]
-        metrics = lines(one.path)
-        assert [epoch.epoch for epoch in one.curve] == list(range(len(metrics)))
-        for epoch, line in zip(one.curve, metrics, strict=True):
+    for unit in load(store):
+        assert unit.path is not None
+        config = json.loads((unit.path / "config.json").read_text())["recipe"]
+        metrics = lines(unit.path)
+        assert [epoch.epoch for epoch in unit.curve] == list(range(len(metrics)))
+        for epoch, line in zip(unit.curve, metrics, strict=True):
             assert [getattr(epoch, name) for name in METRICS] == [line[name] for name in METRICS]
-        assert one.valid_accuracy == metrics[-1]["valid_accuracy"]
+        assert unit.valid_accuracy == metrics[-1]["valid_accuracy"]
         summary: dict[str, Any] = {}
-        if one.is_done:
-            summary = json.loads((one.path / "summary.json").read_text())
+        if unit.is_done:
+            summary = json.loads((unit.path / "summary.json").read_text())
             assert summary["best_valid_accuracy"] == max(line["valid_accuracy"] for line in metrics)
-        assert [getattr(one, name) for name in OUTCOME] == [summary.get(name) for name in OUTCOME]
-        assert set(one.settings) == {*config, "data_version"}
-        assert one.settings["data_version"] == "scikit-learn digits"
+        assert [getattr(unit, name) for name in OUTCOME] == [summary.get(name) for name in OUTCOME]
+        assert set(unit.settings) == {*config, "data_version"}
+        assert unit.settings["data_version"] == "scikit-learn digits"
         still = config["static_mean"] and config["static_std"]
         for name, value in config.items():
             wanted = str(value).lower() if isinstance(value, bool) else str(value)
             if name == "skip" or (still and name in ("interval", "power")):
                 wanted = "none"
-            assert one.settings[name] == wanted, name
+            assert unit.settings[name] == wanted, name
 
 
 @pytest.mark.parametrize("where", ["forward=mode", "forward=mode/fold-0"])
 def test_a_part_of_a_store_is_a_store(where: str, store: Path) -> None:
-    whole = {one.path: one for one in load(store)}
+    by_path = {unit.path: unit for unit in load(store)}
     part = load(store / where)
     assert part
-    for one in part:
-        assert one == replace(whole[one.path], configuration="forward=mode")
+    for unit in part:
+        assert unit == replace(by_path[unit.path], configuration="forward=mode")
 
 
 # ---- To tables and back
 
 
 def test_csv_and_back_is_the_same_to_seven_digits(store: Path, tmp_path: Path) -> None:
-    found = load(store)
-    write(found, tmp_path / "table.csv")
+    units = load(store)
+    write(units, tmp_path / "table.csv")
     with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    assert len(table) == 3 + 3 + 3 + 2 == len(list(rows(found)))
+    assert len(table) == 3 + 3 + 3 + 2 == len(list(rows(units)))
     # What has not its default has a column, besides what always has; the rest has none.
     assert {"weight_quantum", "folds", "static_std", "batch"} <= set(table[0])
     assert not {"first_learning_rate", "optimiser", "momentum"} & set(table[0])
     assert [row["interval"] for row in table] == ["partition"] * 6 + ["none"] * 5
     again = load(tmp_path / "table.csv")
-    assert len(again) == len(found)
-    for before, after in zip(found, again, strict=True):
+    assert len(again) == len(units)
+    for before, after in zip(units, again, strict=True):
         assert after.configuration == before.configuration
         assert after.path is None
         assert (after.fold, after.is_done) == (before.fold, before.is_done)
         assert after.settings == {name: before.settings[name] for name in after.settings}
-        for one, other in zip(before.curve, after.curve, strict=True):
-            assert one.epoch == other.epoch
-            assert all(close(getattr(one, name), getattr(other, name)) for name in METRICS)
+        for old, new in zip(before.curve, after.curve, strict=True):
+            assert old.epoch == new.epoch
+            assert all(close(getattr(old, name), getattr(new, name)) for name in METRICS)
         assert all(close(getattr(before, name), getattr(after, name)) for name in OUTCOME)
     # What was rounded once stays as it is.
     write(again, tmp_path / "again.csv")
@@ -162,20 +162,20 @@ def test_csv_and_back_is_the_same_to_seven_digits(store: Path, tmp_path: Path) -
 
 
 def test_parquet_and_back_is_the_same(store: Path, tmp_path: Path) -> None:
-    found = load(store)
-    write(found, tmp_path / "table.parquet")
+    units = load(store)
+    write(units, tmp_path / "table.parquet")
     again = load(tmp_path / "table.parquet")
-    for before, after in zip(found, again, strict=True):
+    for before, after in zip(units, again, strict=True):
         assert after.settings == {name: before.settings[name] for name in after.settings}
         assert replace(after, recipe=before.recipe) == replace(before, path=None)
 
 
 def trained(store: Path, **fields: Any) -> Training:
     """A unit as if it had been trained by another recipe."""
-    one = load(store)[0]
+    unit = load(store)[0]
     recipe = Recipe(epochs=3, batch=48, **fields)
     name = ",".join(f"{field}={value}" for field, value in fields.items())
-    return replace(one, configuration=name, recipe=recipe)
+    return replace(unit, configuration=name, recipe=recipe)
 
 
 EVERY: list[dict[str, Any]] = [
@@ -188,9 +188,9 @@ EVERY: list[dict[str, Any]] = [
 
 
 def test_parquet_has_the_types_of_the_fields(store: Path, tmp_path: Path) -> None:
-    found = [trained(store, **fields) for fields in EVERY]
-    found = [replace(one, test_accuracy=None) for one in found]
-    write(found, tmp_path / "table.parquet")
+    units = [trained(store, **fields) for fields in EVERY]
+    units = [replace(unit, test_accuracy=None) for unit in units]
+    write(units, tmp_path / "table.parquet")
     table = parquet.read_table(tmp_path / "table.parquet")
     types = {name: str(table.schema.field(name).type) for name in table.column_names}
     wanted = {
@@ -243,11 +243,11 @@ def as_floats(units: list[Training], file: Path) -> Any:
 def test_parquet_that_others_wrote_says_the_same(
     rewrite: Callable[..., Any], units: list[dict[str, Any]], store: Path, tmp_path: Path
 ) -> None:
-    found = [trained(store, **fields) for fields in units]
-    table = rewrite(found, tmp_path / "table.parquet")
+    trainings = [trained(store, **fields) for fields in units]
+    table = rewrite(trainings, tmp_path / "table.parquet")
     parquet.write_table(table, tmp_path / "table.parquet")
     again = load(tmp_path / "table.parquet")
-    assert [unit.settings for unit in again] == [unit.settings for unit in found]
+    assert [unit.settings for unit in again] == [unit.settings for unit in trainings]
 
 
 @pytest.mark.parametrize(("count", "name"), [(4, "table.txt"), (0, "other.csv")])
@@ -383,12 +383,12 @@ def test_tables_in_folders_of_a_folder(store: Path, tmp_path: Path) -> None:
 def outcome(file: Path) -> str:
     """read, refused, or what is wrong with the refusal."""
     try:
-        found = load(file)
+        units = load(file)
     except RunError as error:
-        said = str(error)
-        return "refused" if len(said) < 900 and said.isprintable() else repr(said)
-    assert all(one.curve and isinstance(one.is_done, bool) for one in found)
-    assert all(math.isfinite(epoch.valid_loss) for one in found for epoch in one.curve)
+        message = str(error)
+        return "refused" if len(message) < 900 and message.isprintable() else repr(message)
+    assert all(unit.curve and isinstance(unit.is_done, bool) for unit in units)
+    assert all(math.isfinite(epoch.valid_loss) for unit in units for epoch in unit.curve)
     return "read"
 
 
@@ -404,11 +404,11 @@ def test_files_that_are_no_tables_and_damaged_ones_are_refused(
         file.write_bytes(content)
         assert outcome(file) == "refused", content[:20]
     write(load(store), file)
-    found = set()
+    outcomes = set()
     for mutation in mutations(file.read_bytes(), 60, seed=5):
         file.write_bytes(mutation)
-        found.add(outcome(file))
-    assert {"refused"} <= found <= {"read", "refused"}
+        outcomes.add(outcome(file))
+    assert {"refused"} <= outcomes <= {"read", "refused"}
 
 
 @pytest.mark.parametrize(
@@ -526,9 +526,9 @@ def dropped(column: str) -> Callable[[list[list[str]]], None]:
 def test_tables_older_than_a_column_have_its_former_value(
     column: str, old_value: str, store: Path, tmp_path: Path
 ) -> None:
-    found = load(store)
-    (value,) = {unit.settings[column] for unit in found}
-    write(found, tmp_path / "new.csv")
+    before = load(store)
+    (value,) = {unit.settings[column] for unit in before}
+    write(before, tmp_path / "new.csv")
     assert {unit.settings[column] for unit in load(tmp_path / "new.csv")} == {value} != {old_value}
     old = load(spoiled(store, tmp_path / "old.csv", dropped(column)))
     assert {unit.settings[column] for unit in old} == {old_value}
@@ -561,7 +561,7 @@ def test_a_line_that_is_being_written_is_left_out(mine: Path) -> None:
     file = mine / ODD / "fold-2" / "metrics.jsonl"
     text = file.read_text()
     file.write_text(text + text.splitlines()[1].replace('"epoch": 1', '"epoch": 2')[:100])
-    (unfinished,) = (one for one in load(mine) if not one.is_done)
+    (unfinished,) = (unit for unit in load(mine) if not unit.is_done)
     assert len(unfinished.curve) == 2
 
 

@@ -23,26 +23,26 @@ def folds(values: list[float], epochs: int = 10) -> list[Training]:
 
 
 def test_the_interval_is_students() -> None:
-    found = mean_of(VALUES)
+    mean = mean_of(VALUES)
     expected = stats.t.interval(0.95, 4, np.mean(VALUES), stats.sem(VALUES))
-    assert found.bounds == pytest.approx(expected)
-    assert found.value == pytest.approx(np.mean(VALUES))
-    assert found.folds == 5
-    assert str(found) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
+    assert mean.bounds == pytest.approx(expected)
+    assert mean.value == pytest.approx(np.mean(VALUES))
+    assert mean.folds == 5
+    assert str(mean) == f"82.6 ± {100 * (expected[1] - expected[0]) / 2:.1f} %"
 
 
 def test_fewer_than_three_folds_have_no_interval() -> None:
     """Student's t of two folds is 12.7: the interval would say nothing."""
-    found = mean_of([0.5106, 0.6031])
-    assert found.margin is None
-    assert found.bounds == (0.5106, 0.6031)
-    assert str(found) == "55.7 (51.1 to 60.3) %"
+    mean = mean_of([0.5106, 0.6031])
+    assert mean.margin is None
+    assert mean.bounds == (0.5106, 0.6031)
+    assert str(mean) == "55.7 (51.1 to 60.3) %"
     assert mean_of([-0.15, 0.157]).in_hundredths() == "0.4 (−15.0 to 15.7)"
     assert curve_of(folds([0.5, 0.6])).margin is None
     assert curve_of(folds([0.5, 0.6, 0.7])).margin is not None
-    found = mean_of([0.8512])
-    assert (found.margin, found.folds) == (None, 1)
-    assert str(found) == "85.1 %"
+    mean = mean_of([0.8512])
+    assert (mean.margin, mean.folds) == (None, 1)
+    assert str(mean) == "85.1 %"
     assert mean_of([-0.0301]).in_hundredths() == "−3.0"
     assert mean_of([-0.0001]).in_hundredths() == "0.0"
     with pytest.raises(ValueError, match="at least one"):
@@ -54,18 +54,19 @@ def test_a_curve_is_the_same_at_every_epoch() -> None:
     random = np.random.default_rng(0)
     ends, starts = random.uniform(0.7, 0.9, 5), random.uniform(0.2, 0.6, 5)
     units = [
-        replace(one, curve=curve(ends[one.fold], 10, 8, starts[one.fold])) for one in folds(VALUES)
+        replace(unit, curve=curve(ends[unit.fold], 10, 8, starts[unit.fold]))
+        for unit in folds(VALUES)
     ]
-    found = curve_of(units)
-    assert list(found.epochs) == list(range(1, 11))
-    assert found.repetitions == tuple((fold, 0) for fold in range(5))
-    assert found.margin is not None
+    means = curve_of(units)
+    assert list(means.epochs) == list(range(1, 11))
+    assert means.repetitions == tuple((fold, 0) for fold in range(5))
+    assert means.margin is not None
     for place, values in ((0, starts), (7, starts), (8, ends), (9, ends)):
         expected = mean_of(values)
-        got = (found.mean[place], found.margin[place])
+        got = (means.mean[place], means.margin[place])
         assert got == pytest.approx((expected.value, expected.margin))
     losses = curve_of(units, "valid_loss")
-    assert losses.mean == pytest.approx(1 - found.mean)
+    assert losses.mean == pytest.approx(1 - means.mean)
 
 
 def test_a_curve_ends_where_the_shortest_fold_does() -> None:
@@ -91,27 +92,29 @@ def test_studies_do_not_mix() -> None:
     """Other data, another length or another setting make another study; folds and seeds do not."""
     long, short = (made("paper-svhn", lambda *_: 0.5, epochs, (0,)) for epochs in (20, 10))
     other = made("paper-cifar10", lambda *_: 0.3, 10, (0,), {"forward": ["mode"]})
-    found = studies([*short, *long, *other])
-    assert [one.name for one in found] == ["cifar10", "svhn-epochs-20", "svhn-epochs-10"]
-    assert [one.epochs for one in found] == [10, 20, 10]
-    assert [len(one.trainings) for one in found] == [len(other), 32, 32]
-    assert found[1].title == "SVHN, 20 epochs"
-    rates = [changed(one, learning_rate="1.0") for one in short]
+    parts = studies([*short, *long, *other])
+    assert [part.name for part in parts] == ["cifar10", "svhn-epochs-20", "svhn-epochs-10"]
+    assert [part.epochs for part in parts] == [10, 20, 10]
+    assert [len(part.trainings) for part in parts] == [len(other), 32, 32]
+    assert parts[1].title == "SVHN, 20 epochs"
+    rates = [changed(unit, learning_rate="1.0") for unit in short]
     names = ["svhn-learning_rate-0.001", "svhn-learning_rate-1.0"]
-    assert [one.name for one in studies([*short, *rates])] == names
-    seeds = [changed(one, seed="1") for one in short]
+    assert [part.name for part in studies([*short, *rates])] == names
+    seeds = [changed(unit, seed="1") for unit in short]
     (both,) = studies([*short, *seeds])
     assert len(both.trainings) == 64
-    how = [changed(one, compile="never") for one in short[:5]]
-    assert [one.name for one in studies([*how, *short[5:]])] == ["svhn"]
+    how = [changed(unit, compile="never") for unit in short[:5]]
+    assert [part.name for part in studies([*how, *short[5:]])] == ["svhn"]
 
 
 def test_a_training_counts_once_and_a_float_twin_does_not() -> None:
     """Of two, the one that is done, under whatever name; no degree of freedom touches a twin."""
     units = folds(VALUES)
-    half = [replace(one, configuration="half", curve=one.curve[:3], seconds=None) for one in units]
-    (found,) = studies([*half, *units])
-    assert [one.configuration for one in found.trainings] == [one.configuration for one in units]
-    twins = [changed(one, weights="float", features="float") for one in units]
+    half = [
+        replace(unit, configuration="half", curve=unit.curve[:3], seconds=None) for unit in units
+    ]
+    (part,) = studies([*half, *units])
+    assert [unit.configuration for unit in part.trainings] == [unit.configuration for unit in units]
+    twins = [changed(unit, weights="float", features="float") for unit in units]
     assert studies(twins) == []
     assert len(studies([*twins, *units])) == 1

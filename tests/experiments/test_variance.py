@@ -28,9 +28,9 @@ def test_two_by_two_by_hand() -> None:
     are left on 3 degrees of freedom. ω² of the rows: (98 − 2)/(190 + 2) = 1/2.
     """
     table = np.array([[[0.0, 2.0], [2.0, 4.0]], [[4.0, 6.0], [10.0, 16.0]]])
-    found = {one.name: one for one in shares(table, ["a", "b"])}
-    assert [190 * one.eta for one in found.values()] == pytest.approx([98, 50, 18, 18, 6])
-    rows = found["a"]
+    by_name = {share.name: share for share in shares(table, ["a", "b"])}
+    assert [190 * share.eta for share in by_name.values()] == pytest.approx([98, 50, 18, 18, 6])
+    rows = by_name["a"]
     assert rows.omega == pytest.approx(0.5)
     assert rows.low is not None
     assert rows.high is not None
@@ -57,25 +57,25 @@ def test_three_factors_as_least_squares_has_them() -> None:
             left[term] = (fitted**2).sum() - explained_so_far
             explained_so_far += left[term]
         names = ["a", "b", "c", "folds"]
-        found = {one.name: one.eta for one in shares(table, names[:3])}
+        etas = {share.name: share.eta for share in shares(table, names[:3])}
         for term, square in left.items():
             name = " × ".join(names[axis] for axis in term)
-            assert found[name] == pytest.approx(square / (centred**2).sum(), abs=1e-9)
+            assert etas[name] == pytest.approx(square / (centred**2).sum(), abs=1e-9)
 
 
 def test_an_additive_block_has_the_shares_that_were_put_in() -> None:
     """Variances of the effects: of interval 30.5e-4, of power 1e-4, of folds 0.08e-4."""
     units = made("paper-svhn", additive, where={"static_std": ["false"]})
-    found = explained(BLOCKS["dynamic"], units)
-    assert found is not None
+    analysis = explained(BLOCKS["dynamic"], units)
+    assert analysis is not None
     parts = {"interval": np.var(list(LEVELS.values())), "power": 1e-4, "folds": 8e-6}
-    whole = sum(parts.values())
-    for one in found.shares:
-        share = parts.get(one.name, 0.0) / whole
-        assert one.eta == pytest.approx(share, abs=1e-9)
-        if one.term != ("rest",):
-            assert (one.low, one.high) == pytest.approx((share, share), abs=1e-9)
-    assert found.std == pytest.approx(whole**0.5)
+    total = sum(parts.values())
+    for share in analysis.shares:
+        expected = parts.get(share.name, 0.0) / total
+        assert share.eta == pytest.approx(expected, abs=1e-9)
+        if share.term != ("rest",):
+            assert (share.low, share.high) == pytest.approx((expected, expected), abs=1e-9)
+    assert analysis.std == pytest.approx(total**0.5)
 
 
 def test_a_factor_without_any_effect_explains_nothing() -> None:
@@ -88,7 +88,7 @@ def test_the_folds_are_those_that_all_cells_share() -> None:
     """And a fold that is not done is not there."""
     units = made("paper-svhn", additive, where={"static_std": ["false"]})
     units[7] = replace(units[7], seconds=None)
-    units = [one for place, one in enumerate(units) if place != 20]
+    units = [unit for place, unit in enumerate(units) if place != 20]
     table = tabled(BLOCKS["dynamic"], units)
     assert table is not None
     assert table.repetitions == ((1, 0), (3, 0), (4, 0))
@@ -101,9 +101,9 @@ def test_the_folds_are_those_that_all_cells_share() -> None:
 def test_a_block_with_a_hole_is_refused() -> None:
     units = made("paper-svhn", additive, where={"static_std": ["false"]})
     name = "uniform-random-std-overlapped-progressive"
-    holed = [one for one in units if one.configuration != name]
-    no_common_fold = [one for one in units if (one.fold == 0) == (one.configuration == name)]
-    other_levels = [changed(one, forward="hard") for one in units]
+    holed = [unit for unit in units if unit.configuration != name]
+    no_common_fold = [unit for unit in units if (unit.fold == 0) == (unit.configuration == name)]
+    other_levels = [changed(unit, forward="hard") for unit in units]
     for incomplete in (holed, no_common_fold, other_levels):
         assert tabled(BLOCKS["dynamic"], incomplete) is None
         assert explained(BLOCKS["dynamic"], incomplete) is None
@@ -116,25 +116,26 @@ def test_fewer_levels_are_a_block() -> None:
     """A factor of one level explains nothing."""
     only = {"interval": ["partition", "same_end"], "power": ["homogeneous"]}
     units = made("paper-svhn", additive, where=only)
-    found = explained(BLOCKS["dynamic"], units)
-    assert found is not None
-    assert [one.name for one in found.shares][:3] == ["forward", "interval", "forward × interval"]
+    analysis = explained(BLOCKS["dynamic"], units)
+    assert analysis is not None
+    names = [share.name for share in analysis.shares]
+    assert names[:3] == ["forward", "interval", "forward × interval"]
 
 
 def test_one_fold_leaves_the_interactions_of_three() -> None:
     """Two factors on one fold leave nothing to test against; three do."""
     random = np.random.default_rng(0)
     table = random.normal(size=(3, 4, 2, 1))
-    found = shares(table, ["a", "b", "c"])
-    assert [one.name for one in found][-1] == "rest"
-    assert "folds" not in [one.name for one in found]
-    assert found[-1].freedom == 2 * 3 * 1
-    assert sum(one.eta for one in found) == pytest.approx(1)
-    assert found[0].omega is not None
+    results = shares(table, ["a", "b", "c"])
+    assert [share.name for share in results][-1] == "rest"
+    assert "folds" not in [share.name for share in results]
+    assert results[-1].freedom == 2 * 3 * 1
+    assert sum(share.eta for share in results) == pytest.approx(1)
+    assert results[0].omega is not None
     pair = shares(table[..., 0, :], ["a", "b"])
     assert pair[-1].freedom == 0
     assert (pair[0].omega, pair[0].low) == (None, None)
-    assert sum(one.eta for one in pair) == pytest.approx(1)
+    assert sum(share.eta for share in pair) == pytest.approx(1)
 
 
 def test_far_non_centralities_are_those_of_scipy() -> None:
@@ -153,13 +154,13 @@ def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variance, "DRAWS", 250)
     random = np.random.default_rng(11)
     truth = np.array([-1.0, 0.0, 1.0])[:, None, None] + np.array([-0.2, 0.2])[None, :, None]
-    whole = truth.var() + 0.5**2 + 0.3**2
-    put_in = {"a": 2 / 3 / whole, "b": 0.04 / whole, "a × b": 0.0}
+    total = truth.var() + 0.5**2 + 0.3**2
+    put_in = {"a": 2 / 3 / total, "b": 0.04 / total, "a × b": 0.0}
     rounds, covered = 200, dict.fromkeys(put_in, 0)
     for _ in range(rounds):
         errors = 0.5 * random.normal(size=(3, 2, 5)) + 0.3 * random.normal(size=5)
-        for one in shares(truth + errors, ["a", "b"]):
-            if one.name in put_in and one.low is not None and one.high is not None:
-                covered[one.name] += one.low - 1e-9 <= put_in[one.name] <= one.high
+        for share in shares(truth + errors, ["a", "b"]):
+            if share.name in put_in and share.low is not None and share.high is not None:
+                covered[share.name] += share.low - 1e-9 <= put_in[share.name] <= share.high
     # Of 200 at 95 %, 190 ± 3: by chance they are hardly ever fewer than 180.
     assert all(180 <= count <= 200 for count in covered.values()), covered
