@@ -5,6 +5,7 @@ which imports torch: help and version are shown at once.
 """
 
 import contextlib
+import difflib
 import importlib
 import os
 import re
@@ -57,9 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"softstair {version and version[1]}")
         return 0
     if verb not in VERBS:
-        return _fail(
-            f"softstair: the verb must be one of {', '.join(VERBS)}, but {verb!r} was given."
-        )
+        # As softstair._check.ending says it, without importing the package.
+        close = difflib.get_close_matches(verb, VERBS)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+        verbs = ", ".join(VERBS)
+        return _fail(f"softstair: the verb must be one of {verbs}, but {verb!r} was given{hint}")
     try:
         return _run(verb, words[1:])
     except SystemExit as stop:

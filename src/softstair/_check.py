@@ -64,12 +64,14 @@ def choice(name: str, value: Any, options: Collection[str]) -> str:
     >>> choice("update", "step", ("iteration", "epoch"))
     Traceback (most recent call last):
     softstair._errors.SoftstairError: update must be iteration or epoch, but 'step' was given.
+
+    A value that is like an option adds ``did you mean 'epoch'?``.
     """
     if isinstance(value, str) and value in options:
         return value
     names = list(options)
     allowed = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
-    raise wrong(name, value, allowed)
+    raise wrong(name, value, allowed, names)
 
 
 def invalid(name: str, problem: str) -> SoftstairError:
@@ -78,9 +80,14 @@ def invalid(name: str, problem: str) -> SoftstairError:
     return SoftstairError(f"{name} {problem}{stop}", field=name)
 
 
-def wrong(name: str, value: Any, allowed: str) -> SoftstairError:
-    """Return the error that a parameter must be something else."""
-    return invalid(name, f"must be {allowed}, but {shortened(value)} was given")
+def wrong(name: str, value: Any, allowed: str, options: Collection[str] = ()) -> SoftstairError:
+    """Return the error that a parameter must be something else, with the options that are like it.
+
+    >>> print(wrong("noise", "unifrom", "the name of a family", ("uniform", "normal")))
+    noise must be the name of a family, but 'unifrom' was given; did you mean 'uniform'?
+    """
+    problem = f"must be {allowed}, but {shortened(value)} was given{ending(value, options)}"
+    return SoftstairError(f"{name} {problem}", field=name)
 
 
 def shortened(value: object, limit: int = 80) -> str:
@@ -89,14 +96,20 @@ def shortened(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def suggestion(word: object, names: Collection[str]) -> str:
-    """Return a question with the names that are like a word; empty if there are none.
+def suggestion(word: object, names: Collection[str], most: int = 3) -> str:
+    """Return a question with at most so many names that are like a word; empty if none is.
 
     >>> suggestion("konv1", ["conv1", "bn1", "fc"])
     "did you mean 'conv1'?"
     """
-    close = difflib.get_close_matches(str(word), names)
+    close = difflib.get_close_matches(str(word), names, most)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def ending(word: object, names: Collection[str]) -> str:
+    """Return the end of a message about a word: a full stop, or a question with similar names."""
+    question = suggestion(word, names)
+    return f"; {question}" if question else "."
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

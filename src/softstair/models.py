@@ -322,7 +322,7 @@ def build(name: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
         return _plugins.call(name, "model", nn.Module, classes=classes, shape=shape)
     if name not in NETWORKS:
         own = "package.module:function for a network of your own"
-        raise _check.wrong("model", name, f"one of {', '.join(NETWORKS)}, or {own}")
+        raise _check.wrong("model", name, f"one of {', '.join(NETWORKS)}, or {own}", NETWORKS)
     entry = NETWORKS[name]
     if not _takes(entry, shape):
         allowed = "×".join("any" if size is None else str(size) for size in entry.shape)

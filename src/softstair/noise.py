@@ -216,7 +216,8 @@ def get(noise: str | Noise) -> Noise:
         return noise
     if isinstance(noise, str) and noise in FAMILIES:
         return FAMILIES[noise]()
-    raise _check.wrong("noise", noise, f"one of {', '.join(names())}, or a softstair.noise.Noise")
+    allowed = f"one of {', '.join(names())}, or a softstair.noise.Noise"
+    raise _check.wrong("noise", noise, allowed, names())
 
 
 @lru_cache(maxsize=256)

@@ -62,6 +62,7 @@ def test_words_become_typed_values() -> None:
         ("--lr 3", "unknown flag '--lr'; did you mean '--learning-rate'?"),
         ("--zzz=3", "unknown flag '--zzz'; see do --help."),
         ("a b", "unexpected argument 'b'; see do --help."),
+        ("--mode exat", "but 'exat' was given; did you mean 'exact'?"),
         ("--mode slow", "--mode must be fast or exact, but 'slow' was given."),
         ("--jobs many", "--jobs must be auto or an integer, but 'many' was given."),
         ("--learning-rate x", "--learning-rate must be a number, but 'x' was given."),

@@ -72,7 +72,27 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
         assert out.startswith(f"usage: softstair {verb}")
         assert "Exit code 0" in out
     assert run("--version") == (0, f"softstair {softstair.__version__}\n", "")
-    assert run("chek")[0] == 2
+    code, out, err = run("chek")
+    assert (code, out) == (2, "")
+    assert err.endswith("but 'chek' was given; did you mean 'check'?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("train --preset best-sppech", "'best-speech'"),
+        ("train --noise unifrom", "'uniform'"),
+        ("train --data cifar", "'cifar10'"),
+        ("train --model vgg", "'vgg8'"),
+        ("train --data digits --augment corp", "'crop'"),
+        ("check --stair ternray", "'ternary'"),
+        ("data fecth cifar10", "'fetch'"),
+        ("data fetch shvn", "'svhn'"),
+        ("grid paper-sppech", "'paper-speech'"),
+    ],
+)
+def test_misspelt_words_get_a_suggestion(words: str, meant: str, run: Run) -> None:
+    assert f"was given; did you mean {meant}" in run.rejected(*words.split())
 
 
 def test_closed_pipe_is_not_exit_code_1(

@@ -6,7 +6,6 @@ of ``train`` depend on what was given (``--preset``, ``--resume``).
 """
 
 import argparse
-import difflib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from softstair import _check
 from softstair._errors import SoftstairError, deprecated
 
 CommandT = TypeVar("CommandT")
@@ -155,7 +155,8 @@ class _Option:
                     continue
         names = self.choices + [TYPES[kind] for kind in self.kinds if kind in TYPES]
         allowed = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
-        raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given.")
+        end = _check.ending(text, self.choices)
+        raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given{end}")
 
 
 def _alternatives(kind: Any) -> list[Any]:
@@ -206,8 +207,8 @@ def _check_words(
         flags = [option.spelling for option in options if not option.metavar]
         initials = lambda flag: "--" + "".join(part[0] for part in flag[2:].split("-"))
         meant = [flag for flag in flags if initials(flag) == word]
-        meant = meant or difflib.get_close_matches(word, flags, n=1)
-        hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else f"see {prog} --help."
+        hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        hint = hint or _check.suggestion(word, flags, most=1) or f"see {prog} --help."
         raise SoftstairError(f"unknown flag {word!r}; {hint}")
     for option in options:
         required = option.metavar and option.default is MISSING

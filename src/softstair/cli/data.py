@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag, parse
 from softstair.cli._progress import Progress
@@ -56,7 +57,8 @@ class Command:
         if unknown or (self.action == "fetch" and not self.names):
             given = repr(unknown[0]) if unknown else "none"
             raise SoftstairError(
-                f"NAME must be one or more of {', '.join(SOURCES)}, but {given} was given."
+                f"NAME must be one or more of {', '.join(SOURCES)}, but {given} was given"
+                f"{_check.ending(unknown[0] if unknown else '', SOURCES)}"
             )
 
     def run(self) -> int:

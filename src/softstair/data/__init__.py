@@ -46,7 +46,7 @@ def load(name: str, root: Path | str = "data", loading: Loading | None = None) -
     if name not in NAMES:
         names = ", ".join(NAMES)
         own = "package.module:function for data of your own"
-        raise _check.wrong("data", name, f"one of {names}, or {own}")
+        raise _check.wrong("data", name, f"one of {names}, or {own}", NAMES)
     if name == "digits":
         return _digits()
     module: Any = importlib.import_module(f"softstair.data.{name}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair import noise as noises
-from softstair._check import choice, invalid, shortened, suggestion, wrong
+from softstair._check import choice, ending, invalid, shortened, wrong
 from softstair._errors import SoftstairError
 from softstair.experiments.tables import Fold
 from softstair.schedule import INTERVALS, POWERS
@@ -120,7 +120,7 @@ class Design:
                 if value not in there:
                     raise SoftstairError(
                         f"{name} must be one of {', '.join(there)} in {self.name}, but {value!r} "
-                        f"was given{_hint(value, there)}",
+                        f"was given{ending(value, there)}",
                         field="where",
                     )
             left = tuple(entry for entry in left if entry.recipe.cell(name) in allowed)
@@ -212,7 +212,7 @@ def check_field(name: str) -> None:
     if name not in FIELDS:
         raise SoftstairError(
             f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
-            f"recipe, but {name!r} was given{_hint(name, FIELDS)}",
+            f"recipe, but {name!r} was given{ending(name, FIELDS)}",
             field=name,
         )
 
@@ -237,7 +237,8 @@ def read_design(path: Path | str) -> Design:
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
         allowed = f"one of {', '.join(DESIGNS)}, or an existing TOML file"
-        message = f"a design must be {allowed}, but {str(path)!r} was given."
+        end = ending(str(path), DESIGNS)
+        message = f"a design must be {allowed}, but {str(path)!r} was given{end}"
         raise SoftstairError(message, field="design") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -384,9 +385,3 @@ def _same_number(value: str, values: Sequence[str]) -> str:
         if value not in values:
             return next((other for other in values if float(other) == float(value)), value)
     return value
-
-
-def _hint(word: str, words: Sequence[str]) -> str:
-    """Return the end of a message, with the words that are like one."""
-    question = suggestion(word, words)
-    return f"; {question}" if question else "."

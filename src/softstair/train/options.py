@@ -238,8 +238,8 @@ class DataOptions(Options):
         super()._check_together()
         allowed = AUGMENTATIONS.get(self.data, (self.augment,))
         if self.augment not in allowed:
-            names = ", ".join(allowed)
-            raise _check.wrong("augment", self.augment, f"one of {names} for {self.data}")
+            one_of = f"one of {', '.join(allowed)} for {self.data}"
+            raise _check.wrong("augment", self.augment, one_of, allowed)
         for name in UNSUITED.get(self.data, ()):
             if getattr(self, name):
                 raise _check.wrong(name, getattr(self, name), f"0 for {self.data}")
