@@ -6,8 +6,10 @@ file; :func:`refuse_link` is for folders and locks, which are used as they are.
 """
 
 import contextlib
+import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,25 +32,77 @@ def refuse_link(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def _errors_of(path: Path, partial: Path) -> Iterator[None]:
+    """Let errors of the system name the path, where they name no file or a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        name = error.filename
+        if name is not None and not Path(str(name)).is_relative_to(partial):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path``, a link too, unless the block raises."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.unlink(missing_ok=True)
-    partial.touch(exist_ok=False)  # exclusive: a link of this name is not followed
-    try:
-        yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
-    finally:
+    with _errors_of(path, partial):
         partial.unlink(missing_ok=True)
+        partial.touch(exist_ok=False)  # exclusive: a link of this name is not followed
+        try:
+            yield partial
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            _sync_folder(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``folder``, unless the block raises.
+
+    If ``folder`` exists, it keeps its other files, and those of the same name are replaced. The
+    file ``last`` is then removed first and put back last: without it, a folder whose process was
+    killed in between is not taken for a complete one.
+    """
+    target = Path(os.path.realpath(folder))
+    is_new = not target.exists()
+    name = f".{secrets.token_hex(4)}.part"
+    partial = target.with_name(name) if is_new else target / name
+    with _errors_of(folder, partial):
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            if is_new:
+                os.replace(partial, target)
+            else:
+                _move_files(partial, target, last)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _move_files(source: Path, target: Path, last: str) -> None:
+    """Move all files of a folder to another, after checking that each can be moved."""
+    entries = [path.relative_to(source) for path in sorted(source.rglob("*"))]
+    for path in entries:
+        if (source / path).is_dir():
+            refuse_link(target / path).mkdir(exist_ok=True)
+        elif (target / path).is_dir() and not (target / path).is_symlink():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target / path))
+    files = [path for path in entries if (source / path).is_file()]
+    (target / last).unlink(missing_ok=True)
+    for path in sorted(files, key=lambda path: path == Path(last)):
+        os.replace(source / path, target / path)
+    _sync_folder(target)
 
 
 @contextlib.contextmanager
@@ -63,8 +117,9 @@ def output_file(
     """
     target, partial = begin_output(path, field, endings, follow)
     try:
-        yield partial
-        os.replace(partial, target)
+        with _errors_of(path, partial):
+            yield partial
+            os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from compiled import needs_compiler
 from torch import nn
 
 import softstair as ss
+from softstair import _files
+from softstair.deploy import c
 from softstair.deploy.c import THREADS
 from softstair.deploy.c.program import STACK, memory_plan
 from softstair.deploy.comparison import write
@@ -40,7 +44,7 @@ def test_one_call_writes_and_compares(to: str, tmp_path: Path) -> None:
     exported = ss.deploy.export(net, (1, 4, 4), 128, 64.0, folder, to=to, x=x)  # type: ignore[arg-type]
     assert exported.mismatches == 0
     assert {"integer network", to} - {"qonnx"} == set(exported.comparisons)
-    assert all(sum(c.compared.values()) == 7 * 129 for c in exported.comparisons.values())
+    assert all(sum(each.compared.values()) == 7 * 129 for each in exported.comparisons.values())
     assert all(file.is_file() for file in exported.files)
     assert (exported.plan is None) == (to != "c")
     assert net.training  # left as it is
@@ -61,6 +65,63 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [thesis]
     with pytest.raises(ValueError, match="to must be one of onnx, qonnx, c"):
         ss.deploy.export(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0, tmp_path, to="C")  # type: ignore[arg-type]
+
+
+def test_failed_export_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, missing = tmp_path / "c", tmp_path / "missing"
+    integers = [
+        ss.deploy.integerise(network(stair), (1, 4, 4), 128, 64.0)
+        for stair in (ss.Stair.ternary(), ss.Stair.linear(4, signed=True, quantum=0.25))
+    ]
+    c.write(integers[0], folder)
+    (folder / "mine.c").write_text("mine")
+    contents = lambda: {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    earlier, full = contents(), OSError(errno.ENOSPC, "No space left on device")
+
+    def write_some(path: Path, text: str) -> None:
+        if path.name == "Makefile":  # one of the last
+            raise full
+        path.write_text(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_files, "write", write_some)
+        for out in (folder, missing):
+            with pytest.raises(OSError, match="No space left on device") as error:
+                c.write(integers[1], out)
+            assert error.value.filename == str(out)
+    assert contents() == earlier
+    assert not missing.exists()
+    c.write(integers[1], missing)
+    c.write(integers[1], folder)
+    assert (folder / "mine.c").read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [folder, missing]
+    for path in missing.rglob("*"):
+        assert path.is_dir() or (folder / path.relative_to(missing)).read_bytes() == (
+            path.read_bytes()
+        )
+
+
+def test_export_that_is_killed_between_two_files_cannot_be_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    integer = ss.deploy.integerise(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
+    c.write(integer, tmp_path)
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target) == tmp_path / "network.c":
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            c.write(integer, tmp_path)
+    assert not (tmp_path / "network.h").exists()
+    write(integer, tmp_path, "c")  # it is still taken for an earlier export
+    assert (tmp_path / "network.h").exists()
 
 
 def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:

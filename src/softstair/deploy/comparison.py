@@ -341,7 +341,8 @@ def export(
         elif to == "c":
             others[to] = c_runner(integer, Path(work), scratch, threads)
         comparisons = verify(net, integer, x, others)
-    folder.mkdir(parents=True, exist_ok=True)
+    if to != "c":
+        folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
     plan = write(integer, path, to, scratch=scratch if to == "c" else None, threads=threads)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
@@ -382,7 +383,10 @@ def write(
 
 
 def _check_folder(path: Path) -> None:
-    is_used = path.is_dir() and any(path.iterdir()) and not (path / "softstair.h").exists()
+    is_export = (path / "softstair.h").exists()
+    names = [file.name for file in path.iterdir()] if path.is_dir() and not is_export else []
+    # A process that was killed while it wrote leaves a temporary folder.
+    is_used = any(not name.endswith(".part") for name in names)
     if path.is_file() or is_used:
         allowed = "must be a new or empty folder, or an earlier export to C"
         raise _check.invalid("out", f"{allowed}, but {str(path)!r} holds something else")

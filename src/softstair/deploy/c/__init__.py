@@ -56,19 +56,20 @@ def write(
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
     ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
-    and raises LinkError if a folder is. A layer uses up to ``scratch`` bytes of memory to be
+    and raises LinkError if a folder is. What is in it is replaced only when all files are written.
+    A layer uses up to ``scratch`` bytes of memory to be
     faster; with 0, each uses as few as it can. With two ``threads``, the Makefile computes large
     layers on two, and the plan has the memory of the second.
     """
     _check_name(name)
     check_options("c", scratch, threads)
     texts, plan = sources(network, name, scratch, threads)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        _files.write(folder / file, text)
     words = {"@name@": name, "@NAME@": name.upper(), "@threads@": " ".join(THREADS[threads])}
-    _copy(files("softstair.deploy.c") / "runtime", folder, words)
+    # No program can be built without the header.
+    with _files.replacing_folder(Path(folder), last=f"{name}.h") as partial:
+        for file, text in texts.items():
+            _files.write(partial / file, text)
+        _copy(files("softstair.deploy.c") / "runtime", partial, words)
     return plan
 
 
@@ -84,7 +85,7 @@ def _copy(source: Traversable, folder: Path, words: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     for entry in source.iterdir():
         if entry.is_dir():
-            _copy(entry, _files.refuse_link(folder / entry.name), words)
+            _copy(entry, folder / entry.name, words)
         else:
             text = entry.read_text(encoding="ascii")
             for word, replacement in words.items():
