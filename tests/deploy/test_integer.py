@@ -282,3 +282,20 @@ def test_a_norm_without_weights_after_a_pooling_is_exact() -> None:
     x = torch.randint(256, (9, 1, 4, 4), dtype=torch.uint8)
     integer = integerise(net, (1, 4, 4), 100, 64.0)
     assert verify(net, integer, x)["integer network"].mismatches == 0
+
+
+def test_float_network_is_named_as_such() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    net = ss.quantise(model, ss.Stair.ternary(), ss.Stair.ternary(), skip="3").eval()
+    integer = integerise(net, (1, 2, 2))
+    x = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+    for call in (lambda: verify(model, integer, x), lambda: integerise(model, (1, 2, 2))):
+        with pytest.raises(ValueError, match=r"nothing in it is quantised.*: pass the") as error:
+            call()
+        assert error.value.field == "net"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"integer must be the integer network of .*integerise"):
+        verify(net, net, x)  # type: ignore[arg-type]
+    other = nn.Sequential(*list(net)[:2], nn.Identity(), net[2], net[3])
+    with pytest.raises(ValueError, match=r"net must be the network .*'2' is not an activation"):
+        verify(other, integer, x)

@@ -105,7 +105,8 @@ def verify(
         A comparison for ``"integer network"`` and for each of ``others``.
 
     Raises:
-        SoftstairError: If ``x`` is empty, or not of the network's type and shape.
+        SoftstairError: If ``x`` is empty, or not of the network's type and shape, or if ``integer``
+            is not that of ``net``.
 
     >>> import softstair as ss
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8),
@@ -116,6 +117,9 @@ def verify(
     >>> print(verify(net, integer, x)["integer network"])
     0 mismatches of 45 numbers
     """
+    if not isinstance(integer, IntegerNetwork):
+        allowed = "the integer network of softstair.deploy.integerise"
+        raise _check.wrong("integer", type(integer), allowed)
     integer.check_input(x)
     if not len(x):
         raise _check.invalid("x", "must hold at least one example, but it is empty")
@@ -150,11 +154,18 @@ def _compared_layers(integer: IntegerNetwork) -> Sequence[str]:
 
 def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     """Return a runner of the trained network, with its features in quanta."""
+    _check_quantised(net)
     net = net.eval()
     layers, last = _compared_layers(integer), integer.last.name
-    modules = {name: net.get_submodule(name) for name in layers if name != last}
+    by_name: dict[str, Any] = dict(net.named_modules(remove_duplicate=False))
+    modules = {name: by_name.get(name) for name in layers if name != last}
+    others = [name for name, each in modules.items() if not isinstance(each, StairActivation)]
     if integer.head:
-        modules[last] = net.get_submodule(integer.head)
+        modules[last] = by_name.get(integer.head)
+        others += [integer.head] * (modules[last] is None)
+    if others:
+        problem = "must be the network that the integer network was made of, but its layer"
+        raise _check.invalid("net", f"{problem} {others[0]!r} is not an activation of it")
     zero, scale = integer.input.zero, integer.input.scale
 
     def run(x: Tensor) -> dict[str, Tensor]:
@@ -314,10 +325,7 @@ def export(
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
     _check.choice("to", to, FORMATS)
-    if not isinstance(net, nn.Module):
-        raise _check.wrong("net", net, "a network of softstair.quantise")
-    if not any(isinstance(module, StairModule) for module in net.modules()):
-        raise _check.invalid("net", "must be a network of softstair.quantise, but has no stair")
+    _check_quantised(net)
     if x is not None and (not isinstance(x, Tensor) or x.dtype not in INPUT_TYPES):
         allowed = "a tensor of uint8, int8 or int16, from before the normalisation"
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
@@ -351,6 +359,18 @@ def export(
         if note:
             warnings.warn(note, stacklevel=2)
     return Exported(path, tuple(files), comparisons, plan)
+
+
+def _check_quantised(net: nn.Module) -> None:
+    """Raise SoftstairError if nothing in a network is quantised."""
+    if not isinstance(net, nn.Module):
+        raise _check.wrong("net", net, "a network of softstair.quantise")
+    if not any(isinstance(module, StairModule) for module in net.modules()):
+        raise _check.invalid(
+            "net",
+            "must be a network of softstair.quantise, but nothing in it is quantised: pass the "
+            "network that softstair.quantise returned",
+        )
 
 
 def write(

@@ -17,7 +17,7 @@ from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_o
 from softstair.deploy.builder import NodeBuilder, Value, not_supported
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
 from softstair.deploy.thresholds import IntegerFeatures, PendingSum
-from softstair.nn import StairActivation, StairLayer
+from softstair.nn import StairActivation, StairLayer, StairModule
 
 BATCH = 1_000_003  # where a network reads its size; a large prime, so that it is not mistaken
 SIZES = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement"})
@@ -56,8 +56,17 @@ def integerise(
     True
     """
     net, builder, traced, graph = prepare(net, shape, zero, scale, dtype)
-    with torch.no_grad():
-        return GraphConversion(net, builder).run(traced, graph)
+    try:
+        with torch.no_grad():
+            return GraphConversion(net, builder).run(traced, graph)
+    except ExportError as error:
+        if any(isinstance(module, StairModule) for module in net.modules()):
+            raise
+        raise ExportError(
+            f"net must be a network of softstair.quantise, but nothing in it is quantised ("
+            f"{first_line(error)}): pass the network that softstair.quantise returned.",
+            field="net",
+        ) from None
 
 
 def prepare(
