@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import networks
+import softstair as ss
 from softstair.convert.graph import SHARING_FUNCTIONS, record, trace
 from softstair.convert.ops import OPERATORS, UNKNOWN, Effect, operator_named, operator_of
 
@@ -225,3 +228,15 @@ def test_operators_are_found_by_module_subclass_and_name():
     assert operator_of(nn.ReLU6()) is not operator_of(nn.Hardtanh())
     assert operator_named("relu").effect_if_kept is Effect.MOVE
     assert operator_named("pad") is operator_named(None) is UNKNOWN
+
+
+def test_error_names_the_line_whose_control_flow_depends_on_a_tensor() -> None:
+    source = Path(networks.__file__).read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(source) if "if h.sum() > -1e9:" in text)
+    ternary = ss.Stair.ternary()
+    place = rf"control flow depends on a tensor, at line {line} of .*networks.py \(if h.sum\(\)"
+    with pytest.raises(ValueError, match=rf"example_inputs must .*{place}.*torch\.where"):
+        ss.quantise(networks.Branching(), ternary, ternary)
+    net = ss.quantise(networks.Branching(), ternary, ternary, example_inputs=torch.zeros(2, 6))
+    with pytest.raises(ss.deploy.ExportError, match=place):
+        ss.deploy.integerise(net, (6,))

@@ -6,9 +6,11 @@ example inputs, for models that cannot be traced.
 
 import inspect
 import operator
+import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -180,6 +182,20 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     return steps_of(traced, model, complete=not omitted and not was_changed), traced
 
 
+def why_untraceable(error: Exception) -> str:
+    """Return why :func:`trace` raised an error, with the line of the model if it is known."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
+        reason = "its control flow depends on a tensor"
+    if not lines:
+        return reason
+    code = f" ({lines[-1].line})" if lines[-1].line else ""
+    return f"{reason}, at line {lines[-1].lineno} of {lines[-1].filename}{code}"
+
+
 def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
     """Undo the attributes that the traced forward pass has set; return whether there were any."""
     changed = False
@@ -349,8 +365,10 @@ def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.G
         if inputs is None:
             raise _check.invalid(
                 "example_inputs",
-                "must be given, the arguments of one forward pass: the model could not be traced "
-                f"symbolically ({type(error).__name__}: {first_line(error)})",
+                "must be given, the arguments of one forward pass, since the model cannot be "
+                f"traced: {why_untraceable(error)}. What that pass computes is then quantised, but "
+                "does not export; for export, write the model so that torch.fx can trace it, such "
+                "as with torch.where instead of if",
             ) from None
     try:
         return record(net, inputs), None

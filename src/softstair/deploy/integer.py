@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from softstair import _check
 from softstair._errors import first_line
-from softstair.convert.graph import Graph, trace
+from softstair.convert.graph import Graph, trace, why_untraceable
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
 from softstair.deploy.builder import NodeBuilder, Value, not_supported
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Shape
@@ -87,7 +87,7 @@ def prepare(
     try:
         graph, traced = trace(net, training=False)
     except Exception as error:
-        problem = f"net must be traceable by torch.fx, but it is not ({first_line(error)})"
+        problem = f"net must be traceable by torch.fx, but it is not: {why_untraceable(error)}"
         if hasattr(net, "module") or hasattr(net, "_orig_mod"):
             problem += "; pass the network inside DDP or torch.compile"
         raise ExportError(f"{problem}.", field="net") from None
