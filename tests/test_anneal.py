@@ -263,7 +263,9 @@ def test_a_wrong_argument_is_named_and_the_network_stays_as_it_was(settings, fie
     assert not net._forward_hooks
 
 
-@pytest.mark.parametrize("noise", [(0.0, -0.1), (0.0, math.nan), (math.inf, 0.1), None, "ab", (1,)])
+@pytest.mark.parametrize(
+    "noise", [(0.0, -0.1), (0.0, math.nan), (math.inf, 0.1), (0.0, 2e38), None, "ab", (1,)]
+)
 def test_a_schedule_that_gives_nonsense(noise):
     """Found out before anything is moved: no layer follows it, none is shifted."""
     net = network()

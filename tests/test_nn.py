@@ -271,6 +271,7 @@ def test_quanta_along_another_axis_than_outputs_raise():
     ("settings", "field"),
     [
         ({"std": -0.1}, "std"),
+        ({"std": 2e38}, "std"),
         ({"mean": math.nan}, "mean"),
         ({"layer": 0.5}, "layer"),
         ({"noise": "unifrom"}, "noise"),

@@ -572,13 +572,29 @@ def test_nothing_is_read_back_from_a_device(name, forward):
         assert y.device.type == g.device.type == "meta"
 
 
+@pytest.mark.parametrize("forward", oracle.FORWARDS)
+@pytest.mark.parametrize("name", oracle.NAMES)
+def test_widest_noise_gives_finite_numbers(name, forward):
+    stair = ss.Stair.linear(4, signed=True)
+    for mean, std in ((0.0, 1e30), (-1e30, 1e30), (1e30, 0.0)):
+        x = torch.linspace(-9, 9, 50, requires_grad=True)
+        y = ss.regularise(x, stair, name, mean, std, forward)
+        y.sum().backward()
+        assert y.isfinite().all()
+        assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"std": -0.1}, ["std", "-0.1"]),
         ({"std": math.nan}, ["std", "nan"]),
         ({"std": math.inf}, ["std", "inf"]),
+        ({"std": 2e38}, ["std", "0 to 1e+30", "2e+38"]),
+        ({"std": torch.tensor(math.inf)}, ["std", "inf"]),
+        ({"std": torch.tensor(1e39, dtype=torch.float64)}, ["std", "1e+39"]),
         ({"mean": math.nan}, ["mean", "nan"]),
+        ({"mean": -3e38}, ["mean", "-1e+30 to 1e+30", "-3e+38"]),
         ({"std": "wide"}, ["std", "wide"]),
         ({"forward": "modal"}, ["forward", "modal", *oracle.FORWARDS]),
         ({"noise": "gaussian"}, ["noise", "gaussian", *oracle.NAMES]),

@@ -97,6 +97,8 @@ def test_through_json_it_is_the_same_schedule():
         ({"interval": "sametime"}, ["interval", "sametime", *INTERVALS]),
         ({"power": "cubic"}, ["power", "cubic", *POWERS]),
         ({"std0": -0.1}, ["std0", "-0.1"]),
+        ({"std0": 1e31}, ["std0", "0 to 1e+30", "1e+31"]),
+        ({"mean0": -1e31}, ["mean0", "-1e+30 to 1e+30", "-1e+31"]),
         ({"mean0": math.inf}, ["mean0", "inf"]),
         ({"start": -1.0}, ["start", "-1"]),
     ],

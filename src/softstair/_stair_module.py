@@ -72,8 +72,8 @@ class StairModule(nn.Module):
         _check.integer("layer", layer, 0)
         if _check.integer("extra_levels", extra_levels, 0) and len(stair) < 3:
             raise _check.wrong("extra_levels", extra_levels, "0 for a stair of two levels")
-        _check.number("mean", mean)
-        _check.number("std", std, 0)
+        _check.number("mean", mean, -noises.LARGEST, noises.LARGEST)
+        _check.number("std", std, 0, noises.LARGEST)
         self.strategy, self.layer, self.extra_levels = forward, layer, extra_levels
         self._set_stair(stair)
         self.scheduled, self.annealed = scheduled, False

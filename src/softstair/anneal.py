@@ -5,7 +5,6 @@ stair run as under :func:`torch.no_grad`. Their parameters still receive gradien
 they are frozen, so that optimisers with momentum, and DDP, do what they would have done.
 """
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -19,6 +18,7 @@ from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, StairModule, layer_count, stair_modules
+from softstair.noise import LARGEST
 from softstair.schedule import NoisePath, Schedule
 
 SMALLEST_STD = 2.0**-149
@@ -163,14 +163,14 @@ class Annealer:
         noise = self.schedule(layer, t)
         try:
             mean, std = (float(value) for value in noise)
-            is_valid = math.isfinite(mean) and math.isfinite(std) and std >= 0
+            is_valid = abs(mean) <= LARGEST and 0 <= std <= LARGEST
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
             raise _check.invalid(
                 "schedule",
-                "must give a finite mean and a std of 0 or above, but gave "
-                f"{noise!r} for layer {layer} at t = {t:g}",
+                f"must give a mean of at most ±{LARGEST:g} and a std from 0 to {LARGEST:g}, "
+                f"but gave {noise!r} for layer {layer} at t = {t:g}",
             )
         return mean, std
 

@@ -24,6 +24,8 @@ from softstair import _check
 
 __all__ = ["Logistic", "Noise", "Normal", "Triangular", "Uniform", "get", "names"]
 
+LARGEST = 1e30
+"""Of a mean or standard deviation: the ends of the noise are then finite in float32."""
 SQRT2, SQRT3, SQRT6 = math.sqrt(2.0), math.sqrt(3.0), math.sqrt(6.0)
 
 

@@ -61,8 +61,8 @@ def regularise(
         noise: A family of noise, or its name.
         mean: The mean, in the units of x (not in quanta): a number, or a tensor that broadcasts
             against x. As 0-d tensors, mean and std may change, also to 0, without a host
-            synchronisation and without a recompilation.
-        std: The standard deviation, likewise.
+            synchronisation and without a recompilation. From -1e30 to 1e30.
+        std: The standard deviation, likewise, from 0 to 1e30.
         forward: The value: ``"expectation"`` E[σ(x − ν)], ``"mode"`` the most probable level,
             ``"random"`` σ(x − ν) with one draw of ν per element, or ``"hard"`` σ(x).
         generator: The source of random numbers in eager mode; torch's own by default.
@@ -183,15 +183,16 @@ def _check_operands(x: Tensor, stair: Stair, noise: Noise, forward: str) -> None
 
 
 def _parameter(name: str, value: float | Tensor) -> float | Tensor:
+    least = 0.0 if name == "std" else -noises.LARGEST
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise _check.invalid(
                 name, "must not require a gradient: noise is scheduled, not learnt"
             )
         is_known = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
-        if name == "std" and is_known and value < 0:
-            _check.number(name, value.item(), 0)
+        if is_known and not least <= value <= noises.LARGEST:
+            _check.number(name, value.item(), least, noises.LARGEST)
         return value
     if torch.compiler.is_compiling():  # numbers may be symbolic there, without bounds
         return value
-    return _check.number(name, value, 0 if name == "std" else None)
+    return _check.number(name, value, least, noises.LARGEST)

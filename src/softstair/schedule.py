@@ -25,6 +25,7 @@ from torch import nn
 
 from softstair import _check
 from softstair.nn import layer_count, stair_modules
+from softstair.noise import LARGEST
 
 Interval = Literal["same_start", "same_end", "partition", "overlapped"]
 Power = Literal["homogeneous", "progressive"]
@@ -82,10 +83,10 @@ class Schedule:
     def __post_init__(self) -> None:
         _check.integer("layers", self.layers, 1)
         _check.number("period", self.period, above=0)
-        _check.number("std0", self.std0, 0)
+        _check.number("std0", self.std0, 0, LARGEST)
         _check.number("start", self.start, 0)
         if self.mean0 is not None:
-            _check.number("mean0", self.mean0)
+            _check.number("mean0", self.mean0, -LARGEST, LARGEST)
         _check.choice("interval", self.interval, INTERVALS)
         _check.choice("power", self.power, POWERS)
         _check.boolean("static_mean", self.static_mean)
