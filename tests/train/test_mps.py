@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,18 +22,22 @@ PROGRAM = """#!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit
 if [ "$1" = -f ]; then
     echo "$PPID $PWD" >>"$MPS_STARTED"
+    echo $$ >pid
     {begin}
     mkfifo control
     while read -r command <control; do
         case $command in quit) {quit} ;; esac
     done
-elif [ -p control ]; then
+elif [ -p control ] && kill -0 "$(cat pid)"; then
     read -r command
     case $command in
         start_server*) {server} ;;
         get_server_list) cat servers ;;
         *) echo "$command" >control ;;
     esac
+else
+    echo "Cannot find MPS control daemon process"
+    exit 1
 fi
 """
 """What ``nvidia-cuda-mps-control`` does for the commands that are given to it."""
@@ -173,21 +179,60 @@ def test_the_beginning_of_a_run_says_whether_mps_is_used(
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", ""),
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", "0,-1"),
         ("cuda", 2, "CUDA_VISIBLE_DEVICES", "MIG-2a"),
-        ("cuda", 2, "a daemon of the user", "runs"),
     ],
 )
 def test_mps_is_not_started(
     device: str, most: int, name: str, value: str, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if value == "runs":
-        mps.DEFAULT_PIPE.touch()
-    elif name:
+    if name:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("softstair.train.pool.Worker", lambda *_: None)
     workers = pool(device, most)
     workers.__enter__()
     assert not workers.uses_mps
     assert not fake.was_started
+
+
+def listening(pipe: Path, kind: socket.SocketKind) -> socket.socket:
+    """Return a socket that listens at a pipe, as NVIDIA's daemon does."""
+    server = socket.socket(socket.AF_UNIX, kind)
+    server.bind(str(pipe))
+    server.listen()
+    return server
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_daemon_of_the_user_is_left_to_the_processes(
+    kind: socket.SocketKind, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        pipe = Path(short, "control")
+        monkeypatch.setattr(mps, "DEFAULT_PIPE", pipe)
+        with listening(pipe, kind), mps.started(2) as environment:
+            assert environment == {}
+            assert not fake.was_started
+        assert pipe.exists()  # nobody listens any more
+        with mps.started(2) as environment:
+            assert fake.was_started
+            assert environment["CUDA_MPS_PIPE_DIRECTORY"] != short
+
+
+def test_a_daemon_that_was_killed_is_replaced(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    (tmp_path / "servers").touch()
+    with subprocess.Popen(
+        [mps.PROGRAM, "-f"], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as daemon:
+        assert wait_until(mps.DEFAULT_PIPE.is_fifo)
+        (tmp_path / "started").unlink()
+        with mps.started(2) as variables:
+            assert (variables, fake.was_started) == ({}, False)
+        daemon.kill()
+    assert mps.DEFAULT_PIPE.is_fifo()
+    with mps.started(2) as variables:
+        assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(fake.folder)
 
 
 HANGS = "mkfifo servers; (printf 47; sleep 60) >servers </dev/null &"

@@ -5,11 +5,14 @@ directory their environment names, and run without MPS if they find none.
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,8 @@ MAX_CLIENTS = 48
 """Most processes that may connect to the server of a GPU."""
 START_TIMEOUT = 10.0
 """Seconds for the daemon and its server to start."""
+ANSWER_TIMEOUT = 5.0
+"""Seconds for a daemon that was there before to answer."""
 END_TIMEOUT = 30
 """Seconds for processes to end before the daemon is killed: they may be saving checkpoints."""
 
@@ -75,10 +80,37 @@ def _is_wanted(processes: int) -> bool:
         and 1 < processes <= MAX_CLIENTS
         and os.environ.get("SOFTSTAIR_MPS") != "0"
         and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-        and not DEFAULT_PIPE.exists()
         and all(map(DEVICE.fullmatch, _visible_devices() or ()))
         and shutil.which(PROGRAM) is not None
+        and not _answers(DEFAULT_PIPE)
     )
+
+
+def _answers(pipe: Path) -> bool:
+    """Return whether a daemon listens at its pipe, which stays there if the daemon is killed."""
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(pipe).st_mode)
+    except OSError:
+        return False  # nothing is there, or only for another user
+    settings: Any = {"capture_output": True, "timeout": ANSWER_TIMEOUT, "check": False}
+    environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipe.parent)}
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([PROGRAM], input=b"get_server_list\n", env=environment, **settings)
+        if done.returncode == 0 and b"Cannot find" not in done.stdout + done.stderr:
+            return True
+    # The daemon of another user may take processes, but not commands.
+    return is_socket and _accepts(pipe)
+
+
+def _accepts(path: Path) -> bool:
+    """Return whether a process listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(ANSWER_TIMEOUT)
+        try:
+            client.connect(str(path))
+        except OSError as error:
+            return error.errno in (errno.EPROTOTYPE, errno.EAGAIN)  # of another type, or busy
+    return True
 
 
 def _visible_devices() -> list[str] | None:
