@@ -278,7 +278,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_run_with_own_model_and_data_is_exported_by_its_flags(own: str, run: Run) -> None:
     flags = ["--model", f"{own}:build", "--data", f"{own}:data"]
     train(replace(RECIPE, model=flags[1], data=flags[3]), "mine", device="cpu")
-    assert f"pass --model {own}:build if you trust it" in run.rejected("verify", "mine")
+    both = f"pass --model {own}:build and --data {own}:data if you trust it"
+    assert both in run.rejected("verify", "mine")
     assert f"--data {own}:data" in run.rejected("export", "mine", *flags[:2])
     code, out, err = run("verify", "mine", *flags, "--backends", "none")
     assert (code, err) == (0, "")

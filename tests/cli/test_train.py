@@ -343,6 +343,21 @@ def test_estimator_of_ones_own(run: Run) -> None:
     assert "Logistic()" in Path("r/network.txt").read_text()
 
 
+def test_all_own_code_is_confirmed_in_one_message(run: Run) -> None:
+    Path("confirmed.py").write_text(
+        f"{MODEL}\n\ndef load():\n    from softstair.data import load\n    return load('digits')\n"
+        "\n\ndef loss():\n    return nn.CrossEntropyLoss()\n"
+    )
+    own = ["--data", "confirmed:load", "--model", "confirmed:build", "--loss", "confirmed:loss"]
+    assert run("train", *SHORT, "--label-smoothing", 0, *own, "--out", "r")[0] == 0
+    Path("r/summary.json").unlink()
+    for given in ([], own[:2], own[:4]):
+        error = run.rejected("train", "--resume", "--out", "r", *given)
+        assert f"give {' '.join(own)} again if you trust it" in error
+        assert all((name in error.partition(": give")[0]) for name in own[1 + len(given) :: 2])
+    assert run("train", "--resume", "--out", "r", *own)[0] == 0
+
+
 def test_folds_continue_from_whichever_was_begun(run: Run) -> None:
     Path("mine.py").write_text(MODEL)
     own = ["--model", "mine:build"]

@@ -302,12 +302,13 @@ def _check_trusted(recipe: Recipe, given: Mapping[str, Any]) -> None:
     is_done = all(records.summary_of(given["out"] / name) is not None for name in names)
     if is_done and not given.get("extend"):
         return
-    for name, function in recipe.own_code.items():
-        if given.get(name) != function:
-            raise SoftstairError(
-                f"the run calls code of its own, {function}: give {spelling(name)} {function} "
-                "again if you trust it."
-            )
+    own = recipe.own_code
+    if missing := {name: own[name] for name in own if given.get(name) != own[name]}:
+        flags = " ".join(f"{spelling(name)} {function}" for name, function in own.items())
+        raise SoftstairError(
+            f"the run calls code of its own, {' and '.join(missing.values())}: give {flags} again "
+            "if you trust it."
+        )
 
 
 def _show(runs: list[Path], picture: Path) -> None:

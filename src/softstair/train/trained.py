@@ -261,11 +261,13 @@ def _refuse(run: Path, own: Own, *names: str) -> None:
 
 def _check_code(run: Path, recipe: Recipe, own: Own) -> None:
     """Raise RunError if a run names code that the caller does not: it may come from anybody."""
-    for name in ("model", "data"):
-        function = getattr(recipe, name)
-        if ":" in function and not getattr(own, name):
-            raise RunError(
-                f"the run in {str(run)!r} names {function}, your own code or somebody else's: pass "
-                f"`{name}={function}` if you trust it.",
-                field=name,
-            )
+    functions = {name: getattr(recipe, name) for name in ("model", "data")}
+    functions = {name: function for name, function in functions.items() if ":" in function}
+    if missing := [name for name in functions if not getattr(own, name)]:
+        names = " and ".join(functions[name] for name in missing)
+        flags = " and ".join(f"`{name}={functions[name]}`" for name in missing)
+        raise RunError(
+            f"the run in {str(run)!r} names {names}, your own code or somebody else's: pass "
+            f"{flags} if you trust it.",
+            field=missing[0],
+        )
