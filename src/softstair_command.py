@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except KeyboardInterrupt:
-        return _fail(f"softstair {verb}: interrupted before anything was saved.", code=130)
+        again = f"begin again with {shlex.join(['softstair', *words])}"
+        text = f"softstair {verb}: interrupted before anything was saved; {again}"
+        return _fail(text, code=130)
     except BrokenPipeError:
         # `softstair check | head`: nobody reads on, and Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,7 +28,7 @@ def interrupted(name, *rest, **more):
 
 import softstair_command
 builtins.__import__ = interrupted
-sys.exit(softstair_command.main(['check']))
+sys.exit(softstair_command.main(['check', '--out', 'a b.png']))
 """
 
 
@@ -40,8 +40,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_interrupt_during_the_import_is_one_line() -> None:
     done = python(INTERRUPTED)
-    message = "softstair check: interrupted before anything was saved.\n"
-    assert (done.returncode, done.stderr) == (130, message)
+    message = "softstair check: interrupted before anything was saved; begin again with"
+    assert (done.returncode, done.stderr) == (130, f"{message} softstair check --out 'a b.png'\n")
 
 
 def test_help_and_version_do_not_import_torch() -> None:

@@ -343,6 +343,24 @@ def test_estimator_of_ones_own(run: Run) -> None:
     assert "Logistic()" in Path("r/network.txt").read_text()
 
 
+def test_interrupt_before_anything_is_saved_names_the_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        assert not [*Path("runs/digits-1").glob("config.json")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("softstair.train.loop.load", load)
+    for words in ([], ["--out", "a b"]):
+        monkeypatch.setattr(sys, "argv", ["softstair", "train", *SHORT, *words])
+        code, out, err = run("train", *SHORT, *words)
+        again = f"begin again with {shlex.join(['softstair', 'train', *SHORT, *words])}"
+        message = f"softstair train: interrupted before anything was saved; {again}\n"
+        assert (code, out, err) == (130, "", message)
+    # A run directory that nobody asked for is not left behind.
+    assert not [path for path in Path().rglob("*") if path.name != "runs"]
+
+
 def test_all_own_code_is_confirmed_in_one_message(run: Run) -> None:
     Path("confirmed.py").write_text(
         f"{MODEL}\n\ndef load():\n    from softstair.data import load\n    return load('digits')\n"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +37,17 @@ WIDE = 110
 class Stoppable:
     """A context that a signal ends: it says how to continue, and has an ``exit_code``.
 
-    ``again`` returns how to continue, or an empty text if nothing was saved. The exception is
-    swallowed and not replaced: its frames would keep a process group alive that is then destroyed.
+    ``again`` returns how to continue, or an empty text if nothing was saved: then the command is to
+    be given again, after the words ``launch`` that start its processes. The exception is swallowed
+    and not replaced: its frames would keep a process group alive that is then destroyed.
     """
 
     exit_code: int | None = None
 
-    def __init__(self, verb: str, again: Callable[[], str]) -> None:
-        self._verb, self._again = verb, again
+    def __init__(
+        self, verb: str, again: Callable[[], str], launch: Callable[[], list[str]] = list
+    ) -> None:
+        self._verb, self._again, self._launch = verb, again, launch
 
     def __enter__(self) -> "Stoppable":
         return self
@@ -53,12 +57,19 @@ class Stoppable:
             return False
         # A KeyboardInterrupt comes before the training begins, or from a second signal.
         number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        text = "interrupted before anything was saved."
+        same = same_command(self._verb, self._launch())
+        text = f"interrupted before anything was saved; begin again with {same}"
         if how := self._again():
             text = f"stopped by {signal.Signals(number).name}; continue with {how}"
         print(f"softstair {self._verb}: {text}", file=sys.stderr)
         self.exit_code = 128 + number
         return True
+
+
+def same_command(verb: str, launch: Sequence[str] = ()) -> str:
+    """Return the command line of this process, if it is the command ``softstair``."""
+    is_own = sys.argv[1:2] == [verb]
+    return shlex.join([*launch, "softstair", *sys.argv[1:]]) if is_own else "the same command"
 
 
 class Progress:

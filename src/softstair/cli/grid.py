@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import begin_output
 from softstair.cli._args import argument, conditions, flag
-from softstair.cli._progress import Elsewhere, Progress, Stoppable, show_status
+from softstair.cli._progress import Elsewhere, Progress, Stoppable, same_command, show_status
 from softstair.cli._table import plural, print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import grid, results, tables
@@ -227,8 +226,7 @@ class Command:
         def again() -> str:
             """Write the table, and return the command that continues."""
             try_save()
-            is_own = sys.argv[1:2] == ["grid"]
-            return shlex.join(["softstair", *sys.argv[1:]]) if is_own else "the same command"
+            return same_command("grid")
 
         def on_event(unit: Unit, event: Event) -> None:
             nonlocal due, began

@@ -113,7 +113,7 @@ class Command:
                 name = self.recipe.data.rpartition(":")[2]
                 out = team.broadcast(lambda: self.out or next_free(Path("runs"), name))
                 failed = 0
-                with Stoppable("train", lambda: self._again(out)) as stop:
+                with Stoppable("train", lambda: self._again(out), launch_command) as stop:
                     failed = self._train_all(out, team)
             if stop.exit_code:
                 return stop.exit_code
@@ -193,7 +193,7 @@ class Command:
                 )
                 with StopRequest() as stop, pool:
                     return pool.run(stop)
-        except ValueError:
+        except (ValueError, KeyboardInterrupt):
             if self.out is None:
                 with contextlib.suppress(OSError):
                     out.rmdir()  # if it is empty: nobody asked for it
