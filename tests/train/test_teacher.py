@@ -19,8 +19,17 @@ from softstair.data import Dataset, load
 from softstair.experiments import results
 from softstair.fit import fit_quantum
 from softstair.models import build, digits
-from softstair.train import Interrupted, Recipe, RunError, teacher, train, trained_network
-from softstair.train.network import stair_network
+from softstair.train import (
+    PRESETS,
+    Interrupted,
+    Recipe,
+    RunError,
+    teacher,
+    train,
+    trained_network,
+)
+from softstair.train.network import advice, stair_network
+from softstair.train.state import State
 from softstair.train.teacher import (
     ConvolutionReLU,
     FloatRun,
@@ -181,6 +190,53 @@ def test_another_model_is_refused_before_a_teacher_trains(
         train(changed, tmp_path / "run")
     assert caught.value.field == "init_from"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_with_another_input_is_an_error_or_a_warning(
+    float_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Advised:
+        """Keeps the warnings of each run."""
+
+        def begin(self, state: State) -> None:
+            advices.append(" ".join(advice(state)))
+
+        def step(self, state: State) -> None: ...
+        def epoch(self, state: State, metrics: dict[str, Any]) -> None: ...
+
+    advices: list[str] = []
+    path = str(float_run)
+    # FLOAT has (x - 8)/8. A centred input of another range, as of speech; one that is rounded.
+    data = {"far": (128.0, 16.0), "near": (8.5, 10.0), "rounded": (8.0, 8.0)}
+    for name, centred in data.items():
+        shown = replace(load("digits"), centred=centred)
+        start = tmp_path / f"{name}-start"
+        train(replace(FLOAT, centre_input=False), start, dataset=shown)
+        started = recipe(epochs=1, init_from=str(start), centre_input=True)
+        if name == "far":
+            with pytest.raises(
+                RunError, match=r"has 2 x \+ 15, with centre_input = False"
+            ) as caught:
+                train(started, tmp_path / name, dataset=shown)
+            assert caught.value.field == "init_from"
+            assert not (tmp_path / name).exists()
+            continue
+        train(started, tmp_path / name, dataset=shown, watchers=[Advised()])
+    near, rounded = advices
+    assert "centre_input = False, so its inputs were 1.25 times as large" in near
+    assert "init_from" not in rounded
+    train(recipe(epochs=1, init_from=path, integer_input=True), tmp_path / "same")  # also (x - 8)/8
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "digits"])
+def test_automatic_starts_have_the_input_of_their_preset(name: str) -> None:
+    shape = (1, 49, 10) if "speech" in name else (3, 32, 32)
+    x, y = torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1])
+    data = Dataset(name, x, y, ("a", "b"), mean=120.7, std=63.8, centred=(128.0, 16.0))
+    given = PRESETS[name]
+    start = FloatRun(auto_recipe(given, "start", shape), nn.Identity(), "")
+    assert teacher.other_input(start, given, data) is None
 
 
 def test_runs_start_from_and_learn_from_a_float_run(float_run: Path, tmp_path: Path) -> None:

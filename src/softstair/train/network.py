@@ -202,10 +202,11 @@ def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
 def advice(state: State) -> list[str]:
     """Return warnings about what a recipe will not achieve with this network."""
     recipe = state.recipe
+    warnings = [state.start_advice] if state.start_advice else []
     if state.annealer is None or recipe.noise_schedule is not None or ":" in recipe.noise:
-        return []
+        return warnings
     schedule = recipe.schedule(state.annealer.layers)
-    warnings = [state.execution.not_fused] if state.execution.not_fused else []
+    warnings += [state.execution.not_fused] if state.execution.not_fused else []
     last = recipe.epochs - (1 if recipe.update == "epoch" else 1 / state.steps)
     late = [i for i in range(schedule.layers) if schedule(i, last)[1] > 0]
     if late and not schedule.static_std:

@@ -42,6 +42,8 @@ from softstair.train.records import FLOAT_RUNS, Role, RunError, recipe_of, summa
 AUTO = "auto"
 ON_THRESHOLD = 0.7
 """Of the mean |w| of a layer: it lies on the threshold of ternary weights (Li and Liu, 2016)."""
+SIMILAR_SCALES, SIMILAR_ZEROS = (0.5, 2.0), 0.5
+"""Within them, the input of a start differs as by rounding (`integer_input`): weights still fit."""
 
 FOLDS: dict[Any, Callable[[Any, Any], nn.Module]] = {
     nn.Linear: fuse_linear_bn_eval,
@@ -131,6 +133,8 @@ def load_float_run(
                 advice = "train one with weights and features in float"
                 raise RunError(f"{wanted} {problem}: {advice}.", field=field)
             _check_same_data(field, path, loaded, recipe)
+            if role == "start":
+                _check_similar_input(path, loaded, recipe, dataset)
             is_same = loaded.model == recipe.model
             network = trained_network(path, dataset, model if is_same else None, own_code=is_same)
             return loaded, network.state_dict()
@@ -163,6 +167,47 @@ def _check_same_data(field: str, path: Path, loaded: Recipe, recipe: Recipe) -> 
             )
 
 
+def _input_change(own: Recipe, recipe: Recipe, dataset: Dataset) -> tuple[float, float]:
+    """Return (a, b): for the same bytes, a run of ``own`` has the input a·x + b, and one of
+    ``recipe`` x."""
+    zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
+    own_zero, own_scale = dataset.numbers(own.integer_input, own.centre_input)
+    return scale / own_scale, (zero - own_zero) / own_scale
+
+
+def _check_similar_input(path: Path, own: Recipe, recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RunError if a start was trained on inputs of quite another range."""
+    factor, offset = _input_change(own, recipe, dataset)
+    low, high = SIMILAR_SCALES
+    if low <= factor <= high and abs(offset) <= SIMILAR_ZEROS:
+        return
+    names = [
+        name
+        for name in ("integer_input", "centre_input")
+        if getattr(own, name) != getattr(recipe, name)
+    ]
+    flags = " and ".join(f"{name} = {getattr(own, name)}" for name in names)
+    raise RunError(
+        "init_from must be a run whose input is normalised as here, but for an input x of this run "
+        f"that in {str(path)!r} has {factor:g} x {'+' if offset >= 0 else '-'} {abs(offset):g}, "
+        f"with {flags}: give this run the same, train another start, or give auto.",
+        field="init_from",
+    )
+
+
+def other_input(start: FloatRun, recipe: Recipe, dataset: Dataset) -> str | None:
+    """Return a warning if a start was trained on slightly other inputs, as of rounded numbers."""
+    factor, offset = _input_change(start.recipe, recipe, dataset)
+    if (factor, offset) == (1.0, 0.0):
+        return None
+    names = ("integer_input", "centre_input")
+    name = next(name for name in names if getattr(start.recipe, name) != getattr(recipe, name))
+    return (
+        f"the run in `init_from` was trained with {name} = {getattr(start.recipe, name)}, so its "
+        f"inputs were {factor:.3g} times as large: train it with the same `{name}`"
+    )
+
+
 def _digest(state: dict[str, Tensor]) -> str:
     """Return the SHA-256 of the names and values of a network's state."""
     digest = hashlib.sha256()
@@ -191,10 +236,8 @@ class Teacher:
                 if parameter.dim() == 4:
                     parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.weight, self.temperature = recipe.teacher_weight, recipe.temperature
-        zero, scale = dataset.numbers(recipe.integer_input, recipe.centre_input)
-        own_zero, own_scale = dataset.numbers(run.recipe.integer_input, run.recipe.centre_input)
-        # The teacher gets the bytes (scale·x + zero) by its own zero point and scale.
-        self._factor, self._offset = scale / own_scale, (zero - own_zero) / own_scale
+        # The teacher gets the bytes by its own zero point and scale.
+        self._factor, self._offset = _input_change(run.recipe, recipe, dataset)
 
     def __call__(self, loss: Tensor, scores: Tensor, x: Tensor) -> Tensor:
         """Return the loss of a batch x, given its cross entropy and the network's scores."""
