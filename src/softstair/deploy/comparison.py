@@ -158,7 +158,7 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     net = net.eval()
     layers, last = _compared_layers(integer), integer.last.name
     by_name: dict[str, Any] = dict(net.named_modules(remove_duplicate=False))
-    modules = {name: by_name.get(name) for name in layers if name != last}
+    modules: dict[str, Any] = {name: by_name.get(name) for name in layers if name != last}
     others = [name for name, each in modules.items() if not isinstance(each, StairActivation)]
     if integer.head:
         modules[last] = by_name.get(integer.head)
