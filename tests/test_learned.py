@@ -241,21 +241,14 @@ def test_a_state_restores_the_learned_network():
 def test_quanta_that_are_equal_by_chance_are_not_followed_together():
     """A quarter of one quantum is another one until they are learned: then no integers are read."""
 
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.pool = nn.ReLU(), nn.ReLU(), nn.AvgPool2d(2)
-            self.up, self.down = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 2, stride=2)
-            self.last = nn.Conv2d(4, 2, 1)
+    def code(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return m.last(torch.cat([m.pool(m.a(m.up(x))), m.b(m.down(x))], dim=1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            joined = torch.cat([self.pool(self.a(self.up(x))), self.b(self.down(x))], dim=1)
-            return self.last(joined)
-
+    layers = {"up": nn.Conv2d(1, 2, 1), "down": nn.Conv2d(1, 2, 2, stride=2)}
+    layers |= {"pool": nn.AvgPool2d(2), "last": nn.Conv2d(4, 2, 1)}
+    model = networks.Code(code, **layers, a=nn.ReLU(), b=nn.ReLU())
     stairs = {"a": ss.Stair.linear(4, quantum=1.0), "b": ss.Stair.linear(4, quantum=0.25)}
-    nets = [
-        ss.quantise(Branches(), ss.Stair.ternary(), stairs, quanta=q) for q in ("fixed", "learned")
-    ]
+    nets = [ss.quantise(model, ss.Stair.ternary(), stairs, quanta=q) for q in ("fixed", "learned")]
     assert [net.last.input_quantum for net in nets] == [0.25, None]
 
 
