@@ -238,7 +238,7 @@ def beyond(figure: Figure) -> None:
             gaps.plot(steps, points, style, color=shade, mfc=face, label=label)
     gaps.plot([], [], "o-", color=SOFT, label="validation")
     gaps.plot([], [], "o--", color=SOFT, mfc="white", label="training")
-    gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static")
+    gaps.set(xscale="log", xlabel="steps per layer", ylabel="partition less static, points")
     gaps.set_xticks([100, 1000, 10000], ["100", "1,000", "10,000"])
     gaps.set_xticks([], minor=True)
     gaps.set_yticks([-20, -10, 0])
@@ -267,7 +267,7 @@ def beyond(figure: Figure) -> None:
 
 def same_end(figure: Figure) -> None:
     """Validation accuracy by epoch under same end with each forward, on fold 0; the dotted line is
-    the epoch from which no layer has noise."""
+    the epoch from which no layer has noise, dashed lines are the last accuracy of partition."""
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"cifar10-500": "CIFAR-10", "svhn-100": "SVHN"}
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
@@ -275,13 +275,17 @@ def same_end(figure: Figure) -> None:
         for forward, shade in zip(
             ("expectation", "mode", "random"), FAMILIES.values(), strict=False
         ):
-            (unit,) = (
-                unit
-                for unit in table
-                if unit.configuration == f"uniform-{forward}-std-same_end-homogeneous"
-                and unit.fold == 0
+            unit, partition = (
+                next(
+                    unit for unit in table if unit.fold == 0 and unit.configuration == configuration
+                )
+                for configuration in (
+                    f"uniform-{forward}-std-{interval}-homogeneous"
+                    for interval in ("same_end", "partition")
+                )
             )
-            shown = unit.curve[:: len(unit.curve) // 100]
+            step = len(unit.curve) // 100
+            shown = unit.curve[step - 1 :: step]
             accuracies = [100 * (epoch.valid_accuracy or 0) for epoch in shown]
             axes.plot(
                 [1 + epoch.epoch for epoch in shown],
@@ -290,6 +294,8 @@ def same_end(figure: Figure) -> None:
                 label=forward,
                 linewidth=1.3,
             )
+            level = 100 * (partition.valid_accuracy or 0)
+            axes.axhline(level, color=shade, linestyle="--", linewidth=0.9)
         axes.axvline(unit.recipe.period * 7, color=SOFT, linestyle=":")
         axes.set(title=title, xlabel="epoch", xlim=(0, len(unit.curve)), ylim=(0, 100))
     panels[0].set_ylabel("validation, %")
@@ -317,7 +323,7 @@ def draw(name: str, folder: Path = HERE) -> Path:
         make(figure)
         # No date: the same picture is the same file.
         figure.savefig(out, metadata={"Date": None})
-    # A hundredth of a point is enough, and makes the files smaller.
+    # Two decimals of a coordinate are enough, and make the files smaller.
     text = out.read_text(encoding="utf-8")
     text = re.sub(r'(?<= d=")[^"]+', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
     out.write_text(text, encoding="utf-8")

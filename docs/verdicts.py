@@ -106,7 +106,7 @@ def spread(mean: Mean | None) -> str:
     if mean is None or mean.folds == 1:
         return NONE
     if mean.margin is not None:
-        return f"± {number(mean.margin)}"
+        return f"± {number(mean.margin, 2 if mean.margin < 0.0005 else 1)}"
     return f"{number(mean.least)} to {number(mean.most)}"
 
 
@@ -355,8 +355,9 @@ def paired_mean(
     value: Callable[[Training], float | None],
 ) -> Mean | None:
     """The mean of left less right over the folds for which both have the value."""
-    other = {run.fold: number for run in right if (number := value(run)) is not None}
-    gaps = [value(run) - other[run.fold] for run in left if run.fold in other]
+    sides = [{run.fold: value(run) for run in side} for side in (left, right)]
+    known = [{fold: share for fold, share in side.items() if share is not None} for side in sides]
+    gaps = [known[0][fold] - known[1][fold] for fold in known[0] if fold in known[1]]
     return mean_of(gaps) if gaps else None
 
 
@@ -437,19 +438,16 @@ def gaps_in_training(trainings: Sequence[Training]) -> str:
         wanted = {"data": data, "noise": "uniform", "forward": "mode", "statistics": "running"}
         ours = select(every, wanted)
         lengths = {int(run.settings["epochs"]) for run in select(ours, PARTITION)}
-        ends = []
         for epochs in (min(lengths), max(lengths)):
             group = select(ours, {"epochs": str(epochs)})
             partition, static = select(group, PARTITION), select(group, STATIC)
             steps = float(partition[0].settings["period"]) * STEPS[data]
-            ends.append((steps, paired_mean(static, partition, in_training)))
-        (few, wide), (many, narrow) = ends
-        cells = [DATA[data], f"{few:,.0f}", number(wide), f"{many:,.0f}", number(narrow)]
-        cells += [f"{many / few:.2g}", f"{wide.value / narrow.value:.2g}"]
-        rows.append([*cells, number(average(map(in_training, static)))])
-    head = ["data", "steps per layer, shortest", "gap", "steps per layer, longest", "gap, longest"]
-    head += ["ratio of steps", "ratio of gaps", "static noise, longest"]
-    return table(head, rows)
+            gap = paired_mean(static, partition, in_training)
+            level = number(average(map(in_training, static)))
+            about = [DATA[data], str(epochs), str(gap.folds), f"{steps:,.0f}"]
+            rows.append([*about, level, number(gap), spread(gap)])
+    head = ["data", "epochs", "folds", "steps per layer", "static noise, in training"]
+    return table([*head, "static noise above partition", "95 % or range"], rows)
 
 
 def gains(trainings: Sequence[Training]) -> str:
@@ -469,6 +467,23 @@ def gains(trainings: Sequence[Training]) -> str:
     head = ["data", "epochs", "forward", "static noise", "partition", "gain", "gain: 95 %"]
     head += ["gain, test", "test: 95 %", "gain in training", "training: 95 %"]
     return table(head, rows)
+
+
+def random_above_expectation(trainings: Sequence[Training]) -> str:
+    """Partition with random sampling less partition with the expectation, for each length."""
+    rows = []
+    for study in studies(trainings):
+        sides = [
+            select(study.trainings, {**PARTITION, "noise": "uniform", "forward": forward})
+            for forward in ("random", "expectation")
+        ]
+        gap = paired_mean(*sides, accuracy)
+        if gap is not None:
+            cells = [number(average(map(accuracy, side))) for side in sides]
+            about = [DATA[study.data], str(study.epochs), study.statistics, str(gap.folds)]
+            rows.append([*about, *cells, number(gap), spread(gap)])
+    head = ["data", "epochs", "statistics", "folds", "random", "expectation"]
+    return table([*head, "random above expectation", "95 % or range"], rows)
 
 
 def beside_same_end(trainings: Sequence[Training]) -> str:
@@ -733,6 +748,7 @@ def written() -> dict[Path, str]:
     more = {
         "gaps in training": gaps_in_training(stairs),
         "gains": gains(stairs),
+        "random above expectation": random_above_expectation(stairs),
         "same end": beside_same_end(stairs),
         "noise types": types_in_training(stairs),
     }
