@@ -70,6 +70,49 @@ def test_dry_run_estimates_and_writes_nothing(design: str, run: Run) -> None:
     assert [path.name for path in Path.cwd().iterdir()] == ["mine.toml"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('skip = ["fc9"]', "skip must"),
+        ('bits = "fc9=int8,*=int4"', "'fc9'"),
+        ('model = "vgg8"', "takes examples of any×32×32"),
+        ('model = "nothing:build"', "no 'nothing' in the current directory"),
+        ("batch = 97", "batch must be an integer from 2 to 96"),
+        ('fold = "all"', "which has no test set"),
+        ("anneal_from = 0.1\nperiod = 1.0", "period must be at most"),
+        ('noise = "softstair.ste:identity"\nstd0 = 1.0\nstatic_std = true', "clip_latent must"),
+        ('loss = "math:sqrt"\nlabel_smoothing = 0.0', "loss 'math:sqrt' must"),
+        ('noise_schedule = "math:sqrt"', "noise_schedule"),
+        ('init_from = "no/run"', "init_from must be the directory of a finished float run"),
+        ('data = "nothing"', "data must be one of"),
+    ],
+)
+def test_dry_run_finds_what_fails_before_training(
+    setting: str, message: str, design: str, run: Run
+) -> None:
+    name, _, value = setting.partition(" = ")
+    changed = design.replace("[recipe]", "[recipe]\nmodel = 'digits'\nclip_latent = true", 1)
+    if name == "fold":
+        changed = changed.replace("[0, 1]", "['all']")
+    else:
+        value, *more = value.split("\n")
+        changed = changed.replace("[vary]", "\n".join([*more, "[vary]"]))
+        if name == "model":
+            changed = changed.replace("model = 'digits'\n", "")
+        changed += f"{name} = [{value}]\n"
+    Path("wrong.toml").write_text(changed)
+    error = run.rejected("grid", "wrong.toml", "--dry-run", "--device", "cpu")
+    assert message in error
+    assert "/fold-" in error.partition(" cannot be trained: ")[0]
+
+
+def test_dry_run_without_the_data_builds_the_networks(run: Run) -> None:
+    error = run.rejected("grid", "paper-speech", "--set", 'skip=["fc9"]', "--dry-run")
+    assert "/fold-0 cannot be trained: skip must" in error
+    error = run.rejected("grid", "paper-speech", "--set", "limit=100", "--dry-run")
+    assert "cannot be trained: batch must be an integer from 2 to 100" in error
+
+
 @pytest.mark.quick
 def test_where_and_folds(run: Run) -> None:
     words = "--where interval=partition,same_end --where power=progressive"

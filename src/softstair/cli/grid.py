@@ -14,7 +14,7 @@ from typing import Any, Literal
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import begin_output
-from softstair.cli._args import argument, conditions, flag
+from softstair.cli._args import argument, conditions, flag, flags_in
 from softstair.cli._progress import Elsewhere, Progress, Stoppable, same_command, show_status
 from softstair.cli._table import plural, print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers
@@ -162,10 +162,15 @@ class Command:
                 f"--set {varied[0]} needs a field with one value in all of {design.name}: choose "
                 "configurations with --where."
             )
-        configurations = tuple(
-            replace(configuration, recipe=changed(configuration.recipe, values))
-            for configuration in design.configurations
-        )
+        try:
+            configurations = tuple(
+                replace(configuration, recipe=changed(configuration.recipe, values))
+                for configuration in design.configurations
+            )
+        except SoftstairError as error:
+            if error.field not in values:
+                raise
+            raise SoftstairError(f"--set {error}") from None
         folds = self._folds(design, configurations[0].recipe.folds)
         return replace(design, configurations=configurations, folds=folds)
 
@@ -187,6 +192,7 @@ class Command:
             print(json.dumps(design.to_json(), indent=1))
             return 0
         units = results.statuses(design, folder, elsewhere)  # raises if a recipe differs
+        grid.check([unit.unit for unit in units if not unit.is_done], str(self.data_dir))
         _show_design(design)
         counts = results.summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
@@ -199,7 +205,7 @@ class Command:
         try:
             measured = grid.estimate(first, str(self.data_dir), self.device, self.threads)
         except ValueError as error:
-            print_line(f"no estimate of the time: {error}")
+            print_line(flags_in(f"no estimate of the time: {error}"))
         else:
             _show_estimate(design, measured, units)
         return 0

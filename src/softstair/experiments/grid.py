@@ -15,22 +15,28 @@ from typing import Any, Literal
 
 import torch
 
+from softstair._errors import SoftstairError
 from softstair.bench.clock import elapsed
 from softstair.bench.workload import StepRunner
-from softstair.data import load
+from softstair.data import Dataset, load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.experiments.design import Unit
 from softstair.experiments.results import add_device_seconds, find, is_finished, last_epoch
 from softstair.experiments.tables import Training
+from softstair.nn import layer_count
 from softstair.train.execution import choose_device, choose_threads, training_settings
+from softstair.train.loop import check_data
 from softstair.train.metrics import evaluate, refresh_statistics
 from softstair.train.network import make_network
-from softstair.train.parallel import StopRequest
+from softstair.train.parallel import SINGLE_PROCESS, StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import Event
-from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, refuse_other_data
+from softstair.train.recipe import Recipe, fields_with
+from softstair.train.records import FLOAT_RUNS, RunError, refuse_other_data
+from softstair.train.state import State, check_batch
+from softstair.train.step import own_loss
+from softstair.train.teacher import AUTO, float_runs, load_float_run, start_from
 
 OnEvent = Callable[[Unit, Event], None]
 WINDOW = 20.0
@@ -39,6 +45,10 @@ GAIN = 1.03
 """Factor by which another parallel unit must raise the steps per second."""
 PATIENCE, FEWEST_STEPS, MOST_STEPS = 3.0, 2, 200
 """Seconds and numbers of steps from which the time of a unit is estimated."""
+SHAPES = {"cifar10": ((3, 32, 32), 10), "svhn": ((3, 32, 32), 10), "speech": ((1, 49, 10), 12)}
+"""Shape of an example and number of classes of the data sets that must be downloaded."""
+NETWORK_FIELDS = [name for name in fields_with("architecture") if name not in ("noise", "forward")]
+"""The fields that decide whether a network can be built; own noise is own code."""
 EVALUATED = 500
 """Examples whose evaluation is measured."""
 
@@ -97,6 +107,81 @@ def run(
     )
     with StopRequest() as stop, ProcessPool(tasks, report, count, settings, most=pace.most) as pool:
         return pool.run(stop, timer.deadline)
+
+
+def check(units: Iterable[Unit], data_dir: str = "data") -> None:
+    """Raise SoftstairError, with the name of the unit, if one would fail before it trains.
+
+    Each distinct network is built once. Data that must be downloaded are not read: blank examples
+    of their shape stand for them, and only `limit` says how many there are.
+    """
+    checked: set[Any] = set()
+    layers: dict[Any, int] = {}
+    datasets: dict[str, Dataset] = {}
+    for unit in units:
+        try:
+            _check_unit(unit.recipe, data_dir, checked, layers, datasets)
+        except SoftstairError as error:
+            raise SoftstairError(f"{unit.name} cannot be trained: {error}") from None
+
+
+def _check_unit(
+    recipe: Recipe,
+    data_dir: str,
+    checked: set[Any],
+    layers: dict[Any, int],
+    datasets: dict[str, Dataset],
+) -> None:
+    """Check a recipe, but nothing twice; ``layers`` are those of each network that was built."""
+    if recipe.data not in datasets:
+        is_here = recipe.data not in SHAPES
+        datasets[recipe.data] = load(recipe.data, data_dir) if is_here else _blank(recipe.data)
+    dataset = datasets[recipe.data]
+    parts = recipe.data, recipe.limit, recipe.batch, recipe.fold, recipe.folds
+    if parts not in checked and recipe.data not in SHAPES:
+        check_data(recipe, dataset.sample(recipe.limit))
+    elif parts not in checked and recipe.limit is not None:
+        # Folds of speakers may be smaller than others.
+        held_out = recipe.fold != "all" and recipe.data != "speech"
+        count = recipe.limit - held_out * (recipe.limit // recipe.folds)
+        check_batch(recipe, count)
+    checked.add(parts)
+    own = tuple(recipe.own_code.items())
+    built = *(getattr(recipe, name) for name in NETWORK_FIELDS), own, recipe.clip_latent
+    if built not in layers:
+        with torch.random.fork_rng([]):
+            network = make_network(recipe, dataset)
+        layers[built] = 0 if recipe.is_float else layer_count(network)
+        # How it is computed depends on the device.
+        changes: dict[str, Any] = {
+            "precision": "auto",
+            "kernels": "auto",
+            "capture": "auto",
+            "compile": "never",
+        }
+        State(replace(recipe, **changes), network, recipe.batch, torch.device("cpu"))
+        if recipe.loss is not None:
+            own_loss(recipe.loss, len(dataset.classes))
+    if layers[built]:
+        recipe.schedule(layers[built])
+    starts = (*parts, recipe.init_from, recipe.teacher, built)
+    if {recipe.init_from, recipe.teacher} <= {None, AUTO} or starts in checked:
+        return
+    checked.add(starts)
+    shape = tuple(dataset.x.shape[1:])
+    for role, path in float_runs(recipe, Path(), shape).items():
+        if getattr(recipe, FLOAT_RUNS[role]) == AUTO:
+            continue
+        run = load_float_run(role, path, recipe, dataset, None, SINGLE_PROCESS)
+        if role == "start":
+            start_from(make_network(recipe, dataset), run, recipe)
+
+
+def _blank(name: str) -> Dataset:
+    """Return two blank examples of the shape of a data set."""
+    shape, classes = SHAPES[name]
+    x, y = torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1])
+    return Dataset(name, x, y, tuple(map(str, range(classes))), 0.0, 1.0, test_x=x, test_y=y)
 
 
 class Timer:

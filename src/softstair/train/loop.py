@@ -129,12 +129,9 @@ def train(
             with execution.memory_errors(f"{lacking}: {advice}."):
                 with team.all_or_none():
                     sampled = dataset.sample(recipe.limit)
-                    if recipe.fold == "all" and dataset.test_x is None:
-                        problem = f"must be a number for {dataset.name}, which has no test set"
-                        raise _check.invalid("fold", f"{problem}, but 'all' was given")
+                    check_data(recipe, sampled)
                     network = make_network(recipe, sampled, model)
-                    # What follows raises before other runs train.
-                    check_batch(recipe, len(split(sampled, recipe.fold, recipe.folds)[0]))
+                    # It raises before other runs train.
                     if not recipe.is_float:
                         recipe.schedule(layer_count(network))
 
@@ -156,6 +153,15 @@ def train(
                 )
                 own = model is not None
                 return _train(recipe, run, sampled, network, floats, place, watchers, own, begun)
+
+
+def check_data(recipe: Recipe, sampled: Dataset) -> None:
+    """Raise SoftstairError if examples that were cut to `limit` have not the folds of a recipe, no
+    test set that it needs, or too few examples for a batch."""
+    if recipe.fold == "all" and sampled.test_x is None:
+        problem = f"must be a number for {sampled.name}, which has no test set"
+        raise _check.invalid("fold", f"{problem}, but 'all' was given")
+    check_batch(recipe, len(split(sampled, recipe.fold, recipe.folds)[0]))
 
 
 def _open(
