@@ -52,6 +52,7 @@ def test_words_become_typed_values() -> None:
     assert parsed(words) == expected
     assert parsed("--limit 3 --limit None --no-dry-run") == Command()
     assert parsed("--dry_run --dry-run --learning_rate 1e-3").inner.learning_rate == 1e-3
+    assert parsed("--learning-rate -1e-3").inner.learning_rate == -1e-3
     assert parsed("--out a there --limit 5").source == Path("there")
 
 

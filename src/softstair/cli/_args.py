@@ -30,6 +30,7 @@ RENAMED = {
 """Flags by their spelling in version 0.1, which is accepted until version 0.3."""
 PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\s]+))?`")
 """A parameter in a message of the library: `name` or `name=value`."""
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 TYPES = {int: "an integer", float: "a number", Path: "a path", str: "a name"}
 
 
@@ -236,6 +237,7 @@ def _parser(
         allow_abbrev=False,
         add_help=False,
     )
+    parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-3 for a flag
     parser.add_argument("-h", "--help", action="store_true", help="Show this help.")
     for option in options:
         text = option.help.replace("%", "%%")
