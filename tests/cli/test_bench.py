@@ -103,6 +103,7 @@ def test_without_json_the_flag_is_named(run: Run) -> None:
         ("--repeats 0", "--repeats must be an integer from 1 to 1000, but 0 was given"),
         ("--stairs ,", "--stairs must be one or more stairs such as ternary or int4@0.07"),
         ("--stairs foo", "--stairs must be one of heaviside, "),
+        ("--batch 0", "--batch must be an integer from 2 to 4096, but 0 was given"),
         ("--elements 0", "--elements must be an integer from 1 to 2147483648, but 0 was given."),
         ("--precision tf32 --device cpu", "'tf32' was given"),
         ("--json .", "--json must be a file that can be written"),

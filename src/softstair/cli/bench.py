@@ -88,7 +88,8 @@ class Command:
         device = choose_device(self.device)
         on_gpu = device.type == "cuda"
         model = self.model if self.model != "auto" else "vgg8" if on_gpu else "digits"
-        batch = self.batch or (256 if on_gpu else CPU_BATCHES[model])
+        batch = 256 if on_gpu else CPU_BATCHES[model]
+        batch = batch if self.batch is None else self.batch
         effort = Effort.on(device, self.quick, self.repeats)
         if self.elements is not None:
             effort = replace(effort, elements=self.elements)
