@@ -206,6 +206,7 @@ def test_numbers_of_the_picture_can_be_read_on_dark_cells(
         (("--widths", "int4,int9"), "--widths must be float, ternary"),
         (("--size", "10", "--widths", "int2/float"), "--size must be at least"),
         (("--zero", "3"), "--zero"),
+        (("--limit", "0"), "--limit must be an integer of at least 1"),
     ],
 )
 def test_wrong_flags_are_refused(

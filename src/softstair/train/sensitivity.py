@@ -71,6 +71,8 @@ def layer_sensitivity(
     """
     for width in widths:
         parse(width, field="widths")
+    if limit is not None:
+        _check.integer("limit", limit, 1)
     trial = _Trial(trained_run(Path(run), data_dir, Own(model, data)), limit)
     jobs = [("*", "float"), *((name, width) for name in trial.names for width in widths)]
     costs: list[Cost] = []
