@@ -190,7 +190,7 @@ def _parameter(name: str, value: float | Tensor) -> float | Tensor:
                 name, "must not require a gradient: noise is scheduled, not learnt"
             )
         is_known = value.device.type == "cpu" and value.dim() == 0 and not kernels.is_transformed()
-        if is_known and not least <= value <= noises.LARGEST:
+        if is_known:
             _check.number(name, value.item(), least, noises.LARGEST)
         return value
     if torch.compiler.is_compiling():  # numbers may be symbolic there, without bounds
