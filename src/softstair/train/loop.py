@@ -129,9 +129,9 @@ def train(
             with execution.memory_errors(f"{lacking}: {advice}."):
                 with team.all_or_none():
                     sampled = dataset.sample(recipe.limit)
-                    check_data(recipe, sampled)
                     network = make_network(recipe, sampled, model)
-                    # It raises before other runs train.
+                    # What follows raises before other runs train.
+                    check_data(recipe, sampled)
                     if not recipe.is_float:
                         recipe.schedule(layer_count(network))
 
