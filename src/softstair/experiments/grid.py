@@ -115,66 +115,78 @@ def check(units: Iterable[Unit], data_dir: str = "data") -> None:
     Each distinct network is built once. Data that must be downloaded are not read: blank examples
     of their shape stand for them, and only `limit` says how many there are.
     """
-    checked: set[Any] = set()
-    layers: dict[Any, int] = {}
-    datasets: dict[str, Dataset] = {}
+    checks = _Checks(data_dir)
     for unit in units:
         try:
-            _check_unit(unit.recipe, data_dir, checked, layers, datasets)
+            checks.check(unit.recipe)
         except SoftstairError as error:
             raise SoftstairError(f"{unit.name} cannot be trained: {error}") from None
 
 
-def _check_unit(
-    recipe: Recipe,
-    data_dir: str,
-    checked: set[Any],
-    layers: dict[Any, int],
-    datasets: dict[str, Dataset],
-) -> None:
-    """Check a recipe, but nothing twice; ``layers`` are those of each network that was built."""
-    if recipe.data not in datasets:
-        is_here = recipe.data not in SHAPES
-        datasets[recipe.data] = load(recipe.data, data_dir) if is_here else _blank(recipe.data)
-    dataset = datasets[recipe.data]
-    parts = recipe.data, recipe.limit, recipe.batch, recipe.fold, recipe.folds
-    if parts not in checked and recipe.data not in SHAPES:
+class _Checks:
+    """Checks of recipes that do nothing twice."""
+
+    def __init__(self, data_dir: str) -> None:
+        self._data_dir = data_dir
+        self._datasets: dict[str, Dataset] = {}
+        self._layers: dict[Any, int] = {}  # of each network that was built
+        self._passed: set[Any] = set()
+
+    def check(self, recipe: Recipe) -> None:
+        dataset = self._dataset(recipe.data)
+        parts = recipe.data, recipe.limit, recipe.batch, recipe.fold, recipe.folds
+        if parts not in self._passed:
+            _check_parts(recipe, dataset)
+        own = tuple(recipe.own_code.items())
+        built = *(getattr(recipe, name) for name in NETWORK_FIELDS), own, recipe.clip_latent
+        if built not in self._layers:
+            self._layers[built] = _layers_of(recipe, dataset)
+        if self._layers[built]:
+            recipe.schedule(self._layers[built])
+        starts = (*parts, recipe.init_from, recipe.teacher, built)
+        if starts not in self._passed:
+            _check_float_runs(recipe, dataset)
+        self._passed |= {parts, starts}
+
+    def _dataset(self, name: str) -> Dataset:
+        if name not in self._datasets:
+            is_blank = name in SHAPES
+            self._datasets[name] = _blank(name) if is_blank else load(name, self._data_dir)
+        return self._datasets[name]
+
+
+def _check_parts(recipe: Recipe, dataset: Dataset) -> None:
+    """Check the number of examples, as far as it is known."""
+    if recipe.data not in SHAPES:
         check_data(recipe, dataset.sample(recipe.limit))
-    elif parts not in checked and recipe.limit is not None:
+    elif recipe.limit is not None:
         # Folds of speakers may be smaller than others.
         held_out = recipe.fold != "all" and recipe.data != "speech"
-        count = recipe.limit - held_out * (recipe.limit // recipe.folds)
-        check_batch(recipe, count)
-    checked.add(parts)
-    own = tuple(recipe.own_code.items())
-    built = *(getattr(recipe, name) for name in NETWORK_FIELDS), own, recipe.clip_latent
-    if built not in layers:
-        with torch.random.fork_rng([]):
-            network = make_network(recipe, dataset)
-        layers[built] = 0 if recipe.is_float else layer_count(network)
-        # How it is computed depends on the device.
-        changes: dict[str, Any] = {
-            "precision": "auto",
-            "kernels": "auto",
-            "capture": "auto",
-            "compile": "never",
-        }
-        State(replace(recipe, **changes), network, recipe.batch, torch.device("cpu"))
-        if recipe.loss is not None:
-            own_loss(recipe.loss, len(dataset.classes))
-    if layers[built]:
-        recipe.schedule(layers[built])
-    starts = (*parts, recipe.init_from, recipe.teacher, built)
-    if {recipe.init_from, recipe.teacher} <= {None, AUTO} or starts in checked:
+        check_batch(recipe, recipe.limit - held_out * (recipe.limit // recipe.folds))
+
+
+def _layers_of(recipe: Recipe, dataset: Dataset) -> int:
+    """Build the network and the state of its training; return its number of quantised layers."""
+    with torch.random.fork_rng([]):
+        network = make_network(recipe, dataset)
+    # How it is computed depends on the device.
+    changes: dict[str, Any] = dict.fromkeys(("precision", "kernels", "capture"), "auto")
+    eager = replace(recipe, **changes, compile="never")
+    State(eager, network, recipe.batch, torch.device("cpu"))
+    if recipe.loss is not None:
+        own_loss(recipe.loss, len(dataset.classes))
+    return 0 if recipe.is_float else layer_count(network)
+
+
+def _check_float_runs(recipe: Recipe, dataset: Dataset) -> None:
+    """Check the float runs that a recipe starts from or learns from, if it names any."""
+    if {recipe.init_from, recipe.teacher} <= {None, AUTO}:
         return
-    checked.add(starts)
-    shape = tuple(dataset.x.shape[1:])
-    for role, path in float_runs(recipe, Path(), shape).items():
-        if getattr(recipe, FLOAT_RUNS[role]) == AUTO:
-            continue
-        run = load_float_run(role, path, recipe, dataset, None, SINGLE_PROCESS)
-        if role == "start":
-            start_from(make_network(recipe, dataset), run, recipe)
+    for role, path in float_runs(recipe, Path(), tuple(dataset.x.shape[1:])).items():
+        if getattr(recipe, FLOAT_RUNS[role]) != AUTO:
+            run = load_float_run(role, path, recipe, dataset, None, SINGLE_PROCESS)
+            if role == "start":
+                start_from(make_network(recipe, dataset), run, recipe)
 
 
 def _blank(name: str) -> Dataset:
