@@ -361,6 +361,19 @@ def test_interrupt_before_anything_is_saved_names_the_command(
     assert not [path for path in Path().rglob("*") if path.name != "runs"]
 
 
+def test_interrupt_after_the_training_names_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("softstair.cli.train._show", draw)
+    code, _, err = run("train", *SHORT, "--out", "r")
+    assert (code, Path("r/summary.json").exists()) == (130, True)
+    assert "stopped by SIGINT; continue with softstair train --resume --out r" in err
+    assert "before anything was saved" not in err
+
+
 def test_all_own_code_is_confirmed_in_one_message(run: Run) -> None:
     Path("confirmed.py").write_text(
         f"{MODEL}\n\ndef load():\n    from softstair.data import load\n    return load('digits')\n"

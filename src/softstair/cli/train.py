@@ -122,9 +122,10 @@ class Command:
                     f"{failed} of {self.recipe.folds} folds failed; when that is corrected, "
                     f"continue with {self._again(out)}"
                 )
-        if team.is_rank_zero:
-            _show([path for _, path in self._runs(out)], out / "picture.png")
-        return 0
+        with Stoppable("train", lambda: self._again(out), launch_command) as stop:
+            if team.is_rank_zero:
+                _show([path for _, path in self._runs(out)], out / "picture.png")
+        return stop.exit_code or 0
 
     def _check(self) -> None:
         """Raise an error if flags exclude each other, or do not fit what is in --out."""
