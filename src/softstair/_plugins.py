@@ -41,7 +41,7 @@ def call(name: str, role: str, returns: Returns[ResultT], **offered: Any) -> Res
         dotted = path.removesuffix(".py").replace("/", ".")
         advice = f": write {dotted}:{attribute}" if is_file else ""
         raise SoftstairError(
-            f"{role} must be package.module:function, but {name!r} was given{advice}."
+            f"{role} must be package.module:function, but {name!r} was given{advice}.", field=role
         )
     with _current_directory_importable():
         module = _import(path, role)
@@ -52,7 +52,8 @@ def call(name: str, role: str, returns: Returns[ResultT], **offered: Any) -> Res
             file = getattr(module, "__file__", None) or "built into Python"
             raise SoftstairError(
                 f"module {path!r} ({file}) must have {attribute!r}, which {role}={name!r} asks "
-                "for, but it has not."
+                "for, but it has not.",
+                field=role,
             ) from None
         return call_function(make, name, role, returns, **offered)
 
@@ -66,18 +67,20 @@ def call_function(
     if is_made or not callable(make):
         raise SoftstairError(
             f"{role} {name!r} must be a function that returns a {kind}, but it is an object of "
-            f"type {type(make).__name__}."
+            f"type {type(make).__name__}.",
+            field=role,
         )
     try:
         result = make(**_accepted(make, offered))
     except (Exception, SystemExit) as error:
         raise SoftstairError(
-            f"{role} {name!r} must return a {kind}, but it raised {_described(error)}."
+            f"{role} {name!r} must return a {kind}, but it raised {_described(error)}.", field=role
         ) from error
     if not isinstance(result, returns) or (returns is object and not callable(result)):
         raise SoftstairError(
             f"{role} {name!r} must return a {kind}, but it returned an object of type "
-            f"{type(result).__name__}."
+            f"{type(result).__name__}.",
+            field=role,
         )
     return result
 
@@ -103,10 +106,11 @@ def _import(path: str, role: str) -> ModuleType:
         if missing is not None and f"{path}.".startswith(f"{missing}."):
             raise SoftstairError(
                 f"{role} must be in a module that can be imported, but there is no {missing!r} in "
-                f"the current directory or among what is installed, for {path!r}."
+                f"the current directory or among what is installed, for {path!r}.",
+                field=role,
             ) from None
         raise SoftstairError(
-            f"module {path!r} could not be imported: {_described(error)}."
+            f"module {path!r} could not be imported: {_described(error)}.", field=role
         ) from error
 
 

@@ -116,6 +116,8 @@ def test_flags_make_the_recipe(words: str, expected: dict[str, Any]) -> None:
         ("--jobs 2", ["--jobs 2 needs --every-fold"]),
         ("--threads 0", ["--threads must be an integer from 1 to 1024"]),
         ("--skip *", ["quantise"]),
+        ("--noise-schedule mine", ["train: --noise-schedule must be package.module:function"]),
+        ("--model absent:net", ["train: --model must be in a module that can be imported"]),
     ],
 )
 def test_errors(words: str, messages: list[str], run: Run) -> None:
