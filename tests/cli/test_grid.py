@@ -16,11 +16,13 @@ from typing import Any
 
 import filelock
 import pytest
+import torch
 
 from experiments.test_design import GRIDS
 from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from softstair.cli import main
+from softstair.data import Dataset
 from softstair.experiments import Training, load, tables
 from softstair.experiments.grid import Estimate, estimate
 from softstair.train import Recipe, train
@@ -111,6 +113,19 @@ def test_dry_run_without_the_data_builds_the_networks(run: Run) -> None:
     assert "/fold-0 cannot be trained: skip must" in error
     error = run.rejected("grid", "paper-speech", "--set", "limit=100", "--dry-run")
     assert "cannot be trained: batch must be an integer from 2 to 100" in error
+
+
+def test_dry_run_without_the_data_compares_the_input_of_a_start(run: Run) -> None:
+    x, y = torch.zeros(60, 1, 49, 10, dtype=torch.uint8), torch.arange(60) % 12
+    names = tuple(map(str, range(12)))
+    speech = Dataset("speech", x, y, names, 0.0, 1.0, centred=(128.0, 16.0))
+    own = Recipe(data="speech", weights="float", features="float", epochs=1, batch=16)
+    train(own, "start", dataset=speech, device="cpu")
+    words = ["grid", "paper-speech", "--dry-run", "--folds", "0", "--set", "init_from=start"]
+    assert "init_from must be a run whose input is normalised as here" in run.rejected(
+        *words, "centre_input=false"
+    )
+    assert run(*words, "centre_input=true")[0] == 0
 
 
 @pytest.mark.quick

@@ -47,6 +47,8 @@ PATIENCE, FEWEST_STEPS, MOST_STEPS = 3.0, 2, 200
 """Seconds and numbers of steps from which the time of a unit is estimated."""
 SHAPES = {"cifar10": ((3, 32, 32), 10), "svhn": ((3, 32, 32), 10), "speech": ((1, 49, 10), 12)}
 """Shape of an example and number of classes of the data sets that must be downloaded."""
+CENTRED = {"speech": (128.0, 16.0)}
+"""Zero point and scale of their centred input, if they have one."""
 NETWORK_FIELDS = [name for name in fields_with("architecture") if name not in ("noise", "forward")]
 """The fields that decide whether a network can be built; own noise is own code."""
 EVALUATED = 500
@@ -193,7 +195,8 @@ def _blank(name: str) -> Dataset:
     """Return two blank examples of the shape of a data set."""
     shape, classes = SHAPES[name]
     x, y = torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1])
-    return Dataset(name, x, y, tuple(map(str, range(classes))), 0.0, 1.0, test_x=x, test_y=y)
+    names, centred = tuple(map(str, range(classes))), CENTRED.get(name)
+    return Dataset(name, x, y, names, 0.0, 1.0, test_x=x, test_y=y, centred=centred)
 
 
 class Timer:
