@@ -168,7 +168,7 @@ class Command:
                 for configuration in design.configurations
             )
         except SoftstairError as error:
-            if error.field not in values:
+            if error.field not in values or not str(error).startswith(f"{error.field} "):
                 raise
             raise SoftstairError(f"--set {error}") from None
         folds = self._folds(design, configurations[0].recipe.folds)
