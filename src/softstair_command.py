@@ -39,7 +39,7 @@ Train quantised neural networks by additive noise annealing.
 softstair VERB --help lists the flags of a verb; softstair --version, the version.
 """
 LONGEST_NAME = 200
-"""Characters of a file name that an error shows."""
+"""Characters of a file name or a verb that an error shows."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # As softstair._check.ending says it, without importing the package.
         close = difflib.get_close_matches(verb, VERBS)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+        given = verb if len(verb) <= LONGEST_NAME else f"{verb[:LONGEST_NAME]}…"
         verbs = ", ".join(VERBS)
-        return _fail(f"softstair: the verb must be one of {verbs}, but {verb!r} was given{hint}")
+        return _fail(f"softstair: the verb must be one of {verbs}, but {given!r} was given{hint}")
     try:
         return _run(verb, words[1:])
     except SystemExit as stop:

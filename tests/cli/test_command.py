@@ -75,6 +75,7 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
     code, out, err = run("chek")
     assert (code, out) == (2, "")
     assert err.endswith("but 'chek' was given; did you mean 'check'?\n")
+    assert len(run("x" * 5000)[2]) < 400
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,9 @@ class _Option:
         names = self.choices + [TYPES[kind] for kind in self.kinds if kind in TYPES]
         allowed = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
         end = _check.ending(text, self.choices)
-        raise SoftstairError(f"{self.spelling} must be {allowed}, but {text!r} was given{end}")
+        raise SoftstairError(
+            f"{self.spelling} must be {allowed}, but {_check.shortened(text)} was given{end}"
+        )
 
 
 def _alternatives(kind: Any) -> list[Any]:
@@ -203,14 +205,16 @@ def _check_words(
     if unknown:
         word = next((word for word in unknown if word.startswith("-")), unknown[0])
         if not word.startswith("-"):
-            raise SoftstairError(f"unexpected argument {word!r}; see {prog} --help.")
+            raise SoftstairError(
+                f"unexpected argument {_check.shortened(word)}; see {prog} --help."
+            )
         word = word.partition("=")[0]
         flags = [option.spelling for option in options if not option.metavar]
         initials = lambda flag: "--" + "".join(part[0] for part in flag[2:].split("-"))
         meant = [flag for flag in flags if initials(flag) == word]
         hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else ""
         hint = hint or _check.suggestion(word, flags, most=1) or f"see {prog} --help."
-        raise SoftstairError(f"unknown flag {word!r}; {hint}")
+        raise SoftstairError(f"unknown flag {_check.shortened(word)}; {hint}")
     for option in options:
         required = option.metavar and option.default is MISSING
         if required and option.path[0] not in texts:
