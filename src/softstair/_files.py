@@ -96,6 +96,8 @@ def _move_files(source: Path, target: Path, last: str) -> None:
     for path in entries:
         if (source / path).is_dir():
             refuse_link(target / path).mkdir(exist_ok=True)
+            if not os.access(target / path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target / path))
         elif (target / path).is_dir() and not (target / path).is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target / path))
     files = [path for path in entries if (source / path).is_file()]

@@ -103,6 +103,23 @@ def test_failed_export_leaves_the_earlier_one(
         )
 
 
+def test_export_with_a_read_only_folder_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stairs = ss.Stair.ternary(), ss.Stair.linear(4, signed=True, quantum=0.25)
+    integers = [ss.deploy.integerise(network(stair), (1, 4, 4), 128, 64.0) for stair in stairs]
+    c.write(integers[0], tmp_path)
+    contents = lambda: {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    earlier, real = contents(), os.access
+    # Modes do not hold for root.
+    is_writable = lambda path, mode: Path(path).name != "cortex-m4" and real(path, mode)
+    monkeypatch.setattr(os, "access", is_writable)
+    with pytest.raises(PermissionError) as error:
+        c.write(integers[1], tmp_path)
+    assert error.value.filename == str(tmp_path / "cortex-m4")
+    assert contents() == earlier
+
+
 def test_export_that_is_killed_between_two_files_cannot_be_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
