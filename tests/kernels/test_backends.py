@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import oracle
 import softstair as ss
 from softstair import kernels
-from softstair.kernels import reference
+from softstair.kernels import cpu, cpu_sums, reference
 from softstair.kernels.bound import BoundStair
 
 pytestmark = pytest.mark.quick
@@ -224,3 +225,154 @@ def test_thresholds_far_from_x_do_not_matter(family, bits):
         assert error.amax() < 4 * slack / quantum
     if family != "logistic":
         assert kernels.backward(torch.ones(2), torch.tensor([-9.0, 99.0]), soft).eq(0).all()
+
+
+def quanta_of(count: int, seed: int) -> Tensor:
+    """Quanta of float32, as fits make them, from 1e-5 to 10; a power of two among them."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.cat([10 ** (6 * torch.rand(count - 1, generator=random) - 5), torch.tensor([0.5])])
+
+
+def around(values: Tensor, steps: int) -> Tensor:
+    """The values and as many of the next numbers on each side, along dimension 1."""
+    found = [values]
+    for end in (-math.inf, math.inf):
+        near = values
+        for _ in range(steps):
+            near = near.nextafter(torch.full_like(near, end))
+            found.append(near)
+    return torch.cat(found, 1)
+
+
+def runs_on_cpu(x: Tensor, soft: kernels.SoftStair, strategy: str) -> bool:
+    return cpu.takes_channels(x, BoundStair(soft, x), strategy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("form", ["midpoint", "floor"])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_channels_at_thresholds_and_edges(share, form, bits, dtype):
+    """As lines of one quantum: all numbers around each threshold and edge of each channel."""
+    channels, noise = 96 // 2**bits + 4, ss.noise.Uniform()
+    column = quanta_of(channels, bits)[:, None]
+    unit = ss.Stair.linear(bits, signed=True, thresholds=form)
+    stair = unit.with_quantum(column.flatten().tolist(), axis=0)
+    exact, mean = column.double(), column * share
+    thresholds, levels = (
+        (exact * torch.tensor(values, dtype=torch.float64)).to(dtype)
+        for values in (unit.thresholds, unit.levels)
+    )
+    ends = [math.inf, -math.inf, math.nan, 1e30, -1e30, 3e38, 1e-310, -1e-40, 1e-45, 0.0, -0.0]
+    points = torch.cat([thresholds, thresholds + mean.to(dtype)], 1)
+    edges = [points + side * width * exact.to(dtype) for side in (-0.5, 0.5) for width in (0.4, 1)]
+    random = column * 2**bits * torch.randn(channels, 99, generator=torch.manual_seed(0))
+    tails = [torch.tensor(ends, dtype=dtype).expand(channels, -1), random.to(dtype)]
+    x = torch.cat([around(points, 8), *(around(edge, 1) for edge in edges), *tails], 1)
+    gradient = torch.linspace(-2, 3, x.numel(), dtype=dtype).view_as(x)
+    mixed = torch.linspace(0.4, 1.0, channels)[:, None]
+    for width, has_slope in ((0.0, 0), (0.4, 1), (1.0, 1), (1.9, 0), (mixed, 0)):  # of the supports
+        soft = kernels.SoftStair(stair, noise, mean, column * (width * noise.std_within(0.5)))
+        for forward in ("hard", "mode"):
+            assert runs_on_cpu(x, soft, forward)
+            found = kernels.value(x, soft, forward)
+            expected = reference.value(x, BoundStair(soft, x), forward, x)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+            centred = oracle.numpy(x - mean.to(dtype) if forward == "mode" else x)
+            for row in zip(oracle.numpy(found), centred, levels, thresholds, strict=True):
+                wanted = oracle.hard(row[1], row[2].tolist(), row[3].tolist())
+                assert torch.equal(
+                    torch.tensor(row[0]).nan_to_num(9e9), torch.tensor(wanted).nan_to_num(9e9)
+                )
+        assert runs_on_cpu(x, soft, "backward") == has_slope
+        found = kernels.backward(gradient, x, soft)
+        expected = gradient * reference.slope(x, BoundStair(soft, x))
+        # As above: at an edge, rounding decides.
+        place = (x - mean) / exact - unit.thresholds[0]
+        sides = [(place - side * 0.5 * width) for side in (-1, 1)]
+        clear = torch.stack([(side - side.round()).abs() for side in sides]).amin(0) > 1e-4
+        clear = (clear | (place.abs() > 300)) & ~x.isnan()
+        torch.testing.assert_close(found[clear], expected[clear], rtol=1e-5, atol=0)
+        assert found[place > len(unit)].eq(0).all()
+        if width is not mixed and width == 1:  # no gradient is lost where supports meet
+            inside = (place > -0.499) & (place < len(unit) - 2 + 0.499)
+            assert found[inside & (gradient != 0)].ne(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("view", "is_cut"),
+    {
+        "convolution": (lambda x: x.clone(), True),
+        "channels last": (lambda x: x.contiguous(memory_format=torch.channels_last), True),
+        "depthwise": (lambda x: x[:, :1].contiguous(), True),
+        "linear": (lambda x: x.flatten(1), True),
+        "vector": (lambda x: x[:, 0, 0, 0].contiguous(), True),
+        "gaps": (lambda x: x[:, ::2], False),
+        "channels inside": (lambda x: x.flatten(1).T.contiguous().T, False),
+        "more than a block": (lambda x: x.repeat(1, 9, 1, 1), False),
+        "empty": (lambda x: x[:, :0], False),
+    }.values(),
+)
+def test_channels_of_any_layout(view, is_cut, dtype, monkeypatch):
+    """Blocks of some channels, the last one smaller, and what the reference computes instead."""
+    monkeypatch.setattr(cpu_sums, "BLOCK", 160 // torch.get_num_threads())
+    column, noise = quanta_of(21, 1), ss.noise.Uniform()
+    x = view(torch.randn(21, 5, 2, 2, generator=torch.manual_seed(0)).to(dtype))
+    gradient = torch.randn(x.shape, generator=torch.manual_seed(1), dtype=dtype)
+    shape = [-1] + [1] * (x.dim() - 1)
+    for axis in (0, -x.dim()):
+        stair = ss.Stair.linear(4, signed=True).with_quantum(column.tolist(), axis)
+        std = (column * noise.std_within(0.5)).view(shape)
+        everywhere = torch.full_like(x, 0.01)
+        for mean in (0.3 * column.view(shape), torch.tensor(0.01), 0.01, everywhere):
+            soft = kernels.SoftStair(stair, noise, mean, std)
+            for strategy in ("hard", "mode", "backward"):
+                is_taken = is_cut and (strategy == "hard" or mean is not everywhere)
+                assert runs_on_cpu(x, soft, strategy) == is_taken or x.dim() == 1
+                if strategy == "backward":
+                    found = kernels.backward(gradient, x, soft)
+                    expected = gradient * reference.slope(x, BoundStair(soft, x))
+                else:
+                    found = kernels.value(x, soft, strategy)
+                    expected = reference.value(x, BoundStair(soft, x), strategy, x)
+                rtol = 1e-6 if strategy == "backward" else 0
+                torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+                assert found.stride() == x.stride() or not is_taken
+
+
+UNITS = ss.Stair.linear(4, signed=True)
+SHORT = float(torch.tensor(0.1))
+"""Of 24 bits: its multiples are on a line in float64, and need rounding in float32."""
+
+
+@pytest.mark.parametrize(
+    ("stair", "factor"),
+    [
+        (UNITS, torch.rand(99, generator=torch.manual_seed(0), dtype=torch.float64) + 0.5),
+        (UNITS, torch.full((99,), 2.0**-130, dtype=torch.float64)),
+        (UNITS, torch.full((99,), 1.5 * 2.0**125, dtype=torch.float64)),
+        (ss.Stair([SHORT * k for k in range(16)], UNITS.thresholds), quanta_of(99, 2)),
+        (ss.Stair([k + SHORT for k in range(16)], UNITS.thresholds), quanta_of(99, 4)),
+        (ss.Stair(UNITS.levels, [SHORT * k for k in range(15)]), quanta_of(99, 5)),
+        (ss.Stair(UNITS.levels, [k**1.1 for k in range(15)]), quanta_of(99, 6)),
+        (ss.Stair.ternary(), quanta_of(99, 7)),
+    ],
+    ids="float64 tiny huge scaled shifted narrow uneven ternary".split(),
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_channels_that_products_do_not_give(stair, factor, dtype):
+    """Quanta of more than 24 bits or of any size, levels that are not whole numbers, few levels."""
+    stair = stair.with_quantum(factor.double().tolist(), axis=0)
+    column = factor.double()[:, None]
+    thresholds = (column * torch.tensor(stair.thresholds, dtype=torch.float64)).to(dtype)
+    x = around(thresholds, 2)
+    for std in (0.0, column.float() * 0.2, column.float() * 3):
+        for family, forward in itertools.product(("uniform", "normal"), ("hard", "mode")):
+            soft = kernels.SoftStair(stair, ss.noise.get(family), 0.0, std)
+            expected = reference.value(x, BoundStair(soft, x), forward, x)
+            found = kernels.value(x, soft, forward)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+            slope = kernels.backward(torch.ones_like(x), x, soft)
+            wanted = reference.slope(x, BoundStair(soft, x)).to(dtype)
+            torch.testing.assert_close(slope, wanted, rtol=1e-5, atol=0, equal_nan=True)

@@ -96,7 +96,7 @@ def forward(
 
     That is x or, if ``compact`` allows it and one byte per element suffices, such bytes.
     """
-    backend, bound = _bind(x, soft)
+    backend, bound = _bind(x, soft, strategy)
     if backend == "cpu":
         return cpu.value(x, bound, strategy, generator), x
     if strategy == "random" and not _has_noise(soft.std):
@@ -135,7 +135,7 @@ def backward(grad: Tensor, saved: Tensor, soft: SoftStair) -> Tensor:
             return elementwise.backward(grad, saved, soft)
         return grad * elementwise.backward(torch.ones_like(saved, dtype=grad.dtype), saved, soft)
     if soft.noise.proper and not _is_batched(grad):
-        backend, bound = _bind(saved, soft)
+        backend, bound = _bind(saved, soft, "backward")
         if backend == "cpu":
             return cpu.backward(grad, saved, bound)
         if backend == "triton":
@@ -201,12 +201,19 @@ def convolve_int8(features: Tensor, weight: Tensor, padding: int, stride: int = 
     return sums.float()
 
 
-def _bind(x: Tensor, soft: SoftStair) -> tuple[str, BoundStair]:
-    """Return the backend for x ("cpu", "triton" or "reference") and the stair bound to x."""
+def _bind(x: Tensor, soft: SoftStair, strategy: str) -> tuple[str, BoundStair]:
+    """Return the backend for x ("cpu", "triton" or "reference") and the stair bound to x.
+
+    ``strategy`` is that of the forward pass, or "backward".
+    """
     backend = _backend(x, soft)
-    if backend == "cpu":
+    has_channels = isinstance(soft.stair.quantum, tuple)
+    if backend == "cpu" and not has_channels:
         soft = soft._replace(mean=float(soft.mean), std=float(soft.std))
-    return backend, BoundStair(soft, x)
+    bound = BoundStair(soft, x)
+    if backend == "cpu" and has_channels and not cpu.takes_channels(x, bound, strategy):
+        backend = "reference"
+    return backend, bound
 
 
 def _backend(x: Tensor, soft: SoftStair) -> str:
@@ -221,8 +228,9 @@ def _backend(x: Tensor, soft: SoftStair) -> str:
             return "triton"
         if choice == "triton":
             raise AbsentError(reason, field="kernels")
-    plain = x.device.type == "cpu" and isinstance(soft.stair.quantum, float)
-    return "cpu" if plain and _is_number(soft.mean) and _is_number(soft.std) else "reference"
+    has_channels = isinstance(soft.stair.quantum, tuple)
+    plain = has_channels or (_is_number(soft.mean) and _is_number(soft.std))
+    return "cpu" if plain and x.device.type == "cpu" else "reference"
 
 
 def _is_batched(grad: Tensor) -> bool:

@@ -4,10 +4,13 @@ An eager operation on a large tensor is a trip through memory, and a fresh resul
 of thousands of page faults. Here x is cut into blocks, each is worked on in place, and nothing the
 size of x is allocated but the result. Mean and std are read as Python numbers, which on a CPU costs
 no synchronisation.
+
+With a quantum per channel, a block is a number of whole channels, and what differs between channels
+is in columns: tensors with a row for each channel. :func:`takes_channels` says for which stairs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor
 
 from softstair.kernels import reference
-from softstair.kernels.bound import BoundStair
+from softstair.kernels.bound import BoundStair, Scalar
 from softstair.kernels.cpu_sums import (
     CDF,
     PDF,
@@ -28,17 +31,27 @@ from softstair.kernels.cpu_sums import (
     sum_of,
 )
 from softstair.noise import Noise, Normal, Uniform
+from softstair.stair import Line, Stair
+
+Limits = tuple[float, float]
 
 SEARCH_POINTS, SEARCH_ROUNDS = 512, 6
+MEETING = 4 * torch.finfo(torch.float32).eps
+"""Supports of channels meet if their width differs from the spacing by less, relatively: modules
+hold the std in float32."""
 
 
 def value(x: Tensor, bound: BoundStair, forward: str, generator: torch.Generator | None) -> Tensor:
     """Return what :func:`softstair.kernels.reference.value` does, block by block."""
+    if bound.quanta is not None:
+        return _blockwise(_look_up(x, bound), bound.compute, x, columns=_columns(bound, forward))
     return _blockwise(_forward_kernel(x, bound, forward, generator), bound.compute, x)
 
 
 def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
     """Return the gradient times the slope of the expectation."""
+    if bound.quanta is not None:
+        return _channel_backward(grad, x, bound)
     mean, std = float(bound.mean), float(bound.std)
     if std < reference.smallest_std(bound.compute):
         return torch.zeros_like(x)
@@ -58,6 +71,58 @@ def backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
         target.mul_(gradient)
 
     return _blockwise(kernel, bound.compute, x, grad)
+
+
+def takes_channels(x: Tensor, bound: BoundStair, strategy: str) -> bool:
+    """Return whether :func:`value` or, as the strategy "backward", :func:`backward` computes a
+    stair with a quantum per channel.
+
+    The stair is linear, and its channels lie one after another in memory. Noise is uniform and so
+    narrow that σ is the mode; in the backward pass, neighbouring supports meet or are apart.
+    """
+    assert bound.quanta is not None
+    order, shapes = _memory_order(x), (torch.Size(), bound.quanta.shape)
+    are_rows = order is not None and order[0] == 0 and bound.stair.axis in (0, -x.dim())
+    if not are_rows or not 0 < x[0].numel() <= block_size():
+        return False
+    is_exact = bound.is_regular and _is_exact(bound.stair, x.dtype)
+    if not is_exact or strategy == "hard":
+        return is_exact
+    tensors = [value for value in (bound.mean, bound.std) if isinstance(value, Tensor)]
+    if any(value.device != x.device or value.shape not in shapes for value in tensors):
+        return False
+    narrowest, widest = _support_widths(bound)
+    are_apart = widest < 1 - 4 * max(reference.EDGE, bound.rounded.index_error)
+    do_meet = narrowest >= 1 - MEETING and widest <= 1 + MEETING
+    has_slope = narrowest > reference.EDGE and (are_apart or do_meet)
+    fits = {"mode": widest <= 2, "backward": has_slope}.get(strategy, False)
+    return fits and type(bound.noise) is Uniform
+
+
+@lru_cache(maxsize=4096)
+def _is_exact(stair: Stair, dtype: torch.dtype) -> bool:
+    """Whether products of numbers and quanta in the dtype are levels and thresholds as rounded."""
+    rounded, quanta = stair.rounded(dtype), torch.tensor(stair.quantum, dtype=torch.float64)
+    for line in (rounded.level_line, rounded.threshold_line):
+        # A short integer or half times 24 bits is exact in float64, so rounded once either way.
+        if line is None or line.unit != 1 or (2 * line.first) % 1:
+            return False
+    in_range = bool(((quanta > 1e-20) & (quanta < 1e20)).all())
+    return in_range and torch.equal(quanta.to(dtype).double(), quanta)
+
+
+def _support_widths(bound: BoundStair) -> tuple[float, float]:
+    """The narrowest and the widest support of uniform noise in any channel, in spacings."""
+    width = 2 * Uniform.support * torch.as_tensor(bound.std, dtype=torch.float64) / bound.spacing
+    return float(width.min()), float(width.max())
+
+
+def _columns(bound: BoundStair, forward: str) -> list[Tensor]:
+    """Return the quanta, and the means unless they are 0 or not used."""
+    assert bound.quanta is not None
+    quanta = bound.quanta.to(bound.compute).reshape(-1, 1)
+    mean = torch.as_tensor(bound.mean, dtype=bound.compute).reshape(-1, 1)
+    return [quanta] if forward == "hard" or not mean.any() else [quanta, mean.expand_as(quanta)]
 
 
 def _forward_kernel(
@@ -183,6 +248,34 @@ def _uniform_slope(x: Tensor, bound: BoundStair, mean: float, std: float) -> Ker
     return kernel
 
 
+def _channel_backward(grad: Tensor, x: Tensor, bound: BoundStair) -> Tensor:
+    """Return the gradient times ε·χ[low, high)(x)/(2h): where supports meet, from the lowest edge
+    to the highest; else from edge to edge of the nearest threshold's support."""
+    assert bound.quanta is not None
+    quanta = bound.quanta.reshape(-1, 1)
+    half = Uniform.support * torch.as_tensor(bound.std, dtype=torch.float64).reshape(-1, 1)
+    are_apart = _support_widths(bound)[1] < 1 - MEETING
+    thresholds = (0.0,) if are_apart else bound.rounded.thresholds
+    low = quanta * thresholds[0] - half * (1 + reference.EDGE)
+    high = quanta * thresholds[-1] + half * (1 - reference.EDGE)
+    rows = scratch(2, x, bound.compute)
+
+    def kernel(target: Tensor, block: Tensor, gradient: Tensor, *columns: Tensor) -> None:
+        low, high, density, quanta, *shift = columns
+        work, moved = rows[:, : block.numel()].view(2, *block.shape)
+        if shift:
+            block = torch.sub(block, *shift, out=moved)
+        if are_apart:
+            nearest = _nearest_threshold(target, work, block, bound, quanta)
+            block = torch.sub(block, nearest, out=moved)
+        torch.ge(block, low, out=target).mul_(torch.lt(block, high, out=work))
+        target.mul_(density).mul_(gradient)
+
+    own = [column.to(bound.compute) for column in (low, high, quanta / (2 * half))]
+    columns = [*own, *_columns(bound, "backward")]
+    return _blockwise(kernel, bound.compute, x, grad, columns=columns)
+
+
 def _round_up(value: float, dtype: torch.dtype) -> float:
     """Return the smallest number of the dtype that is not below the value."""
     near = torch.tensor(value, dtype=dtype)
@@ -191,7 +284,7 @@ def _round_up(value: float, dtype: torch.dtype) -> float:
     return float(near)
 
 
-def mode_limits(bound: BoundStair, spacing: float, std: float) -> tuple[float, float]:
+def mode_limits(bound: BoundStair, spacing: float, std: float) -> Limits:
     """Return where the low end level stops being the mode and where the high one starts.
 
     Under symmetric, uni-modal noise and bins of one width w, the likeliest level is the one whose
@@ -238,7 +331,7 @@ def _margin(noise: Noise, width: float, half: float, tie: float) -> float:
 def _look_up(
     x: Tensor,
     bound: BoundStair,
-    limits: tuple[float, float] = (-math.inf, math.inf),
+    limits: Limits = (-math.inf, math.inf),
     shift: float = 0.0,
     draw: Callable[[Tensor], Tensor] | None = None,
 ) -> Kernel:
@@ -246,15 +339,15 @@ def _look_up(
     rows = scratch(2, x, bound.compute)
     table = torch.tensor(bound.rounded.levels, dtype=bound.compute)
 
-    def kernel(target: Tensor, block: Tensor) -> None:
-        work, moved = rows[:, : len(block)]
+    def kernel(target: Tensor, block: Tensor, quanta: Scalar = 1.0, shift: Scalar = shift) -> None:
+        work, moved = rows[:, : block.numel()].view(2, *block.shape)
         if draw is not None:
             block = torch.sub(block, draw(work), out=moved)
-        elif shift:
+        elif isinstance(shift, Tensor) or shift:
             block = torch.sub(block, shift, out=moved)
-        _index(target, work, block, bound, limits)
+        _index(target, work, block, bound, limits, quanta)
         if (line := bound.rounded.level_line) is not None and line.unit_parts:
-            line.evaluate(work.copy_(target), out=target)
+            _evaluate(line, work.copy_(target), target, quanta)
         else:
             torch.take(table, target.nan_to_num_(0.0).long(), out=target)
         # One sum tells whether there is a NaN to keep; asking each element costs as much again.
@@ -265,12 +358,14 @@ def _look_up(
 
 
 def _index(
-    target: Tensor, work: Tensor, x: Tensor, bound: BoundStair, limits: tuple[float, float]
+    target: Tensor, work: Tensor, x: Tensor, bound: BoundStair, limits: Limits, quanta: Scalar
 ) -> None:
     """#{k : x ≥ θₖ}, every threshold clamped to the limits."""
     low, high = limits
     if bound.is_regular:
-        _index_on_line(target, work, x, bound)
+        # Those below the nearest, and the nearest if x is not below it.
+        nearest = _nearest_threshold(target, work, x, bound, quanta)
+        target.add_(torch.ge(x, nearest, out=work))
     elif bound.is_line or (bound.is_table and math.isinf(low)):
         target.copy_(bound.index(x))
     else:
@@ -283,26 +378,43 @@ def _index(
         target.add_(torch.ge(x, high, out=work), alpha=bound.count).clamp_(max=bound.count)
 
 
-def _index_on_line(target: Tensor, work: Tensor, x: Tensor, bound: BoundStair) -> None:
-    """#{k : x ≥ θₖ} for regular thresholds: those below the nearest, and the nearest if x is not
-    below it."""
+def _nearest_threshold(
+    target: Tensor, work: Tensor, x: Tensor, bound: BoundStair, quanta: Scalar
+) -> Tensor:
+    """Return the regular threshold nearest to x, in ``work``, and its number in ``target``."""
     line, first = bound.rounded.threshold_line, bound.rounded.thresholds[0]
     assert line is not None
-    torch.sub(x, first - 0.5 * line.unit, out=target)
-    target.mul_(1 / line.unit).floor_().clamp_(0, bound.count - 1)
-    target.add_(torch.ge(x, line.evaluate(target, out=work), out=work))
+    torch.sub(x, (first - 0.5 * line.unit) * quanta, out=target)
+    target.mul_(1 / (line.unit * quanta)).floor_().clamp_(0, bound.count - 1)
+    return _evaluate(line, target, work, quanta)
 
 
-def _blockwise(kernel: Kernel, compute: torch.dtype, x: Tensor, *others: Tensor) -> Tensor:
-    """Return the kernel's results over corresponding flat blocks, in the memory layout of x."""
+def _evaluate(line: Line, index: Tensor, out: Tensor, quanta: Scalar) -> Tensor:
+    """Write the value of each n in ``index`` to ``out``, times the quanta of channels."""
+    line.evaluate(index, out=out)
+    return out.mul_(quanta) if isinstance(quanta, Tensor) else out
+
+
+def _memory_order(x: Tensor) -> list[int] | None:
+    """Return the dimensions of x from the outermost in memory, or None if elements have gaps."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
-    if not x.permute(order).is_contiguous():
+    return order if x.permute(order).is_contiguous() else None
+
+
+def _blockwise(
+    kernel: Kernel, compute: torch.dtype, x: Tensor, *others: Tensor, columns: Sequence[Tensor] = ()
+) -> Tensor:
+    """Return the kernel's results over corresponding blocks, in the memory layout of x: flat ones,
+    or rows of the channels that the columns have."""
+    order = _memory_order(x)
+    if order is None:
         x, order = x.contiguous(), list(range(x.dim()))
     result = torch.empty_like(x)
-    flat = [tensor.permute(order).reshape(-1) for tensor in (result, x, *others)]
-    size = block_size()
-    for start in range(0, x.numel(), size):
-        target, *blocks = (tensor[start : start + size] for tensor in flat)
+    shape = (len(columns[0]), -1) if columns else (-1,)
+    flat = [tensor.permute(order).reshape(shape) for tensor in (result, x, *others)]
+    size = block_size() // (x[0].numel() if columns else 1)
+    for start in range(0, len(flat[0]), size):
+        target, *blocks = (tensor[start : start + size] for tensor in (*flat, *columns))
         if target.dtype == compute:
             kernel(target, *blocks)
         else:
