@@ -28,7 +28,7 @@ VERBS: dict[str, str] = {
 }
 
 EXTRA = ("rich", "matplotlib", "sklearn", "scipy", "safetensors", "filelock")
-"""Packages of ``pip install 'softstair[cli]'``, which only the command needs."""
+"""Packages of ``pip install '.[cli]'``, which only the command needs."""
 HELP = """\
 usage: softstair VERB [FLAGS]
 
@@ -99,7 +99,7 @@ def _run(verb: str, words: list[str]) -> int:
             raise
         return _fail(
             f"softstair {verb}: the command needs the package {missing}, which is not installed: "
-            "run pip install 'softstair[cli]'."
+            "run pip install '.[cli]' in the clone of softstair."
         )
     from softstair.cli._args import parse
 

@@ -37,7 +37,7 @@ def test_long_values_are_cut_in_messages():
 
 
 def test_missing_extra_says_what_to_install():
-    with pytest.raises(MissingExtraError, match=r"softstair\[onnx\]") as raised:
+    with pytest.raises(MissingExtraError, match=r"'\.\[onnx\]' in the clone") as raised:
         import_extra("no_such_package.part", "onnx")
     assert raised.value.name == "no_such_package"
     assert isinstance(raised.value, ModuleNotFoundError)

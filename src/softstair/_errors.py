@@ -33,7 +33,7 @@ def import_extra(name: str, extra: str = "cli") -> ModuleType:
             raise
         raise MissingExtraError(
             f"this needs the package {package}, which is not installed: run pip install "
-            f"'softstair[{extra}]'.",
+            f"'.[{extra}]' in the clone of softstair.",
             name=package,
         ) from None
 

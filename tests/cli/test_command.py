@@ -137,7 +137,7 @@ def test_packages_are_imported_when_needed_and_a_missing_one_names_the_extra() -
         "from softstair.cli import main; sys.exit(main(['check']))"
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "rich, which is not installed: run pip install 'softstair[cli]'." in done.stderr
+    assert "rich, which is not installed: run pip install '.[cli]' in the clone" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -374,9 +374,9 @@ def test_missing_packages_and_unwritable_tables_are_errors_before_the_work(
     for name in ("pyarrow", "pyarrow.parquet", "ray"):
         monkeypatch.setitem(sys.modules, name, None)
     error = run.rejected("grid", "mine.toml", "--table", "x.parquet")
-    assert "pip install 'softstair[tables]'" in error
+    assert "pip install '.[tables]'" in error
     error = run.rejected("grid", "mine.toml", "--engine", "ray")
-    assert "pip install 'softstair[ray]'" in error
+    assert "pip install '.[ray]'" in error
 
 
 # Where each unit stands

@@ -473,4 +473,4 @@ def test_events_are_the_metrics_also_after_a_resume(
 def test_missing_tensorboard_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     error = run.rejected("train", *SHORT, "--tensorboard", "--out", "x")
-    assert "pip install 'softstair[tensorboard]'" in error
+    assert "pip install '.[tensorboard]'" in error

@@ -244,5 +244,5 @@ def test_sums_that_are_not_exact_raise_and_name_the_layer() -> None:
 
 def test_missing_onnx_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softstair\[onnx\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[onnx\]'"):
         export.model(random_network(0).network())

@@ -269,7 +269,7 @@ def test_without_pyarrow_it_says_what_to_install(
         lambda: write(load(store), tmp_path / "new.parquet"),
         lambda: load(tmp_path / "table.parquet"),
     ):
-        with pytest.raises(ImportError, match=r"pip install 'softstair\[tables\]'"):
+        with pytest.raises(ImportError, match=r"pip install '\.\[tables\]'"):
             act()
     assert [path.name for path in tmp_path.iterdir()] == ["table.parquet"]
 

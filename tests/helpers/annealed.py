@@ -69,7 +69,7 @@ def check_missing(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> N
     """Assert that an integration names the extra to install where its package is missing."""
     monkeypatch.delitem(sys.modules, f"softstair.integrations.{name}")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"pip install 'softstair\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install '\.\[{name}\]'"):
         importlib.import_module(f"softstair.integrations.{name}")
 
 

@@ -328,8 +328,8 @@ def _machine_problem(task: dict[str, Any]) -> str:
         import softstair
     except ModuleNotFoundError as error:
         return (
-            f"{error.name} is not installed on {here} for {sys.executable}: install "
-            "softstair[cli,ray] on every machine of the cluster."
+            f"{error.name} is not installed on {here} for {sys.executable}: run pip "
+            "install '.[cli,ray]' in a clone of softstair on every machine of the cluster."
         )
     installed = {"softstair": softstair.__version__, "torch": str(torch.__version__)}
     for name, wanted in task["versions"].items():

@@ -1,4 +1,4 @@
-"""The annealer as a Lightning callback; needs ``pip install 'softstair[lightning]'``."""
+"""The annealer as a Lightning callback; needs ``pip install '.[lightning]'``."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise ImportError(
-        "softstair.integrations.lightning needs Lightning: pip install 'softstair[lightning]'."
+        "softstair.integrations.lightning needs Lightning: run pip install '.[lightning]' in the "
+        "clone of softstair."
     ) from error
 
 from softstair.integrations import CallbackArguments

@@ -1,4 +1,4 @@
-"""The annealer as a callback of Hugging Face's Trainer; ``pip install softstair[transformers]``."""
+"""The annealer as a callback of Hugging Face's Trainer; ``pip install '.[transformers]'``."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "softstair.integrations.transformers needs Transformers and Accelerate: "
-        "pip install 'softstair[transformers]'."
+        "run pip install '.[transformers]' in the clone of softstair."
     ) from error
 
 from softstair.integrations import CallbackArguments

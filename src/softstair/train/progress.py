@@ -112,7 +112,7 @@ def _position(state: State) -> Event:
 class TensorBoardEvents:
     """A watcher that writes the metrics of each epoch for TensorBoard.
 
-    It needs the package tensorboard: ``pip install 'softstair[tensorboard]'``.
+    It needs the package tensorboard: ``pip install '.[tensorboard]'``.
     """
 
     def __init__(self, folder: Path) -> None:
