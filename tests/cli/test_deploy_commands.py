@@ -356,12 +356,15 @@ def test_errors(run: Run) -> None:
     train(recipe, "mean", dataset=not_integer, device="cpu")
     packed = pack(Path("mean"), not_integer, Path("mean.safetensors"))
     Path("empty").mkdir()
+    Path("folds").mkdir()
+    Path("folds/fold-0").symlink_to(Path("float").absolute())
     Path("junk").write_bytes(b"\0" * 100)
     for words, message in (
         (f"verify {packed}", "--integer-input"),
         (f"export {packed}", "--integer-input"),
         ("export float", "float"),
-        ("export empty", "holds no run"),
+        ("export empty", "holds no run: give a run directory."),
+        ("verify folds", "such as 'folds/fold-0'"),
         ("export junk", "junk"),
         ("export nowhere", "nowhere"),
         ("verify", "RUN is missing"),

@@ -136,7 +136,9 @@ def trained_run(run: Path, data_dir: Path | str, own: Own) -> Trained:
     """Return the network of a finished run, float or quantised; code of ``own`` alone is called."""
     recipe = recipe_of(run)
     if recipe is None:
-        raise RunError(f"{str(run)!r} holds no run: give a run directory, such as fold-0.")
+        inner = min([*run.glob("*/config.json"), *run.glob("*/*/config.json")], default=None)
+        example = f", such as {str(inner.parent)!r}" if inner else ""
+        raise RunError(f"{str(run)!r} holds no run: give a run directory{example}.")
     if summary_of(run) is None:
         raise RunError(
             f"the run in {str(run)!r} is not finished: finish it with softstair train `resume`."
