@@ -225,6 +225,7 @@ def test_another_recipe_is_refused(name: str, value: Any, out: Path, run: comman
     values = value if isinstance(value, tuple) else [str(value)]
     text = run.rejected("train", f"--{name}", *values, "--resume", "--out", out)
     assert f"use the same --{name} and the same preset" in text
+    assert ("give --extend" in text) == (name == "epochs")
     assert files(out) == before
 
 

@@ -205,7 +205,8 @@ class Command:
         for recipe, path in self._runs(out):
             begun = records.recipe_of(path) if self.resume else None
             if begun is not None and records.summary_of(path) is not None:
-                records.check_same_recipe(recipe, begun, path, self.extend)
+                with self._naming_extend(recipe, path):
+                    records.check_same_recipe(recipe, begun, path, self.extend)
                 if begun == recipe:
                     continue
             yield recipe, path
@@ -221,8 +222,21 @@ class Command:
             if self.tensorboard and team.is_rank_zero:
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))
             settings = {**self._settings(), "watchers": watchers, "loading": sender.loading}
-            train(recipe, out, team=team, **settings)
+            with self._naming_extend(recipe, out):
+                train(recipe, out, team=team, **settings)
         progress.show(label, {"kind": "done"})
+
+    @contextlib.contextmanager
+    def _naming_extend(self, recipe: Recipe, path: Path) -> Iterator[None]:
+        """Add to the error that a run was begun with fewer epochs how it is trained longer."""
+        try:
+            yield
+        except records.RunError as error:
+            begun = None if self.extend or error.field != "epochs" else records.recipe_of(path)
+            if begun is None or not _extends(recipe, begun):
+                raise
+            hint = "To train this run longer, give --extend instead of --resume."
+            raise records.RunError(f"{error} {hint}", field=error.field) from None
 
     def _settings(self) -> dict[str, Any]:
         names = ("device", "resume", "extend", "threads")
@@ -282,6 +296,14 @@ def _begun(given: Mapping[str, Any]) -> Recipe | None:
     recipes = (records.recipe_of(path) for path in sorted(out.glob("fold-*")) if path.is_dir())
     recipe = next(filter(None, recipes), None)
     return recipe and replace(recipe, fold=0)
+
+
+def _extends(recipe: Recipe, begun: Recipe) -> bool:
+    """Whether a run that was begun can be extended to this recipe."""
+    try:
+        return records.extended(begun, recipe.epochs) == recipe
+    except records.RunError:
+        return False
 
 
 def _check_begun(out: Path) -> None:
