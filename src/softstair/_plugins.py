@@ -7,9 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from softstair import _check
 from softstair._errors import SoftstairError, first_line
 
 KINDS = {
@@ -104,9 +106,10 @@ def _import(path: str, role: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{path}.".startswith(f"{missing}."):
+            end = _check.ending(missing, [file.stem for file in Path.cwd().glob("*.py")])
             raise SoftstairError(
                 f"{role} must be in a module that can be imported, but there is no {missing!r} in "
-                f"the current directory or among what is installed, for {path!r}.",
+                f"the current directory or among what is installed, for {path!r}{end}",
                 field=role,
             ) from None
         raise SoftstairError(

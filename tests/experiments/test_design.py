@@ -366,6 +366,12 @@ def test_a_path_that_holds_no_design(tmp_path: Path) -> None:
     for path, match in (("no.toml", "existing TOML"), (".", "directory"), ("x" * 300, "too long")):
         with pytest.raises(ValueError, match=match):
             read_design(tmp_path / path)
+    put(tmp_path, "", "mygrid.toml")
+    for path in ("mygrid", "mygrd.toml"):
+        with pytest.raises(ValueError, match=r"was given; did you mean 'mygrid\.toml'\?"):
+            read_design(tmp_path / path)
+    with pytest.raises(ValueError, match=r"other\.toml' was given\.$"):
+        read_design(tmp_path / "other.toml")
 
 
 def test_more_configurations_than_anybody_means(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from softstair import noise as noises
-from softstair._check import choice, ending, invalid, shortened, wrong
+from softstair._check import choice, ending, invalid, shortened, suggestion, wrong
 from softstair._errors import SoftstairError
 from softstair.experiments.tables import Fold
 from softstair.schedule import INTERVALS, POWERS
@@ -237,7 +237,10 @@ def read_design(path: Path | str) -> Design:
         return parse(tomllib.loads(data.decode("utf-8")), path.stem)
     except FileNotFoundError:
         allowed = f"one of {', '.join(DESIGNS)}, or an existing TOML file"
-        end = ending(str(path), DESIGNS)
+        files = [file.name for file in path.parent.glob("*.toml")]
+        word = path.name if path.suffix else f"{path.name}.toml"
+        hint = suggestion(path, DESIGNS) or suggestion(word, files)
+        end = f"; {hint}" if hint else "."
         message = f"a design must be {allowed}, but {str(path)!r} was given{end}"
         raise SoftstairError(message, field="design") from None
     except (OSError, ValueError, RecursionError) as error:
