@@ -74,6 +74,7 @@ def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> N
     page = tmp_path / "page.html"
     page.write_text("before")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "grid.toml").write_text("")
     (tmp_path / "bad.csv").write_text("configuration,epoch\na,0\n")
     config = tmp_path / "damaged" / "a" / "fold-0" / "config.json"
     config.parent.mkdir(parents=True)
@@ -82,6 +83,7 @@ def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> N
         ("-o page.html", "DIR is missing"),
         ("nowhere -o page.html", "does not exist"),
         ("empty -o page.html", "must hold run directories"),
+        ("grid.toml -o page.html", "but it is neither a folder nor such a table"),
         ("damaged -o page.html", "recipe"),
         ("bad.csv -o page.html", "bad.csv"),
         ("grid.csv grid.csv -o page.html", "twice"),

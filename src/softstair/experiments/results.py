@@ -86,10 +86,13 @@ def located(path: Path, passed_over: list[Path] | None = None) -> list[tuple[Tra
         raise foreign
     if units := [(unit, run) for run in find(path) if (unit := read(run, path))]:
         return units
+    if path.is_file():
+        problem = "it is neither a folder nor such a table."
+    else:
+        problem = "none has an epoch." if path.exists() else "it does not exist."
     raise RunError(
         f"{str(path)!r} must hold run directories of softstair train or grid, or be a table of "
-        "them (.csv, .csv.gz, .parquet), but "
-        + ("none has an epoch." if path.exists() else "it does not exist.")
+        f"them (.csv, .csv.gz, .parquet), but {problem}"
     )
 
 
