@@ -211,8 +211,8 @@ def check_field(name: str) -> None:
         )
     if name not in FIELDS:
         raise SoftstairError(
-            f"a degree of freedom must be one of {', '.join(FREEDOMS)}, or another field of a "
-            f"recipe, but {name!r} was given{ending(name, FIELDS)}",
+            f"a field must be one of {', '.join(FREEDOMS)}, or another field of a recipe, but "
+            f"{name!r} was given{ending(name, FIELDS)}",
             field=name,
         )
 
