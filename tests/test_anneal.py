@@ -287,7 +287,8 @@ def test_a_schedule_that_gives_nonsense(noise):
         ({"steps": -1}, "steps"),
         ({"steps_per_unit": 3}, "steps_per_unit"),
         ({"update": "epoch"}, "update"),
-        ({"schedule": ss.Schedule(5, 2).to_json()}, "schedule"),
+        ({"schedule": ss.Schedule(5, 2).to_json()}, "schedule must have layers=5, .* has layers=3"),
+        ({"schedule": None}, "schedule must be None"),
     ],
 )
 def test_a_state_that_does_not_fit(change, field):
@@ -304,7 +305,7 @@ def test_states_of_versions_whose_schedules_have_no_start():
     state = annealer.state_dict()
     del state["schedule"]["start"]
     ss.Annealer(network(), ss.Schedule(3, 2), steps_per_unit=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="schedule"):
+    with pytest.raises(ValueError, match=r"schedule must have start=0\.0, .* but has start=1\.$"):
         ss.Annealer(network(), ss.Schedule(3, 2, start=1), 2).load_state_dict(state)
 
 

@@ -6,7 +6,7 @@ they are frozen, so that optimisers with momentum, and DDP, do what they would h
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -215,14 +215,24 @@ class Annealer:
         if isinstance(state["schedule"], Mapping):  # older ones have no start
             state = {**state, "schedule": {"start": 0.0, **state["schedule"]}}
         for name in ("schedule", "steps_per_unit", "update", "freeze"):
-            if state[name] != own[name]:
-                raise _check.invalid(
-                    name, f"must be {state[name]!r}, as in the saved state, but is {own[name]!r}"
-                )
+            saved, current = state[name], own[name]
+            if saved == current:
+                continue
+            if isinstance(saved, Mapping) and isinstance(current, Mapping):
+                names = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
+                saved, current = (_listed(each, names) for each in (saved, current))
+                problem = f"must have {saved}, as in the saved state, but has {current}"
+            else:
+                problem = f"must be {saved!r}, as in the saved state, but is {current!r}"
+            raise _check.invalid(name, problem)
         self.steps = _check.integer("steps", state["steps"], 0)
         self._noise = [None] * self.layers
         if self.steps:
             self._set(self._time(self.steps - 1))
+
+
+def _listed(values: Mapping[str, Any], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={_check.shortened(values.get(name))}" for name in names)
 
 
 def _allow_recompilations(layers: int) -> None:
