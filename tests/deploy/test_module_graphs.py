@@ -243,6 +243,14 @@ def test_convolution_over_matrices_raises() -> None:
         integerise(quantised(model), (3, 4), ZERO, SCALE)
 
 
+def test_features_of_another_shape_raise() -> None:
+    code = lambda m, x: m.last(m.b(m.s(m.a(x)).flatten(2)).flatten(1))
+    layers = {"a": nn.Conv2d(2, 3, 1), "b": nn.Conv1d(3, 2, 1), "last": nn.Linear(40, 4)}
+    net = quantised(Code(code, **layers, s=nn.ReLU()))
+    with pytest.raises(ExportError, match=r"'b': .* reshaped to \(3, 20\).* kernels \(1, k\)\.$"):
+        integerise(net, SHAPE, ZERO, SCALE)
+
+
 def two_branches() -> nn.Module:
     """Two quantised branches and a stair on their sum."""
 

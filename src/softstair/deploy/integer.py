@@ -231,7 +231,11 @@ class GraphConversion:
         if operator.name in RESHAPES and len(features) == 1:
             return self._reshape(name, node, features[0])
         for shape in (x.shape for x in features if isinstance(x, Reshaped) and operator.exports):
-            raise ExportError.of(name, f"its input was reshaped to {shape}", "Flatten it")
+            advice = (
+                "Only one vector per example, or the shape before, is exported: flatten it; for "
+                "sequences, use Conv2d with kernels (1, k)"
+            )
+            raise ExportError.of(name, f"its input was reshaped to {shape}", advice)
         if any(isinstance(x, Reshaped) for x in features):
             raise self.refusal(node, function)
         if operator.name == "cat" and features == inputs:
