@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import networks
 import softstair as ss
+from softstair._errors import SoftstairError
 from softstair.convert.sites import set_input_units, tied_stairs
 
 pytestmark = pytest.mark.quick
@@ -249,6 +250,31 @@ def test_a_wrong_argument_is_named(loader, settings, field):
         ss.calibrate(ss.quantise(networks.mlp(6, 8, 8, 3), "int4"), loader, **settings)
 
 
+@pytest.mark.parametrize("function", [ss.calibrate, ss.refresh_statistics])
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        (torch.zeros(8, 6, dtype=torch.uint8), r"torch\.uint8 of shape \(8, 6\) it raised Runtime"),
+        (torch.zeros(8, 5), r"torch\.float32 of shape \(8, 5\) it raised RuntimeError: mat1"),
+    ],
+)
+def test_a_batch_that_the_network_does_not_take_is_named(function, batch, reason):
+    net = normed()[0]
+    with pytest.raises(SoftstairError, match=f"batches of loader must be .*{reason}") as caught:
+        function(net, [batch])
+    assert caught.value.field == "loader"
+
+
+def test_out_of_memory_is_no_wrong_batch():
+    def forward(x):
+        raise torch.OutOfMemoryError("out of memory")
+
+    net, batches = normed()
+    net[0].forward = forward
+    with pytest.raises(torch.OutOfMemoryError):
+        ss.refresh_statistics(net, batches)
+
+
 def test_a_float_network_is_refused():
     with pytest.raises(ValueError, match="net must be"):
         ss.calibrate(networks.mlp(6, 8, 8, 3), [torch.zeros(2, 6)])
@@ -260,7 +286,9 @@ def test_a_batch_that_does_not_fit_leaves_the_network_as_it_was() -> None:
     before = copy.deepcopy(net.state_dict())
     layers = [layer for layer in net.modules() if isinstance(layer, ss.nn.StairLayer)]
     fits = [layer.weight_stair.fit for layer in layers]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(
+        SoftstairError, match=r"loader must be .*float32 of shape \(16, 5\) it raised"
+    ):
         ss.calibrate(net, [torch.randn(16, 6), torch.randn(16, 5)])
     after = net.state_dict()
     for name, value in before.items():

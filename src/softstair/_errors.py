@@ -4,6 +4,8 @@ import importlib
 import warnings
 from types import ModuleType
 
+import torch
+
 _WARNED: set[str] = set()
 
 
@@ -48,6 +50,13 @@ def first_line(error: BaseException, limit: int = 200) -> str:
     """
     text = str(error).strip()
     return text.splitlines()[0].rstrip(". ")[:limit] if text else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator failed; on a CPU only the message says so."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(text in str(error) for text in ("not enough memory", "allocate memory"))
 
 
 def deprecated(old: str, new: str, removed_in: str) -> None:

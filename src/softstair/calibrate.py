@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check
-from softstair._errors import SoftstairError
+from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
@@ -262,7 +262,7 @@ def _observe(
         for layer in read:
             hooks.enter_context(layer.register_forward_pre_hook(see))
         for number, (arguments, keywords) in enumerate(inputs, 1):
-            net(*arguments, **keywords)
+            _forward(net, arguments, keywords)
             if progress is not None:
                 progress(number, len(inputs))
     return {module: torch.cat(parts) for module, parts in observed.items()}
@@ -350,7 +350,7 @@ def average_statistics(
                     norm.reset_running_stats()
                     norm.momentum = None  # all batches have the same weight
                 is_empty = False
-                net(*arguments, **keywords)
+                _forward(net, arguments, keywords)
     finally:
         for norm, (momentum, tracked) in zip(norms, before, strict=True):
             norm.momentum = momentum
@@ -358,6 +358,22 @@ def average_statistics(
                 norm.get_buffer("num_batches_tracked").copy_(tracked)
     if is_empty:
         raise SoftstairError("`loader` must give at least one batch, but it gave none.")
+
+
+def _forward(net: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Any]) -> None:
+    """Run a batch; raise SoftstairError if the network does not take it."""
+    try:
+        net(*arguments, **keywords)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, SoftstairError) or is_out_of_memory(error):
+            raise
+        tensors = [*arguments, *keywords.values()]
+        given = ", ".join(f"{x.dtype} of shape {tuple(x.shape)}" for x in tensors)
+        raise SoftstairError(
+            "the batches of loader must be inputs of the network, normalised and with the batch "
+            f"axis first, but for {given} it raised {type(error).__name__}: {first_line(error)}.",
+            field="loader",
+        ) from error
 
 
 def batch_arguments(net: nn.Module, batch: Any, device: torch.device) -> Arguments:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softstair import _check, kernels
-from softstair._errors import SoftstairError, first_line
+from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair.anneal import Annealer
 from softstair.kernels import triton
 from softstair.train.recipe import Recipe
@@ -197,13 +197,6 @@ def memory_errors(message: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise SoftstairError(message, field="batch") from None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator failed; on a CPU only the message says so."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(text in str(error) for text in ("not enough memory", "allocate memory"))
 
 
 @contextlib.contextmanager
