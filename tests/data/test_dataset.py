@@ -108,7 +108,7 @@ def test_digits_are_those_of_scikit_learn(moved, monkeypatch):
 def test_a_missing_scikit_learn_names_the_extra(monkeypatch):
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"sklearn.*softstair\[cli\]"):
+    with pytest.raises(MissingExtraError, match=r"sklearn.*\[cli\]"):
         inspect.unwrap(data._digits)()
 
 

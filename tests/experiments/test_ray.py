@@ -482,5 +482,5 @@ def test_invalid_addresses(address: str) -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"softstair\[ray\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"\[ray\]"):
         ray_engine.run([Unit("u", RECIPE)], tmp_path, lambda *_: None)
