@@ -173,7 +173,7 @@ def test_folds_of_a_design_stay_unless_it_names_none(design: str, run: Run) -> N
         ("--epochs 2 --set epochs=3", ["--epochs and --set epochs exclude each other"]),
         ("--set folds=1000000000", ["at most 10,000", "1000000000", "--folds"]),
         ("--set fold=3", ["--folds"]),
-        ("--set mdoel=vgg8", ["grid: a degree of freedom must be", "did you mean 'model'?"]),
+        ("--set mdoel=vgg8", ["grid: a field must be", "did you mean 'model'?"]),
         ("--set noise=uniform", ["noise", "--where"]),
         ("--bits int9", ["--bits must be float, ternary"]),
         ("--bits int4 int4", ["two configurations have the same name", "bits=int4"]),
