@@ -731,12 +731,10 @@ def test_what_each_forward_gains_by_partition_follows_from_the_tables() -> None:
     levels = [f"{mean([unit.curve[-1] for unit in side]):.1f} %" for side in speech]
     assert f"static noise then has {levels[0]} and partition {levels[1]} (two folds)" in page
     triangular = next(u for u in longest("svhn") if u.name == "triangular-random-static")
-    levels = [triangular.curve[-1], other["partition, random"][0].curve[-1]]
+    own = other["partition, random"][0].curve[-1]
     assert (
-        "triangular noise has {:.2f} % on fold 0, and partition with uniform noise {:.2f}".format(
-            *levels
-        )
-        in page
+        f"triangular noise has {triangular.curve[-1]:.2f} % on fold 0, and partition with uniform "
+        f"noise {own:.2f} %" in page
     )
 
 
@@ -833,13 +831,11 @@ def test_figures_on_svhn_in_the_text_follow_from_the_tables() -> None:
     order = [units["uniform-{}-static".format("mode")].curve[-1]]
     order += [level("mode", name) for name in INTERVALS]
     assert sorted(order, reverse=True) == order
-    both = [
-        mean(
-            [level(one, "same_start", power) - level(one, "overlapped", power) for power in POWERS]
-        )
+    gaps = [
+        sum(level(one, "same_start", law) - level(one, "overlapped", law) for law in POWERS) / 2
         for one in FORWARDS
     ]
-    assert "({:.2f}, {:.2f} and {:.2f} points with".format(*both).replace("-", "−") in text
+    assert "({:.2f}, {:.2f} and {:.2f} points with".format(*gaps).replace("-", "−") in text
     order = [level("expectation", name) for name in INTERVALS]
     assert sorted(order, reverse=True) == order
     assert level("expectation", "overlapped", "progressive") > level(
