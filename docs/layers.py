@@ -1,4 +1,4 @@
-"""Writes the table of docs/layers.md from the operator table.
+"""Writes the tables of docs/layers.md from the operator table.
 
 python docs/layers.py
 """
@@ -9,10 +9,12 @@ from pathlib import Path
 from parts import put
 
 from softstair.convert.ops import OPERATORS, RESHAPES, Effect, Operator
+from softstair.deploy.builder import never_decreases
 
 PAGE = Path(__file__).parent / "layers.md"
 HEADS = "layer or function", "`quantise`", "fused", "integers", "ONNX", "QONNX", "C", "remarks"
-QUANTISE = {Effect.WEIGHTS: "quantises the weights", Effect.ACTIVATION: "puts a stair in its place"}
+QUANTISE = {Effect.WEIGHTS: "quantises the weights"}
+ACTIVATION_HEADS = "activation", "intN, uintN by name", "other stairs", "a kept one exports"
 
 
 def _names(row: Operator) -> list[str]:
@@ -37,15 +39,29 @@ def _facts(row: Operator) -> tuple[str, ...]:
 def table() -> str:
     """Return a line for each group of neighbouring rows with the same facts."""
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-    for facts, rows in groupby(OPERATORS, _facts):
+    others = [row for row in OPERATORS if row.effect is not Effect.ACTIVATION]
+    for facts, rows in groupby(others, _facts):
         names = ", ".join(name for row in rows for name in _names(row))
         lines.append(f"| {names} | {' | '.join(facts)} |")
     return "\n".join(lines)
 
 
+def activations() -> str:
+    """Return a line for each activation."""
+    lines = [f"| {' | '.join(ACTIVATION_HEADS)} |", "|---" * len(ACTIVATION_HEADS) + "|"]
+    for row in [row for row in OPERATORS if row.effect is Effect.ACTIVATION]:
+        (kind,) = row.modules
+        kept = "the stair takes its place" if row.name == "relu" else "kept, then a stair"
+        other = "float" if row.is_gate else "the stair takes its place"
+        exports = "yes" if never_decreases(kind()) else "no"
+        name = "`, `".join((kind.__name__, f"{row.name}()"))
+        lines.append(f"| `{name}` | {kept} | {other} | {exports} |")
+    return "\n".join(lines)
+
+
 def rewritten(page: str) -> str:
-    """The page with its table as it is now."""
-    return put({"table": table()}, page)
+    """The page with its tables as they are now."""
+    return put({"table": table(), "activations": activations()}, page)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from softstair import _check, kernels, noise as noises
 from softstair._errors import SoftstairError
-from softstair.fit import fit_quantum
+from softstair.fit import fit_quantum, shifted
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, apply, regularise
@@ -232,10 +232,6 @@ class StairModule(nn.Module):
         """Load noise and stair, which a checkpoint of the float network does not have."""
         if not any(key.rpartition(".")[2] == "std" for key in state_dict):
             return
-        for child in self._modules:  # the later calls, which older checkpoints do not tell apart
-            if f"{prefix}{child}.std" not in state_dict:
-                stored = [key for key in self._buffers if f"{prefix}{key}" in state_dict]
-                state_dict |= {f"{prefix}{child}.{k}": state_dict[f"{prefix}{k}"] for k in stored}
         *_, missing, _, errors = args
         key, own = f"{prefix}{EXTRA_STATE}", self.quantum.clone()
         quantum, ratio = f"{prefix}quantum", f"{prefix}log_ratio"
@@ -277,12 +273,49 @@ def learned_quantum(quantum: Tensor, log_ratio: Tensor) -> Tensor:
 
 
 class StairActivation(StairModule):
-    """The quantised features of a layer: a stair instead of an activation function.
+    """The quantised features of a layer: a stair instead of an activation function, or after one.
 
     >>> activation = StairActivation(Stair.ternary(), "uniform").eval()
     >>> activation(torch.tensor([-0.7, 0.2, 0.9]))
     tensor([-1.,  0.,  1.])
+
+    Attributes:
+        function: The activation function that is kept before the stair; None if there is none.
+        follows_range: Whether calibration chooses the lowest level too.
     """
+
+    function: nn.Module | None
+    follows_range = False
+
+    def __init__(
+        self, stair: Stair, *arguments: Any, function: nn.Module | None = None, **settings: Any
+    ) -> None:
+        super().__init__(stair, *arguments, **settings)
+        self.function = function
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.function is None or isinstance(input, fx.Proxy):
+            return super().forward(input)
+        return super().forward(self.function(input))
+
+    def begin(self, lowest: int) -> None:
+        """Let the levels begin at so many quanta."""
+        self._set_stair(shifted(self.stair, lowest))
+        self.unit_stair = self.stair.with_quantum(1.0)
+
+    def _take_stair(self, stair: Stair) -> None:
+        if self.follows_range and stair.integers is not None:
+            self.begin(stair.integers[0])
+        super()._take_stair(stair)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take the parameters of the kept function by the names that a float network has."""
+        calls = [(n, m) for n, m in self.named_modules() if isinstance(m, StairActivation)]
+        for name in () if self.function is None else self.function.state_dict():
+            if (value := state_dict.pop(f"{prefix}{name}", None)) is not None:
+                for call in (f"{n}." if n else "" for n, m in calls if m.function is not None):
+                    state_dict[f"{prefix}{call}function.{name}"] = value
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class StairWeight(StairModule):

@@ -19,7 +19,7 @@ from softstair._errors import SoftstairError, first_line, is_out_of_memory
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
-from softstair.fit import fit_quantum
+from softstair.fit import SHARES, fit_quantum, fit_range
 from softstair.nn import StairLayer, stair_modules
 from softstair.stair import Quantum, Stair
 
@@ -27,6 +27,7 @@ Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The positional and the named arguments of a forward pass."""
 Method = Literal["mse", "percentile", "sums"]
 PERCENTILE = 99.9
+OUTER_PARTS = (1 - PERCENTILE / 100, PERCENTILE / 100)
 VALUES = 1 << 18
 """Inputs of an activation that its quantum is fitted to, from all batches together."""
 EXAMPLES = 64
@@ -59,8 +60,9 @@ def calibrate(
     ['0.weight_stair', '1', '2.weight_stair']
 
     Weights come first. Then the batches run once with quantised weights and unquantised features:
-    an activation whose lowest level is 0 computes max(x, 0), another x. Activations whose values
-    are added or concatenated share a quantum, so that the network stays exact in integers.
+    an activation that is kept computes itself, a stair in the place of one max(x, 0) if its lowest
+    level is 0, and else x. Activations whose values are added or concatenated share a quantum, so
+    that the network stays exact in integers.
 
     Sums of quantised weights have other means and variances than those of the float network, so
     batch normalisations use the statistics of each batch. At the end the running ones are estimated
@@ -136,7 +138,7 @@ def calibrate_stairs(
             set_input_units(net)
     for group in groups:
         values = [observed[stair] for stair in group if stair in observed]
-        if values and (quantum := _quantum(torch.cat(values), group[0].stair, method)):
+        if values and (quantum := _quantum(torch.cat(values), group, method)):
             readings = [(layer, observed[layer]) for layer in read if read[layer] & set(group)]
             quantum = _best_for_sums(quantum, group[0].stair, readings)
             for stair in group:
@@ -182,7 +184,7 @@ def _distance(a: Sequence[Tensor], b: Sequence[Tensor], eps: float) -> float:
 
 @contextmanager
 def _unquantised(net: nn.Module) -> Iterator[None]:
-    """Compute without stairs; an activation whose lowest level is 0 is a ReLU."""
+    """Compute without stairs; one in the place of an activation, from level 0 on, is a ReLU."""
     stairs = [stair for _, stair in stair_modules(net) if isinstance(stair, StairActivation)]
     layers = [layer for layer in net.modules() if isinstance(layer, StairLayer)]
     total = lambda own, x, named, _: own._sum(*x, *named.values(), own.weight, own.bias)
@@ -195,12 +197,29 @@ def _unquantised(net: nn.Module) -> Iterator[None]:
 
 
 def _activate(stair: Any, arguments: tuple[Tensor, ...], _: Tensor) -> Tensor:
-    """Return what a stair quantises: max(x, 0) if its lowest level is 0."""
-    return arguments[0].relu() if stair.stair.levels[0] >= 0 else arguments[0]
+    """Return what a stair quantises: of x, max(x, 0) if its lowest level is 0."""
+    if stair.function is not None:
+        return stair.function(*arguments)
+    is_relu = stair.stair.levels[0] >= 0 and not stair.follows_range
+    return arguments[0].relu() if is_relu else arguments[0]
 
 
-def _quantum(values: Tensor, stair: Stair, method: Method) -> float | None:
-    """Return the quantum for the inputs of a stair; None if all are at its lowest level, 0."""
+def _quantum(values: Tensor, group: Sequence[StairActivation], method: Method) -> float | None:
+    """Return the quantum for the inputs of stairs; None if all are at the lowest level, 0.
+
+    Stairs that follow the range begin at its least value.
+    """
+    stair = group[0].stair
+    if following := [each for each in group if each.follows_range]:
+        if method == "percentile":
+            ranks = [min(max(round(part * len(values)), 1), len(values)) for part in OUTER_PARTS]
+            values = values.clamp(*(values.kthvalue(rank).values for rank in ranks))
+        fitted = fit_range(values, len(stair), (1.0,) if method == "percentile" else SHARES)
+        if fitted is None:
+            return None
+        for each in following:
+            each.begin(fitted[1])
+        return fitted[0]
     if stair.levels[0] >= 0:
         values = values[values > 0]
     if not len(values) or not values.any():
@@ -240,14 +259,14 @@ def _observe(
     observed: dict[nn.Module, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(0)
 
-    def activate(stair: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x, count = arguments[0], max(VALUES // len(inputs), 1)
-        values = x.flatten()
+    def activate(stair: StairActivation, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        y, count = _activate(stair, arguments, output), max(VALUES // len(inputs), 1)
+        values = y.flatten()
         if len(values) > count:
             chosen = torch.randint(len(values), (count,), generator=generator)
-            values = values[chosen.to(x.device)]
+            values = values[chosen.to(y.device)]
         observed.setdefault(stair, []).append(values.float())
-        return _activate(stair, arguments, output)
+        return y
 
     def see(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         examples = arguments[0][: max(EXAMPLES // len(inputs), 1)]

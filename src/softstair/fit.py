@@ -1,5 +1,8 @@
 """The quantum of a stair that fits given values best."""
 
+from collections.abc import Sequence
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -51,6 +54,48 @@ def fit_quantum(weight: Tensor, stair: Stair, per_channel: bool = False) -> Stai
     # Rounded to float32, in which it is saved, so that a loaded network is the trained one.
     quanta = quantum.float().double().flatten().tolist()
     return stair.with_quantum(quanta, axis=0) if per_channel else stair.with_quantum(quanta[0])
+
+
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+"""Ends of ranges that are tried, as shares of the least and of the greatest value."""
+SAMPLE = 1 << 14
+
+
+@torch.no_grad()
+def fit_range(
+    values: Tensor, levels: int, shares: Sequence[float] = SHARES
+) -> tuple[float, int] | None:
+    """Return the quantum ε, and the lowest of so many levels in quanta, that fit values best.
+
+    The levels zε … (z + levels − 1)·ε hold 0. Returns None if all values are 0.
+
+    >>> quantum, lowest = fit_range(torch.tensor([-1.0, 0.0, 14.0]), levels=16)
+    >>> round(quantum, 2), lowest
+    (1.0, -1)
+    """
+    x = values.flatten()[:: -(-values.numel() // SAMPLE)].double()
+    low, high = float(values.min().clamp(max=0)), float(values.max().clamp(min=0))
+    best = None
+    for a, b in product(shares if low else (1.0,), shares if high else (1.0,)):
+        quantum = (b * high - a * low) / (levels - 1)
+        if quantum > 0:
+            lowest = round(a * low / quantum)
+            error = (x / quantum).round().clamp(lowest, lowest + levels - 1) * quantum - x
+            trial = (float(error.square().sum()), quantum, lowest)
+            best = trial if best is None else min(best, trial)
+    # Rounded to float32, in which it is saved.
+    return None if best is None else (float(torch.tensor(best[1])), best[2])
+
+
+def shifted(stair: Stair, lowest: int) -> Stair:
+    """Return a stair of intN or uintN with the same number of levels, the lowest elsewhere.
+
+    >>> shifted(Stair.linear(2, quantum=0.5), -1).levels
+    (-0.5, 0.0, 0.5, 1.0)
+    """
+    levels = tuple(range(lowest, lowest + len(stair)))
+    unit = Stair(levels, tuple(level - 0.5 for level in levels[1:]))
+    return unit.with_quantum(stair.quantum, stair.axis)
 
 
 def _moments_of_few(rows: Tensor, quanta: Tensor, unit: Stair) -> tuple[Tensor, Tensor]:

@@ -289,7 +289,7 @@ def test_calls_that_were_only_recorded_share_a_stair_and_are_reported():
     model = Code(code, act=nn.ReLU(), c=nn.Linear(8, 8))
     net = ss.quantise(model, TERNARY, TERNARY, example_inputs=torch.randn(2, 6))
     rows = {row.name: row.became for row in ss.report(net).rows}
-    assert rows["act"] == "stair activation, one for 2 calls"
+    assert rows["act"] == "ternary stair instead of ReLU, one for 2 calls"
 
 
 def test_one_call_of_an_activation_may_stay_in_float():

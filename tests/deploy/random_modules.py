@@ -73,7 +73,10 @@ VIEWS: Functions = dict(
     expand_as=lambda x: x.expand_as(x),
     flatten=lambda x: x.flatten(1),
 )
-ACTIVATIONS = [row.modules[0] for row in OPERATORS if row.effect is Effect.ACTIVATION]
+GATES = [row.modules[0] for row in OPERATORS if row.is_gate]
+ACTIVATIONS = [
+    row.modules[0] for row in OPERATORS if row.effect is Effect.ACTIVATION and not row.is_gate
+]
 PASSING = [row.modules[0] for row in OPERATORS if row.passes]
 PROBABILITIES = [row.modules[0] for row in OPERATORS if row.keeps_order]
 FLATTENINGS = [
@@ -246,7 +249,8 @@ class _Builder:
         elif kind == "function":
             y, stair = self.run(F.relu, x), ""
         else:
-            y = self.run(self.rng.choice([nn.ReLU, *ACTIVATIONS])(), x)
+            kinds = [nn.ReLU, *(GATES if self.rng.random() < 0.05 else ACTIVATIONS)]
+            y = self.run(self.rng.choice(kinds)(), x)
             stair = [*self.layers][-1]
         self.stairs[stair] += 1
         if stair and x in self.bias_of:
@@ -498,6 +502,11 @@ def generate(seed: int) -> Generated:
     if rng.random() < 0.15:
         settings |= {"init": "keep", "fit": rng.choice(["layer", "channel"])}
     exact = features != "ternary, 0.3" and b.exact_averages
+    if rng.random() < 0.3:
+        settings = {"weights": rng.choice(["int8", "int4", "ternary/uint8", "int4/int3"])}
+        exact = False
+    elif rng.random() < 0.2:
+        settings["activation"] = "keep"
     _head(b, h, exact)
     model, constructs = Program(b.layers, b.lines), frozenset(b.constructs)
     settings["skip"] = tuple(b.skip)

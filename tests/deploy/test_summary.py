@@ -65,7 +65,7 @@ def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
     assert report.conclusion.startswith("in ternary, with '4' in float: exports exactly")
     assert [row.became for row in report.rows if row.layer is not None] == [
         "stair weights",
-        "stair activation",
+        "ternary stair instead of ReLU",
     ]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     without = ss.report(model)

@@ -40,7 +40,7 @@ def test_an_infinity_that_was_there_from_the_start_is_no_accident(tmp_path: Path
 def test_a_run_says_what_became_of_every_layer(tmp_path: Path) -> None:
     train(SHORT, tmp_path / "stair")
     table = (tmp_path / "stair" / "network.txt").read_text()
-    assert table.count("stair weights") == table.count("stair activation") == 3
+    assert table.count("stair weights") == table.count("ternary stair instead of ReLU") == 3
     train(replace(SHORT, weights="float", features="float"), tmp_path / "float")
     assert "nothing was quantised" in (tmp_path / "float" / "network.txt").read_text()
 

@@ -11,12 +11,14 @@ import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 
 from softstair import _check, noise as noises
-from softstair.convert.bits import StairName, feature_stair, has_names, stairs_of
+from softstair.convert.bits import StairName, feature_stair, has_names, name_of, stairs_of
 from softstair.convert.conversion import (
     ATTRIBUTE,
     Conversion,
@@ -41,7 +43,7 @@ from softstair.convert.sites import (
     set_input_units,
     set_ranks,
 )
-from softstair.fit import fit_quantum
+from softstair.fit import fit_quantum, fit_range
 from softstair.nn import StairActivation, StairLayer, StairWeight
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward
@@ -51,6 +53,8 @@ from softstair.ste import Estimator
 DEEP = 16
 """Number of activations from which a network without shortcuts counts as deep. An extra level was
 measured with 27 activations, where it raises the accuracy, and with 3, where it lowers it."""
+SUMS_TRIED = 4096
+"""Quantiles of a normal distribution to which the first range of a kept activation is fitted."""
 
 
 def quantise(
@@ -67,6 +71,7 @@ def quantise(
     shortcuts: Stair | StairName | None = None,
     extra_levels: int | Literal["auto"] = "auto",
     quanta: Literal["fixed", "learned"] = "fixed",
+    activation: Literal["auto", "keep", "replace"] = "auto",
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
 
@@ -84,9 +89,10 @@ def quantise(
     >>> net = quantise(model, weights=Stair.ternary(), features=Stair.ternary(), skip="3")
 
     Linear layers and convolutions become layers of :mod:`softstair.nn`, and activations, whether
-    modules or functions, become stairs, one for each call. Anything else stays as it is;
-    :func:`softstair.report` gives the reason. Parameters keep their names, so that checkpoints of
-    the float network load.
+    modules or functions, get a stair for each call. Features of intN and uintN by name keep the
+    activation and quantise its result; other stairs take its place (see ``activation``). Anything
+    else stays as it is; :func:`softstair.report` gives the reason. Parameters keep their names, so
+    that checkpoints of the float network load.
 
     The forward pass is rewritten if an activation is a function, or a module that is called several
     times, or if stairs are added (``sums``, ``shortcuts``). Then it calls the innermost modules,
@@ -133,6 +139,9 @@ def quantise(
             start: one of the features of a layer, and one of its weights or of each channel.
             Features that are added or concatenated share one. See
             :meth:`softstair.nn.StairModule.learn_quantum`.
+        activation: ``"keep"`` quantises the result of each activation; ``"replace"`` puts the stair
+            in its place, and leaves gates such as Sigmoid in float; ``"auto"`` keeps it if the
+            features are intN or uintN by name. A ReLU before a stair from 0 on is the stair itself.
 
     Returns:
         The quantised network.
@@ -152,6 +161,7 @@ def quantise(
         stairs, features = stairs_of(weights)
     _check.choice("init", init, ("auto", "thresholds", "keep"))
     _check.choice("quanta", quanta, ("fixed", "learned"))
+    _check.choice("activation", activation, ("auto", "keep", "replace"))
     if init == "auto":
         init = "keep" if is_named else "thresholds"
     fits = ("auto", "layer", "channel")
@@ -170,7 +180,7 @@ def quantise(
     net = copy.deepcopy(model)
     activations = _separate_activations(net)
     patterns = (*patterns, *_first_names(net, patterns))
-    options = LayerOptions(stairs, features, noise, forward, patterns, is_named)
+    options = LayerOptions(stairs, features, noise, forward, patterns, is_named, activation)
     graph, traced = trace_or_record(net, example_inputs)
     names = None if traced is None else call_names(traced, net)
     sites = find_sites(net, graph, options, names)
@@ -184,6 +194,10 @@ def quantise(
     sites.sort(key=lambda site: site.step)
     _check_sites(net, graph, sites, options)
     settings = _assign_options(graph, sites, options, shortcuts)
+    for site in settings:
+        is_stair = site.operator.name == "relu" and site.stair and site.stair.levels[0] >= 0
+        if site.is_activation and not site.is_added and options.keeps(site.stair) and not is_stair:
+            site.function = _function_of(site, traced, net)
     _warn_of_unsigned(settings)
     device = next((parameter.device for parameter in net.parameters()), None)
     is_deep = is_named and _is_deep(graph, settings)
@@ -194,7 +208,7 @@ def quantise(
             if (count := extra_levels) == "auto":
                 is_estimator = not keywords.get("scheduled", True)
                 count = int(is_deep and len(keywords["stair"]) == 3 and not is_estimator)
-            site.replacement = StairActivation(**keywords, extra_levels=count).to(device)
+            site.replacement = _activation(site, keywords, count, is_named).to(device)
     rows = _rows(net, sites)
     replacements = {s.module: s.replacement for s in settings if s.module and not s.is_call}
     called = {site.module for site in sites}
@@ -379,6 +393,40 @@ def _layer(
     if init == "thresholds":
         layer.start_at_thresholds()
     return layer
+
+
+def _function_of(site: Site, traced: fx.Graph | None, net: nn.Module) -> Any:
+    """Return the module of an activation that is kept."""
+    function: Any = site.module
+    if site.operator.name == "silu":
+        function = nn.SiLU()  # of x * sigmoid(x) too
+    elif function is None:
+        assert traced is not None
+        assert site.operator.module_of_call is not None
+        node = list(traced.nodes)[site.step]
+        parameter = lambda source: attrgetter(str(source.target))(net)
+        named = {name: value for name, value in node.kwargs.items() if name != "input"}
+        args, settings = fx.map_arg((node.args[1:], named), parameter)
+        function = site.operator.module_of_call(*args, **settings)
+    if hasattr(function, "inplace"):
+        function.inplace = False
+    return function
+
+
+def _activation(site: Site, keywords: dict[str, Any], extra: int, by_name: bool) -> StairActivation:
+    """Return the stair of features; of uintN by name after a kept activation, it begins at the
+    least value that this has for normally distributed sums."""
+    activation = StairActivation(**keywords, function=site.function, extra_levels=extra)
+    function = site.function or (site.source and site.source.function)
+    if function and by_name and (name_of(activation.stair) or "").startswith("uint"):
+        x = torch.special.ndtri(torch.arange(0.5, SUMS_TRIED) / SUMS_TRIED)
+        channels = sum(parameter.numel() for parameter in function.parameters())
+        y = copy.deepcopy(function).cpu().eval()(x[:, None].expand(-1, max(channels, 1)))
+        activation.follows_range = True
+        if fitted := fit_range(y.detach(), len(activation.stair)):
+            activation.begin(fitted[1])
+            activation.set_quantum(fitted[0])
+    return activation
 
 
 def _rows(net: nn.Module, sites: list[Site]) -> tuple[Row, ...]:

@@ -16,6 +16,10 @@ ATTRIBUTE = "_softstair_conversion"
 """The attribute of a quantised network that holds its conversion."""
 
 
+ADDED = ("sum", "input")
+"""The kinds of stairs that are added to a network and replace nothing."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A module or function call, and what became of it."""
@@ -63,13 +67,19 @@ def _stored(net: nn.Module) -> Conversion:
 
 def stair_row(name: str, kind: str, replacement: StairLayer | StairActivation) -> Row:
     """Return the row of a module of class ``kind``, or of a function, that was replaced."""
-    became = "stair weights" if isinstance(replacement, StairLayer) else "stair activation"
     module = replacement.weight_stair if isinstance(replacement, StairLayer) else replacement
     quantum = module.stair.quantum
     quanta = f"{len(quantum)} quanta" if isinstance(quantum, tuple) else f"quantum {quantum:.4g}"
     low, high = (module.stair.integers or module.stair.levels)[:: len(module.stair) - 1]
-    levels = name_of(module.stair) or f"{len(module.stair)} levels {low:g}…{high:g}"
-    noise = repr(module.noise)
+    name_of_levels = name_of(module.stair)
+    levels = name_of_levels or f"{len(module.stair)} levels {low:g}…{high:g}"
+    noise, became = repr(module.noise), "stair activation"
+    if isinstance(replacement, StairLayer):
+        became = "stair weights"
+    elif replacement.function is not None:
+        became = f"{kind}, then a stair"
+    elif kind.lower() not in ADDED and not (kind.lower() == "relu" and low >= 0):
+        became = f"{name_of_levels or 'other'} stair instead of {kind}"
     return Row(name, kind, module.layer, became, f"{levels}, {quanta}", noise, module.strategy)
 
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from softstair import _check
 from softstair._errors import first_line
+from softstair.convert.ops import RESHAPES
 from softstair.nn import StairLayer, StairModule
 
 IN_PLACE_OPERATORS = frozenset(
@@ -90,6 +92,18 @@ class Graph:
             for reader in readers[source]
         )
         return again or not readers[number] or not written.isdisjoint(self.outputs)
+
+    def is_at_end(self, number: int) -> bool:
+        """Return whether the result of a step leaves the network as it is, or reshaped."""
+        consumers = self.consumers()
+        while number not in self.outputs:
+            readers = consumers[number]
+            if len(readers) != 1:
+                return False
+            number = readers[0]
+            if number not in self.outputs and self.steps[number].function not in RESHAPES:
+                return False
+        return True
 
     def consumers(self) -> list[list[int]]:
         """Return, for each step, the steps that take its result."""
@@ -238,6 +252,8 @@ def steps_of(
         if name in REPLACING_FUNCTIONS:
             for n in written:
                 allocated_by[n] |= allocators(inputs)
+        if name in ("mul", "imul") and (x := _swish_input(node, model)) is not None:
+            name, inputs = "silu", (numbers[x],)
         shared = inputs if _shares_memory(node, called) else targets
         allocated_by.append(allocators(shared) or frozenset({number}))
         steps.append(GraphStep(module, name, inputs, has_numbers, frozenset(written)))
@@ -249,6 +265,18 @@ def steps_of(
     # A write into a tensor that is read elsewhere is an output too.
     writes = (number for number, step in enumerate(steps) if step.written)
     return replace(graph, outputs=graph.outputs.union(filter(graph.is_read_elsewhere, writes)))
+
+
+def _swish_input(product: fx.Node, model: nn.Module) -> fx.Node | None:
+    """Return x if a product is x · sigmoid(x), which is SiLU."""
+    for x, gate in permutations(product.all_input_nodes, 2):
+        is_module = gate.op == "call_module"
+        kind = (
+            type(model.get_submodule(str(gate.target))).__name__ if is_module else _raw_name(gate)
+        )
+        if kind.lower().strip("_") == "sigmoid" and gate.all_input_nodes == [x]:
+            return x if len(gate.users) == 1 else None
+    return None
 
 
 def _raw_name(node: fx.Node) -> str:

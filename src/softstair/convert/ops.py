@@ -8,7 +8,7 @@ operation, which a network may call as a module or as a function. Its :class:`Ef
 effect     quantise                                  result for quantised inputs
 ========== ========================================= ===========================================
 WEIGHTS    replaces the module by ``replacement``    float: sums of features times weights
-ACTIVATION replaces the call by a StairActivation    quantised; if kept, see ``effect_if_kept``
+ACTIVATION calls a StairActivation in its place      quantised; in float, see ``effect_if_kept``
 PASS       keeps it                                  the input itself
 DROPOUT    keeps it                                  in evaluation, the input itself
 MOVE       keeps it                                  elements of the input, and possibly zeros
@@ -89,11 +89,15 @@ class Operator:
     replacement: type[StairLayer] | None = None
     """For WEIGHTS: the quantised layer; None if the module stays in float."""
     effect_if_kept: Effect = Effect.FLOAT
-    """For ACTIVATION: the effect of a call that is not replaced."""
+    """For ACTIVATION: the effect of a call that stays in float."""
+    is_gate: bool = False
+    """For ACTIVATION: whether it is quantised by names of intN and uintN alone, and in float at the
+    end of a network."""
     module_of_call: Callable[..., nn.Module] | None = None
     """The module that computes a call of the function, given its arguments after the first."""
     why: str = ""
-    """For FLOAT: the reason in the report; if empty, modules without parameters are not listed."""
+    """For FLOAT and gates: the reason in the report; if empty, modules without parameters are not
+    listed."""
     exact: bool = False
     """Whether deployment has an exact form of the operation."""
     note: str = ""
@@ -135,12 +139,29 @@ LAST = "at the end of a network, where it is left out; not exported elsewhere"
 EQUAL = "with windows of equal size"
 PADDED = "without ceil_mode; with padding, count_include_pad=True"
 PLAIN = "without ceil_mode, dilation and return_indices"
-GATE = "a gate or a probability, which is not exported, except at the end of a network"
+GATE = "a gate or a probability in float, which is not exported, except at the end of a network"
 PROBABILITIES: dict[str, type[nn.Module]] = {
     "softmax": nn.Softmax,
     "log_softmax": nn.LogSoftmax,
-    "sigmoid": nn.Sigmoid,
-    "logsigmoid": nn.LogSigmoid,
+}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu6": nn.ReLU6,
+    "leaky_relu": nn.LeakyReLU,
+    "rrelu": nn.RReLU,
+    "elu": nn.ELU,
+    "celu": nn.CELU,
+    "selu": nn.SELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "softplus": nn.Softplus,
+    "softsign": nn.Softsign,
+    "softshrink": nn.Softshrink,
+    "hardshrink": nn.Hardshrink,
+    "tanhshrink": nn.Tanhshrink,
+    "hardswish": nn.Hardswish,
+    "hardtanh": nn.Hardtanh,
+    "tanh": nn.Tanh,
 }
 MOVE_FUNCTIONS = (
     "chunk clone expand flip getitem narrow permute repeat roll split transpose".split()
@@ -198,6 +219,28 @@ def _batch_norm(
     return norm.eval()
 
 
+def _elementwise(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    """Return the function that takes the arguments of an activation's function after the first."""
+
+    def build(*arguments: Any, **settings: Any) -> nn.Module:
+        # Booleans are ``inplace`` and ``training``, which change no value in evaluation.
+        numbers = [value for value in arguments if not isinstance(value, bool)]
+        return kind(*numbers, **{k: v for k, v in settings.items() if not isinstance(v, bool)})
+
+    return build
+
+
+def _gate(name: str, kind: type[nn.Module], **facts: Any) -> Operator:
+    facts |= {"module_of_call": _elementwise(kind), "is_gate": True}
+    return Operator(name, Effect.ACTIVATION, (kind,), why=GATE, **facts)
+
+
+def _prelu(weight: Any) -> nn.Module:
+    module = nn.PReLU(weight.numel())
+    module.weight = weight
+    return module
+
+
 OPERATORS = (
     Operator("linear", Effect.WEIGHTS, (nn.Linear,), replacement=StairLinear, exact=True),
     Operator("conv1d", Effect.WEIGHTS, (nn.Conv1d,), replacement=StairConv1d, exact=True),
@@ -214,20 +257,14 @@ OPERATORS = (
         effect_if_kept=Effect.MOVE,  # x or 0
         module_of_call=nn.ReLU,
     ),
-    Operator("relu6", Effect.ACTIVATION, (nn.ReLU6,)),
-    Operator("leaky_relu", Effect.ACTIVATION, (nn.LeakyReLU,)),
-    Operator("prelu", Effect.ACTIVATION, (nn.PReLU,), note="its slopes are dropped"),
-    Operator("rrelu", Effect.ACTIVATION, (nn.RReLU,)),
-    Operator("elu", Effect.ACTIVATION, (nn.ELU,)),
-    Operator("celu", Effect.ACTIVATION, (nn.CELU,)),
-    Operator("selu", Effect.ACTIVATION, (nn.SELU,)),
-    Operator("gelu", Effect.ACTIVATION, (nn.GELU,)),
-    Operator("silu", Effect.ACTIVATION, (nn.SiLU,)),
-    Operator("mish", Effect.ACTIVATION, (nn.Mish,)),
-    Operator("softplus", Effect.ACTIVATION, (nn.Softplus,)),
-    Operator("hardswish", Effect.ACTIVATION, (nn.Hardswish,)),
-    Operator("hardtanh", Effect.ACTIVATION, (nn.Hardtanh,)),
-    Operator("tanh", Effect.ACTIVATION, (nn.Tanh,)),
+    *(
+        Operator(name, Effect.ACTIVATION, (kind,), module_of_call=_elementwise(kind))
+        for name, kind in ACTIVATIONS.items()
+    ),
+    Operator("prelu", Effect.ACTIVATION, (nn.PReLU,), module_of_call=_prelu),
+    _gate("sigmoid", nn.Sigmoid, keeps_order=True),
+    _gate("logsigmoid", nn.LogSigmoid, keeps_order=True, aliases=("log_sigmoid",)),
+    _gate("hardsigmoid", nn.Hardsigmoid),
     Operator("Identity", Effect.PASS, (nn.Identity,)),
     Operator("dropout", Effect.DROPOUT, (nn.Dropout,)),
     Operator("dropout1d", Effect.DROPOUT, (nn.Dropout1d,)),
@@ -273,7 +310,6 @@ OPERATORS = (
         Operator(name, Effect.FLOAT, (kind,), why=GATE, keeps_order=True, note=LAST)
         for name, kind in PROBABILITIES.items()
     ),
-    Operator("hardsigmoid", Effect.FLOAT, (nn.Hardsigmoid,), why="a gate, which is not exported"),
 )
 UNKNOWN = Operator("", Effect.FLOAT)
 """The row of every operation that is not in the table."""

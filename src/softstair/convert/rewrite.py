@@ -60,12 +60,16 @@ class NewCall(NamedTuple):
 
 def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:
     """Call new modules in a network, by the numbers of steps; return its graph afterwards."""
-    _, train_graph = trace(net, training=True)
+    before, train_graph = trace(net, training=True)
     _, eval_graph = trace(net, training=False)
     _check_hooks(net, train_graph)
     replaced = {number for number, new in calls.items() if not all(call.is_added for call in new)}
     nodes, names = list(train_graph.nodes), call_names(train_graph, net, "module")
     dropouts = _differing_dropouts(net, train_graph, eval_graph, replaced)
+    first_inputs = [
+        node.all_input_nodes.index(nodes[step.inputs[0]]) if step.inputs else 0
+        for node, step in zip(nodes, before.steps, strict=True)
+    ]
     for number, node in enumerate(nodes):
         node.type = None  # annotations may be strings, which are no code
         new = list(calls.get(number, ()))
@@ -73,7 +77,8 @@ def rewrite(net: nn.Module, calls: Mapping[int, Sequence[NewCall]]) -> Graph:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             new.insert(0, NewCall(names[number], DROPOUTS[node.target](p), False))
         for call in new:
-            node = _insert(train_graph, node, net, call, [nodes[reader] for reader in call.readers])
+            readers = [nodes[reader] for reader in call.readers]
+            node = _insert(train_graph, node, net, call, first_inputs[number], readers)
     _register_constants(net, train_graph)
     graph = steps_of(train_graph, net)
     call_operators(graph, train_graph)
@@ -119,18 +124,25 @@ def _new(base: type[nn.Module], code: ForwardCode) -> nn.Module:
 
 
 def _insert(
-    traced: fx.Graph, node: fx.Node, net: nn.Module, new: NewCall, readers: Sequence[fx.Node]
+    traced: fx.Graph,
+    node: fx.Node,
+    net: nn.Module,
+    new: NewCall,
+    first_input: int,
+    readers: Sequence[fx.Node],
 ) -> fx.Node:
-    """Call a new module, and return the call."""
+    """Call a new module, and return the call; of the inputs that it may take, take the first."""
     owner, _, leaf = new.name.rpartition(".")
     net.get_submodule(owner).add_module(leaf, new.module.train(net.training))
-    source = node.args[0] if node.args else node.kwargs["input"]
+    inputs = node.all_input_nodes
     with traced.inserting_after(node):
-        call = traced.call_module(new.name, (node if new.is_added else source,))
+        call = traced.call_module(new.name, (node if new.is_added else inputs[first_input],))
     takes = lambda user: user in readers if readers else user is not call
     node.replace_all_uses_with(call, delete_user_cb=takes)
     if not new.is_added:
         traced.erase_node(node)
+        for other in [other for other in inputs if not other.users]:
+            traced.erase_node(other)  # the sigmoid of x * sigmoid(x)
     return call
 
 

@@ -9,14 +9,15 @@ named ``relu``, then ``relu.2``. A stair that is added to a sum counts as an act
 
 import fnmatch
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 
 from softstair import _check
+from softstair.convert.bits import name_of
 from softstair.convert.conversion import graph_of
 from softstair.convert.graph import Graph, GraphStep
 from softstair.convert.ops import Effect, Operator, operator_named, operator_of
@@ -48,6 +49,7 @@ class LayerOptions:
     forward: PerLayer[Forward]
     skip: tuple[str, ...] = ()
     is_named: bool = False
+    activation: Literal["auto", "keep", "replace"] = "auto"
 
     def entry(self, option: str, site: "Site") -> Any:
         """Return the value of an option for a site whose layer has a number."""
@@ -77,6 +79,17 @@ class LayerOptions:
             if isinstance(key, str) and matches(key, site.name):
                 return stair is not None
         return False
+
+    def keeps(self, stair: Stair | None) -> bool:
+        """Return whether an activation is kept before a stair."""
+        by_bits = self.is_named and stair is not None and "int" in (name_of(stair) or "")
+        return by_bits if self.activation == "auto" else self.activation == "keep"
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether it may keep the activation of some layer."""
+        stairs = self.features.values() if isinstance(self.features, Mapping) else self.features
+        return any(map(self.keeps, stairs if isinstance(stairs, Iterable) else [stairs]))
 
     def check_names(self, sites: Sequence["Site"]) -> None:
         """Raise ValueError if a mapping has a key that is no number and fits no name of a site."""
@@ -159,6 +172,7 @@ class Site:
     layer: int = -1
     weights: list[str] = field(default_factory=list)  # before it, whose names are its own too
     stair: Stair | None = None
+    function: nn.Module | None = None  # the activation that is kept
     replacement: StairLayer | StairActivation | None = None
 
     @property
@@ -194,7 +208,10 @@ def find_sites(
     """
     sites: dict[nn.Module | int, Site] = {}
     calls: Counter[str] = Counter()
+    consumers = graph.consumers()
     for number, step in enumerate(graph.steps):
+        if step.inputs and not consumers[number] and number not in graph.outputs:
+            continue  # the sigmoid of x * sigmoid(x)
         if step.module is None:
             operator = operator_named(step.function)
             name = call_names[number] if call_names else f"{step.function} (function)"
@@ -225,7 +242,8 @@ def why_float(site: Site, graph: Graph, options: LayerOptions) -> str | None:
         raise _check.invalid("model", "must be a float network, but it holds stairs already")
     if site.is_weights and module is None:
         return "weights used by a function; make it a module"
-    if not site.is_activation and operator.replacement is None:
+    is_left = operator.is_gate and not (options.may_keep and not graph.is_at_end(site.step))
+    if is_left or (not site.is_activation and operator.replacement is None):
         has_parameters = module is not None and any(True for _ in module.parameters())
         return operator.why or ("not a layer that can be quantised" if has_parameters else None)
     if module is not None and type(module) not in operator.modules:

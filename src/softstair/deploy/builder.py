@@ -93,6 +93,8 @@ class NodeBuilder:
         stair, levels = activation.stair, activation.stair.integers
         if levels is None or isinstance(stair.quantum, tuple):
             raise ExportError.of(name, "its levels have no common quantum", "Choose another stair")
+        if (function := activation.function) is not None:
+            x = self._activated(name, function, x)
         if isinstance(x, IntegerFeatures):
             return self._stair_on_integers(name, stair, x)
         if x.source in self._summed_by_stair:
@@ -116,6 +118,17 @@ class NodeBuilder:
             low, high = steps.low, steps.high
             self._add(replace(pool, name=after, inputs=(before,), low=low, high=high))
         return self._levels(name, stair)
+
+    def _activated(self, name: str, function: nn.Module, x: Value) -> Value:
+        """Apply an activation that is kept before a stair; it must never decrease."""
+        if not never_decreases(function):
+            kind = type(function).__name__
+            reason = f"it keeps {kind}, which decreases somewhere: that is not exported"
+            raise ExportError.of(name, reason, "Use ReLU or Tanh, or quantise with `activation`")
+        if isinstance(x, PendingSum) or x.values is None or [*function.parameters()]:
+            return self.apply(name, x, function)
+        ends = function(torch.tensor(x.values)).tolist()
+        return replace(x, values=tuple((low, high) for low, high in ends))
 
     def _stair_on_integers(self, name: str, stair: Stair, x: IntegerFeatures) -> IntegerFeatures:
         """Add the thresholds of a stair whose input is quantised, such as a sum of features."""
@@ -352,6 +365,14 @@ class NodeBuilder:
                 reason = f"it cannot take features of shape {given}"
                 raise ExportError.of(node.name, reason, "Correct the shape of the input") from error
         return node
+
+
+@torch.no_grad()
+def never_decreases(activation: nn.Module) -> bool:
+    """Return whether an activation never decreases, in any channel."""
+    channels = sum(parameter.numel() for parameter in activation.parameters())
+    x = torch.linspace(-64, 64, 2**14)[:, None].expand(-1, max(channels, 1))
+    return not bool((activation.eval()(x).diff(dim=0) < 0).any())
 
 
 def not_supported(name: str, kind: str, function: str = "") -> ExportError:

@@ -193,6 +193,8 @@ def not_fused(net: nn.Module) -> str:
 
 def _why_not(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     """Return why a stair is in no group."""
+    if getattr(modules[str(node.target)], "function", None) is not None:
+        return "after an activation that is kept"
     if not _is_stair(modules[str(node.target)], StairActivation):
         return "levels or noise without a kernel"
     before = modules.get(str(node.all_input_nodes[0].target))
@@ -274,6 +276,8 @@ def _is_stair(module: Any, of: type[StairModule]) -> bool:
     """Whether bins have one width, thresholds are few or on a line, there is one quantum (weights
     may have one per output), and the noise is one of the paper's."""
     if not isinstance(module, of) or type(module.noise) not in FAMILIES:
+        return False
+    if getattr(module, "function", None) is not None:
         return False
     stair, axis = kernel_stair(module), module.stair.axis
     longer = module.longer_stair(in_quanta=True)
