@@ -2,8 +2,12 @@
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import softstair
@@ -77,3 +81,37 @@ def test_modules_import_from_no_row_below_their_own() -> None:
         if top(module) != "__main__" and row_of[top(imported)] > row_of[top(module)]
     }
     assert upward == set()
+
+
+MOST_LINES = 7_500
+
+
+def in_another_process(code: str) -> str:
+    """Run code where nothing of softstair is imported yet; return what it prints."""
+    run = [sys.executable, "-c", code]
+    return subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_softstair_executes_few_lines_and_no_training() -> None:
+    code = "import sys, softstair; print(*(m.__file__ for n, m in sys.modules.items()"
+    files = in_another_process(f"{code} if n.partition('.')[0] == 'softstair'))").split()
+    rooms = {Path(file).relative_to(Path(softstair.__file__).parent).parts[0] for file in files}
+    assert rooms.isdisjoint({"train", "data", "cli", "deploy", "models.py", "zoo"})
+    assert sum(len(Path(file).read_bytes().splitlines()) for file in files) <= MOST_LINES
+
+
+def test_public_names_stay_the_same_when_every_module_is_imported() -> None:
+    """A lazy name that a module beside it has too would become that module."""
+    names = {*softstair.__all__, *softstair._ROOMS, *softstair._NAMES}
+    before = {name: getattr(softstair, name) for name in names}
+    slow = ("softstair.integrations.", "softstair.experiments.")  # they import frameworks
+    for module in import_graph():
+        if not module.startswith(slow) and (find_spec("triton") or "triton" not in module):
+            import_module(module)
+    assert {name: getattr(softstair, name) for name in names} == before
+    assert names <= {*dir(softstair)}
+
+
+def test_lazy_names_are_imported_from_the_package() -> None:
+    code = "from softstair import deploy, report; print(report.__name__, deploy.__name__)"
+    assert in_another_process(code).split() == ["report", "softstair.deploy"]

@@ -5,22 +5,27 @@ annealing the noise layer by layer turns the smooth network back into the stair 
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from softstair import deploy, nn, noise, ste
+from softstair import nn, noise, ste
+from softstair._errors import SoftstairError
 from softstair.anneal import Annealer
 from softstair.calibrate import calibrate, refresh_statistics
 from softstair.convert import quantise
-from softstair.deploy.summary import report
 from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
 from softstair.stair import Stair
 
+if TYPE_CHECKING:
+    from softstair import deploy
+    from softstair.deploy.summary import report
+
 __all__ = [
     "Annealer",
     "Noise",
     "Schedule",
+    "SoftstairError",
     "Stair",
     "calibrate",
     "deploy",
@@ -34,11 +39,18 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_LOADED_WHEN_USED = ("bench", "data", "experiments", "models", "theory", "train", "zoo")
+_ROOMS = ("bench", "data", "deploy", "experiments", "models", "theory", "train", "zoo")
+_NAMES = {"report": "softstair.deploy.summary"}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a part of the package when it is first used, such as ``softstair.zoo``."""
-    if name in _LOADED_WHEN_USED:
+def __getattr__(name: str) -> Any:
+    """Import a part of the package when it is first used, such as ``softstair.deploy``."""
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS, *_NAMES})

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from softstair import _check, kernels, noise as noises
 from softstair._errors import SoftstairError
-from softstair.fit import fit_quantum, shifted
+from softstair._quantum import fit_quantum, shifted
 from softstair.kernels import SoftStair
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward, apply, regularise

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, is_out_of_memory
+from softstair._quantum import SHARES, fit_quantum, fit_range
 from softstair._stair_module import StairActivation, StairModule
 from softstair.convert.graph import training_mode
 from softstair.convert.sites import readers, set_input_units, tied_stairs
-from softstair.fit import SHARES, fit_quantum, fit_range
 from softstair.nn import StairLayer, stair_modules
 from softstair.stair import Quantum, Stair
 

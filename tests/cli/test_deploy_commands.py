@@ -17,10 +17,10 @@ from data import speech_tree
 from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair import Stair
+from softstair._quantum import fit_quantum
 from softstair.data import load
 from softstair.data.folds import split
 from softstair.deploy import IntegerNetwork, last_layer
-from softstair.fit import fit_quantum
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import about, pack

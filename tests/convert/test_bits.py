@@ -9,6 +9,7 @@ from torch import nn
 import networks
 import softstair as ss
 from softstair._errors import SoftstairError
+from softstair._quantum import fit_quantum
 from softstair.convert.bits import (
     StairName,
     feature_stair,
@@ -17,7 +18,6 @@ from softstair.convert.bits import (
     parse_layers,
     stair_named as named,
 )
-from softstair.fit import fit_quantum
 
 
 def names(net: nn.Module) -> dict[str, str | None]:

@@ -14,12 +14,12 @@ import softstair as ss
 from helpers.commands import Run
 from helpers.narrow import WIDTH
 from softstair._errors import SoftstairError
+from softstair._quantum import fit_quantum
 from softstair.cli.sensitivity import Command
 from softstair.convert.bits import parse_layers, stair_named
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.fit import fit_quantum
 from softstair.models import ResidualBlock
 from softstair.nn import stair_modules
 from softstair.train import Recipe, layer_sensitivity, train, trained_network

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from softstair import _check, noise as noises
+from softstair._quantum import fit_quantum, fit_range
 from softstair.convert.bits import StairName, feature_stair, has_names, name_of, stairs_of
 from softstair.convert.conversion import (
     ATTRIBUTE,
@@ -43,7 +44,6 @@ from softstair.convert.sites import (
     set_input_units,
     set_ranks,
 )
-from softstair.fit import fit_quantum, fit_range
 from softstair.nn import StairActivation, StairLayer, StairWeight
 from softstair.noise import Noise
 from softstair.regularise import FORWARDS, Forward

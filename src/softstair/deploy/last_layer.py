@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from softstair._quantum import fit_quantum
 from softstair.convert.conversion import ATTRIBUTE, stair_row, swap_modules
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
 from softstair.deploy.nodes import ExportError, IntegerNetwork
-from softstair.fit import fit_quantum
 from softstair.nn import StairLinear, StairWeight, layer_count
 from softstair.stair import Stair
 

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from softstair._quantum import fit_quantum
 from softstair.convert.conversion import graph_of
 from softstair.convert.graph import trace
 from softstair.data import Dataset
-from softstair.fit import fit_quantum
 from softstair.models import teacher_for
 from softstair.nn import StairLayer, layer_count
 from softstair.stair import Stair

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import softstair as ss
+from softstair._quantum import fit_quantum
 from softstair.convert.bits import stair_named
-from softstair.fit import fit_quantum
 
 STAIRS = {
     "sign": ss.Stair.sign(),
