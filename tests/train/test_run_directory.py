@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 from short import (
@@ -195,6 +197,48 @@ def test_a_directory_in_use(out: Path, run: commands.Run) -> None:
             text = run.rejected("train", *FLAGS, *more, "--out", out)
             assert "in use by another process" in text
         assert files(out) == before
+
+
+def test_a_folder_that_a_refused_run_removes_meanwhile_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, acquire, removed = tmp_path / "new" / "x", filelock.FileLock.acquire, []
+
+    def late(lock: Any, *arguments: Any) -> Any:
+        if not removed:
+            removed.append(shutil.rmtree(out.parent))
+            os.open(out / "lock", os.O_CREAT)  # as filelock does, once it has made the folder
+        return acquire(lock, *arguments)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", late)
+    with Run.hold(out):
+        assert (out / "lock").exists()
+    assert removed
+    assert not out.parent.exists()  # this run was not begun either
+
+
+@pytest.mark.nightly
+def test_processes_that_are_refused_together_all_had_the_lock(tmp_path: Path) -> None:
+    forked = multiprocessing.get_context("fork")
+    together, refused = forked.Barrier(8), forked.SimpleQueue()
+
+    def race() -> None:
+        for number in range(20):
+            together.wait()
+            try:
+                with Run.hold(tmp_path / str(number)):
+                    raise RunError("refused")
+            except RunError as error:
+                refused.put(str(error))
+
+    processes = [forked.Process(target=race) for _ in range(8)]
+    for process in processes:
+        process.start()
+    errors = {refused.get() for _ in range(8 * 20)}
+    for process in processes:
+        process.join()
+    assert errors == {"refused"}
+    assert not files(tmp_path)
 
 
 def test_a_killed_process_holds_no_lock(warm: Warm, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
 MAX_SHARE = 0.05
 """Of the time that may be spent on checkpoints."""
+ATTEMPTS = 1000
+"""To lock a folder that other processes remove at this moment: their runs were refused."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -236,14 +238,19 @@ def _seconds(call: Callable[[], object]) -> float:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     filelock = import_extra("filelock")
+    lock = filelock.FileLock(path / "lock", timeout=1.0)  # a grid's status takes it for a moment
     try:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
         for name in ("lock", "checkpoint"):
             refuse_link(path / name)
-        # The status of a grid takes the lock for a moment.
-        lock = filelock.FileLock(path / "lock", timeout=1.0)
-        lock.acquire()
+        for left in reversed(range(ATTEMPTS)):
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+                break
+            except (FileNotFoundError, FileExistsError):
+                if not left:
+                    raise
     except filelock.Timeout:
         problem = f"{str(path)!r} is in use by another process: wait, or give another `out`."
         raise RunError(problem, field="out") from None
