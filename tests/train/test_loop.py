@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from short import RECIPE, is_sentence, lines_of, metrics_of, recipe, stopped
+from short import RECIPE, At, is_sentence, lines_of, metrics_of, recipe, stopped
 from torch import Tensor, nn
 
 import softstair as ss
@@ -375,6 +376,24 @@ def test_data_that_do_not_suffice(tmp_path: Path) -> None:
         train(Recipe(data="ours:data"), tmp_path / "x", dataset=data)
     just = Recipe(batch=40, folds=3, epochs=1)
     assert train(just, tmp_path / "x", dataset=data, model=small_model())["epochs"] == 1
+
+
+def test_a_second_training_in_another_thread_is_refused(tmp_path: Path) -> None:
+    errors: list[str] = []
+
+    def second(state: State) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(train, RECIPE, tmp_path / "second")
+            errors.append(str(started.exception()))
+
+    train(RECIPE, tmp_path / "alone")
+    train(RECIPE, tmp_path / "first", watchers=[At(1, 2, second)])
+    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "alone")
+    assert len(errors) == 1 and is_sentence(errors[0]) and "thread" in errors[0]
+    assert not (tmp_path / "second").exists()
+    with ThreadPoolExecutor(1) as pool:  # one after the other
+        pool.submit(train, RECIPE, tmp_path / "second").result()
+    assert metrics_of(tmp_path / "second") == metrics_of(tmp_path / "alone")
 
 
 def test_devices() -> None:

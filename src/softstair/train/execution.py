@@ -1,6 +1,7 @@
 """How and where training steps run: device, threads, precision, and fused or compiled networks."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ HALF = ("bfloat16", "float8")
 """Precisions with autocast to bfloat16."""
 SMALL_NETWORK = 1 << 25
 """Products per forward pass of linear layers below which one thread is fastest."""
+
+_TRAINING = threading.RLock()
+"""Of the thread that trains: torch's random numbers and settings belong to the whole process."""
 
 SettingT = TypeVar("SettingT")
 
@@ -163,7 +167,13 @@ def choose_threads(network: nn.Module, batch: int) -> int:
 def training_settings(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Use our own random numbers, threads and precision; restore the caller's afterwards."""
     cudnn = torch.backends.cudnn
+    if not _TRAINING.acquire(blocking=False):
+        raise SoftstairError(
+            "another thread of this process is training, and both would draw from the same random "
+            "numbers: train in one after the other, or in several processes."
+        )
     with contextlib.ExitStack() as settings:
+        settings.callback(_TRAINING.release)
         settings.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())

@@ -98,6 +98,7 @@ def train(
     Raises:
         RunError: If the run directory holds a run and ``resume`` is False, or another run, or one
             that cannot be extended since its rates, schedule or float runs follow the epochs.
+        SoftstairError: If another thread of this process is training.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is saved.
 
     >>> import tempfile
