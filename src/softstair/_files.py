@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +77,7 @@ def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(folder))
     is_new = not target.exists()
-    name = f".{secrets.token_hex(4)}.part"
-    partial = target.with_name(name) if is_new else target / name
+    partial = _partial(target.parent if is_new else target, target)
     with _errors_of(folder, partial):
         partial.mkdir(parents=True)
         try:
@@ -88,6 +88,19 @@ def replacing_folder(folder: Path, last: str) -> Iterator[Path]:
                 _move_files(partial, target, last)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(place: Path, target: Path, suffix: str = "") -> Path:
+    """Return a new temporary path; remove what killed processes left there for the same target."""
+    # Short, since the name of the target may be as long as the system allows.
+    start = f".{zlib.crc32(os.fsencode(target.name)):08x}"
+    for left in place.glob(f"{start}.*-*.part*"):
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                os.kill(int(left.name.split(".")[2].partition("-")[0]), 0)  # whether it runs
+            except ProcessLookupError:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return place / f"{start}.{os.getpid()}-{secrets.token_hex(2)}.part{suffix}"
 
 
 def _move_files(source: Path, target: Path, last: str) -> None:
@@ -131,8 +144,7 @@ def begin_output(
 ) -> tuple[Path, Path]:
     """Return the file to write and a new empty file beside it; raise if this is not possible."""
     target = Path(os.path.realpath(path)) if follow or not path.is_symlink() else path
-    # Short, since the name of the file may be as long as the system allows.
-    partial = target.with_name(f".{secrets.token_hex(4)}.part{target.suffix}")
+    partial = _partial(target.parent, target, target.suffix)
     problem = _problem_with(target, endings)
     if not problem:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -139,6 +140,27 @@ def test_export_that_is_killed_between_two_files_cannot_be_built(
     assert not (tmp_path / "network.h").exists()
     write(integer, tmp_path, "c")  # it is still taken for an earlier export
     assert (tmp_path / "network.h").exists()
+
+
+@pytest.mark.parametrize("to", ["c", "c again", "qonnx"])
+def test_what_a_killed_export_left_is_removed_by_the_next(to: str, tmp_path: Path) -> None:
+    integer = ss.deploy.integerise(network(ss.Stair.ternary()), (1, 4, 4), 128, 64.0)
+    out = tmp_path / ("network.qonnx" if to == "qonnx" else "network")
+    if to == "c again":
+        write(integer, out, "c")
+    begin = _files.output_file(out, "out")
+    if to != "qonnx":
+        begin = _files.replacing_folder(out, last="network.h")
+    if (child := os.fork()) == 0:
+        with begin as partial:
+            if to != "qonnx":
+                (partial / "network.c").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(tmp_path.rglob(".*.part*"))
+    with _files.output_file(out if to == "qonnx" else tmp_path / "other", "out") as partial:
+        write(integer, out, to.split()[0])  # type: ignore[arg-type]
+        assert list(tmp_path.rglob(".*.part*")) == [partial]  # one whose process runs is kept
 
 
 def test_network_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
