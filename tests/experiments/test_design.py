@@ -348,6 +348,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "nothing left": ("[[without]]\nforward = 'mode'", "at least one configuration"),
     "fold too high": ("folds = [5]", "0 to 4"),
     "folds of a Boolean": ("folds = [true]", "folds must be"),
+    "more folds than memory": ("[recipe]\nfolds = 1000000000", "folds must be .* to 1000000"),
     "no fold": ("folds = []", "folds must be"),
     "a fold twice": ("folds = [0, 1, 0]", "different integers"),
 }

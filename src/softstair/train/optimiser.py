@@ -13,7 +13,7 @@ from softstair import _check
 from softstair.convert.conversion import ATTRIBUTE, conversion_of
 from softstair.nn import StairLayer, stair_modules
 from softstair.schedule import Schedule
-from softstair.train.options import POSITIVE, RATE, SHARE, TIME, Options, option
+from softstair.train.options import POSITIVE, RATE, TIME, Options, option
 
 INSIDE = 1 - 1e-4
 """Of the half-width of the noise: latent weights that are clipped keep a positive density."""
@@ -91,7 +91,10 @@ class OptimiserOptions(Options):
         older_value=False,
     )
     label_smoothing: float = option(
-        0.0, "Share of each label that is spread over all classes.", within=SHARE, older_value=0.0
+        0.0,
+        "Share of each label that is spread over all classes.",
+        within=(0.0, 0.999999),
+        older_value=0.0,
     )
     loss: str | None = option(
         None, "Your own loss, package.module:object.", "own_code", older_value=None

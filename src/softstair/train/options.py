@@ -388,7 +388,7 @@ class SplitOptions(Options):
         "Fold that validates, counting from 0 (all: train on every example, validate on none).",
         within=(0, 10**9),
     )
-    folds: int = option(5, "Number of folds of the training set.", within=(2, 10**9))
+    folds: int = option(5, "Number of folds of the training set.", within=(2, 10**6))
     seed: int = option(
         0, "Seed of weights, order, augmentation and random forward passes.", within=(0, 2**63 - 1)
     )
