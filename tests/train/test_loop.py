@@ -389,7 +389,9 @@ def test_a_second_training_in_another_thread_is_refused(tmp_path: Path) -> None:
     train(RECIPE, tmp_path / "alone")
     train(RECIPE, tmp_path / "first", watchers=[At(1, 2, second)])
     assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "alone")
-    assert len(errors) == 1 and is_sentence(errors[0]) and "thread" in errors[0]
+    (error,) = errors
+    assert is_sentence(error)
+    assert "thread" in error
     assert not (tmp_path / "second").exists()
     with ThreadPoolExecutor(1) as pool:  # one after the other
         pool.submit(train, RECIPE, tmp_path / "second").result()

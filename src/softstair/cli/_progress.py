@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from softstair.cli._args import flags_in
+from softstair.cli._args import flags_in, spelling
 from softstair.cli._table import Console, bars, table
 from softstair.experiments import results
 from softstair.experiments.design import Design
@@ -162,6 +162,8 @@ class Progress:
             self._note_once("mps", "runs share the GPU through MPS.")
         for advice in event["advice"]:
             self._note_once(advice, f"warning: {flags_in(advice)}.")
+        if unused := ", ".join(map(spelling, event.get("unused", ()))):
+            self._note_once(unused, f"without effect on the result here: {unused}.")
         if (exports := event.get("exports")) and self._verb == "train":
             self._note_once(exports, f"{flags_in(exports).rstrip('.')}.")
 

@@ -177,12 +177,15 @@ class Command:
                 self.jobs, self.device, len(left), threads or self.threads
             )
             with Progress("train", self.resume) as progress:
+                if self.recipe.data == "digits" and self.data_dir != Command.data_dir:
+                    progress.note("the digits are embedded: --data-dir has no effect.")
                 if len(left) < 2 or count(None) == 1:
                     for recipe, path in left:
                         self._train_here(recipe, path, progress, team)
                     return 0
                 tasks = (Task(f"fold {recipe.fold}", recipe, path) for recipe, path in left)
                 settings = {**self._settings(), "tensorboard": self.tensorboard}
+                settings["base"] = self._base().to_json()
                 pool = ProcessPool(
                     tasks,
                     progress.show,
@@ -216,7 +219,7 @@ class Command:
     ) -> None:
         label = f"fold {recipe.fold}" if self.every_fold else ""
         progress.show(label, {"kind": "start"})
-        sender = EventSender(lambda event: progress.show(label, event))
+        sender = EventSender(lambda event: progress.show(label, event), self._base())
         with contextlib.ExitStack() as stack:
             watchers: list[Any] = [sender]
             if self.tensorboard and team.is_rank_zero:
@@ -241,6 +244,10 @@ class Command:
     def _settings(self) -> dict[str, Any]:
         names = ("device", "resume", "extend", "threads")
         return {"data_dir": str(self.data_dir), **{name: getattr(self, name) for name in names}}
+
+    def _base(self) -> Recipe:
+        """Return the recipe of the preset, from which the flags differ."""
+        return preset(self.preset).rescaled(self.recipe.epochs)
 
     def _again(self, out: Path) -> str:
         """Return the command that continues what is in a directory, if it holds a run."""

@@ -22,8 +22,7 @@ HALF = ("bfloat16", "float8")
 SMALL_NETWORK = 1 << 25
 """Products per forward pass of linear layers below which one thread is fastest."""
 
-_TRAINING = threading.RLock()
-"""Of the thread that trains: torch's random numbers and settings belong to the whole process."""
+_TRAINING = threading.RLock()  # torch's random numbers and settings belong to the process
 
 SettingT = TypeVar("SettingT")
 

@@ -276,6 +276,7 @@ def _train(
     tested_on = {name: config[name] for name in TESTED_ON}
     if begun is not None:
         config = {**begun, "data": config["data"]}
+    state.dataset = dataset
     described, state.exports = describe_network(state.network, recipe, dataset)
     run.begin(config, described)
     run.resume(state, only_test=begun is not None)

@@ -91,10 +91,7 @@ class OptimiserOptions(Options):
         older_value=False,
     )
     label_smoothing: float = option(
-        0.0,
-        "Share of each label that is spread over all classes.",
-        within=(0.0, 0.999999),
-        older_value=0.0,
+        0.0, "Share of each label spread over all classes.", within=(0.0, 0.999), older_value=0.0
     )
     loss: str | None = option(
         None, "Your own loss, package.module:object.", "own_code", older_value=None

@@ -30,7 +30,7 @@ from softstair._files import refuse_link
 from softstair.data import Dataset, Loading, load
 from softstair.train.execution import choose_device
 from softstair.train.loop import train
-from softstair.train.network import advice
+from softstair.train.network import advice, without_effect
 from softstair.train.parallel import Interrupted
 from softstair.train.recipe import Recipe
 from softstair.train.state import State
@@ -45,8 +45,8 @@ PAUSE = 0.1
 class EventSender:
     """A watcher that calls ``send`` with an event for the beginning, each epoch and some steps."""
 
-    def __init__(self, send: Callable[[Event], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[Event], None], base: Recipe | None = None) -> None:
+        self._send, self._base = send, base
 
     def part(self, name: str) -> "EventSender":
         """Return the watcher of a run that is trained first; its events have a ``part``."""
@@ -64,9 +64,11 @@ class EventSender:
         if state.annealer is not None:
             self._schedule = state.recipe.schedule(state.annealer.layers)
         process = {"process": os.getpid(), "threads": torch.get_num_threads()}
-        # What a resumed run exports was said when it began.
-        exports = state.exports if position["done"] == 0 else None
-        notes = {"advice": advice(state), "exports": exports}
+        notes: Event = {"advice": advice(state)}
+        if position["done"] == 0:  # else it was said when the run began
+            # Of the fields that differ from the recipe of the preset.
+            notes["unused"] = without_effect(state, self._base or state.recipe)
+            notes["exports"] = state.exports
         # The first step of these takes up to half a minute on a machine that never ran it.
         compiles = state.execution.captured or state.execution.compiled
         self._send({"kind": "begin", **position, **process, **notes, "compiles": compiles})
@@ -230,7 +232,8 @@ def _train(message: dict[str, Any], outgoing: int) -> bool:
         with contextlib.ExitStack() as stack:
             recipe, out = Recipe.from_json(message.pop("recipe")), Path(message.pop("out"))
             forget_compiled(recipe)
-            sender = EventSender(send)
+            base = message.pop("base", None)
+            sender = EventSender(send, base and Recipe.from_json(base))
             watchers: list[Any] = [sender]
             if message.pop("tensorboard", False):
                 watchers.append(stack.enter_context(TensorBoardEvents(out / "events")))

@@ -34,8 +34,6 @@ MIN_PAUSE = 1.0
 """Seconds between two checkpoints."""
 MAX_SHARE = 0.05
 """Of the time that may be spent on checkpoints."""
-ATTEMPTS = 1000
-"""To lock a folder that other processes remove at this moment: their runs were refused."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -242,7 +240,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         for name in ("lock", "checkpoint"):
             refuse_link(path / name)
-        for left in reversed(range(ATTEMPTS)):
+        # Runs that are refused at this moment remove their folder again.
+        for left in reversed(range(1000)):
             missing = [folder for folder in (path, *path.parents) if not folder.exists()]
             try:
                 path.mkdir(parents=True, exist_ok=True)
