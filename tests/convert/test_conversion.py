@@ -1,5 +1,6 @@
 """What a checkpoint does to a network's stairs: levels and thresholds belong to the state."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,36 @@ def test_a_state_of_other_levels_or_thresholds_is_refused(saved, own, key, stric
     assert stairs(net) == before
     for _, module in ss.nn.stair_modules(net):
         assert torch.equal(module.quantum, torch.tensor(module.stair.quantum))
+
+
+def test_a_state_has_the_version_that_saved_it_and_loads_without():
+    net = network(INT4, UINT4)
+    wrapped, float_model = nn.ModuleDict({"inner": net}), networks.mlp(6, 8, 8, 3)
+    for prefix, module in (("", net), ("inner.", wrapped), ("", copy.deepcopy(net))):
+        state = module.state_dict()
+        version = state.pop(f"{prefix}_extra_state")
+        assert ".".join(map(str, version.tolist())) == ss.__version__
+        for saved in (state, {**state, f"{prefix}_extra_state": torch.tensor([0, 0, 9])}):
+            assert module.load_state_dict(saved, strict=True) == ([], [])
+        assert torch.equal(module.state_dict()[f"{prefix}_extra_state"], version)
+    assert net.load_state_dict(float_model.state_dict(), strict=True) == ([], [])
+    assert "_extra_state" not in float_model.state_dict()
+
+
+def test_a_network_with_extra_state_of_its_own_keeps_it():
+    class Counted(nn.Sequential):
+        count = 0
+
+        def get_extra_state(self) -> Tensor:
+            return torch.tensor(self.count)
+
+        def set_extra_state(self, state: Tensor) -> None:
+            self.count = int(state)
+
+    net, other = (ss.quantise(Counted(networks.mlp(6, 8, 8, 3)), TERNARY, TERNARY) for _ in "ab")
+    net.count = 5
+    assert other.load_state_dict(net.state_dict(), strict=True) == ([], [])
+    assert other.count == 5
 
 
 @pytest.mark.parametrize("form", [dict, older], ids=["new", "older"])

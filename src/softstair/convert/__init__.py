@@ -24,6 +24,7 @@ from softstair.convert.conversion import (
     ATTRIBUTE,
     Conversion,
     Row,
+    add_version,
     require_stairs,
     stair_row,
     swap_modules,
@@ -229,6 +230,7 @@ def quantise(
     if quanta == "learned":
         learn_quanta(net)
     set_input_units(net)
+    net.register_state_dict_post_hook(add_version)
     net.register_load_state_dict_pre_hook(require_stairs)
     net.register_load_state_dict_post_hook(set_input_units)  # its features may have other quanta
     return net

@@ -1,13 +1,17 @@
 """The replaced layers of a network: a record of them, and whether a checkpoint has their stairs."""
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+import softstair
 from softstair import _check, kernels
+from softstair._stair_module import EXTRA_STATE
 from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
@@ -90,6 +94,12 @@ def _present_row(module: nn.Module | None, row: Row) -> Row:
     return replace(row, stair=stair_row(row.name, row.kind, module).stair)
 
 
+def add_version(net: nn.Module, state_dict: dict[str, Any], prefix: str, _: object) -> None:
+    """Add the version of softstair to a state dict; loading ignores it."""
+    numbers = re.findall(r"\d+", softstair.__version__)[:3]
+    state_dict.setdefault(f"{prefix}{EXTRA_STATE}", torch.tensor([*map(int, numbers)]))
+
+
 def require_stairs(
     net: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any
 ) -> None:
@@ -97,6 +107,8 @@ def require_stairs(
 
     Of a checkpoint of the float network, warn if its weights are not on the scale of the stairs.
     """
+    if type(net).set_extra_state is nn.Module.set_extra_state:
+        state_dict.pop(f"{prefix}{EXTRA_STATE}", None)
     keys = {name: f"{prefix}{name}.std" for name, _ in stair_modules(net)}
     if any(key in state_dict for key in keys.values()):
         *_, missing, _, _ = arguments
