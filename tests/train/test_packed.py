@@ -15,6 +15,7 @@ import torch
 from short import recipe
 from torch import Tensor
 
+import softstair as ss
 from softstair._errors import SoftstairError
 from softstair.data import Dataset, load
 from softstair.data.folds import split
@@ -159,6 +160,17 @@ def test_what_it_says_of_itself(run: Path, file: Path, digits: Dataset) -> None:
     for name in ("valid_accuracy", "test_accuracy"):
         assert words[name] == summary[name]
     assert words["versions"] == summary["config"]["versions"]
+    assert words["softstair"] == ss.__version__
+
+
+def test_the_digest_of_its_weights_is_checked(file: Path) -> None:
+    words, table, body = read(file)
+    assert len(bytes.fromhex(words["digest"])) == 32
+    start, _ = table["features.2.running_mean"]["data_offsets"]
+    edited = body[:start] + struct.pack("<f", 0.5) + body[start + 4 :]
+    assert "not those of its digest" in error_of(make(file, words, table, edited))
+    del words["digest"]  # as older versions
+    packed_network(make(file, words, table, edited))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ ternary one), and what is in float as it is. A packed network cannot be trained 
 the file runs no code.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import softstair
 from softstair import _check
 from softstair._errors import SoftstairError, first_line, import_extra
 from softstair._files import replacing
@@ -62,6 +64,7 @@ def pack(run: Path | str, dataset: Dataset, file: Path | str) -> Path:
     for key, layer in _stair_layers(network):
         stair = layer.weight_stair.stair
         state[key] = _to_bits(stair.index(layer.weight.detach().cpu()), _width(stair))
+    metadata |= {"softstair": softstair.__version__, "digest": _digest(state)}
     text = json.dumps(metadata, allow_nan=False)
     data = import_extra("safetensors.torch").save(state, metadata={"softstair": text})
     with replacing(Path(file)) as partial:
@@ -88,9 +91,16 @@ def packed_network(file: Path | str) -> nn.Module:
         if not is_like(state, network.state_dict()):
             raise ValueError("its tensors are not those of its network")
         network.load_state_dict(state)
+        if metadata.get("digest") not in (None, _digest(tensors)):
+            raise ValueError("its weights are not those of its digest")
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as e:
         raise damaged(file, e) from None
     return network.eval()
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    parts = (key.encode() + tensors[key].numpy().tobytes() for key in sorted(tensors))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def about(file: Path | str) -> dict[str, Any]:
