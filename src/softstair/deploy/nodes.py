@@ -5,6 +5,7 @@ A node names the nodes whose results it reads and the range of its own results. 
 its channels last. Windows have one or two axes, as the tensors.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -317,6 +318,13 @@ class IntegerNetwork:
     def last(self) -> Node:
         """The node that gives the scores."""
         return self.nodes[-1]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its weights and thresholds."""
+        tensors = (each for node in self.nodes for each in vars(node).values())
+        parts = (each.numpy().tobytes() for each in tensors if isinstance(each, Tensor))
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def node(self, name: str) -> Node:
         """Return the node of that name."""

@@ -279,7 +279,8 @@ def _unique(hint: str, names: set[str], suffix: str = "") -> str:
 
 def _metadata(network: IntegerNetwork, classes: Sequence[str] | None) -> dict[str, str]:
     """Return the properties of a file: the float network sees (byte − zero)/scale."""
-    properties = {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
+    properties = {"softstair": softstair.__version__, "digest": network.digest}
+    properties |= {"zero": str(network.input.zero), "scale": repr(network.input.scale)}
     if classes is None:
         return properties
     count = network.sizes[network.last.name][0]

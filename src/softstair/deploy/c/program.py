@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import softstair
 from softstair import _check
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features, Operation, layout, structure
@@ -233,7 +234,9 @@ class _Program:
             f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
             for name, flash, memory, scratch, how in rows
         )
-        return f"""/* An integer network, written by softstair.
+        return f"""/* An integer network by softstair {softstair.__version__}.
+ * The SHA-256 of its weights and thresholds is
+ * {self.network.digest}
  *
  * It has {plan.flash} bytes of constants, and needs {plan.ram} bytes of memory and about 2 KiB of
  * stack:
