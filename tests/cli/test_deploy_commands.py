@@ -141,6 +141,24 @@ def test_export_to_onnx(digits: Path, tmp_path: Path, run: Run) -> None:
     assert (scores.argmax(1) == classes).all()
 
 
+@pytest.mark.parametrize("cpu", ["x86", "arm"])
+def test_export_for_a_cpu_and_a_runtime(cpu: str, digits: Path, run: Run) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs onnx")
+    for flags, runtime in (([], "onnxruntime"), (["--runtime", "openvino"], "openvino")):
+        code, out, err = run("export", digits, "--cpu", cpu, *flags, "--out", "digits.onnx")
+        assert (code, err) == (0, "")
+        assert f"for cpu={cpu}, runtime={runtime}\n" in out
+        written = {each.key: each.value for each in onnx.load("digits.onnx").metadata_props}
+        assert (written["cpu"], written["runtime"]) == (cpu, runtime)
+    code, out, _ = run("export", digits, "--cpu", cpu, "--to", "c", "--out", "c")
+    assert code == 0
+    assert f"for cpu={cpu}\n" in out
+    assert f" for {cpu}." in Path("c/network.h").read_text()
+    assert "--cpu must be left out" in run.rejected("export", digits, "--cpu", cpu, "--to", "qonnx")
+    refused = run.rejected("export", digits, "--runtime", "openvino", "--to", "c")
+    assert "--runtime must be left out" in refused
+
+
 def test_export_to_c_replaces_only_an_export(digits: Path, tmp_path: Path, run: Run) -> None:
     words = ["export", digits, "--to", "c", "--out"]
     code, out, _ = run(*words, tmp_path / "c")

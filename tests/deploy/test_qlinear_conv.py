@@ -12,6 +12,7 @@ from test_onnx import LEVELS as OPTIMISATIONS, assert_equal, run, run_reference
 from softstair.deploy import onnx as export
 from softstair.deploy.onnx_graph import OnnxGraph, StoredTensor
 from softstair.deploy.qlinear_conv import quantised_convs, scales
+from softstair.deploy.target import Target
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
@@ -175,7 +176,7 @@ def test_large_weights_on_bytes_are_unsigned() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ternary", "sign"])
-def test_deep_layers_read_int8_and_others_uint8(kind: str) -> None:
+def test_deep_layers_on_arm_read_int8_and_others_uint8(kind: str) -> None:
     """One cast changes the type of bytes, and ternary weights are unpacked without wider types."""
     net = RandomBuilder(0, (3, 8, 8), zero=121)
     net.layer("first", 64, kind, LEVELS["ternary"], even=True, padding=(1, 1))
@@ -187,7 +188,9 @@ def test_deep_layers_read_int8_and_others_uint8(kind: str) -> None:
     convs = quantised_convs(net.network())
     assert [conv.kind for conv in convs.values()] == ["UINT8", "INT8", "UINT8"]
     assert {factor for conv in convs.values() for factor in conv.factor} == {64}
-    plain, model = export.model(net.network()), export.model(net.network(), features=True)
+    plain, model = (
+        export.model(net.network(), features, target=Target("arm")) for features in (False, True)
+    )
     types = [node.attribute[0].i for node in plain.graph.node if node.op_type == "Cast"]
     assert onnx.TensorProto.INT32 not in types
     # Three casts of weights, two of features.

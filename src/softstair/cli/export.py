@@ -10,6 +10,7 @@ from softstair.deploy import IntegerNetwork, costs
 from softstair.deploy.comparison import write
 from softstair.deploy.nodes import Steps
 from softstair.deploy.qlinear_conv import quantised_convs
+from softstair.deploy.target import Cpu, Runtime, target_of
 from softstair.train.trained import LastLayer, deployed
 
 
@@ -49,8 +50,8 @@ class ExportFlags:
     )
     scratch: int | None = flag(
         None,
-        "Bytes of memory that a layer of C may use to be faster (default: 1048576; 16384 for "
-        "microcontrollers).",
+        "Bytes of memory that a layer of C may use to be faster (default: 1048576, or 16384 for "
+        "x86; 16384 for microcontrollers).",
     )
     fit_flash: int | None = flag(
         None, "Refuse to write C whose constants take more bytes; its code comes on top."
@@ -61,22 +62,28 @@ class ExportFlags:
     threads: int = flag(
         1, "Threads of C: 1, or 2 for layers of 16 million products or more (POSIX threads)."
     )
+    cpu: Cpu | None = flag(
+        None, "Processor on which C or ONNX is to be fast (default: this machine's)."
+    )
+    runtime: Runtime = flag("onnxruntime", "What runs ONNX; OpenVINO needs a file of its own.")
     data_dir: Path = flag(Path("data"), "Folder of the data sets, for the names of the classes.")
 
     def export(self, trained: Path, **own: Any) -> int:
+        target = target_of(self.to, self.cpu, self.runtime)
         source = deployed(trained, self.data_dir, self.last_layer, **own)
         name = "c" if self.to == "c" else f"network.{self.to}"
         out = self.out or (trained / name if trained.is_dir() else Path(f"{trained.stem}-{name}"))
-        limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads)
+        limits = (self.scratch, self.fit_flash, self.fit_ram, self.threads, target)
         plan = write(source.integer, out, self.to, source.classes, self.out is not None, *limits)
         _show_costs(source.integer)
         entry = source.integer.input
         print_line(f"input: (x - {entry.zero}) / {entry.scale:g}, x of {entry.type_name}")
         if plan is not None:
-            print_line(str(plan))
+            print_line(f"{plan}\nfor cpu={target.cpu}")
         elif self.to == "onnx":
+            print_line(f"for cpu={target.cpu}, runtime={target.runtime}")
             steps = [node.name for node in source.integer.nodes if isinstance(node, Steps)]
-            convs = quantised_convs(source.integer)
+            convs = quantised_convs(source.integer, target)
             if others := [name for name in steps if name not in convs]:
                 print_line(f"steps without a QLinearConv: {', '.join(others)}")
         print_line(f"written: {out}")

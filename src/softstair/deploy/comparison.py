@@ -20,6 +20,7 @@ from softstair.convert.conversion import constant_layers
 from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
+from softstair.deploy.target import HERE, Cpu, Runtime, Target, target_of
 from softstair.nn import StairActivation, StairModule
 
 FORMATS = ("onnx", "qonnx", "c")
@@ -196,16 +197,16 @@ def _in_quanta(activation: StairActivation, y: Tensor) -> Tensor:
     return torch.tensor(stair.integers)[index]
 
 
-def onnx_runner(network: IntegerNetwork, folder: Path) -> Runner:
+def onnx_runner(network: IntegerNetwork, folder: Path, target: Target = HERE) -> Runner:
     """Write a network as ONNX, features included, and return a runner on ONNX Runtime.
 
     Raises:
         MissingExtraError: If onnx or onnxruntime is not installed.
     """
     runtime = import_extra("onnxruntime", "onnx")
-    file = onnx.write(network, folder / "network.onnx", features=True)
+    file = onnx.write(network, folder / "network.onnx", True, None, *target)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    outputs = onnx.feature_outputs(network)
+    outputs = onnx.feature_outputs(network, target)
     names = {layer: outputs[layer] for layer in _compared_layers(network)} | {CLASS: "class"}
 
     def run(x: Tensor) -> dict[str, Tensor]:
@@ -220,7 +221,7 @@ def onnx_runner(network: IntegerNetwork, folder: Path) -> Runner:
 
 
 def c_runner(
-    network: IntegerNetwork, folder: Path, scratch: int = c.SCRATCH, threads: int = 1
+    network: IntegerNetwork, folder: Path, scratch: int | None = None, threads: int = 1
 ) -> Runner:
     """Write a network as C, compile it, and return a runner of the program.
 
@@ -280,6 +281,8 @@ def export(
     fit_flash: int | None = None,
     fit_ram: int | None = None,
     threads: int = 1,
+    cpu: Cpu | None = None,
+    runtime: Runtime = "onnxruntime",
 ) -> Exported:
     """Write a trained network as ONNX, QONNX or C, and compare it with the network.
 
@@ -308,12 +311,15 @@ def export(
         to: ``"onnx"``, ``"qonnx"`` or ``"c"``.
         x: Bytes to compare on, (N, C, H, W) uint8, such as a test set; by default 32 random ones.
             With int8 or int16 the exported network takes integers of that type.
-        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB; 16384 for
-            microcontrollers.
+        scratch: Bytes of memory that a layer of C may use to be faster, by default 1 MiB, or 16384
+            for x86; 16384 for microcontrollers.
         fit_flash: Bytes that the constants of C may take; the code comes on top.
         fit_ram: Bytes that the memory plan of C may take; the stack comes on top.
         threads: Threads of C. 2 computes layers of 16 million products or more on two POSIX
             threads; the memory plan has the stack and the scratch memory of the second.
+        cpu: ``"x86"`` or ``"arm"``, on which C or ONNX is to be fast; by default this machine's.
+            The numbers are the same on both.
+        runtime: What runs ONNX: ``"openvino"`` reads files of ``"onnxruntime"`` wrongly.
 
     Returns:
         The files, the comparisons and, for C, the memory plan.
@@ -331,7 +337,8 @@ def export(
         raise _check.wrong("x", x.dtype if isinstance(x, Tensor) else type(x), allowed)
     fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
-    scratch, folder = c.SCRATCH if scratch is None else scratch, Path(folder)
+    target, folder = target_of(to, cpu, runtime), Path(folder)
+    scratch = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
     if to == "c":
         _check_folder(folder)
     net = copy.deepcopy(net).cpu().float().eval()
@@ -345,14 +352,15 @@ def export(
     c.check_fit(integer, scratch, **fits, threads=threads)
     with tempfile.TemporaryDirectory() as work:
         if to == "onnx":
-            others[to] = onnx_runner(integer, Path(work))
+            others[to] = onnx_runner(integer, Path(work), target)
         elif to == "c":
             others[to] = c_runner(integer, Path(work), scratch, threads)
         comparisons = verify(net, integer, x, others)
     if to != "c":
         folder.mkdir(parents=True, exist_ok=True)
     path = folder if to == "c" else folder / f"network.{to}"
-    plan = write(integer, path, to, scratch=scratch if to == "c" else None, threads=threads)
+    memory = scratch if to == "c" else None
+    plan = write(integer, path, to, scratch=memory, threads=threads, target=target)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if plan else [path]
     notes = [f"{name}: {part}" for name, part in comparisons.items() if part.mismatches]
     for note in (*notes, plan.warning if plan else None):
@@ -383,6 +391,7 @@ def write(
     fit_flash: int | None = None,
     fit_ram: int | None = None,
     threads: int = 1,
+    target: Target = HERE,
 ) -> c.MemoryPlan | None:
     """Write an ONNX or QONNX file, or a folder of C; return the memory plan of C.
 
@@ -390,16 +399,17 @@ def write(
     """
     fits = {"fit_flash": fit_flash, "fit_ram": fit_ram}
     c.check_options(to, scratch, threads, **fits)
-    scratch = c.SCRATCH if scratch is None else scratch
+    scratch = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
+    options = target._asdict() if to == "onnx" else {}
     c.check_fit(network, scratch, **fits, threads=threads)
     if to != "c":
         with output_file(path, "out", follow=follow) as partial:
-            (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes)
+            (onnx if to == "onnx" else qonnx).write(network, partial, classes=classes, **options)
         return None
     if not follow:
         refuse_link(path)
     _check_folder(path)
-    return c.write(network, path, scratch=scratch, threads=threads)
+    return c.write(network, path, scratch=scratch, threads=threads, cpu=target.cpu)
 
 
 def _check_folder(path: Path) -> None:

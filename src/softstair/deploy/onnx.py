@@ -29,10 +29,15 @@ from softstair.deploy.affine import small_wide_steps
 from softstair.deploy.nodes import ExportError, IntegerNetwork
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
 from softstair.deploy.qlinear_conv import add_quantised_conv, quantised_convs
+from softstair.deploy.target import HERE, Cpu, Runtime, Target, target_of
 
 RESERVED = ("bytes", "scores", "class")
 OPSET = 18  # the first with operators on bits
 BATCH = "N"
+NOTES = {
+    "onnxruntime": "OpenVINO reads this file wrongly: write another with runtime=openvino",
+    "openvino": "exact where INFERENCE_PRECISION_HINT is f32",
+}
 
 
 def write(
@@ -40,35 +45,41 @@ def write(
     path: Path | str,
     features: bool = False,
     classes: Sequence[str] | None = None,
+    cpu: Cpu | None = None,
+    runtime: Runtime = "onnxruntime",
 ) -> Path:
     """Write an ONNX file: bytes (N, C, H, W) in, ``scores`` (N, classes) and ``class`` (N,) out.
 
     With ``features`` the result of every node is an output too, by :func:`feature_outputs`.
-    ``classes`` are names for the file's metadata.
+    ``classes`` are names for the file's metadata; ``cpu`` and ``runtime`` are those of ``export``.
     """
-    return onnx_graph.write_model(model(network, features, classes), path)
+    target = target_of("onnx", cpu, runtime)
+    return onnx_graph.write_model(model(network, features, classes, target), path)
 
 
-def feature_outputs(network: IntegerNetwork) -> dict[str, str]:
+def feature_outputs(network: IntegerNetwork, target: Target = HERE) -> dict[str, str]:
     """Return the output that holds each node's result in int32, by the node's name.
 
     Sums that a QLinearConv computes together with their stair have none.
     """
     names = onnx_graph.node_names(network, set(RESERVED), "_value")
-    within = {conv.node.name for conv in quantised_convs(network).values()}
+    within = {conv.node.name for conv in quantised_convs(network, target).values()}
     outputs = {node: f"{name}_value" for node, name in names.items() if node not in within}
     return {**outputs, network.last.name: "scores"}
 
 
 def model(
-    network: IntegerNetwork, features: bool = False, classes: Sequence[str] | None = None
+    network: IntegerNetwork,
+    features: bool = False,
+    classes: Sequence[str] | None = None,
+    target: Target = HERE,
 ) -> Any:
     """Return the ``onnx.ModelProto`` of :func:`write`, checked, with the shape of every tensor."""
     reserved = set(RESERVED)
     names = onnx_graph.node_names(network, reserved, "_value")
-    graph = OnnxGraph(reserved)
+    graph = OnnxGraph(reserved, target)
     stored: dict[str, StoredTensor] = {}
-    convs, outputs = quantised_convs(network), feature_outputs(network)
+    convs, outputs = quantised_convs(network, target), feature_outputs(network, target)
     for node in network.nodes[:-1]:
         graph.prefix = names[node.name]
         if conv := convs.get(node.name):
@@ -95,6 +106,8 @@ def model(
             graph.apply("Reshape", [integers.name, sizes], name=output)
             tensors.append((output, "INT32", (BATCH, *network.sizes[name])))
     proto = graph.model(network, classes, {"": OPSET}, tensors)
+    for key, value in {**target._asdict(), "note": NOTES[target.runtime]}.items():
+        proto.metadata_props.add(key=key, value=value)
     graph.onnx.checker.check_model(proto, full_check=True)
     return import_extra("onnx.shape_inference", "onnx").infer_shapes(
         proto, check_type=True, strict_mode=True, data_prop=True

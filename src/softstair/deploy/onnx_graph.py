@@ -16,6 +16,7 @@ from softstair._errors import import_extra
 from softstair.deploy import nodes
 from softstair.deploy.affine import MARGIN
 from softstair.deploy.nodes import IntegerNetwork, narrowest
+from softstair.deploy.target import HERE, Target
 
 Array = NDArray[Any]
 IR_VERSION = 8
@@ -31,12 +32,12 @@ class OnnxGraph:
     ``prefix`` is the name of the node that is being added; the names of its parts begin with it.
     """
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], target: Target = HERE) -> None:
         self.onnx = import_extra("onnx", "onnx")
         import_extra("onnx.numpy_helper", "onnx")
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.names = set(names)
+        self.names, self.target = set(names), target
         self.prefix = ""
 
     def constant(self, hint: str, values: Any) -> str:
@@ -187,7 +188,8 @@ def packed_weights(graph: OnnxGraph, weight: Array, top: bool = False) -> str:
     even = not (weight & 1).any()
     weight = weight >> 1 if even else weight
     bits = next(bits for bits in (1, 2, 4, 8) if int(weight.max()) < 2**bits)
-    if bits == 8:
+    # OpenVINO reads the weights of a MatMulInteger wrongly if operators unpack them.
+    if bits == 8 or (weight.ndim == 2 and graph.target.runtime == "openvino"):
         return graph.constant("weight", weight << int(even))
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     padded = np.pad(weight.reshape(-1), (0, -weight.size % len(shifts)))

@@ -16,8 +16,8 @@ Runtimes round: factor·s + bias and its product to float32, or not at all, and 
 No sum comes near a half, since c has a distance of MARGIN/2 from its bounds, which is 2⁻²⁰, and the
 roundings are less than 2⁻²² in all.
 
-Features are uint8, or int8 where ONNX Runtime has a faster kernel for it. Weights are int8; large
-ones on uint8 features are uint8.
+Features are uint8. For ARM they are int8 where ONNX Runtime has a faster kernel for it; on x86 that
+takes many times as long. Weights are int8; large ones on uint8 features are uint8.
 """
 
 import math
@@ -31,6 +31,7 @@ from softstair.deploy import nodes, onnx_graph
 from softstair.deploy.affine import Integers
 from softstair.deploy.nodes import IntegerNetwork
 from softstair.deploy.onnx_graph import Array, OnnxGraph, StoredTensor, zero_point
+from softstair.deploy.target import HERE, Target
 
 Levels = tuple[int, ...]
 Floats = npt.NDArray[np.float64]
@@ -50,7 +51,7 @@ class QuantisedConv:
 
     node: nodes.Sum
     steps: nodes.Steps
-    kind: str  # of features, INT8 or UINT8
+    kind: str  # of features on ARM, INT8 or UINT8
     weight_kind: str
     factor: Integers
     bias: Integers
@@ -60,8 +61,10 @@ class QuantisedConv:
 _CONVS: WeakKeyDictionary[IntegerNetwork, dict[str, QuantisedConv]] = WeakKeyDictionary()
 
 
-def quantised_convs(network: IntegerNetwork) -> dict[str, QuantisedConv]:
+def quantised_convs(network: IntegerNetwork, target: Target = HERE) -> dict[str, QuantisedConv]:
     """Return the sums that a QLinearConv computes, by the name of their stair; searched once."""
+    if target.runtime == "openvino":  # it reads the scales on the axis of the inputs
+        return {}
     if network in _CONVS:
         return _CONVS[network]
     convs = {}
@@ -107,7 +110,7 @@ def _quantised_conv(node: nodes.Sum, steps: nodes.Steps, x: nodes.Node) -> Quant
 
 
 def _is_deep(node: nodes.Sum) -> bool:
-    """Return whether ONNX Runtime is faster with int8 features (ARM: by 15 %) than with uint8."""
+    """Return whether ONNX Runtime on ARM is faster with int8 features (by 15 %) than with uint8."""
     _, depth, *window = node.weight.shape
     return math.prod(window) > 1 and node.groups == 1 and depth >= 64
 
@@ -146,30 +149,30 @@ def scales(
 
 def add_quantised_conv(graph: OnnxGraph, conv: QuantisedConv, x: StoredTensor) -> StoredTensor:
     """Add the levels of a sum; linear layers and sequences become convolutions of images."""
-    node, steps = conv.node, conv.steps
+    node, steps, kind = conv.node, conv.steps, conv.kind if graph.target.cpu == "arm" else "UINT8"
     weight, attributes = onnx_graph.sum_operands(node, len(node.weight))
     largest = int((np.abs(node.weight.flatten(1).numpy()).max(1) * conv.factor).max())
-    x = x.as_type(graph, conv.kind, bits=2 * 255 * largest <= MAX_PAIR)
+    x = x.as_type(graph, kind, bits=2 * 255 * largest <= MAX_PAIR)
     added = tuple(range(2, 6 - weight.ndim))
     axes = [graph.constant("axes", np.array(added))] if added else []
     image = graph.apply("Unsqueeze", [x.name, *axes], "image") if added else x.name
     if len(added) == 1:
         attributes["pads"] = [0, *node.padding] * 2
         attributes |= {"strides": (1, *node.stride), "dilations": (1, *node.dilation)}
-    unit, lowest = graph.constant("unit", np.float32(1)), -128 if conv.kind == "INT8" else 0
+    unit, lowest = graph.constant("unit", np.float32(1)), -128 if kind == "INT8" else 0
     inputs = [
         image,
         unit,
-        graph.constant("image_zero", np.array(x.zero, conv.kind.lower())),
+        graph.constant("image_zero", np.array(x.zero, kind.lower())),
         *_add_weights(graph, np.expand_dims(weight, added), conv),
         unit,
-        graph.constant("lowest", np.array(lowest, conv.kind.lower())),
+        graph.constant("lowest", np.array(lowest, kind.lower())),
         graph.constant("bias", conv.bias.astype(np.int32)),
     ]
     name = graph.apply("QLinearConv", inputs, "levels", **attributes)
     name = graph.apply("Squeeze", [name, *axes], "squeezed") if added else name
     limit = lowest + steps.high - steps.low
-    return StoredTensor(name, steps.low, steps.high, conv.kind, lowest - steps.low, limit)
+    return StoredTensor(name, steps.low, steps.high, kind, lowest - steps.low, limit)
 
 
 def _add_weights(graph: OnnxGraph, weight: Array, conv: QuantisedConv) -> list[str]:

@@ -18,11 +18,13 @@ from torch import Tensor
 from softstair import _check, _files
 from softstair._errors import SoftstairError
 from softstair.deploy.c.program import MemoryPlan, PlanRow, check_fit, check_options, sources
-from softstair.deploy.c.winograd import SCRATCH
+from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
 from softstair.deploy.nodes import IntegerNetwork
+from softstair.deploy.target import HERE, Cpu
 
 __all__ = [
     "SCRATCH",
+    "SCRATCH_OF",
     "THREADS",
     "MemoryPlan",
     "PlanRow",
@@ -50,20 +52,22 @@ def write(
     network: IntegerNetwork,
     folder: Path,
     name: str = "network",
-    scratch: int = SCRATCH,
+    scratch: int | None = None,
     threads: int = 1,
+    cpu: Cpu = HERE.cpu,
 ) -> MemoryPlan:
     """Write a network as C: <name>.h, <name>.c, its constants, the runtime, a main.c, a Makefile.
 
     ``folder`` may be a symbolic link. A link inside it is replaced if a file is to have its name,
     and raises LinkError if a folder is. Files that are there are replaced only when all new ones
-    are written. A layer uses up to ``scratch`` bytes of memory to be faster; with 0, each uses as
-    few as it can. With two ``threads``, the Makefile computes large layers on two, and the plan has
-    the memory of the second.
+    are written. A layer uses up to ``scratch`` bytes of memory to be faster, by default as many as
+    is best for ``cpu``; with 0, each uses as few as it can. With two ``threads``, the Makefile
+    computes large layers on two, and the plan has the memory of the second.
     """
     _check_name(name)
     check_options("c", scratch, threads)
-    texts, plan = sources(network, name, scratch, threads)
+    scratch = SCRATCH_OF[cpu] if scratch is None else scratch
+    texts, plan = sources(network, name, scratch, threads, cpu)
     words = {"@name@": name, "@NAME@": name.upper(), "@threads@": " ".join(THREADS[threads])}
     # No program can be built without the header.
     with _files.replacing_folder(Path(folder), last=f"{name}.h") as partial:

@@ -10,8 +10,9 @@ from softstair import _check
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features, Operation, layout, structure
 from softstair.deploy.c.lower import lower
-from softstair.deploy.c.winograd import SCRATCH
+from softstair.deploy.c.winograd import SCRATCH, SCRATCH_OF
 from softstair.deploy.nodes import ExportError, IntegerNetwork
+from softstair.deploy.target import HERE, Cpu
 
 ALIGNMENT = 16
 CODE = "about 8 to 18 kB on a Cortex-M4"  # measured, with startup code
@@ -105,10 +106,10 @@ def arrange(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
 
 
 def sources(
-    network: IntegerNetwork, name: str, scratch: int = SCRATCH, threads: int = 1
+    network: IntegerNetwork, name: str, scratch: int = SCRATCH, threads: int = 1, cpu: Cpu = "arm"
 ) -> tuple[dict[str, str], MemoryPlan]:
     """Return the text of the generated files, by their names, and the memory plan."""
-    program = _Program(network, name, scratch, threads)
+    program = _Program(network, name, scratch, threads, cpu)
     if program.size >= 2**31:
         raise ExportError("the features of the network need more than 2 GiB of memory.")
     files = {
@@ -119,7 +120,9 @@ def sources(
     return files, program.plan()
 
 
-def memory_plan(network: IntegerNetwork, scratch: int = SCRATCH, threads: int = 1) -> MemoryPlan:
+def memory_plan(
+    network: IntegerNetwork, scratch: int = SCRATCH_OF[HERE.cpu], threads: int = 1
+) -> MemoryPlan:
     """Return the memory plan of the program that :func:`sources` would generate."""
     return _Program(network, "network", scratch, threads).plan()
 
@@ -175,8 +178,10 @@ def _largest(plan: MemoryPlan, size: Callable[[PlanRow], int]) -> str:
 
 
 class _Program:
-    def __init__(self, network: IntegerNetwork, name: str, scratch: int, threads: int) -> None:
-        self.network, self.name, self.threads = network, name, threads
+    def __init__(
+        self, network: IntegerNetwork, name: str, scratch: int, threads: int, cpu: Cpu = "arm"
+    ) -> None:
+        self.network, self.name, self.threads, self.cpu = network, name, threads, cpu
         self.layout = layout(network)
         self.operations = lower(network, self.layout, scratch)
         self.upper = name.upper()
@@ -234,7 +239,7 @@ class _Program:
             f" *   {name:40} {flash:>10} {memory:>8} {scratch:>8}  {how}".rstrip()
             for name, flash, memory, scratch, how in rows
         )
-        return f"""/* An integer network by softstair {softstair.__version__}.
+        return f"""/* An integer network by softstair {softstair.__version__} for {self.cpu}.
  * The SHA-256 of its weights and thresholds is
  * {self.network.digest}
  *

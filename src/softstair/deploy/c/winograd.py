@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from softstair.deploy import nodes
 from softstair.deploy.c.layout import Features
+from softstair.deploy.target import Cpu
 
-SCRATCH = 2**20  # bytes that a layer may use while it runs, by default
+SCRATCH = 2**20  # bytes that a layer may use while it runs
+SCRATCH_OF: dict[Cpu, int] = {"arm": SCRATCH, "x86": 2**14}  # by default; tiles are slow on x86
 LANES, GAP, BLOCK = 16, 64, 64  # as in softstair_winograd.h and softstair_vector.h
 CYCLES_COUNTED, CYCLES_MULTIPLIED = 0.0135, 0.05
 """Cycles of a Neoverse-N1 per product of a feature and a bit of a weight, if bits are counted; per
