@@ -607,6 +607,26 @@ def test_resnet20_has_the_accuracies_of_the_table(name: str) -> None:
             assert f"| {valid:.2f} | {tested:.2f} |" in page, run["run"]
 
 
+def test_ternary_resnet20_has_the_accuracies_of_the_table() -> None:
+    page = text_of(DOCS / "float.md").partition("### Ternary")[2].partition("\n### ")[0]
+    signs = {"-1 0 1": "−1, 0, 1", "0 1 2": "0, 1, 2", "uint2": "0 … 3", "uint8": "0 … 255"}
+    rows: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for run in results_table("resnet20-ternary.csv"):
+        levels = signs.get(run["features"], run["features"])
+        rows.setdefault((levels, run["run"], run["fold"]), []).append(run)
+    for (levels, name, fold), runs in rows.items():
+        valid, test = (
+            [f"{value:.2f}" for value in percents(runs, f"{part}_accuracy")]
+            for part in ("valid", "test")
+        )
+        cells = [levels, name, " / ".join(valid), " / ".join(test)]
+        if fold == "all":
+            found = next(line for line in page.splitlines() if line.startswith(f"| {levels}"))
+            assert found.split(" | ")[1 : 1 + len(test)] == test, name
+        else:
+            assert f"| {' | '.join(cells)} |" in page, name
+
+
 def rows_of_reproduction(part: str) -> list[list[str]]:
     block = text_of(DOCS / "reproduction.md").split(f"<!-- {part} -->")[1].split("<!--")[0]
     return [row[2:-2].split(" | ") for row in block.strip().splitlines()[2:]]
