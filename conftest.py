@@ -1,6 +1,5 @@
 """Test lanes, and which source files are searched for examples."""
 
-import sys
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -36,12 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     nightly = config.getoption("lane") == "nightly"
     settings.register_profile("lane", deadline=None, max_examples=100 if nightly else 8)
     settings.load_profile("lane")
-
-
-def pytest_collection_finish() -> None:
-    """Estimate the time of a unit from few steps, wherever the module was imported."""
-    if grid := sys.modules.get("softstair.experiments.grid"):
-        grid.MOST_STEPS = 4  # type: ignore[attr-defined]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

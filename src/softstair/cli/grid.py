@@ -14,15 +14,15 @@ from typing import Any, Literal
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import begin_output
-from softstair.cli._args import argument, conditions, flag, flags_in
+from softstair.cli._args import argument, conditions, flag
 from softstair.cli._progress import Elsewhere, Progress, Stoppable, same_command, show_status
 from softstair.cli._table import plural, print_line, print_table
 from softstair.cli.train import MAX_FOLDS, check_workers
 from softstair.experiments import grid, results, tables
 from softstair.experiments.design import DESIGNS, Design, Unit, changed, read_design
-from softstair.experiments.grid import Estimate, OnEvent, Timer
-from softstair.experiments.results import STATES, UnitStatus
-from softstair.experiments.studies import FEWEST, best_of, duration, repetitions_of
+from softstair.experiments.grid import OnEvent, Timer
+from softstair.experiments.results import STATES
+from softstair.experiments.studies import FEWEST, best_of, repetitions_of
 from softstair.experiments.tables import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair.train.parallel import torchrun_ranks
 from softstair.train.progress import Event
@@ -84,7 +84,7 @@ class Command:
         None, "CPU threads of each unit (default: by its network; on a GPU, units share the cores)."
     )
     dry_run: bool = flag(
-        False, "Train nothing; show the design, its progress, and an estimate of the time left."
+        False, "Train nothing; show the design and how many of its units are done and begun."
     )
     json: bool = flag(False, "With --dry-run or --status: print JSON.")
     status: bool = flag(
@@ -192,22 +192,12 @@ class Command:
             print(json.dumps(design.to_json(), indent=1))
             return 0
         units = results.statuses(design, folder, elsewhere)  # raises if a recipe differs
-        grid.check([unit.unit for unit in units if not unit.is_done], str(self.data_dir))
         _show_design(design)
         counts = results.summarise(units)
         words = [f"{counts[state]} {state}" for state in STATES[:-1] if counts[state]]
         if words:
             waiting = counts["waiting"] or "none"
             print_line(f"of these {', '.join(words)}, {waiting} waiting; runs: {folder}")
-        if all(unit.is_done for unit in units):
-            return 0
-        first = design.configurations[0].recipe
-        try:
-            measured = grid.estimate(first, str(self.data_dir), self.device, self.threads)
-        except ValueError as error:
-            print_line(flags_in(f"no estimate of the time: {error}"))
-        else:
-            _show_estimate(design, measured, units)
         return 0
 
     def _train(self, design: Design, folder: Path, elsewhere: Elsewhere, table: Path | None) -> int:
@@ -326,21 +316,6 @@ def _show_design(design: Design) -> None:
     print_line(
         f"{plural(len(recipes), 'configuration')} × {plural(len(design.folds), 'fold')} = "
         f"{len(design)} units of {epochs} epochs"
-    )
-
-
-def _show_estimate(design: Design, measured: Estimate, units: Sequence[UnitStatus]) -> None:
-    """Print how long the units that are left would take here, one after another."""
-    first = design.configurations[0]
-    left = [unit for unit in units if not unit.is_done]
-    epochs = sum(max(0, unit.unit.recipe.epochs - unit.epochs) for unit in left)
-    is_begun = epochs < sum(unit.unit.recipe.epochs for unit in units)
-    subject = f"what is left of {plural(len(left), 'unit')}" if is_begun else "all"
-    print_line(
-        f"a step of {first.name} takes {1000 * measured.step:.3g} ms on {measured.device}, and an "
-        f"evaluation {measured.evaluation:.2g} s: about {duration(measured.unit)} a unit, and "
-        f"{duration(measured.unit * epochs / first.recipe.epochs)} for {subject}, one after "
-        "another; truncation and parallel units take less"
     )
 
 

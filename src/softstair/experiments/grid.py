@@ -1,4 +1,4 @@
-"""Grids: the local engine, which trains the units of a design, and the time that units take.
+"""Grids: the local engine, which trains the units of a design.
 
 An engine is a function ``run(units, folder, on_event, …)`` that returns how many units failed. It
 trains each in its run directory, which is all that it leaves behind: a unit that is done there is
@@ -9,50 +9,23 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from softstair._errors import SoftstairError
-from softstair.bench.clock import elapsed
-from softstair.bench.workload import StepRunner
-from softstair.data import Dataset, load
-from softstair.data.batches import Examples
-from softstair.data.folds import split
 from softstair.experiments.design import Unit
 from softstair.experiments.results import add_device_seconds, find, is_finished, last_epoch
 from softstair.experiments.tables import Training
-from softstair.nn import layer_count
-from softstair.train.execution import choose_device, choose_threads, training_settings
-from softstair.train.loop import check_data
-from softstair.train.metrics import evaluate, refresh_statistics
-from softstair.train.network import make_network
-from softstair.train.parallel import SINGLE_PROCESS, StopRequest
+from softstair.train.execution import choose_device
+from softstair.train.parallel import StopRequest
 from softstair.train.pool import ProcessPool, Task, worker_count
 from softstair.train.progress import Event
-from softstair.train.recipe import Recipe, fields_with
-from softstair.train.records import FLOAT_RUNS, RunError, refuse_other_data
-from softstair.train.state import State, check_batch
-from softstair.train.step import own_loss
-from softstair.train.teacher import AUTO, float_runs, load_float_run, start_from
+from softstair.train.records import RunError, refuse_other_data
 
 OnEvent = Callable[[Unit, Event], None]
 WINDOW = 20.0
 """Seconds over which steps are counted."""
 GAIN = 1.03
 """Factor by which another parallel unit must raise the steps per second."""
-PATIENCE, FEWEST_STEPS, MOST_STEPS = 3.0, 2, 200
-"""Seconds and numbers of steps from which the time of a unit is estimated."""
-SHAPES = {"cifar10": ((3, 32, 32), 10), "svhn": ((3, 32, 32), 10), "speech": ((1, 49, 10), 12)}
-"""Shape of an example and number of classes of the data sets that must be downloaded."""
-CENTRED = {"speech": (128.0, 16.0)}
-"""Zero point and scale of their centred input, if they have one."""
-NETWORK_FIELDS = [name for name in fields_with("architecture") if name not in ("noise", "forward")]
-"""The fields that decide whether a network can be built; own noise is own code."""
-EVALUATED = 500
-"""Examples whose evaluation is measured."""
 
 
 def unfinished(units: Iterable[Unit], folder: Path) -> Iterator[Unit]:
@@ -109,94 +82,6 @@ def run(
     )
     with StopRequest() as stop, ProcessPool(tasks, report, count, settings, most=pace.most) as pool:
         return pool.run(stop, timer.deadline)
-
-
-def check(units: Iterable[Unit], data_dir: str = "data") -> None:
-    """Raise SoftstairError, with the name of the unit, if one would fail before it trains.
-
-    Each distinct network is built once. Data that must be downloaded are not read: blank examples
-    of their shape stand for them, and only `limit` says how many there are.
-    """
-    checks = _Checks(data_dir)
-    for unit in units:
-        try:
-            checks.check(unit.recipe)
-        except SoftstairError as error:
-            raise SoftstairError(f"{unit.name} cannot be trained: {error}") from None
-
-
-class _Checks:
-    """Checks of recipes that do nothing twice."""
-
-    def __init__(self, data_dir: str) -> None:
-        self._data_dir = data_dir
-        self._datasets: dict[str, Dataset] = {}
-        self._layers: dict[Any, int] = {}  # of each network that was built
-        self._passed: set[Any] = set()
-
-    def check(self, recipe: Recipe) -> None:
-        dataset = self._dataset(recipe.data)
-        parts = recipe.data, recipe.limit, recipe.batch, recipe.fold, recipe.folds
-        if parts not in self._passed:
-            _check_parts(recipe, dataset)
-        own = tuple(recipe.own_code.items())
-        built = *(getattr(recipe, name) for name in NETWORK_FIELDS), own, recipe.clip_latent
-        if built not in self._layers:
-            self._layers[built] = _layers_of(recipe, dataset)
-        if self._layers[built]:
-            recipe.schedule(self._layers[built])
-        starts = (*parts, recipe.init_from, recipe.teacher, built)
-        if starts not in self._passed:
-            _check_float_runs(recipe, dataset)
-        self._passed |= {parts, starts}
-
-    def _dataset(self, name: str) -> Dataset:
-        if name not in self._datasets:
-            is_blank = name in SHAPES
-            self._datasets[name] = _blank(name) if is_blank else load(name, self._data_dir)
-        return self._datasets[name]
-
-
-def _check_parts(recipe: Recipe, dataset: Dataset) -> None:
-    """Check the number of examples, as far as it is known."""
-    if recipe.data not in SHAPES:
-        check_data(recipe, dataset.sample(recipe.limit))
-    elif recipe.limit is not None:
-        # Folds of speakers may be smaller than others.
-        held_out = recipe.fold != "all" and recipe.data != "speech"
-        check_batch(recipe, recipe.limit - held_out * (recipe.limit // recipe.folds))
-
-
-def _layers_of(recipe: Recipe, dataset: Dataset) -> int:
-    """Build the network and the state of its training; return its number of quantised layers."""
-    with torch.random.fork_rng([]):
-        network = make_network(recipe, dataset)
-    # How it is computed depends on the device.
-    changes: dict[str, Any] = dict.fromkeys(("precision", "kernels", "capture"), "auto")
-    eager = replace(recipe, **changes, compile="never")
-    State(eager, network, recipe.batch, torch.device("cpu"))
-    if recipe.loss is not None:
-        own_loss(recipe.loss, len(dataset.classes))
-    return 0 if recipe.is_float else layer_count(network)
-
-
-def _check_float_runs(recipe: Recipe, dataset: Dataset) -> None:
-    """Check the float runs that a recipe starts from or learns from, if it names any."""
-    if {recipe.init_from, recipe.teacher} <= {None, AUTO}:
-        return
-    for role, path in float_runs(recipe, Path(), tuple(dataset.x.shape[1:])).items():
-        if getattr(recipe, FLOAT_RUNS[role]) != AUTO:
-            run = load_float_run(role, path, recipe, dataset, None, SINGLE_PROCESS)
-            if role == "start":
-                start_from(make_network(recipe, dataset), run, recipe)
-
-
-def _blank(name: str) -> Dataset:
-    """Return two blank examples of the shape of a data set."""
-    shape, classes = SHAPES[name]
-    x, y = torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1])
-    names, centred = tuple(map(str, range(classes))), CENTRED.get(name)
-    return Dataset(name, x, y, names, 0.0, 1.0, test_x=x, test_y=y, centred=centred)
 
 
 class Timer:
@@ -311,49 +196,3 @@ class Pace:
             self._number = min(self._number + 1, self.most)
         else:
             self._number, self._settled = self._best[1], True
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of a step, of an evaluation of the validation fold, and of a unit."""
-
-    step: float
-    evaluation: float
-    unit: float
-    device: str
-
-
-def estimate(
-    recipe: Recipe, data_dir: str = "data", device: str = "auto", threads: int | None = None
-) -> Estimate:
-    """Estimate the time of a unit from a few steps and an evaluation.
-
-    >>> measured = estimate(Recipe(limit=200, epochs=10, batch=32), device="cpu")
-    >>> 0 < measured.step < measured.unit
-    True
-    """
-    place = choose_device(device)
-    dataset = load(recipe.data, data_dir).sample(recipe.limit)
-    with training_settings(recipe, place):
-        torch.manual_seed(recipe.seed)
-        network = make_network(recipe, dataset)
-        torch.set_num_threads(threads or choose_threads(network, recipe.batch))
-        parts = split(dataset, recipe.fold, recipe.folds)
-        numbers = *dataset.numbers(recipe.integer_input, recipe.centre_input), place
-        training, valid = (Examples(dataset.x[part], dataset.y[part], *numbers) for part in parts)
-        # Compiling takes longer than what is measured, and pays off only in a complete unit.
-        runner = StepRunner(replace(recipe, compile="never"), network, training, place)
-        state, seconds, count = runner.state, 0.0, 0
-        while count < FEWEST_STEPS or (seconds < PATIENCE and count < MOST_STEPS):
-            seconds += elapsed(runner, place)
-            count += 1
-        step = seconds / count
-        few = Examples(training.x[:EVALUATED], training.y[:EVALUATED], *numbers)
-        score = lambda: evaluate(state.network, few, forward=state.execution.eval_forward)
-        score()  # the first call is slower
-        evaluation = elapsed(score, place) * len(valid) / len(few)
-        if recipe.statistics == "fresh":
-            refresh = lambda: refresh_statistics(state.network, training, recipe.batch, recipe.seed)
-            evaluation += elapsed(refresh, place)
-    unit = recipe.epochs * (state.steps * step + evaluation)
-    return Estimate(step, evaluation, unit, str(place))
