@@ -82,7 +82,7 @@ dist: $(VENV)/dist
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(echo dist/*.whl)[cli]"
 	cd dist && ../.venv-dist/bin/softstair --version
-	cd dist && ../.venv-dist/bin/python -I -c "import softstair, softstair.train, softstair.experiments; print(softstair.__file__)"
+	cd dist && ../.venv-dist/bin/python -I -c "import softstair, softstair.train; print(softstair.__file__)"
 	cd dist && ../.venv-dist/bin/softstair zoo
 	rm -rf .venv-dist
 

@@ -1,11 +1,11 @@
 """What each option of a grid is worth, in points of validation accuracy.
 
-    softstair grid benchmarks/accuracy.toml --out runs/accuracy --jobs 6 --device cuda
+    python -m paper grid benchmarks/accuracy.toml --out runs/accuracy --jobs 6 --device cuda
     python benchmarks/accuracy.py runs/accuracy/table.csv --out effects.csv
 
-GRID is a table or a folder of run directories that softstair grid wrote. Options are the fields of
-the recipe in which its configurations differ, except for seed and fold. Fields that differ together
-are one option. The model is
+GRID is a table or a folder of run directories that python -m paper grid wrote. Options are the
+fields of the recipe in which its configurations differ, except for seed and fold. Fields that
+differ together are one option. The model is
 
     accuracy of the last epoch = block + sum of the effects of the options + error,
 
@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paper import Training, load
 from sentence import tell
-from softstair.experiments import Training, load
 from softstair.train.options import describe
 from softstair.train.recipe import FIELDS, Recipe
 

@@ -1,6 +1,6 @@
 """Shares of the weights at each level, layer by layer, of trained networks.
 
-    softstair grid paper-cifar10 --epochs 50 --out runs/means --folds 0 \\
+    python -m paper grid paper-cifar10 --epochs 50 --out runs/means --folds 0 \\
         --where static_mean=false noise=uniform forward=mode,random interval=partition,same_end \\
         power=homogeneous
     python benchmarks/dynamic_means.py runs/means --out results/dynamic-means.csv
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from paper.design import configuration
+from paper.results import find
 from sentence import tell
 from softstair.convert.bits import stair_named
-from softstair.experiments.design import configuration
-from softstair.experiments.results import find
 from softstair.nn import StairLayer
 from softstair.stair import Stair
 from softstair.train import checkpoint

@@ -25,8 +25,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from softstair.experiments import grid, ray_engine, results, tables
-from softstair.experiments.design import Configuration, Design, Unit
+from paper import grid, ray_engine, results, tables
+from paper.design import Configuration, Design, Unit
 from softstair.train import Interrupted, Recipe
 
 MARKING = """

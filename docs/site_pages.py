@@ -25,12 +25,10 @@ MODULES = (
     "softstair.ste",
     "softstair.nn",
     "softstair.deploy",
-    "softstair.theory",
     "softstair.data",
     "softstair.models",
     "softstair.train",
     "softstair.zoo",
-    "softstair.experiments",
 )
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 

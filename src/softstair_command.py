@@ -11,18 +11,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VERBS: dict[str, str] = {
     "train": "train a quantised network; without flags, a ternary one on the embedded digits",
-    "grid": "train a design of many runs, such as the paper's, here or on a cluster",
-    "report": "write one HTML page about a grid: claims, curves, tables",
     "export": "write a trained network as ONNX, QONNX or C, in integers",
     "verify": "compare the deployed network with the trained one, number by number",
-    "sensitivity": "measure what each layer of a trained network costs at fewer bits",
     "zoo": "list, evaluate and export the trained networks that are part of softstair",
-    "check": "check a schedule: does it anneal its layers in order? What does the theorem say?",
     "bench": "measure the speed of the operator, the training step and truncation",
     "data": "download data sets, and show which are there",
 }
@@ -44,67 +40,78 @@ LONGEST_NAME = 200
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, given without the program's name, and return the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without λ gets a question mark
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = words[0] if words else "--help"
-    if verb in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:<11}  {purpose}" for verb, purpose in VERBS.items())
-        print(HELP.format(verbs=verbs), end="")
-        return 0
-    if verb in ("-V", "--version"):
+    if words and words[0] in ("-V", "--version"):
         source = Path(__file__).parent / "softstair" / "__init__.py"
         version = re.search(r'__version__ = "(.+)"', source.read_text(encoding="utf-8"))
         print(f"softstair {version and version[1]}")
         return 0
-    if verb not in VERBS:
+    return dispatch("softstair", "softstair.cli", VERBS, HELP, words)
+
+
+def dispatch(
+    program: str, package: str, verbs: Mapping[str, str], about: str, words: Sequence[str]
+) -> int:
+    """Run the verb that the words begin with, a module of ``package``, or print the help."""
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help"):
+        listed = "\n".join(f"  {verb:<11}  {purpose}" for verb, purpose in verbs.items())
+        print(about.format(verbs=listed), end="")
+        return 0
+    if verb not in verbs:
         # As softstair._check.ending says it, without importing the package.
-        close = difflib.get_close_matches(verb, VERBS)
+        close = difflib.get_close_matches(verb, verbs)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         given = verb if len(verb) <= LONGEST_NAME else f"{verb[:LONGEST_NAME]}…"
-        verbs = ", ".join(VERBS)
-        return _fail(f"softstair: the verb must be one of {verbs}, but {given!r} was given{hint}")
+        allowed = f"one of {', '.join(verbs)}"
+        return _fail(f"{program}: the verb must be {allowed}, but {given!r} was given{hint}")
+    return call(f"{program} {verb}", f"{package}.{verb}", words[1:])
+
+
+def call(name: str, module: str, words: Sequence[str]) -> int:
+    """Run the ``Command`` of a module, which is called by this name, and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without λ gets a question mark
     try:
-        return _run(verb, words[1:])
+        return _run(name, module, words)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except KeyboardInterrupt:
-        again = f"begin again with {shlex.join(['softstair', *words])}"
-        text = f"softstair {verb}: interrupted before anything was saved; {again}"
-        return _fail(text, code=130)
+        again = f"begin again with {shlex.join([*name.split(), *words])}"
+        return _fail(f"{name}: interrupted before anything was saved; {again}", code=130)
     except BrokenPipeError:
-        # `softstair check | head`: nobody reads on, and Python must not complain at exit.
+        # `softstair zoo | head`: nobody reads on, and Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
         from softstair._errors import MissingExtraError
 
         if isinstance(error, ValueError | OSError | MissingExtraError):
-            return _fail(f"softstair {verb}: {_message(error)}")
+            return _fail(f"{name}: {_message(error)}")
         if os.environ.get("SOFTSTAIR_TRACEBACK"):
             raise
         return _fail(
-            f"softstair {verb}: internal error: {type(error).__name__}: {error}. Please report it "
+            f"{name}: internal error: {type(error).__name__}: {error}. Please report it "
             "with the command you ran and what it prints with SOFTSTAIR_TRACEBACK=1."
         )
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(name: str, module_name: str, words: Sequence[str]) -> int:
     try:
-        module = importlib.import_module(f"softstair.cli.{verb}")
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA:
             raise
         return _fail(
-            f"softstair {verb}: the command needs the package {missing}, which is not installed: "
+            f"{name}: the command needs the package {missing}, which is not installed: "
             "run pip install '.[cli]' in the clone of softstair."
         )
     from softstair.cli._args import parse
 
     with getattr(module, "parsing", contextlib.nullcontext)():
-        command = parse(module.Command, words, f"softstair {verb}")
+        command = parse(module.Command, words, name)
     return int(command.run())
 
 

@@ -148,8 +148,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, which take most of the time of `softstair report`."""
-    monkeypatch.setattr("softstair.experiments.figures.drawings", lambda trainings: {})
+    """Pages without figures, which take most of the time of `python -m paper report`."""
+    monkeypatch.setattr("paper.figures.drawings", lambda trainings: {})
 
 
 @pytest.fixture

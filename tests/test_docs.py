@@ -19,10 +19,12 @@ import pytest
 import scipy.stats
 import torch
 
+import paper.__main__
 import softstair as ss
+import softstair_command
 from helpers.narrow import narrow_entry
+from paper import draw, load, pages
 from softstair import zoo
-from softstair.experiments import load
 from softstair.models import NETWORKS
 
 ROOT = Path(__file__).parents[1]
@@ -241,7 +243,7 @@ def test_broken_links_of_every_form_are_noticed(tmp_path: Path) -> None:
 
 CURRENT = [ROOT / "CONTRIBUTING.md", *PAGES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
 MAKEFILES = [ROOT / "Makefile", ROOT / "src/softstair/deploy/c/runtime/Makefile"]
-FOLDERS = "benchmarks|docs|examples|results|src|tests"
+FOLDERS = "benchmarks|docs|examples|paper|results|src|tests"
 # A path in one of the folders, or to a Python file in a folder of the package.
 PATH = re.compile(rf"(?<![\w./:-])((?:{FOLDERS})/[\w./<>*-]+[\w/>*]|(?:[\w<>-]+/)+[\w<>-]+\.py\b)")
 
@@ -314,25 +316,36 @@ def commands(page: Path) -> list[str]:
     shown += [line.strip() for line in re.findall(r"^ {4}(.+)$", prose(page), re.MULTILINE)]
     shown += re.findall(r"`([^`\n]+)`", prose(page))
     lines = [line.removeprefix("$ ").partition("  #")[0].strip() for line in shown]
-    return [line for line in lines if line.startswith("softstair ")]
+    return [line for line in lines if line.startswith(("softstair ", "python -m "))]
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
-        if re.match(r"softstair \w+: ", line):
+        if re.match(r"(softstair|python -m paper) \w+: ", line):
             continue  # what a command says, not how it is called
         parse_command(line)
 
 
+PROGRAMS = {
+    "softstair": ("softstair.cli", softstair_command.VERBS),
+    "python -m paper": ("paper.cli", paper.__main__.VERBS),
+}
+
+
 def parse_command(line: str) -> None:
-    from softstair.cli import VERBS
     from softstair.cli._args import parse
 
-    _, verb, *words = shlex.split(line)
-    assert verb in VERBS, line
-    module = importlib.import_module(f"softstair.cli.{verb}")
+    program = next((name for name in PROGRAMS if line.startswith(f"{name} ")), None)
+    if program is None:  # python -m folder.script or package
+        name = shlex.split(line)[2]
+        assert importlib.util.find_spec(name), line
+        return
+    package, verbs = PROGRAMS[program]
+    verb, *words = shlex.split(line.removeprefix(program))
+    assert verb in verbs, line
+    module = importlib.import_module(f"{package}.{verb}")
     named = verb in ("grid", "report", "export", "verify") and not words
     if named or (verb == "data" and words in (["fetch"], ["status"])):
         return  # a mention of it
@@ -341,7 +354,7 @@ def parse_command(line: str) -> None:
         fold.mkdir(parents=True, exist_ok=True)
         (fold / "config.json").touch()  # something to resume
     try:
-        parse(module.Command, words, f"softstair {verb}")
+        parse(module.Command, words, f"{program} {verb}")
     except SystemExit as stop:
         if stop.code or (words and "--help" not in words):
             pytest.fail(f"{line} stops with {stop.code}.")
@@ -352,6 +365,8 @@ def parse_command(line: str) -> None:
 def test_a_command_with_a_wrong_flag_is_noticed() -> None:
     with pytest.raises(pytest.fail.Exception, match="--epoch"):
         parse_command("softstair train --epoch 3")
+    with pytest.raises(pytest.fail.Exception, match="--fold"):
+        parse_command("python -m paper grid paper-svhn --fold 3")
 
 
 def test_every_flag_has_its_row_and_default() -> None:
@@ -368,7 +383,7 @@ def test_every_flag_has_its_row_and_default() -> None:
 
 
 def test_every_flag_of_grid_has_its_row_and_default() -> None:
-    from softstair.cli.grid import Command
+    from paper.cli.grid import Command
 
     wanted = {one.name: one.default for one in fields(Command)}
     del wanted["design"]
@@ -393,10 +408,8 @@ def test_tables_are_those_that_the_script_writes(
     assert script(page, monkeypatch).rewritten(text) == text
 
 
-def test_pages_of_the_reproduction_are_those_that_the_script_writes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written = script("verdicts", monkeypatch).written()
+def test_pages_of_the_reproduction_are_those_that_the_script_writes() -> None:
+    written = pages.written()
     assert len(written) == 4
     for path, text in written.items():
         assert text_of(path) == text, path
@@ -893,7 +906,7 @@ def test_every_result_names_its_commit_command_data_and_machine() -> None:
         assert re.search(r"\b[0-9a-f]{7}\b|^that of the tables", entry["commit"]), name
         for line in entry["command"]:
             assert line.startswith(("softstair", "python ")), name
-            if line.startswith("softstair "):
+            if line.startswith(("softstair ", "python -m ")):
                 parse_command(line)
             elif line.startswith("python "):
                 assert (ROOT / line.split()[1]).is_file(), line
@@ -902,12 +915,7 @@ def test_every_result_names_its_commit_command_data_and_machine() -> None:
 # Pictures
 
 
-@pytest.fixture(scope="module")
-def draw() -> ModuleType:
-    return load_script("draw")
-
-
-def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
+def test_pictures_are_those_that_the_script_draws() -> None:
     there = {path.name for path in (DOCS / "pictures").iterdir()}
     assert there == {f"{name}.svg" for name in draw.DRAWINGS} | {"training.png"}
     shown = {name for page in PAGES for name in re.findall(r"pictures/([\w.]+)\)", text_of(page))}
@@ -917,7 +925,7 @@ def test_pictures_are_those_that_the_script_draws(draw: ModuleType) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["forwards", "schedules"])
-def test_a_picture_is_the_same_each_time(draw: ModuleType, name: str, tmp_path: Path) -> None:
+def test_a_picture_is_the_same_each_time(name: str, tmp_path: Path) -> None:
     first = draw.draw(name, tmp_path).read_bytes()
     assert draw.draw(name, tmp_path).read_bytes() == first
     assert b"<dc:date>" not in first

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from helpers.commands import Run
 from softstair import zoo
 from softstair._errors import SoftstairError
+from softstair.cli._mean import mean_of
 from softstair.data import Dataset, load
-from softstair.experiments.studies import mean_of
 from softstair.train import Recipe, train, trained_network
 from softstair.train.packed import pack
 from softstair.train.trained import deployed

@@ -15,6 +15,7 @@ from softstair.convert import quantise
 from softstair.noise import Noise
 from softstair.regularise import regularise
 from softstair.schedule import Schedule
+from softstair.sensitivity import sensitivity
 from softstair.stair import Stair
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ __all__ = [
     "refresh_statistics",
     "regularise",
     "report",
+    "sensitivity",
     "ste",
 ]
 __version__ = "0.1.0"
 
-_ROOMS = ("bench", "data", "deploy", "experiments", "models", "theory", "train", "zoo")
+_ROOMS = ("data", "deploy", "models", "train", "zoo")
 _NAMES = {"report": "softstair.deploy.summary"}
 
 

@@ -16,10 +16,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from paper.design import configuration, read_design
+from paper.tables import Epoch, Training, write
 from softstair import models
 from softstair.data import load
-from softstair.experiments.design import configuration, read_design
-from softstair.experiments.tables import Epoch, Training, write
 from softstair.train import Recipe, train
 from softstair.train.network import trained_network
 from softstair.train.packed import pack

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from softstair import _errors
-from softstair.cli import bench, check, train, verify
+from softstair.cli import bench, train, verify
 from softstair.cli._args import argument, conditions, flag, parse
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
@@ -99,7 +99,6 @@ def test_help_has_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]
         (train.Command, "--drop 5", "--lr-drop-epoch 5"),
         (verify.Command, "x --ways c", "x --backends c"),
         (bench.Command, "--what step", "--only step"),
-        (check.Command, "--no-own_code", "--no-trust-code"),
     ],
 )
 def test_earlier_spellings_are_accepted(

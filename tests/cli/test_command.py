@@ -1,6 +1,5 @@
 """The command before its verbs: help, exit codes, errors, and what it needs."""
 
-import io
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import softstair
 from helpers.commands import Run
 from softstair import cli
-from softstair.cli import check
+from softstair.cli import zoo
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -28,7 +27,7 @@ def interrupted(name, *rest, **more):
 
 import softstair_command
 builtins.__import__ = interrupted
-sys.exit(softstair_command.main(['check', '--out', 'a b.png']))
+sys.exit(softstair_command.main(['zoo', '--out', 'a b.png']))
 """
 
 
@@ -40,8 +39,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_interrupt_during_the_import_is_one_line() -> None:
     done = python(INTERRUPTED)
-    message = "softstair check: interrupted before anything was saved; begin again with"
-    assert (done.returncode, done.stderr) == (130, f"{message} softstair check --out 'a b.png'\n")
+    message = "softstair zoo: interrupted before anything was saved; begin again with"
+    assert (done.returncode, done.stderr) == (130, f"{message} softstair zoo --out 'a b.png'\n")
 
 
 def test_help_and_version_do_not_import_torch() -> None:
@@ -72,9 +71,9 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
         assert out.startswith(f"usage: softstair {verb}")
         assert "Exit code 0" in out
     assert run("--version") == (0, f"softstair {softstair.__version__}\n", "")
-    code, out, err = run("chek")
+    code, out, err = run("zooo")
     assert (code, out) == (2, "")
-    assert err.endswith("but 'chek' was given; did you mean 'check'?\n")
+    assert err.endswith("but 'zooo' was given; did you mean 'zoo'?\n")
     assert len(run("x" * 5000)[2]) < 400
 
 
@@ -86,10 +85,8 @@ def test_help_lists_the_verbs_and_each_verb_has_help(run: Run) -> None:
         ("train --data cifar", "'cifar10'"),
         ("train --model vgg", "'vgg8'"),
         ("train --data digits --augment corp", "'crop'"),
-        ("check --stair ternray", "'ternary'"),
         ("data fecth cifar10", "'fetch'"),
         ("data fetch shvn", "'svhn'"),
-        ("grid paper-sppech", "'paper-speech'"),
     ],
 )
 def test_misspelt_words_get_a_suggestion(words: str, meant: str, run: Run) -> None:
@@ -109,25 +106,25 @@ def test_closed_pipe_is_not_exit_code_1(
     os.close(reader)
     with open(writer, "w") as closed:  # at the end it writes what is left, as Python does at exit
         monkeypatch.setattr(sys, "stdout", closed)
-        assert cli.main(["check", "--layers", "2"]) == 141
+        assert cli.main(["zoo"]) == 141
     assert capsys.readouterr().err == ""
 
 
 def test_internal_error_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: check.Command) -> int:
+    def broken(self: zoo.Command) -> int:
         raise KeyError("gone")
 
-    monkeypatch.setattr(check.Command, "run", broken)
-    code, out, err = run("check")
+    monkeypatch.setattr(zoo.Command, "run", broken)
+    code, out, err = run("zoo")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "internal error: KeyError: 'gone'" in err
     monkeypatch.setenv("SOFTSTAIR_TRACEBACK", "1")
     with pytest.raises(KeyError):
-        cli.main(["check"])
+        cli.main(["zoo"])
 
 
 def test_system_errors_name_the_file(run: Run) -> None:
-    error = run.rejected("report", "x" * 5000)
+    error = run.rejected("export", "x" * 5000)
     assert "…': File name too long." in error
     assert len(error) < 400
 
@@ -136,20 +133,12 @@ def test_packages_are_imported_when_needed_and_a_missing_one_names_the_extra() -
     done = python(
         "import sys\n"
         "for name in ('rich', 'matplotlib', 'scipy'): sys.modules[name] = None\n"
-        "import torch, softstair as s, softstair.integrations, softstair.theory\n"
+        "import torch, softstair as s, softstair.integrations\n"
         "s.Stair.ternary()(torch.zeros(3))\n"
         "assert not {'triton', 'lightning', 'transformers'} & set(sys.modules)\n"
         "assert 'softstair.zoo' not in sys.modules; s.zoo.names(); assert not hasattr(s, 'no')\n"
-        "from softstair.cli import main; sys.exit(main(['check']))"
+        "from softstair.cli import main; sys.exit(main(['zoo']))"
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "rich, which is not installed: run pip install '.[cli]' in the clone" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_terminal_without_unicode_gets_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    assert cli.main(["check", "--layers", "2"]) == 0
-    terminal.flush()
-    assert b"Theorem 2" in terminal.buffer.getvalue()  # type: ignore[attr-defined]

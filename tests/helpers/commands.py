@@ -1,5 +1,6 @@
 """The command line in this process: exit code, output, and errors of one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,18 @@ __all__ = ["Run"]
 
 
 class Run:
-    """Run ``softstair`` with some words; return its exit code, stdout and stderr."""
+    """Run a program with some words; return its exit code, stdout and stderr."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+    def __init__(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        program: str = "softstair",
+        main: Callable[[list[str]], int] = main,
+    ) -> None:
+        self._capsys, self._program, self._main = capsys, program, main
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        code = main([str(word) for word in words])
+        code = self._main([str(word) for word in words])
         out, err = self._capsys.readouterr()
         return code, out, err
 
@@ -25,7 +31,7 @@ class Run:
         before = set(Path.cwd().rglob("*"))
         code, out, err = self(*words)
         assert (code, out) == (2, ""), (words, out, err)
-        assert err.startswith(f"softstair {words[0]}: "), err
+        assert err.startswith(f"{self._program} {words[0]}: "), err
         assert err.count("\n") == 1, err
         assert err.rstrip().isprintable(), err
         assert len(err) < 900, err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.narrow import narrow_entry
-from softstair.experiments import Training, load, read_design
+from paper import Training, load, read_design
 from softstair.models import NETWORKS
 from softstair.train import train
 

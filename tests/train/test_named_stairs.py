@@ -10,13 +10,13 @@ from short import recipe, result, stopped, uninterrupted
 from torch import nn
 
 import softstair as ss
+from paper.design import changed
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
 from softstair.convert.bits import name_of
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.experiments.design import changed
 from softstair.train import Recipe, train, trained_network
 from softstair.train.metrics import chosen_inputs
 from softstair.train.network import levels_of, make_network

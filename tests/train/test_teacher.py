@@ -14,10 +14,10 @@ import torch
 from short import At, metrics_of, recipe, stopped, strike, summary_of
 from torch import Tensor, nn
 
+from paper import results
 from softstair._errors import SoftstairError
 from softstair._quantum import fit_quantum
 from softstair.data import Dataset, load
-from softstair.experiments import results
 from softstair.models import build, digits
 from softstair.train import (
     PRESETS,

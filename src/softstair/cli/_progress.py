@@ -1,35 +1,18 @@
 """What a command shows while it works: bars on a terminal, lines on stderr elsewhere."""
 
-import contextlib
-import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from time import sleep
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.live import Live
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from softstair.cli._args import flags_in, spelling
-from softstair.cli._table import Console, bars, table
-from softstair.experiments import results
-from softstair.experiments.design import Design
-from softstair.experiments.results import STATES, UnitStatus
-from softstair.experiments.studies import duration
-from softstair.experiments.tables import Training
+from softstair.cli._table import Console, bars
 from softstair.train.parallel import Interrupted
 from softstair.train.progress import Event
 
-Elsewhere = Mapping[str, Training]
-"""Units that are done elsewhere, by name."""
-PAUSE = 2.0
-"""Seconds between two looks at a grid that is training."""
-MOST_IDLE_LOOKS = 30
-"""Looks without a unit in training after which a grid counts as stopped."""
 WIDE = 110
 """Columns of a terminal from which texts are not abbreviated."""
 
@@ -45,9 +28,13 @@ class Stoppable:
     exit_code: int | None = None
 
     def __init__(
-        self, verb: str, again: Callable[[], str], launch: Callable[[], list[str]] = list
+        self,
+        verb: str,
+        again: Callable[[], str],
+        launch: Callable[[], list[str]] = list,
+        program: str = "softstair",
     ) -> None:
-        self._verb, self._again, self._launch = verb, again, launch
+        self._verb, self._again, self._launch, self._program = verb, again, launch, program
 
     def __enter__(self) -> "Stoppable":
         return self
@@ -57,19 +44,19 @@ class Stoppable:
             return False
         # A KeyboardInterrupt comes before the training begins, or from a second signal.
         number = stop.number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        same = same_command(self._verb, self._launch())
+        same = same_command(self._verb, self._launch(), self._program)
         text = f"interrupted before anything was saved; begin again with {same}"
         if how := self._again():
             text = f"stopped by {signal.Signals(number).name}; continue with {how}"
-        print(f"softstair {self._verb}: {text}", file=sys.stderr)
+        print(f"{self._program} {self._verb}: {text}", file=sys.stderr)
         self.exit_code = 128 + number
         return True
 
 
-def same_command(verb: str, launch: Sequence[str] = ()) -> str:
-    """Return the command line of this process, if it is the command ``softstair``."""
+def same_command(verb: str, launch: Sequence[str] = (), program: str = "softstair") -> str:
+    """Return the command line of this process, if it has this verb of the program."""
     is_own = sys.argv[1:2] == [verb]
-    return shlex.join([*launch, "softstair", *sys.argv[1:]]) if is_own else "the same command"
+    return shlex.join([*launch, *program.split(), *sys.argv[1:]]) if is_own else "the same command"
 
 
 class Progress:
@@ -85,9 +72,10 @@ class Progress:
         finished: int = 0,
         total: int = 0,
         console: Console | None = None,
+        program: str = "softstair",
     ) -> None:
         self._console = console or Console(stderr=True)
-        self._verb, self._resuming = verb, resuming
+        self._program, self._verb, self._resuming = program, verb, resuming
         self._started = self._finished = finished
         self._total = total
         self._is_wide = self._console.width >= WIDE
@@ -221,84 +209,4 @@ class Progress:
 
     def note(self, sentence: str) -> None:
         """Print a sentence on stderr, above the bars."""
-        print(f"softstair {self._verb}: {sentence}", file=sys.stderr)
-
-
-# The state of a grid
-
-
-def show_status(design: Design, folder: Path, elsewhere: Elsewhere, as_json: bool) -> int:
-    """Print a row for every configuration; on a terminal, update it until no unit trains."""
-    units = results.statuses(design, folder, elsewhere)
-    trains = lambda: any(unit.state == "training" for unit in units)
-    if as_json:
-        print(json.dumps(results.status_json(design, folder, units), indent=1))
-        return 0
-    console, title = Console(unlimited=True), f"{design.name} in {folder}"
-    is_live, idle_looks = console.is_terminal and trains(), 0
-    view = lambda: _status_table(title, units, console.is_terminal, is_live)
-    if not is_live:
-        console.print(view())
-        return 0
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(view(), console=console, auto_refresh=False) as live,
-    ):
-        while idle_looks < MOST_IDLE_LOOKS and not all(unit.is_done for unit in units):
-            sleep(PAUSE)
-            units = results.statuses(design, folder, elsewhere)
-            live.update(view(), refresh=True)
-            idle_looks = 0 if trains() else idle_looks + 1
-    return 0
-
-
-def _status_table(
-    title: str, units: Sequence[UnitStatus], hide_empty: bool, is_live: bool
-) -> Table:
-    """Return the table, perhaps without empty columns."""
-    sums, notes = results.summarise(units), _status_notes(units)
-    states = [state for state in STATES if sums[state] or not hide_empty]
-    if is_live:  # a table longer than the terminal loses its last lines
-        done = f"{sums['done'] + sums['elsewhere']} of {len(units)} units are done"
-        title = "\n".join([title, f"{done}; Ctrl-C ends this view", *notes])
-    groups = results.by_configuration(units).items()
-    return table(
-        title,
-        ("configuration",),
-        (*states, "folds left", "epochs", "validation"),
-        ((name, *_status_cells(group, states)) for name, group in groups),
-        total=("all", *_status_cells(units, states)),
-        caption=None if is_live else "\n".join(notes),
-    )
-
-
-def _status_cells(units: Sequence[UnitStatus], states: Sequence[str]) -> list[str]:
-    sums = results.summarise(units)
-    accuracy = sums["valid_accuracy"]
-    folds = {str(unit.unit.recipe.fold) for unit in units if not unit.is_done}
-    return [
-        *(str(sums[state] or "") for state in states),
-        ", ".join(sorted(folds, key=lambda fold: (len(fold), fold))),
-        f"{sums['epochs']}/{sums['of_epochs']}",
-        "" if accuracy is None else f"{accuracy:.2%}",
-    ]
-
-
-def _status_notes(units: Sequence[UnitStatus]) -> list[str]:
-    """Return the device time used, the estimate of that left, and what it is estimated from; and
-    the versions of the data if there are several."""
-    spent, done = results.time_spent(units), sum(unit.is_done for unit in units)
-    words = [f"device time: {duration(spent['seconds_used'])} used"]
-    if any(unit.state == "training" for unit in units):
-        words[0] += ", without the units that train now"
-    if spent["seconds_left"] is None:
-        words.append("time left unknown until a unit is done")
-    elif done < len(units):
-        left = duration(spent["seconds_left"])
-        words.append(f"about {left} left, estimated from {done} of {len(units)} units")
-    if count := spent["unmeasured_units"]:
-        words.append(f"units with only the time of training steps: {count}")
-    notes, versions = ["; ".join(words)], results.data_versions(units)
-    if len(versions) > 1:
-        notes.append(f"several data versions, no mean over them: {'; '.join(versions)}")
-    return notes
+        print(f"{self._program} {self._verb}: {sentence}", file=sys.stderr)

@@ -13,10 +13,9 @@ from softstair._check import integer, shortened
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag, spelling, words_of
+from softstair.cli._mean import FEWEST, mean_of
 from softstair.cli._progress import Progress, Stoppable
 from softstair.cli._table import bars, plural, print_line, print_table
-from softstair.experiments import panels
-from softstair.experiments.studies import FEWEST, mean_of
 from softstair.train import parallel, records
 from softstair.train.loop import train
 from softstair.train.network import levels_of
@@ -418,9 +417,10 @@ def _draw(metrics: list[list[dict[str, Any]]], title: str, out: Path) -> None:
     """Draw accuracy and noise over the epochs, folds of one recipe in one picture."""
     import numpy as np
     from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
     epochs = np.arange(1, len(metrics[0]) + 1)
-    figure = panels.blank(8, 6.4)
+    figure = Figure(figsize=(8, 6.4), layout="constrained")  # it needs no display and no closing
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     above.set_title(title, fontsize="medium")
     for name, label, colour in (

@@ -8,9 +8,9 @@ from rich.filesize import decimal
 from softstair import zoo
 from softstair._errors import SoftstairError
 from softstair.cli._args import argument, flag
+from softstair.cli._mean import mean_of
 from softstair.cli._table import print_line, print_table
 from softstair.cli.export import ExportFlags
-from softstair.experiments.studies import mean_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from softstair.train.parallel import Interrupted
 from softstair.train.recipe import PRESETS, Recipe, preset
 from softstair.train.records import RunError
 from softstair.train.run import Run
-from softstair.train.sensitivity import layer_sensitivity
 
 __all__ = [
     "PRESETS",
@@ -14,7 +13,6 @@ __all__ = [
     "Recipe",
     "Run",
     "RunError",
-    "layer_sensitivity",
     "preset",
     "train",
     "trained_network",

@@ -1,4 +1,4 @@
-"""A trained network, of a run, a packed file or the zoo: in integers, and the theory on it."""
+"""A trained network, of a run, a packed file or the zoo, in integers."""
 
 import textwrap
 import zipfile
@@ -12,23 +12,17 @@ from torch import Tensor, nn
 from softstair import _check, zoo
 from softstair._errors import SoftstairError
 from softstair.data import Dataset, load
-from softstair.data.batches import Examples
-from softstair.data.folds import held_out, split
+from softstair.data.folds import held_out
 from softstair.deploy import ExportError, IntegerNetwork, integerise, quantise_last_layer
 from softstair.models import build
 from softstair.nn import StairModule
-from softstair.schedule import Schedule
-from softstair.theory import Distances, distances_on_network
 from softstair.train import packed
 from softstair.train.loop import describe
 from softstair.train.network import trained_network
 from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, metrics_of, read_json, recipe_of, summary_of
+from softstair.train.records import RunError, read_json, recipe_of, summary_of
 
 LastLayer = Literal["float", "int8"]
-INPUTS = 16
-TIMES = 7
-"""Few inputs and times: the network runs in float64, once for each time."""
 
 
 @dataclass(frozen=True)
@@ -215,43 +209,6 @@ def _saved(file: Path, data_dir: Path | str, own: Own) -> Trained:
     std = dataset.std if own.scale is None else own.scale
     recipe = Recipe(data=own.data, model=own.model)
     return Trained(file, recipe, network.eval(), shape, dataset.classes, mean, std, dataset)
-
-
-def trained_recipe(run: Path) -> tuple[Recipe, int]:
-    """Return the recipe of a run and the number of layers that it quantises."""
-    recipe = recipe_of(run)
-    if recipe is None:
-        raise RunError(f"`run` must be a run directory, but {str(run)!r} holds no run.")
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists() or not metrics.stat().st_size:
-        raise RunError(
-            f"the run in {str(run)!r} has no epoch yet: continue it with softstair train `resume`."
-        )
-    layers = len(metrics_of(run)[0].get("noise", ()))
-    if not layers:
-        raise RunError(f"`run` must be of a quantised network, but that in {str(run)!r} is float.")
-    return recipe, layers
-
-
-def distances_on_run(
-    run: Path, schedule: Schedule, data_dir: Path | str = "data", trust_code: bool = False
-) -> Distances:
-    """Return the distances between soft and hard features of a trained network, on some validation
-    examples; ``trust_code`` allows functions of the user's own that the run names."""
-    recipe, _ = trained_recipe(run)
-    if not trust_code and (own := list(recipe.own_code.values())):
-        raise RunError(
-            f"the run in {str(run)!r} names {' and '.join(own)}, your own code or somebody else's: "
-            "pass `trust_code` if you trust it."
-        )
-    dataset = load(recipe.data, data_dir).sample(recipe.limit)
-    training, valid = split(dataset, recipe.fold, recipe.folds)
-    chosen = (valid if len(valid) else training)[:INPUTS]
-    numbers = dataset.numbers(recipe.integer_input, recipe.centre_input)
-    inputs, _ = next(Examples(dataset.x[chosen], dataset.y[chosen], *numbers).chunks(INPUTS))
-    times = [schedule.end * index / (TIMES - 1) for index in range(TIMES)]
-    network = trained_network(run, dataset, own_code=trust_code)
-    return distances_on_network(network, inputs, schedule, times)
 
 
 def _refuse(run: Path, own: Own, *names: str) -> None:

@@ -1,0 +1,115 @@
+"""``python -m paper report``: a page of run directories or of a table, and errors of one line."""
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from helpers.browser import made_up
+from helpers.commands import Run
+from paper import tables
+
+pytest_plugins = ["helpers.small_grid"]
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.csv"
+    tables.write(made_up(folds=2, most=2, epochs=10), path)
+    return path
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    match = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+@pytest.mark.nightly
+def test_page_of_a_table(run: Run, tmp_path: Path, table: Path) -> None:
+    code, out, err = run("report", table)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"report\.html: 4 units, \d\.\d\d MB; open it in a browser\.\n", out)
+    page = tmp_path / "report.html"
+    assert [line["epochs"] for line in data_of(page)["lines"]] == [10, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.csv", "report.html"]
+    assert stat.S_IMODE(page.stat().st_mode) & 0o400
+    # A link at the default path is replaced: the current folder may be a grid from anybody.
+    mine = tmp_path / "mine.html"
+    mine.write_text("mine")
+    page.unlink()
+    page.symlink_to(mine)
+    assert run("report", table, "--title", "Mine & <yours>")[0] == 0
+    assert (mine.read_text(), page.is_symlink()) == ("mine", False)
+    assert "<title>Mine &amp; &lt;yours&gt;</title>" in page.read_text(encoding="utf-8")
+    assert run("report", table, "--figures", "drawn")[0] == 0
+    assert (tmp_path / "drawn" / "schedules.svg").read_text(encoding="utf-8").startswith("<?xml")
+    # A name as long as the system allows.
+    assert run("report", table, "-o", "x" * 250 + ".html")[0] == 0
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_page_of_run_directories(run: Run, done: Path, tmp_path: Path) -> None:
+    path = tmp_path / done / "forward=mode" / "fold-1"
+    page = tmp_path / "pages" / "mine.html"
+    page.parent.mkdir()
+    page.write_text("an older one")
+    assert run("report", done / "forward=mode", "-o", page)[0] == 0
+    data = data_of(page)
+    unit = data["units"][1]
+    assert unit["path"] == "../runs/mine/forward=mode/fold-1/config.json"
+    assert (page.parent / unquote(unit["href"])).resolve() == path / "config.json"
+    recorded = "\n".join(data["texts"][at] for at in unit["lines"])
+    assert json.loads(recorded) == json.loads((path / "config.json").read_text())
+    assert str(tmp_path) not in page.read_text(encoding="utf-8")
+    assert [path.name for path in page.parent.iterdir()] == ["mine.html"]
+
+
+def test_errors_leave_the_older_page(run: Run, tmp_path: Path, table: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "grid.toml").write_text("")
+    (tmp_path / "bad.csv").write_text("configuration,epoch\na,0\n")
+    config = tmp_path / "damaged" / "a" / "fold-0" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"recipe": {"data": "digits"}}')
+    for words, message in (
+        ("-o page.html", "DIR is missing"),
+        ("nowhere -o page.html", "does not exist"),
+        ("empty -o page.html", "must hold run directories"),
+        ("grid.toml -o page.html", "but it is neither a folder nor such a table"),
+        ("damaged -o page.html", "recipe"),
+        ("bad.csv -o page.html", "bad.csv"),
+        ("grid.csv grid.csv -o page.html", "twice"),
+        ("grid.csv -o page.html --figures grid.csv", "cannot use 'grid.csv'"),
+        ("grid.csv -o page.txt", "does not end in .html"),
+    ):
+        assert message in run.rejected("report", *words.split())
+    assert page.read_text() == "before"
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_other_tables_are_skipped_and_units_in_two_places_are_named(
+    run: Run, tmp_path: Path, table: Path
+) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    foreign, copy = folder / "foreign.csv", folder / "copy.csv"
+    foreign.write_text("flags,epoch,valid_accuracy\n,0,0.5\n")
+    assert repr(str(foreign)) in run.rejected("report", folder)
+    copy.write_bytes(table.read_bytes())
+    error = run.rejected("report", table, copy)
+    assert repr(str(table)) in error
+    assert repr(str(copy)) in error
+    code, out, err = run("report", folder)
+    assert (code, err) == (0, "")
+    notice, last = out.splitlines()
+    assert notice == f"{str(foreign)!r} is not a table of trainings; skipped."
+    assert "4 units" in last
