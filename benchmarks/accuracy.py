@@ -1,7 +1,7 @@
 """What each option of a grid is worth, in points of validation accuracy.
 
     python -m paper grid benchmarks/accuracy.toml --out runs/accuracy --jobs 6 --device cuda
-    python benchmarks/accuracy.py runs/accuracy/table.csv --out effects.csv
+    python -m benchmarks.accuracy runs/accuracy/table.csv --out effects.csv
 
 GRID is a table or a folder of run directories that python -m paper grid wrote. Options are the
 fields of the recipe in which its configurations differ, except for seed and fold. Fields that
@@ -25,10 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.sentence import tell
 from paper import Training, load
-from sentence import tell
+from softstair.train import Recipe
 from softstair.train.options import describe
-from softstair.train.recipe import FIELDS, Recipe
+from softstair.train.recipe import FIELDS
 
 OFF = ("None", "none", "false", "same")
 LEAST = 0.05

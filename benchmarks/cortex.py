@@ -1,6 +1,6 @@
 """Flash, memory and instructions of trained networks on a Cortex-M4 that QEMU emulates.
 
-    python benchmarks/cortex.py RUN [RUN ...] [--last-layer int8] [--examples 3]
+    python -m benchmarks.cortex RUN [RUN ...] [--last-layer int8] [--examples 3]
                                 [--data-dir data] [--json figures.json]
 
 RUN is a run directory, a packed network, or the name of one of the zoo. The bits of the scores must
@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sentence import tell
+from benchmarks.sentence import tell
 from softstair.deploy.c import build, write
 from softstair.train.trained import LastLayer, deployed
 

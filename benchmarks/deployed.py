@@ -1,6 +1,6 @@
 """VGG8 in ternary and DSCNN in INT4, in C and ONNX, beside other runtimes in float and INT8.
 
-    python benchmarks/deployed.py [--repeats 60] [--networks VGG8 DSCNN] [--json figures.json]
+    python -m benchmarks.deployed [--repeats 60] [--networks VGG8 DSCNN] [--json figures.json]
                                   [--cmsis-nn PATH]
 
 The other runtimes run the float twin and their own INT8 of it; `runtimes.py` says what to install.
@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-import cmsis_nn
 import softstair as ss
-from cortex import emulate
-from runtimes import RUNTIMES
-from sentence import tell
+from benchmarks import cmsis_nn
+from benchmarks.cortex import emulate
+from benchmarks.runtimes import RUNTIMES
+from benchmarks.sentence import tell
 from softstair.deploy import IntegerNetwork, integerise
 from softstair.deploy.c import write
 from softstair.deploy.onnx import model as onnx_model

@@ -3,7 +3,7 @@
     python -m paper grid paper-cifar10 --epochs 50 --out runs/means --folds 0 \\
         --where static_mean=false noise=uniform forward=mode,random interval=partition,same_end \\
         power=homogeneous
-    python benchmarks/dynamic_means.py runs/means --out results/dynamic-means.csv
+    python -m benchmarks.dynamic_means runs/means --out results/dynamic-means.csv
 
 RUNS is a folder of run directories, or of packed networks (.safetensors), that have the same weight
 stair. Writes a CSV with a row for each quantised layer of each network: the shares of its weights
@@ -18,16 +18,15 @@ from pathlib import Path
 
 from torch import Tensor
 
+from benchmarks.sentence import tell
 from paper.design import configuration
 from paper.results import find
-from sentence import tell
+from softstair import Stair
 from softstair.convert.bits import stair_named
 from softstair.nn import StairLayer
-from softstair.stair import Stair
-from softstair.train import checkpoint
+from softstair.train import Recipe, RunError, checkpoint
 from softstair.train.packed import about, packed_network
-from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, recipe_of
+from softstair.train.records import recipe_of
 
 MARK = ".weight_stair.quantum"
 """Behind the name of a quantised layer in the state of a network."""

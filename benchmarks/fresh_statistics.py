@@ -1,6 +1,6 @@
 """Measure trained networks with running and with fresh batch-norm statistics, layer by layer.
 
-    python benchmarks/fresh_statistics.py NETWORK... [--every-layer NETWORK] [--data-dir data]
+    python -m benchmarks.fresh_statistics NETWORK... [--every-layer NETWORK] [--data-dir data]
         [--device cpu] [--out FILE.csv]
 
 NETWORK is a packed network. Each is evaluated on its validation fold and on the test
@@ -19,7 +19,7 @@ layers before it normalise by their batches, from 4,096 training examples in bat
 noise, augmented as in training. So those of one layer do not make up for what is wrong with those
 of another. What is measured is printed, and written to --out. results/variations/statistics.csv:
 
-    python benchmarks/fresh_statistics.py \
+    python -m benchmarks.fresh_statistics \
         results/networks/speech-uniform-mode-static-integer-input.safetensors \
         --out results/variations/statistics.csv
 
@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sentence import tell
+from benchmarks.sentence import tell
 from softstair.data import load
 from softstair.data.augment import Augmentation
 from softstair.data.batches import PLAIN, Examples

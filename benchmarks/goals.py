@@ -1,7 +1,7 @@
-"""The goals of speed on a GPU, beside what `softstair bench` measured there.
+"""The goals of speed on a GPU, beside what `python -m benchmarks.speed` measured there.
 
-    softstair bench --device cuda --json figures.json
-    python benchmarks/goals.py figures.json
+    python -m benchmarks.speed --device cuda --json figures.json
+    python -m benchmarks.goals figures.json
 
 Prints a line a goal; exits with 1 if one is missed, or was not measured. Parts that were measured
 by several commands may be given as several files.
@@ -12,7 +12,7 @@ import sys
 from itertools import product
 from typing import Any
 
-from sentence import tell
+from benchmarks.sentence import tell
 
 RATIOS = {"expectation": 1.25, "mode": 1.6, "random": 1.5, "hard": 1.6}
 """Least images/s of a step with each forward mode, as multiples of the float twin's."""
@@ -52,7 +52,8 @@ def _read(name: str) -> dict[str, Any]:
             found = None
     if not isinstance(found, dict):
         raise ValueError(
-            f"figures must be a file that softstair bench --json wrote, but {name!r} was given."
+            "figures must be a file that python -m benchmarks.speed --json wrote, but "
+            f"{name!r} was given."
         )
     return found
 

@@ -1,6 +1,6 @@
 """What the options of a recipe cost in a training step.
 
-    python benchmarks/options.py --device cuda --json options.json
+    python -m benchmarks.options --device cuda --json options.json
 
 Steps with one option, with all of them and with teachers are timed in turns with the plain step of
 the same network: VGG8, ternary, static uniform noise, mode, random images. Prints a line per
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from sentence import tell
-from softstair.bench.clock import Effort, about, race
-from softstair.bench.workload import StepRunner, workload
+from benchmarks.sentence import tell
+from benchmarks.speed.clock import Effort, about, race
+from benchmarks.speed.workload import StepRunner, workload
 from softstair.data import Dataset
 from softstair.models import build
+from softstair.train import Recipe
 from softstair.train.execution import training_settings
 from softstair.train.network import stair_network
-from softstair.train.recipe import Recipe
 from softstair.train.teacher import FloatRun, Teacher
 
 RATES: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Fine-tunes one float network with softstair, Brevitas and torchao, with the defaults of each.
 
-    python benchmarks/peers.py --out peers.csv
-    python benchmarks/peers.py --data cifar10 --device cuda --batch 128 --epochs 20 \
+    python -m benchmarks.peers --out peers.csv
+    python -m benchmarks.peers --data cifar10 --device cuda --batch 128 --epochs 20 \
         --float-epochs 100 --out peers-cifar10.csv
 
 All start from one float network (MobileNetV1-0.25 on digits of 16×16, ResNet-20 on CIFAR-10), with
@@ -21,7 +21,6 @@ import copy
 import csv
 import itertools
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,16 +31,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sentence import tell
+from benchmarks.baselines.harness import Run
+from benchmarks.baselines.peer_networks import METHODS, accuracy
+from benchmarks.sentence import tell
 from softstair.data import load
 from softstair.train import Recipe
 from softstair.train.execution import training_settings
 from softstair.train.optimiser import OptimiserOptions, Rates, make_optimiser
 from softstair.train.teacher import FloatRun, Teacher
-
-sys.path.append(str(Path(__file__).parent / "baselines"))
-from harness import Run
-from peer_networks import METHODS, accuracy
 
 NETWORKS = {"digits": ("mobilenet-16", "none"), "cifar10": ("resnet20", "crop-flip")}
 """The network and the augmentation of each data set."""

@@ -1,7 +1,7 @@
 """Does a grid on Ray survive? Its workers and its driver are struck, and it must not matter.
 
-    python benchmarks/ray_survives.py
-    python benchmarks/ray_survives.py --units 10 --kills 1 --folder runs/survival
+    python -m benchmarks.ray_survives
+    python -m benchmarks.ray_survives --units 10 --kills 1 --folder runs/survival
 
 Units on the digits are trained by the engine of Ray with two workers. Workers are killed with
 SIGKILL midway, the driver is interrupted with SIGINT and started again, then killed with SIGKILL
@@ -29,10 +29,11 @@ from paper import grid, ray_engine, results, tables
 from paper.design import Configuration, Design, Unit
 from softstair.train import Interrupted, Recipe
 
+ROOT = Path(__file__).parents[1]
 MARKING = """
 import os
 from softstair.data import load
-from softstair.train.run import Run
+from softstair.train import Run
 
 finish = Run.finish
 
@@ -84,10 +85,18 @@ class Driver:
     """A driver's process, and what it prints."""
 
     def __init__(self, folder: Path, number: int, address: str | None = None) -> None:
-        words = [sys.executable, __file__, "--drive", "--folder", str(folder)]
-        words += ["--units", str(number)] + (["--address", address] if address else [])
+        words = [sys.executable, "-m", "benchmarks.ray_survives", "--drive"]
+        words += ["--folder", str(folder), "--units", str(number)] + (
+            ["--address", address] if address else []
+        )
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.parent
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder.parent,
+            env={**os.environ, "PYTHONPATH": path},
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -119,7 +128,7 @@ def survive(
     (folder.parent / "marking.py").write_text(MARKING)
     kill_at = {number * (one + 1) // (kills + 2) for one in range(kills)}
     strike_at = [number * (one + 1) // (len(strikes) + 1) for one in range(len(strikes))]
-    counted = {"kills": 0, "restarts": 0, "resumed": 0, "codes": [], "errors": ""}
+    counted: dict[str, Any] = {"kills": 0, "restarts": 0, "resumed": 0, "codes": [], "errors": ""}
     done: set[str] = set()
     while True:
         driver, processes = Driver(folder, number, address), {}

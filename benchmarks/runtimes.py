@@ -1,7 +1,7 @@
 """Other runtimes for `deployed.py`: they convert a float network, and run it in a process each.
 
-    python benchmarks/runtimes.py write RUNTIME NETWORK.pt FOLDER   # float, and INT8 if it can
-    python benchmarks/runtimes.py run RUNTIME FILE INPUT.npy        # see `serve`
+    python -m benchmarks.runtimes write RUNTIME NETWORK.pt FOLDER   # float, and INT8 if it can
+    python -m benchmarks.runtimes run RUNTIME FILE INPUT.npy        # see `serve`
 
 NETWORK.pt is a float network without batch normalisation and its examples, by `torch.save`. INT8 is
 the runtime's own static quantisation with these examples. Everything runs on one thread. What a

@@ -1,8 +1,8 @@
 """Trains ResNet-20 on CIFAR-10 at half its resolution, which takes minutes on a CPU.
 
-    python benchmarks/small_resnet20.py float --epochs 20
-    python benchmarks/small_resnet20.py int2 bits=features.0.0=int8/uint2,*=int2
-    python benchmarks/small_resnet20.py wide bits=features.0.0=int8/uint2,*=int2 shortcuts=uint8
+    python -m benchmarks.small_resnet20 float --epochs 20
+    python -m benchmarks.small_resnet20 int2 bits=features.0.0=int8/uint2,*=int2
+    python -m benchmarks.small_resnet20 wide bits=features.0.0=int8/uint2,*=int2 shortcuts=uint8
 
 The first run is in float, and the start and the teacher of the others. Other words are fields of
 the recipe. Images are averaged over 2×2 pixels; 20,000 train and 5,000 validate. It compares
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sentence import tell
+from benchmarks.sentence import tell
 from softstair.data import Dataset, load as load_data
 from softstair.models import resnet20
 from softstair.train import Recipe, train

@@ -1,6 +1,6 @@
 """Test accuracy of a float run that is quantised and calibrated, but not trained.
 
-    python benchmarks/untrained.py runs/resnet20 int8 int4 int4+uint8
+    python -m benchmarks.untrained runs/resnet20 int8 int4 int4+uint8
 
 After a plus come the bits of shortcuts. Eight batches of 128 training images calibrate the network;
 they are not augmented.
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import softstair as ss
-from sentence import tell
+from benchmarks.sentence import tell
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.train import trained_network

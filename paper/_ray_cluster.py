@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 import torch
 
 from softstair._errors import SoftstairError, first_line, import_extra
-from softstair.train.parallel import Interrupted
-from softstair.train.records import RunError
+from softstair.train import Interrupted, RunError
 
 TIMEOUT = 20.0
 """Seconds for a cluster to answer."""

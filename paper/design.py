@@ -23,8 +23,9 @@ from softstair import noise as noises
 from softstair._check import choice, ending, invalid, shortened, suggestion, wrong
 from softstair._errors import SoftstairError
 from softstair.schedule import INTERVALS, POWERS
+from softstair.train import Recipe, preset
 from softstair.train.options import REPLACED, describe
-from softstair.train.recipe import FIELDS, Recipe, fields_with, preset
+from softstair.train.recipe import FIELDS, fields_with
 
 FREEDOMS = fields_with("paper_axis")
 """The paper's degrees of freedom."""

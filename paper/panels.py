@@ -12,9 +12,10 @@ import numpy as np
 from paper import studies
 from paper.studies import Curve, Study, counted, select
 from paper.tables import Training
+from softstair import Schedule
 from softstair._errors import import_extra
 from softstair.cli._mean import FEWEST
-from softstair.schedule import POWERS, Interval, Schedule
+from softstair.schedule import POWERS, Interval
 
 BLUE, GREEN, RED = "#1f6fb4", "#2b8a45", "#c9302c"
 YELLOW = "#b98a00"  # The paper's captions say yellow; a lighter one cannot be read on white.

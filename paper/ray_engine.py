@@ -351,10 +351,8 @@ def _train(task: dict[str, Any], send: Any) -> None:
     import torch
 
     from softstair._files import refuse_link
-    from softstair.train.loop import train
-    from softstair.train.parallel import Interrupted
+    from softstair.train import Interrupted, Recipe, train
     from softstair.train.progress import EventSender, forget_compiled, free_memory
-    from softstair.train.recipe import Recipe
 
     sender, recipe, out = EventSender(send), Recipe.from_json(task["recipe"]), Path(task["out"])
     forget_compiled(recipe)

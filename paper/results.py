@@ -16,8 +16,8 @@ from paper.design import Design, Unit
 from paper.tables import METRICS, READERS, UNKNOWN, Epoch, Training, kind_of
 from softstair._files import write
 from softstair.data import version
-from softstair.train import records
-from softstair.train.records import RunError, recipe_of, summary_of
+from softstair.train import RunError, records
+from softstair.train.records import recipe_of, summary_of
 
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep in a folder run directories and tables may lie."""

@@ -17,8 +17,8 @@ from paper.design import DESIGNS, FREEDOMS
 from paper.tables import DATA_VERSION, NAMES, Fold, Training
 from softstair.cli._mean import Mean, Numbers, interval, mean_of
 from softstair.noise import names as noise_names
+from softstair.train import RunError
 from softstair.train.recipe import fields_with
-from softstair.train.records import RunError
 
 STATIC: Mapping[str, str] = {"static_mean": "true", "static_std": "true"}
 """Noise that stays as it is: a straight-through estimator."""

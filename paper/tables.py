@@ -24,9 +24,9 @@ from typing import Any, Literal
 from softstair._check import invalid
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import replacing
+from softstair.train import Recipe, RunError
 from softstair.train.options import describe
-from softstair.train.recipe import FIELDS, OLDER_VALUES, Recipe, fields_with
-from softstair.train.records import RunError
+from softstair.train.recipe import FIELDS, OLDER_VALUES, fields_with
 
 Fold = int | Literal["all"]
 LARGEST_FILE = 1 << 28

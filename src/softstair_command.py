@@ -19,7 +19,6 @@ VERBS: dict[str, str] = {
     "export": "write a trained network as ONNX, QONNX or C, in integers",
     "verify": "compare the deployed network with the trained one, number by number",
     "zoo": "list, evaluate and export the trained networks that are part of softstair",
-    "bench": "measure the speed of the operator, the training step and truncation",
     "data": "download data sets, and show which are there",
 }
 

@@ -139,11 +139,14 @@ def narrow_digits() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command line, as helpers.commands.Run."""
+def run(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Any:
+    """The command line, as helpers.commands.Run; in tests/paper that of ``python -m paper``."""
     from helpers.commands import Run
+    from paper.__main__ import main
 
-    return Run(capsys)
+    return (
+        Run(capsys, "python -m paper", main) if request.path.parent.name == "paper" else Run(capsys)
+    )
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ import torch
 import paper.__main__
 import softstair as ss
 import softstair_command
+from benchmarks import accuracy
+from benchmarks.speed import command as speed_command
 from helpers.narrow import narrow_entry
 from paper import draw, load, pages
 from softstair import zoo
@@ -338,14 +340,17 @@ def parse_command(line: str) -> None:
     from softstair.cli._args import parse
 
     program = next((name for name in PROGRAMS if line.startswith(f"{name} ")), None)
-    if program is None:  # python -m folder.script or package
-        name = shlex.split(line)[2]
-        assert importlib.util.find_spec(name), line
-        return
-    package, verbs = PROGRAMS[program]
-    verb, *words = shlex.split(line.removeprefix(program))
-    assert verb in verbs, line
-    module = importlib.import_module(f"{package}.{verb}")
+    if program is not None:
+        package, verbs = PROGRAMS[program]
+        verb, *words = shlex.split(line.removeprefix(program))
+        assert verb in verbs, line
+        module = importlib.import_module(f"{package}.{verb}")
+    else:
+        name, *words = shlex.split(line)[2:]
+        assert name == "benchmarks.NAME" or importlib.util.find_spec(name), line
+        if name != "benchmarks.speed":
+            return
+        verb, module = "", speed_command
     named = verb in ("grid", "report", "export", "verify") and not words
     if named or (verb == "data" and words in (["fetch"], ["status"])):
         return  # a mention of it
@@ -500,9 +505,7 @@ def test_learned_quanta_on_all_of_speech_have_the_accuracies_of_the_table() -> N
     assert taken[1] == f"{statistics.mean(learned):.2f}"
 
 
-def test_effects_of_options_are_those_of_the_factorial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    accuracy = load_script("accuracy", ROOT / "benchmarks")
+def test_effects_of_options_are_those_of_the_factorial() -> None:
     trainings = load(RESULTS / "accuracy-factorial.parquet")
     options = accuracy.find_options(trainings)
     effects, _ = accuracy.fit(trainings, options)

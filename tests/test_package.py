@@ -115,3 +115,90 @@ def test_public_names_stay_the_same_when_every_module_is_imported() -> None:
 def test_lazy_names_are_imported_from_the_package() -> None:
     code = "from softstair import deploy, report; print(report.__name__, deploy.__name__)"
     assert in_another_process(code).split() == ["report", "softstair.deploy"]
+
+
+# The paper and the benchmarks, which are not in the wheel
+
+PUBLIC = ("", ".noise", ".ste", ".nn", ".deploy", ".data", ".models", ".train", ".zoo")
+"""Modules whose ``__all__`` is public: those of the API site."""
+
+
+PRIVATE = """
+softstair: __version__ _check kernels
+softstair._check: choice ending integer invalid shortened suggestion wrong
+softstair._errors: SoftstairError first_line import_extra is_out_of_memory
+softstair._files: begin_output output_file refuse_link replacing write
+softstair.anneal: SMALLEST_STD
+softstair.cli: main
+softstair.cli._args: argument conditions flag words_of
+softstair.cli._mean: CONFIDENCE FEWEST Mean Numbers interval mean_of
+softstair.cli._progress: Progress Stoppable same_command
+softstair.cli._table: Console plural print_line print_table table
+softstair.cli.train: MAX_FOLDS check_workers
+softstair.convert.bits: StairName name_of parse parse_layers stair_named stairs_of
+softstair.data.augment: Augmentation Moves
+softstair.data.batches: Examples PLAIN
+softstair.data.folds: split
+softstair.deploy.c: build write
+softstair.deploy.onnx: model
+softstair.kernels.triton: convolution moments
+softstair.models: DEFAULTS
+softstair.regularise: FORWARDS Forward regularise
+softstair.schedule: INTERVALS Interval NoisePath POWERS Power
+softstair.train: checkpoint records
+softstair.train.execution: Compiled choose_device choose_threads memory_errors training_settings
+softstair.train.loop: source_commit
+softstair.train.metrics: CHUNK evaluate refresh_statistics
+softstair.train.network: make_network stair_network
+softstair.train.optimiser: OptimiserOptions Rates make_optimiser
+softstair.train.options: DataOptions REPLACED SplitOptions describe
+softstair.train.packed: about packed_network
+softstair.train.parallel: StopRequest torchrun_ranks
+softstair.train.pool: MAX_RUNS_PER_GPU Pool ProcessPool Task cores worker_count
+softstair.train.progress: Event EventSender error_message forget_compiled free_memory
+softstair.train.recipe: FIELDS OLDER_VALUES PresetName fields_with
+softstair.train.records: metrics_of read_json recipe_of refuse_other_data summary_of
+softstair.train.state: State
+softstair.train.step: CapturedStep Step optimiser_tensors
+softstair.train.teacher: FloatRun Teacher
+softstair.train.trained: LastLayer deployed
+softstair_command: call dispatch
+"""
+"""What the paper and the benchmarks import beyond these, by module. Remove what nothing needs any
+more; add nothing."""
+
+
+def names_from(folder: str) -> set[str]:
+    """What the files of a folder import of packages of this repository, as module.name."""
+    names = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    ours = ("softstair", "softstair_command", "paper", "benchmarks")
+    return {name for name in names if name.partition(".")[0] in ours}
+
+
+def test_nothing_points_back() -> None:
+    top = lambda folder: {name.partition(".")[0] for name in names_from(folder)}
+    assert top("src") == {"softstair", "softstair_command"}
+    assert top("paper") == {"softstair", "softstair_command", "paper"}
+    assert "paper" in top("benchmarks")
+
+
+def test_the_list_of_private_names_is_what_is_imported() -> None:
+    public = {"softstair"}
+    for part in PUBLIC:
+        module = f"softstair{part}"
+        public |= {module, *(f"{module}.{name}" for name in import_module(module).__all__)}
+    listed, module = set(), ""
+    for word in PRIVATE.split():
+        if word.endswith(":"):
+            module = word.removesuffix(":")
+        else:
+            listed.add(f"{module}.{word}")
+    imported = names_from("paper") | names_from("benchmarks")
+    private = {name for name in imported if name.startswith("softstair")} - public
+    assert private == listed

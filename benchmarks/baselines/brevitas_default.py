@@ -9,7 +9,7 @@ trained at 0.02 quanta. As in softstair, 0.7 of a layer's mean |w| begins on the
 
 from torch import nn
 
-from harness import Run
+from benchmarks.baselines.harness import Run
 
 RATES, WEIGHT_DECAY = {"ternary": 2e-3, "ternary/uint2": 1e-3, "int4": 1e-3}, 1e-4
 CNV_SCALE = 0.1

@@ -9,7 +9,7 @@ The gradient passes each round as it is. max is that of a layer.
 
 from torch import Tensor, nn
 
-from harness import Run, rounded
+from benchmarks.baselines.harness import Run, rounded
 
 RATES, WEIGHT_DECAY = {"int2": 1e-3, "int4": 1e-3}, 1e-4
 

@@ -20,9 +20,9 @@ from softstair.data import Dataset
 from softstair.data.batches import Examples
 from softstair.data.folds import split
 from softstair.models import last_layer
-from softstair.train import Recipe
+from softstair.train import Recipe, trained_network
 from softstair.train.metrics import evaluate
-from softstair.train.network import make_network, trained_network
+from softstair.train.network import make_network
 
 WARM_UP_STEPS = 3
 """Steps before the network is compiled, and again before a step is captured; they train too."""

@@ -11,7 +11,7 @@ import math
 
 from torch import Tensor, nn, zeros
 
-from harness import Run, rounded
+from benchmarks.baselines.harness import Run, rounded
 
 RATES, WEIGHT_DECAY = {"int2": 1e-3, "int4": 1e-3}, 1e-4
 

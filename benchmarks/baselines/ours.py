@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from harness import Run
+from benchmarks.baselines.harness import Run
 from softstair.train import preset, train as train_run, trained_network
 from softstair.train.options import DataOptions, SplitOptions, describe
 

@@ -1,7 +1,7 @@
 """softstair with learned quanta, those of features fitted before training: see ``ours.py``."""
 
-import ours
-from harness import Run
+from benchmarks.baselines import ours
+from benchmarks.baselines.harness import Run
 
 WEIGHT_DECAY = ours.WEIGHT_DECAY
 RATES = {bits: ours.RATES[bits] for bits in ("ternary", "ternary/uint2", "int2", "int4")}

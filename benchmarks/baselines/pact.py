@@ -11,8 +11,8 @@ normalisation would then be 0, so it begins with 3.
 import torch
 from torch import Tensor, nn
 
-from dorefa import Weights
-from harness import Run
+from benchmarks.baselines.dorefa import Weights
+from benchmarks.baselines.harness import Run
 
 RATES, WEIGHT_DECAY = {"int2": 1e-3, "int4": 1e-3}, 1e-4
 FIRST_BOUND, BOUND_DECAY = 3.0, 1e-2

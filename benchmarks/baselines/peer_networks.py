@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import softstair as ss
-from harness import Run
-from softstair.bench.workload import brevitas_network
+from benchmarks.baselines.harness import Run
+from benchmarks.speed.workload import brevitas_network
 from softstair.convert.bits import parse, stair_named
 from softstair.models import last_layer
 from softstair.train.metrics import CHUNK
@@ -113,7 +113,7 @@ def with_torchao(model: nn.Module, bits: str, batches: Sequence[Tensor]) -> Cand
         return nn.Sequential(*parts, *copy.deepcopy((pool, last)))
 
     def converted(net: nn.Module) -> nn.Module:
-        parts = [copy.deepcopy(part) for part in net]
+        parts = [copy.deepcopy(part) for part in net.children()]
         for number in (0, 1):
             part = graphs.convert_pt2e(parts[number])
             parts[number] = pt2e.allow_exported_model_train_eval(part)

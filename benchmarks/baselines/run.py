@@ -3,7 +3,7 @@
     softstair train --preset paper-cifar10 --weights float --features float --integer-input \\
         --centre-input --optimiser adamw --learning-rate 0.002 --weight-decay 0.1 --norm-decay 0 \\
         --rate-shape cosine --cutout 12 --epochs 100 --out runs/start
-    python benchmarks/baselines/run.py softstair softstair-learned twn lsq pact dorefa brevitas \\
+    python -m benchmarks.baselines.run softstair softstair-learned twn lsq pact dorefa brevitas \\
         --start runs/start --seeds 0 1 2 --cutout 10 --device cuda --out baselines.csv
 
 Each training adds a row to the table: method, bits, settings, accuracies after the last epoch,
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from harness import Run
+from benchmarks.baselines.harness import Run
 from softstair.data import load
 from softstair.models import default_for
 from softstair.train import Recipe
@@ -81,9 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train_all(given: argparse.Namespace) -> None:
     """Train what the table does not have yet, all methods with one seed before the next."""
     dataset, device = load(given.data, given.data_dir), choose_device(given.device)
-    modules: dict[str, Any] = {
-        name: importlib.import_module(METHODS[name]) for name in given.methods
-    }
+    beside = lambda name: importlib.import_module(f"benchmarks.baselines.{METHODS[name]}")
+    modules: dict[str, Any] = {name: beside(name) for name in given.methods}
     names = [(name, bits) for bits in given.bits for name in modules if bits in modules[name].RATES]
     if given.commit is None:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]

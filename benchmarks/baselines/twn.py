@@ -9,8 +9,8 @@ has those of DoReFa.
 
 from torch import Tensor, nn
 
-from dorefa import Features
-from harness import Run
+from benchmarks.baselines.dorefa import Features
+from benchmarks.baselines.harness import Run
 
 RATES, WEIGHT_DECAY = {"ternary/float": 1e-3, "ternary/uint2": 1e-3}, 1e-4
 

@@ -11,15 +11,14 @@ from typing import Any, Literal
 from paper.theory import HYPOTHESES, Distances, Examination, Verdict, examine
 from paper.theory.examine import draw
 from paper.theory.on_run import distances_on_run, trained_recipe
-from softstair import __version__, noise
+from softstair import Schedule, Stair, __version__, noise
 from softstair._check import integer
 from softstair._errors import SoftstairError
 from softstair._files import output_file
 from softstair.cli._args import flag
 from softstair.cli._table import Console, table
 from softstair.convert.bits import StairName, name_of, parse_layers, stair_named, stairs_of
-from softstair.schedule import Interval, Power, Schedule
-from softstair.stair import Stair
+from softstair.schedule import Interval, Power
 from softstair.train.recipe import fields_with
 
 MARKS = {

@@ -28,10 +28,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from softstair import _check, noise as noises
+from softstair import Noise, Schedule, _check, noise as noises
 from softstair.nn import StairActivation, StairLayer, StairWeight, layer_count, stair_modules
-from softstair.noise import Noise
-from softstair.schedule import NoisePath, Schedule
+from softstair.schedule import NoisePath
 
 ROUNDING = 1e-12
 """Differences of log ρ up to this are rounding."""

@@ -22,12 +22,9 @@ from paper.theory.annealing import (
     synchronisation,
 )
 from paper.theory.hypotheses import Conclusion, Verdict, conclusion, hypotheses
-from softstair import _check, noise as noises
+from softstair import Noise, Schedule, Stair, _check, noise as noises
 from softstair._errors import SoftstairError, import_extra
-from softstair.noise import Noise
 from softstair.regularise import regularise
-from softstair.schedule import Schedule
-from softstair.stair import Stair
 
 NODES = 12
 """Gauss–Legendre nodes per panel: exact for polynomials of degree 23."""

@@ -21,9 +21,7 @@ from typing import Literal
 
 import torch
 
-from softstair import _check, noise as noises
-from softstair.noise import Noise
-from softstair.schedule import Schedule
+from softstair import Noise, Schedule, _check, noise as noises
 
 Holds = Literal["holds", "fails", "exact", "open"]
 Finding = tuple[Holds, str, str | None]

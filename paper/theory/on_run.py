@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from paper.theory.annealing import Distances, distances_on_network
+from softstair import Schedule
 from softstair.data import load
 from softstair.data.batches import Examples
 from softstair.data.folds import split
-from softstair.schedule import Schedule
-from softstair.train.network import trained_network
-from softstair.train.recipe import Recipe
-from softstair.train.records import RunError, metrics_of, recipe_of
+from softstair.train import Recipe, RunError, trained_network
+from softstair.train.records import metrics_of, recipe_of
 
 INPUTS = 16
 TIMES = 7

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
+from benchmarks.speed.command import Command as SpeedCommand
 from softstair import _errors
-from softstair.cli import bench, train, verify
+from softstair.cli import train, verify
 from softstair.cli._args import argument, conditions, flag, parse
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
@@ -98,7 +99,7 @@ def test_help_has_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]
         (train.Command, "--together 2", "--jobs 2"),
         (train.Command, "--drop 5", "--lr-drop-epoch 5"),
         (verify.Command, "x --ways c", "x --backends c"),
-        (bench.Command, "--what step", "--only step"),
+        (SpeedCommand, "--what step", "--only step"),
     ],
 )
 def test_earlier_spellings_are_accepted(

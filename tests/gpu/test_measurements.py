@@ -3,7 +3,7 @@
 import torch
 from standalone import main
 
-from softstair.bench import Effort, measure_operator, measure_partition, measure_step
+from benchmarks.speed import Effort, measure_operator, measure_partition, measure_step
 
 SMALL = Effort(repeats=2, calls=10, seconds=0.0, elements=1 << 16, quick=True)
 

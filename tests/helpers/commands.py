@@ -31,7 +31,7 @@ class Run:
         before = set(Path.cwd().rglob("*"))
         code, out, err = self(*words)
         assert (code, out) == (2, ""), (words, out, err)
-        assert err.startswith(f"{self._program} {words[0]}: "), err
+        assert err.startswith((f"{self._program} {words[0]}: ", f"{self._program}: ")), err
         assert err.count("\n") == 1, err
         assert err.rstrip().isprintable(), err
         assert len(err) < 900, err

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import softstair
+from benchmarks import ray_survives
 from paper import _ray_cluster, ray_engine
 from paper.design import Unit
 from paper.ray_engine import choose_resources
@@ -46,16 +47,10 @@ def build():
 @pytest.fixture
 def survival(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark of survival; the data of its units leave nothing behind in this process."""
-    path = Path(__file__).parents[2] / "benchmarks" / "ray_survives.py"
-    spec = importlib.util.spec_from_file_location("ray_survives", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.setattr(Run, "finish", Run.finish)
     monkeypatch.setitem(sys.modules, "marking", None)
     monkeypatch.delitem(sys.modules, "marking")
-    return module
+    return ray_survives
 
 
 @pytest.mark.nightly

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from softstair import Stair
-from softstair._errors import SoftstairError
-from softstair.anneal import Annealer
-from softstair.bench import Effort, Times, measure_partition, measure_step, training_step
-from softstair.bench.training_step import PartitionReport, Phase, StepReport, spans
-from softstair.bench.workload import (
+from benchmarks.speed import Effort, Times, measure_partition, measure_step, training_step
+from benchmarks.speed.training_step import PartitionReport, Phase, StepReport, spans
+from benchmarks.speed.workload import (
     WORKLOADS,
     StepRunner,
     brevitas_network,
     naive_network,
     workload,
 )
+from softstair import Stair
+from softstair._errors import SoftstairError
+from softstair.anneal import Annealer
 from softstair.models import build, last_layer
 from softstair.nn import layer_count
 from softstair.train.network import stair_network

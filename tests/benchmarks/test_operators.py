@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from softstair.bench import Effort, Times, measure_operator
-from softstair.bench.operators import OperatorRow, bench_stair
+from benchmarks.speed import Effort, Times, measure_operator
+from benchmarks.speed.operators import OperatorRow, bench_stair
 from softstair.noise import names
 from softstair.regularise import FORWARDS
 

@@ -32,7 +32,6 @@ RESULTS = [ROOT / "results" / f"speed-h200{part}.json" for part in ("", "-operat
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Script:
     """Run a script in this process; return its exit code, stdout and stderr."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
     def run(script: str, *words: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [script, *map(str, words)])

@@ -1,4 +1,4 @@
-"""``softstair bench``: how fast softstair is on this machine."""
+"""``python -m benchmarks.speed``: how fast softstair is on this machine."""
 
 import contextlib
 import json
@@ -14,19 +14,21 @@ from typing import Any, Literal
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from softstair import _check, bench
+from benchmarks import speed
+from benchmarks.speed import Times
+from benchmarks.speed.clock import Effort
+from benchmarks.speed.operators import ConvolutionRow, OperatorRow, bench_stair
+from benchmarks.speed.training_step import PartitionReport, StepReport
+from benchmarks.speed.workload import workload
+from softstair import _check
 from softstair._files import output_file
-from softstair.bench import Times
-from softstair.bench.clock import Effort
-from softstair.bench.operators import ConvolutionRow, OperatorRow, bench_stair
-from softstair.bench.training_step import PartitionReport, StepReport
-from softstair.bench.workload import workload
 from softstair.cli._args import flag, words_of
 from softstair.cli._table import Console, print_line, print_table
 from softstair.data.augment import Moves
 from softstair.regularise import Forward
 from softstair.train.execution import choose_device, memory_errors
 
+PROGRAM = "python -m benchmarks.speed"
 PARTS = ("operator", "step", "partition", "exact")
 CPU_BATCHES = {"vgg8": 16, "resnet20": 16, "dscnn": 64, "digits": 64}
 """On a CPU a batch of the paper's size takes seconds."""
@@ -100,19 +102,19 @@ class Command:
         for name in stairs or ():
             bench_stair(name)
         common = (device, model, batch, self.precision, self.augment)
-        step = partial(bench.measure_step, *common, tune=self.tune, effort=effort)
-        partition = partial(bench.measure_partition, *common, forward=self.forward, effort=effort)
+        step = partial(speed.measure_step, *common, tune=self.tune, effort=effort)
+        partition = partial(speed.measure_partition, *common, forward=self.forward, effort=effort)
         parts: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
-            "operator": (partial(bench.measure_operator, device, effort, stairs), _show_operator),
+            "operator": (partial(speed.measure_operator, device, effort, stairs), _show_operator),
             "step": (step, _show_step),
             "partition": (partition, _show_partition),
-            "exact": (partial(bench.measure_exact, device, batch, effort), _show_exact),
+            "exact": (partial(speed.measure_exact, device, batch, effort), _show_exact),
         }
         with contextlib.ExitStack() as files:
             file = self.json and files.enter_context(output_file(self.json, "json"))
             figures: dict[str, Any] = {
-                "command": shlex.join(["softstair", "bench", *words_of(self)]),
-                **bench.about(device),
+                "command": shlex.join([*PROGRAM.split(), *words_of(self)]),
+                **speed.about(device),
             }
             names = ("softstair", "torch", "triton", "cuda")
             versions = [f"{name} {figures[name]}" for name in names if figures[name]]
@@ -142,7 +144,7 @@ def _status() -> Iterator[Callable[[str], None]]:
         nonlocal shown
         subject = line.rpartition(": ")[0]  # "step: mode" of "step: mode: measuring"
         if subject != shown:
-            print(f"softstair bench: {line}", file=sys.stderr, flush=True)
+            print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
         shown = subject
 
     if not console.is_terminal:

@@ -1,7 +1,6 @@
 """The baselines in `benchmarks/baselines/`: formulas computed by hand, and short runs."""
 
 import csv
-import importlib
 import importlib.util
 import json
 import math
@@ -13,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.baselines import dorefa, lsq, pact, run as script, twn
 from softstair.train import Recipe, train
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "baselines"
 METHODS = ("softstair", "softstair-learned", "twn", "lsq", "pact", "dorefa")
 TRAININGS = {
     "ternary/float": {"softstair", "twn"},
@@ -23,11 +22,6 @@ TRAININGS = {
     "ternary": {"softstair", "softstair-learned"},
     **dict.fromkeys(("int2", "int4"), {*METHODS} - {"twn"}),
 }
-
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture
@@ -38,7 +32,7 @@ def run(
 
     def call(*words: object) -> list[dict[str, Any]]:
         monkeypatch.chdir(tmp_path)
-        importlib.import_module("run").main([*map(str, words), "--device", "cpu"])
+        script.main([*map(str, words), "--device", "cpu"])
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return call
@@ -55,7 +49,7 @@ def gradients(module: Any, values: list[float]) -> tuple[list[float], list[float
 
 def test_twn_by_hand() -> None:
     """mean |w| = 0.5, so the threshold is 0.35, and 0.9 and 1.0 are above it."""
-    ternary = importlib.import_module("twn").Ternary()
+    ternary = twn.Ternary()
     y, dx = gradients(ternary, [0.1, -0.2, 0.9, -1.0, 0.3])
     assert y == pytest.approx([0, 0, 0.95, -0.95, 0], abs=1e-7)
     assert dx == [1, 2, 3, 4, 5]
@@ -63,7 +57,7 @@ def test_twn_by_hand() -> None:
 
 def test_lsq_weights_by_hand() -> None:
     """With the step 0.5: v/s = 1.2, 0.4, −0.6, −4, of which the first and the last are clipped."""
-    module = importlib.import_module("lsq").LearnedStep(-2, 1, torch.ones(1, 4) / 4)
+    module = lsq.LearnedStep(-2, 1, torch.ones(1, 4) / 4)
     assert module.step.item() == 0.5  # 2 · 0.25 / √1
     y, dx = gradients(module, [0.6, 0.2, -0.3, -2.0])
     assert y == pytest.approx([0.5, 0.0, -0.5, -1.0])
@@ -75,7 +69,7 @@ def test_lsq_weights_by_hand() -> None:
 
 def test_lsq_features_by_hand() -> None:
     """The first batch fits the step: 2 mean(0, 1, 1.1, 5.9) / √3 = 4/√3; then s = 1 is set."""
-    module = importlib.import_module("lsq").LearnedStep(0, 3)
+    module = lsq.LearnedStep(0, 3)
     module(torch.tensor([[-7.0, 1.0, 1.1, 5.9]]))
     assert module.step.item() == pytest.approx(4 / math.sqrt(3))
     module.step.data.fill_(1.0)
@@ -88,19 +82,18 @@ def test_lsq_features_by_hand() -> None:
 
 def test_dorefa_by_hand() -> None:
     """tanh w relative to the largest is 1, −1, 0.2157 and −0.8220: shares 1, 0, 0.608 and 0.089."""
-    module = importlib.import_module("dorefa")
-    y, dw = gradients(module.Weights(2), [0.5, -0.5, 0.1, -0.4])
+    y, dw = gradients(dorefa.Weights(2), [0.5, -0.5, 0.1, -0.4])
     assert y == pytest.approx([1, -1, 1 / 3, -1])
     largest = math.tanh(0.5)
     assert dw[2] == pytest.approx(3 * (1 - math.tanh(0.1) ** 2) / largest)
-    y, dx = gradients(module.Features(2), [-1.0, 0.2, 0.6, 2.0])
+    y, dx = gradients(dorefa.Features(2), [-1.0, 0.2, 0.6, 2.0])
     assert y == pytest.approx([0, 1 / 3, 2 / 3, 1])
     assert dx == pytest.approx([0, 2, 3, 0])
 
 
 def test_pact_by_hand() -> None:
     """With the bound 2 the levels are 0, 2/3, 4/3 and 2; 3 and 2 are not below the bound."""
-    clipped = importlib.import_module("pact").Clipped(2, 2.0)
+    clipped = pact.Clipped(2, 2.0)
     y, dx = gradients(clipped, [-1.0, 0.5, 1.9, 3.0, 2.0])
     assert y == pytest.approx([0, 2 / 3, 2, 2, 2])
     assert dx == [0, 2, 3, 0, 0]

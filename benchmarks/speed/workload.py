@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from softstair import _check
-from softstair.bench.clock import elapsed, peak_memory, tensor_bytes
+from benchmarks.speed.clock import elapsed, peak_memory, tensor_bytes
+from softstair import Stair, _check
 from softstair.data.batches import Examples
 from softstair.models import build, last_layer
-from softstair.stair import Stair
+from softstair.train import Recipe, preset
 from softstair.train.execution import Compiled
-from softstair.train.recipe import PresetName, Recipe, preset
+from softstair.train.recipe import PresetName
 from softstair.train.state import State
 from softstair.train.step import CapturedStep, Step, optimiser_tensors
 from softstair.train.teacher import Teacher

@@ -1,12 +1,12 @@
 """`benchmarks/peers.py`, with softstair alone."""
 
 import csv
-import importlib
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import peers
+
 SMALL = """
 from collections import OrderedDict
 from torch import nn
@@ -21,10 +21,8 @@ def network(classes, shape):
 def test_two_steps_give_a_row_and_an_exact_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in (SCRIPTS, SCRIPTS / "baselines", tmp_path):
-        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "small_network_of_peers.py").write_text(SMALL)
-    peers = importlib.import_module("peers")
     monkeypatch.setitem(peers.NETWORKS, "digits", ("small_network_of_peers:network", "none"))
     out, starts = tmp_path / "peers.csv", tmp_path / "starts"
     size = ("--limit", 64, "--batch", 16, "--epochs", 1, "--float-epochs", 1)

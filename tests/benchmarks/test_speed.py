@@ -1,4 +1,4 @@
-"""``softstair bench``: tables, JSON with every figure, and errors of one line."""
+"""``python -m benchmarks.speed``: tables, JSON with every figure, and errors of one line."""
 
 import json
 import shlex
@@ -11,17 +11,24 @@ import pytest
 import torch
 
 import softstair
+from benchmarks.speed import Times, command
+from benchmarks.speed.operators import OperatorRow
+from benchmarks.speed.training_step import FIRST_STEP
 from helpers.commands import Run
-from softstair.bench import Times
-from softstair.bench.operators import OperatorRow
-from softstair.bench.training_step import FIRST_STEP
-from softstair.cli import bench
 from softstair.cli._args import parse
 from softstair.cli._table import Console
+from softstair_command import call
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
-TINY = "bench --quick --repeats 1 --batch 4 --elements 64 --device cpu".split()
+TINY = "--quick --repeats 1 --batch 4 --elements 64 --device cpu".split()
+PROGRAM = "python -m benchmarks.speed"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The script, as helpers.commands.Run."""
+    return Run(capsys, PROGRAM, lambda words: call(PROGRAM, "benchmarks.speed.command", words))
 
 
 @pytest.mark.nightly
@@ -31,7 +38,7 @@ def test_all_parts_are_measured_shown_and_written(
     monkeypatch.setenv("COLUMNS", "120")
     code, out, err = run(*TINY, "--json", "figures.json")
     assert code == 0
-    lines = [line.removeprefix("softstair bench: ") for line in err.splitlines()]
+    lines = [line.removeprefix(f"{PROGRAM}: ") for line in err.splitlines()]
     assert lines[0] == "operator: ternary, float32: all noise families and forwards"
     assert [line for line in lines if line.startswith("step: mode:")] == [
         f"step: mode: {FIRST_STEP}"
@@ -68,9 +75,9 @@ def operator_rows(*stairs: str) -> list[OperatorRow]:
 def test_json_contains_the_command_and_the_commit_to_repeat_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softstair.bench.clock.source_commit", lambda: "abc1234")
+    monkeypatch.setattr("benchmarks.speed.clock.source_commit", lambda: "abc1234")
     measured = lambda device, effort, stairs, progress: operator_rows(*stairs)
-    monkeypatch.setattr("softstair.bench.measure_operator", measured)
+    monkeypatch.setattr("benchmarks.speed.measure_operator", measured)
     words = [*TINY, "--only", "operator", "--stairs", "ternary,int4", "--json", "figures of today"]
     code, out, _ = run(*words)
     assert code == 0
@@ -78,11 +85,12 @@ def test_json_contains_the_command_and_the_commit_to_repeat_it(
         assert out.count(title) == 1
     assert (out.count("100.0%"), out.count("50.0%")) == (4, 4)
     figures = json.loads(Path("figures of today").read_text())
-    program, *again = shlex.split(figures["command"])
-    assert (program, figures["commit"]) == ("softstair", "abc1234")
-    first, second = (parse(bench.Command, line[1:], "softstair bench") for line in (words, again))
+    *program, again = figures["command"].partition(f"{PROGRAM} ")
+    assert (program, figures["commit"]) == (["", f"{PROGRAM} "], "abc1234")
+    lines = words, shlex.split(again)
+    first, second = (parse(command.Command, line, PROGRAM) for line in lines)
     assert first == second
-    assert set(figures) & set(bench.PARTS) == {"operator"}
+    assert set(figures) & set(command.PARTS) == {"operator"}
     assert {row["stair"] for row in figures["operator"]} == {"ternary", "int4"}
 
 
@@ -110,7 +118,7 @@ def test_without_json_the_flag_is_named(run: Run) -> None:
     ],
 )
 def test_errors_come_before_measuring(run: Run, words: str, message: str) -> None:
-    assert message in run.rejected("bench", *words.split())
+    assert message in run.rejected(*words.split())
 
 
 def test_out_of_memory_names_the_flags(
@@ -119,7 +127,7 @@ def test_out_of_memory_names_the_flags(
     def large(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EB")
 
-    monkeypatch.setattr("softstair.bench.measure_step", large)
+    monkeypatch.setattr("benchmarks.speed.measure_step", large)
     code, _, err = run(*TINY, "--only", "step", "--json", "figures.json")
     assert (code, err.count("\n")) == (2, 1)
     assert "give a --batch below 4, or --quick" in err
@@ -136,12 +144,14 @@ def test_what_was_not_measured_is_listed(run: Run, monkeypatch: pytest.MonkeyPat
 def test_progress_is_a_line_per_network_or_a_status_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with bench._status() as progress:
+    with command._status() as progress:
         for line in ("step: mode: compiling", "step: mode: measuring", "step: hard: compiling"):
             progress(line)
-    lines = "softstair bench: step: mode: compiling\nsoftstair bench: step: hard: compiling\n"
+    lines = f"{PROGRAM}: step: mode: compiling\n{PROGRAM}: step: hard: compiling\n"
     assert tuple(capsys.readouterr()) == ("", lines)
-    monkeypatch.setattr(bench, "Console", partial(Console, force_terminal=True, color_system=None))
-    with bench._status() as progress:
+    monkeypatch.setattr(
+        command, "Console", partial(Console, force_terminal=True, color_system=None)
+    )
+    with command._status() as progress:
         progress("step: [mode]: measuring")
     assert "step: [mode]: measuring 0:00:0" in capsys.readouterr().err

@@ -20,15 +20,21 @@ from functools import partial
 import torch
 from torch import nn
 
+from benchmarks.speed.clock import Effort, Record, Times, race
+from benchmarks.speed.workload import (
+    StepRunner,
+    Workload,
+    brevitas_network,
+    naive_network,
+    workload,
+)
 from softstair._errors import first_line, is_out_of_memory
 from softstair.anneal import SMALLEST_STD
-from softstair.bench.clock import Effort, Record, Times, race
-from softstair.bench.workload import StepRunner, Workload, brevitas_network, naive_network, workload
 from softstair.data.batches import Examples
 from softstair.regularise import FORWARDS
+from softstair.train import Recipe
 from softstair.train.execution import choose_threads, training_settings
 from softstair.train.network import stair_network
-from softstair.train.recipe import Recipe
 
 FIRST_STEP = "first step, which may compile kernels"
 """End of the line that ``progress`` is called with before the first step of a network."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from softstair.bench import Effort, Times, race
-from softstair.bench.clock import peak_memory, tensor_bytes
+from benchmarks.speed import Effort, Times, race
+from benchmarks.speed.clock import peak_memory, tensor_bytes
 
 CPU = torch.device("cpu")
 

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softstair as ss
-from softstair import _check, kernels, noise as noises
-from softstair.bench import clock
-from softstair.bench.clock import Effort, Record, Times, graph_of
+from benchmarks.speed import clock
+from benchmarks.speed.clock import Effort, Record, Times, graph_of
+from softstair import Stair, _check, kernels, noise as noises
 from softstair.convert.bits import StairName, stair_named
 from softstair.regularise import FORWARDS, Forward
-from softstair.stair import Stair
 
 STAIRS = ("heaviside", "ternary", "int4", "int4@0.07")
 """Default stairs; the last is the paper's, with a quantum that 16-bit dtypes round."""
