@@ -130,7 +130,7 @@ softstair._errors: SoftstairError first_line import_extra is_out_of_memory
 softstair._files: begin_output output_file refuse_link replacing write
 softstair.anneal: SMALLEST_STD
 softstair.cli: main
-softstair.cli._args: argument conditions flag words_of
+softstair.cli._args: argument flag words_of
 softstair.cli._mean: CONFIDENCE FEWEST Mean Numbers interval mean_of
 softstair.cli._progress: Progress Stoppable same_command
 softstair.cli._table: Console plural print_line print_table table

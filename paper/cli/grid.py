@@ -21,7 +21,7 @@ from paper.tables import DATA_VERSION, UNKNOWN, Fold, Training
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import begin_output
-from softstair.cli._args import argument, conditions, flag
+from softstair.cli._args import argument, flag
 from softstair.cli._mean import FEWEST
 from softstair.cli._progress import Progress, Stoppable, same_command
 from softstair.cli._table import plural, print_line, print_table
@@ -283,6 +283,19 @@ class Command:
             known = results.finished(units, folder, {}) + list(elsewhere.values())
             timer = Timer(monotonic() + 60 * self.minutes, known, self.partial)
         return grid.run(units, folder, on_event, timer=timer, **settings)
+
+
+def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
+    """Return the values of each field from words such as field=value,value."""
+    wanted: dict[str, list[str]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        if not values or not re.fullmatch(r"[\w-]+", name):
+            raise SoftstairError(
+                f"{flag} must be given as field=value,value, but {word!r} was given."
+            )
+        wanted.setdefault(name.replace("-", "_"), []).extend(values.split(","))
+    return wanted
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.speed.command import Command as SpeedCommand
 from softstair import _errors
 from softstair.cli import train, verify
-from softstair.cli._args import argument, conditions, flag, parse
+from softstair.cli._args import argument, flag, parse
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("plain_terminal")]
 
@@ -116,12 +116,3 @@ def test_earlier_spellings_are_accepted(
         parse(command, ["--help"], "do")
     flags = re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)
     assert not {*re.findall(r"--[a-z-]+", old)} & {*flags}
-
-
-def test_conditions_are_fields_with_their_values() -> None:
-    given = ["static-mean=true", "interval=partition", "interval=none,same_end"]
-    wanted = {"static_mean": ["true"], "interval": ["partition", "none", "same_end"]}
-    assert conditions(given, "--where") == wanted
-    for word in ("interval", "=x", "interval=", "a b=c", "\n=x", ""):
-        with pytest.raises(ValueError, match="--set must be given as field=value"):
-            conditions([word], "--set")

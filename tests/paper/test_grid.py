@@ -21,6 +21,7 @@ from helpers.commands import Run
 from helpers.terminal import Terminal, without_escapes
 from paper import Training, load, tables
 from paper.__main__ import main
+from paper.cli.grid import conditions
 from softstair.train import Recipe, train
 from softstair.train.records import recipe_of
 from train.short import files
@@ -151,6 +152,15 @@ def test_bits_are_a_factor_of_the_grid(design: str, run: Run) -> None:
     Path("stairs.toml").write_text(design + 'weights = ["int4", "int8"]\n')
     error = run.rejected("grid", "stairs.toml", "--bits", "int4", "--dry-run")
     assert "need the same weights in all of stairs: choose configurations with --where" in error
+
+
+def test_conditions_are_fields_with_their_values() -> None:
+    given = ["static-mean=true", "interval=partition", "interval=none,same_end"]
+    wanted = {"static_mean": ["true"], "interval": ["partition", "none", "same_end"]}
+    assert conditions(given, "--where") == wanted
+    for word in ("interval", "=x", "interval=", "a b=c", "\n=x", ""):
+        with pytest.raises(ValueError, match="--set must be given as field=value"):
+            conditions([word], "--set")
 
 
 # A grid whose units are done, so that no process is needed

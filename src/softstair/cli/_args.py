@@ -100,19 +100,6 @@ def parse(command: type[CommandT], words: Sequence[str], prog: str) -> CommandT:
     return _replaced(base, given)
 
 
-def conditions(words: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """Return the values of each field from words such as field=value,value."""
-    wanted: dict[str, list[str]] = {}
-    for word in words:
-        name, _, values = word.partition("=")
-        if not values or not re.fullmatch(r"[\w-]+", name):
-            raise SoftstairError(
-                f"{flag} must be given as field=value,value, but {word!r} was given."
-            )
-        wanted.setdefault(name.replace("-", "_"), []).extend(values.split(","))
-    return wanted
-
-
 @dataclass(frozen=True)
 class _Option:
     """A flag of a command, or a word if it has a metavar; ``path`` leads to its field."""
