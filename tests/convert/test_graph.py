@@ -240,3 +240,21 @@ def test_error_names_the_line_whose_control_flow_depends_on_a_tensor() -> None:
     net = ss.quantise(networks.Branching(), ternary, ternary, example_inputs=torch.zeros(2, 6))
     with pytest.raises(ss.deploy.ExportError, match=place):
         ss.deploy.integerise(net, (6,))
+
+
+def test_error_names_the_layer_that_pads_by_the_size_of_its_input() -> None:
+    """As timm's Conv2dSame does; the same layer with a padding of its own is quantised."""
+
+    class SamePadding(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size = x.size()[-1]
+            more = max((-(-size // 2) - 1) * 2 + 3 - size, 0)
+            return super().forward(F.pad(x, (more // 2, more - more // 2) * 2))
+
+    build = lambda *stem: nn.Sequential(*stem, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    model = build(SamePadding(1, 4, 3, 2))
+    layer = r"in '0' \(SamePadding\), its control flow depends on sizes, at line \d+ of .*max"
+    with pytest.raises(ValueError, match=rf"^example_inputs must .*{{'input': …}}.*{layer}"):
+        ss.quantise(model, "int4")
+    padded = build(nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(1, 4, 3, 2)))
+    ss.deploy.integerise(ss.quantise(padded, "int4"), (1, 8, 8))

@@ -46,7 +46,7 @@ def without_operators_of_torchvision() -> Iterator[None]:
         torch.library.register_fake = register
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, **options: Any) -> nn.Module:
     with without_operators_of_torchvision():
         torchvision = pytest.importorskip("torchvision")
         timm = pytest.importorskip("timm")
@@ -54,7 +54,7 @@ def build(name: str) -> nn.Module:
     make: Callable[..., nn.Module] = timm.create_model
     if package:
         return getattr(torchvision.models, model)(num_classes=10)
-    return make(model, num_classes=10)
+    return make(model, num_classes=10, **options)
 
 
 @needs_compiler
@@ -83,3 +83,11 @@ def test_networks_of_packages_export_exactly(name: str, tmp_path: Path) -> None:
     assert {kind: comparison.mismatches for kind, comparison in comparisons.items()} == {
         "integer network": 0, "ONNX": 0, "C": 0
     }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_padding_by_the_size_of_the_input_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"in 'conv_stem' \(Conv2dSame\), .* depends on sizes"):
+        ss.quantise(build("tf_efficientnet_lite0"), "int4")
+    net = ss.quantise(build("tf_efficientnet_lite0", pad_type=""), "int4", skip="classifier")
+    integerise(net.eval(), SHAPE, ZERO, SCALE)

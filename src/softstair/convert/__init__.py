@@ -9,7 +9,7 @@ number. :mod:`~softstair.convert.rewrite` turns functional activations into modu
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -65,7 +65,7 @@ def quantise(
     noise: PerLayer[Noise | str | Estimator] = "uniform",
     forward: PerLayer[Forward] = "mode",
     skip: str | Sequence[str] = (),
-    example_inputs: Tensor | Sequence[Any] | None = None,
+    example_inputs: Tensor | Sequence[Any] | Mapping[str, Any] | None = None,
     init: Literal["auto", "thresholds", "keep"] = "auto",
     fit: Literal["auto", "layer", "channel"] | None = "auto",
     sums: Sums | None = "sum",
@@ -117,7 +117,8 @@ def quantise(
         forward: ``"expectation"``, ``"mode"``, ``"random"`` or ``"hard"``; see
             :func:`softstair.regularise`.
         skip: Names of modules, or patterns of names, to leave in float with all that they contain.
-        example_inputs: The arguments of one forward pass, for models that torch.fx cannot trace.
+        example_inputs: The arguments of one forward pass, in order or by name, for models that
+            torch.fx cannot trace.
         init: ``"thresholds"`` starts the weights at thresholds, as in the paper; ``"keep"`` keeps
             them; ``"auto"`` keeps them if stairs are given by name.
         fit: With ``init="keep"``: give each ``"layer"`` or ``"channel"`` the quantum that is

@@ -7,7 +7,7 @@ example inputs, for models that cannot be traced.
 import inspect
 import operator
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -196,18 +196,36 @@ def trace(model: nn.Module, training: bool = True) -> tuple[Graph, fx.Graph]:
     return steps_of(traced, model, complete=not omitted and not was_changed), traced
 
 
-def why_untraceable(error: Exception) -> str:
-    """Return why :func:`trace` raised an error, with the line of the model if it is known."""
+def why_untraceable(error: Exception, model: nn.Module) -> str:
+    """Return why :func:`trace` raised an error, with the module and the line if they are known."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {module: name for name, module in model.named_modules() if name}
+    modules = [owner for owner in owners if isinstance(owner, nn.Module) and owner in names]
     reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
-        reason = "its control flow depends on a tensor"
+        tested = [owner.node for owner in owners if isinstance(owner, fx.Proxy)]
+        reason = f"its control flow depends on {'sizes' if _is_size(tested) else 'a tensor'}"
+    elif "co_varnames" in str(error):
+        reason = "its forward pass is decorated"
+    if modules:
+        reason = f"in {names[modules[-1]]!r} ({type(modules[-1]).__name__}), {reason}"
     if not lines:
         return reason
     code = f" ({lines[-1].line})" if lines[-1].line else ""
     return f"{reason}, at line {lines[-1].lineno} of {lines[-1].filename}{code}"
+
+
+def _is_size(nodes: Iterable[fx.Node]) -> bool:
+    """Return whether values were computed from sizes."""
+    waiting, seen = list(nodes), set[fx.Node]()
+    while waiting:
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting.extend(node.all_input_nodes)
+    return any(_raw_name(node) in SIZE_FUNCTIONS for node in seen)
 
 
 def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
@@ -313,7 +331,7 @@ def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
     return _raw_name(node).partition(".")[0].strip("_") in SHARING_FUNCTIONS
 
 
-def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
+def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Graph:
     """Return the graph of one run, in evaluation: training would change batch-norm statistics."""
     recorder, is_leaf = _Recorder(), Tracer().is_leaf_module
     with training_mode(model, training=False), ExitStack() as hooks:
@@ -323,7 +341,8 @@ def record(model: nn.Module, example_inputs: Sequence[Any]) -> Graph:
                 hooks.enter_context(module.register_forward_pre_hook(recorder.enter))
                 hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
         with torch.no_grad(), recorder:
-            result = model(*example_inputs)
+            is_named = isinstance(example_inputs, Mapping)
+            result = model(**example_inputs) if is_named else model(*example_inputs)
     results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return steps_of(recorder.graph, model, complete=False, results=results)
 
@@ -384,19 +403,22 @@ class _Recorder(TorchFunctionMode):
 def trace_or_record(net: nn.Module, example_inputs: object) -> tuple[Graph, fx.Graph | None]:
     """Return the graph by tracing, with torch.fx's own, or else that of a run on the inputs."""
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else example_inputs
-    if inputs is not None and not isinstance(inputs, list | tuple):
-        allowed = "a tensor or a tuple of the arguments of one forward pass"
+    if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
+        allowed = "a tensor, or a tuple or a mapping of the arguments of one forward pass"
         raise _check.wrong("example_inputs", inputs, allowed)
     try:
         return trace(net)
     except Exception as error:  # whatever the model's code raises for torch.fx's proxies
         if inputs is None:
+            given = inspect.signature(net.forward).parameters.values()
+            names = [p.name for p in given if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
+            values = ", ".join(f"{name!r}: …" for name in names or [p.name for p in given][:1])
             raise _check.invalid(
                 "example_inputs",
-                "must be given, the arguments of one forward pass, since the model cannot be "
-                f"traced: {why_untraceable(error)}. What that pass computes is then quantised, but "
-                "does not export; for export, write the model so that torch.fx can trace it, such "
-                "as with torch.where instead of if",
+                f"must be given to softstair.quantise, such as example_inputs={{{values}}}, since "
+                f"torch.fx cannot trace the model: {why_untraceable(error, net)}; it then trains, "
+                "but does not export, for which write torch.where instead of if, and numbers "
+                "instead of sizes",
             ) from None
     try:
         return record(net, inputs), None

@@ -87,7 +87,7 @@ def prepare(
     try:
         graph, traced = trace(net, training=False)
     except Exception as error:
-        problem = f"net must be traceable by torch.fx, but it is not: {why_untraceable(error)}"
+        problem = f"net must be traceable by torch.fx, but it is not: {why_untraceable(error, net)}"
         if hasattr(net, "module") or hasattr(net, "_orig_mod"):
             problem += "; pass the network inside DDP or torch.compile"
         raise ExportError(f"{problem}.", field="net") from None
