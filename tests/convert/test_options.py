@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import networks
 import softstair as ss
@@ -217,3 +218,27 @@ def test_a_name_to_skip_that_fits_nothing_is_answered_with_close_names():
     model, _ = networks.make("resnet")
     with pytest.raises(ValueError, match=r"called 'layer1\.0\.konv1'; did you mean .*conv1.*\?$"):
         ss.quantise(model, TERNARY, TERNARY, skip="layer1.0.konv1")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize(
+    ("prepare", "undo"),
+    [
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), prune.remove),
+        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+        (
+            lambda layer: nn.utils.spectral_norm(layer)(torch.ones(1, 8)),
+            nn.utils.remove_spectral_norm,
+        ),
+    ],
+)
+def test_weights_that_hooks_compute_are_named_with_what_removes_them(prepare, undo):
+    model = mlp()
+    prepare(model[3])
+    with pytest.raises(ValueError, match=rf"^model .*'3'.*{undo.__name__}\(layer, 'weight'\)\.$"):
+        ss.quantise(model, "int4")
+    undo(model[3], *(["weight"] if undo is prune.remove else []))
+    net = ss.quantise(model, "int4").eval()
+    prepare(net[3])
+    with pytest.raises(ValueError, match=rf"^net .*'3'.*{undo.__name__}"):
+        ss.deploy.integerise(net, (6,))

@@ -25,6 +25,7 @@ from softstair.convert.conversion import (
     Conversion,
     Row,
     add_version,
+    copy_of,
     require_stairs,
     stair_row,
     swap_modules,
@@ -179,7 +180,7 @@ def quantise(
     elif not isinstance(shortcuts, Stair | None):
         raise _check.wrong("shortcuts", shortcuts, "a Stair, a name such as uint8, or None")
     patterns = _skip_patterns(skip)
-    net = copy.deepcopy(model)
+    net = copy_of(model, "model")
     activations = _separate_activations(net)
     patterns = (*patterns, *_first_names(net, patterns))
     options = LayerOptions(stairs, features, noise, forward, patterns, is_named, activation)

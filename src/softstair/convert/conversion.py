@@ -1,5 +1,6 @@
 """The replaced layers of a network: a record of them, and whether a checkpoint has their stairs."""
 
+import copy
 import re
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,13 @@ from softstair._stair_module import EXTRA_STATE
 from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
+
+REMOVALS = {
+    "_mask": "torch.nn.utils.prune.remove",
+    "_g": "torch.nn.utils.remove_weight_norm",
+    "_u": "torch.nn.utils.remove_spectral_norm",
+}
+"""What gives a layer its weight back, by the ending of a tensor that it is computed from."""
 
 ATTRIBUTE = "_softstair_conversion"
 """The attribute of a quantised network that holds its conversion."""
@@ -140,6 +148,19 @@ def constant_layers(net: nn.Module, weights: Mapping[str, Any] | None = None) ->
         if index.numel() > 1 and bool((index == index.flatten()[0]).all()):
             names.append(repr(name))
     return ", ".join(names if len(names) < 4 else [*names[:3], f"and {len(names) - 3} others"])
+
+
+def copy_of(net: nn.Module, name: str = "net") -> nn.Module:
+    """Return a copy of a network; torch cannot copy weights that hooks compute from others."""
+    for path, module in net.named_modules():
+        for key, value in vars(module).items():
+            if not isinstance(value, Tensor) or value.is_leaf:
+                continue
+            ways = (call for end, call in REMOVALS.items() if hasattr(module, f"{key}{end}"))
+            way = next((f"{call}(layer, {key!r})" for call in ways), f"layer.{key}.detach_()")
+            problem = f"must hold its weights itself, but {path!r} computes its {key!r} from others"
+            raise _check.invalid(name, f"{problem}; first call {way}")
+    return copy.deepcopy(net)
 
 
 def _layers(net: nn.Module) -> list[tuple[str, StairLayer]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file, refuse_link
-from softstair.convert.conversion import constant_layers
+from softstair.convert.conversion import constant_layers, copy_of
 from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
@@ -341,7 +341,7 @@ def export(
     scratch = c.SCRATCH_OF[target.cpu] if scratch is None else scratch
     if to == "c":
         _check_folder(folder)
-    net = copy.deepcopy(net).cpu().float().eval()
+    net = copy_of(net).cpu().float().eval()
     integer = integerise(net, shape, zero, scale, torch.uint8 if x is None else x.dtype)
     if names := constant_layers(net):
         warnings.warn(f"all weights of {names} have the same level", stacklevel=2)

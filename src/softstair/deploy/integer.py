@@ -1,6 +1,5 @@
 """Conversion of a trained stair network to integers."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from torch import fx, nn
 
 from softstair import _check
 from softstair._errors import first_line
+from softstair.convert.conversion import copy_of
 from softstair.convert.graph import Graph, trace, why_untraceable
 from softstair.convert.ops import RESHAPES, Operator, operator_named, operator_of
 from softstair.deploy.builder import NodeBuilder, Value, not_supported
@@ -83,7 +83,7 @@ def prepare(
         raise _bad_input("scale", scale, "a power of two, so that sums over the input are exact")
     if not isinstance(shape, Sequence) or not all(type(n) is int and n > 0 for n in shape):
         raise _check.wrong("shape", shape, "the shape of one input, such as (3, 32, 32)")
-    net = copy.deepcopy(net).cpu().float().eval()
+    net = copy_of(net).cpu().float().eval()
     try:
         graph, traced = trace(net, training=False)
     except Exception as error:

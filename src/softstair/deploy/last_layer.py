@@ -1,6 +1,5 @@
 """Conversion of a float last layer to INT8."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from softstair._quantum import fit_quantum
-from softstair.convert.conversion import ATTRIBUTE, stair_row, swap_modules
+from softstair.convert.conversion import ATTRIBUTE, copy_of, stair_row, swap_modules
 from softstair.deploy import nodes
 from softstair.deploy.integer import integerise
 from softstair.deploy.nodes import ExportError, IntegerNetwork
@@ -58,7 +57,7 @@ def quantise_last_layer(
     >>> torch.equal(integer(x), int8((x.float() - 128) / 64))
     True
     """
-    net = copy.deepcopy(net).cpu().float().eval()
+    net = copy_of(net).cpu().float().eval()
     network = integerise(net, shape, zero, scale, dtype)
     last = network.last
     if not isinstance(last, nodes.Scores):

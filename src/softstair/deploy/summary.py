@@ -1,6 +1,5 @@
 """The report of a network: what was quantised, what exports exactly, and what it costs."""
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from torch import fx, nn
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.convert import quantise
-from softstair.convert.conversion import Conversion, Row, conversion_of
+from softstair.convert.conversion import Conversion, Row, conversion_of, copy_of
 from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Scores, Sum, bits
@@ -173,7 +172,7 @@ def _extreme(net: nn.Module) -> nn.Module:
 
     If it has an exact integer form, so has the network with any weights and quanta.
     """
-    net = copy.deepcopy(net)
+    net = copy_of(net)
     stairs = [module for module in net.modules() if isinstance(module, StairModule)]
     ratios = {stair.log_ratio: None for stair in stairs if stair.log_ratio is not None}
     for number, ratio in enumerate(ratios):

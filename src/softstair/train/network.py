@@ -1,7 +1,6 @@
 """The network of a recipe: as it starts, as a run has trained it, and what to expect of it."""
 
 import contextlib
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from softstair import _check, _plugins, kernels, noise as noises
 from softstair._errors import SoftstairError, first_line
 from softstair.convert import quantise
 from softstair.convert.bits import parse, parse_layers
+from softstair.convert.conversion import copy_of
 from softstair.convert.sites import matches
 from softstair.data import Dataset
 from softstair.deploy.summary import report
@@ -67,7 +67,7 @@ def stair_network(
     Noise of the user's own is called with ``own_code``; else it is uniform, as good in ``eval()``.
     """
     if recipe.is_float:
-        return copy.deepcopy(model)
+        return copy_of(model, "model")
     noise: Any = recipe.noise
     if ":" in noise:
         kinds: Any = (noises.Noise, Estimator)
@@ -188,7 +188,7 @@ def describe_network(
 @torch.no_grad()
 def _check_model(model: nn.Module, example: Tensor, classes: int) -> None:
     """Raise SoftstairError if a model does not return scores; it is left unchanged."""
-    trial = copy.deepcopy(model).to(example.device)
+    trial = copy_of(model, "model").to(example.device)
     wanted = f"scores of shape (2, {classes}) for examples of shape {tuple(example.shape)}"
     for training in (False, True):
         try:
