@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -299,3 +300,49 @@ def test_what_is_no_network_or_no_example_is_refused(tmp_path: Path) -> None:
         ss.deploy.export("net", (1, 4, 4), 128, 64.0, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module"):
         ss.report("net")  # type: ignore[arg-type]
+
+
+class Heads(nn.Module):
+    """Two classifiers of the same features."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU())
+        self.label, self.place, self.kind = nn.Linear(8, 3), nn.Linear(8, 2), kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.body(x)
+        return self.kind((name, getattr(self, name)(x)) for name in ("label", "place"))
+
+
+class One(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)["place"]  # type: ignore[no-any-return]
+
+
+def test_two_outputs_are_named_and_one_of_them_exports(tmp_path: Path) -> None:
+    ternary = ss.Stair.ternary()
+    for kind, given in (
+        (tuple, r"a tuple of 2.*net\(x\)\[0\]"),
+        (dict, r"a dict of 2.*\['label'\]"),
+    ):
+        net = ss.quantise(Heads(kind), ternary, ternary, skip=("label", "place"))
+        with pytest.raises(ss.deploy.ExportError, match=given):
+            ss.deploy.integerise(net, (1, 4, 4), 128, 64.0)
+        assert "returns a" in ss.report(net, (1, 4, 4)).conclusion
+    assert ss.deploy.export(One(net), (1, 4, 4), 128, 64.0, tmp_path, to="qonnx").mismatches == 0
+
+
+def test_verify_leaves_the_mode_of_each_module() -> None:
+    net = network(ss.Stair.ternary()).train()
+    net[1].eval()
+    before = [module.training for module in net.modules()]
+    x = torch.randint(256, (3, 1, 4, 4), dtype=torch.uint8)
+    integer = ss.deploy.integerise(net, (1, 4, 4), 128, 64.0)
+    for comparison in ss.deploy.verify(net, integer, x).values():
+        assert comparison.mismatches == 0
+    assert [module.training for module in net.modules()] == before

@@ -17,6 +17,7 @@ from softstair import _check
 from softstair._errors import SoftstairError, import_extra
 from softstair._files import output_file, refuse_link
 from softstair.convert.conversion import constant_layers, copy_of
+from softstair.convert.graph import training_mode
 from softstair.deploy import c, onnx, qonnx
 from softstair.deploy.integer import INPUT_TYPES, integerise
 from softstair.deploy.nodes import IntegerNetwork, Rescaled, Steps
@@ -93,7 +94,7 @@ def verify(
     """Run the trained network, its integer network and others on the same bytes, and compare them.
 
     Args:
-        net: The trained stair network, in ``eval()`` and on the CPU; it is the reference.
+        net: The trained stair network, on the CPU; as in ``eval()``, it is the reference.
         integer: Its integer network.
         x: Integers of the network's type, such as (N, C, H, W) uint8.
         others: More ways to run it, such as :func:`onnx_runner` and :func:`c_runner`, by name.
@@ -156,7 +157,6 @@ def _compared_layers(integer: IntegerNetwork) -> Sequence[str]:
 def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
     """Return a runner of the trained network, with its features in quanta."""
     _check_quantised(net)
-    net = net.eval()
     layers, last = _compared_layers(integer), integer.last.name
     by_name: dict[str, Any] = dict(net.named_modules(remove_duplicate=False))
     modules: dict[str, Any] = {name: by_name.get(name) for name in layers if name != last}
@@ -175,7 +175,7 @@ def trained_runner(net: nn.Module, integer: IntegerNetwork) -> Runner:
         def record(name: str, module: Any, _: object, y: Tensor) -> None:
             results[name] = y if name == last else _in_quanta(module, y)
 
-        with torch.no_grad(), ExitStack() as hooks:
+        with training_mode(net, training=False), torch.no_grad(), ExitStack() as hooks:
             for name, module in modules.items():
                 hooks.enter_context(module.register_forward_hook(partial(record, name)))
             scores = net((x.float() - zero) / scale)

@@ -196,6 +196,11 @@ class GraphConversion:
             last = self.builder.feature_scores(last)
         if isinstance(last, str):
             return last
+        if isinstance(result, tuple | list | dict):
+            kind = type(result).__name__.removeprefix("immutable_")  # of torch.fx
+            first = next(iter(result), 0) if isinstance(result, dict) else 0
+            problem = f"net must return one tensor, but it returns a {kind} of {len(result)}"
+            raise ExportError(f"{problem}: export a module that returns net(x)[{first!r}] alone.")
         raise ExportError("net must end in a linear or quantised layer, but it does not.")
 
     def _write(self, node: fx.Node, result: Any, written: list[fx.Node]) -> None:
