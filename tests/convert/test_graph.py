@@ -234,7 +234,7 @@ def test_error_names_the_line_whose_control_flow_depends_on_a_tensor() -> None:
     source = Path(networks.__file__).read_text().splitlines()
     line = 1 + next(number for number, text in enumerate(source) if "if h.sum() > -1e9:" in text)
     ternary = ss.Stair.ternary()
-    place = rf"control flow depends on a tensor, at line {line} of .*networks.py \(if h.sum\(\)"
+    place = rf"control flow depends on .*, at line {line} of .*networks.py \(if h.sum\(\)"
     with pytest.raises(ValueError, match=rf"example_inputs must .*{place}.*torch\.where"):
         ss.quantise(networks.Branching(), ternary, ternary)
     net = ss.quantise(networks.Branching(), ternary, ternary, example_inputs=torch.zeros(2, 6))
@@ -253,7 +253,7 @@ def test_error_names_the_layer_that_pads_by_the_size_of_its_input() -> None:
 
     build = lambda *stem: nn.Sequential(*stem, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
     model = build(SamePadding(1, 4, 3, 2))
-    layer = r"in '0' \(SamePadding\), its control flow depends on sizes, at line \d+ of .*max"
+    layer = r"in '0' \(SamePadding\), its control flow depends on .* size, at line \d+ of .*max"
     with pytest.raises(ValueError, match=rf"^example_inputs must .*{{'input': …}}.*{layer}"):
         ss.quantise(model, "int4")
     padded = build(nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(1, 4, 3, 2)))

@@ -201,31 +201,20 @@ def why_untraceable(error: Exception, model: nn.Module) -> str:
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame for frame in frames if not frame.filename.startswith((*ours, "<"))]
+    names = {id(module): name for name, module in model.named_modules() if name}
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = {module: name for name, module in model.named_modules() if name}
-    modules = [owner for owner in owners if isinstance(owner, nn.Module) and owner in names]
+    modules = [owner for owner in owners if id(owner) in names]
     reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
-        tested = [owner.node for owner in owners if isinstance(owner, fx.Proxy)]
-        reason = f"its control flow depends on {'sizes' if _is_size(tested) else 'a tensor'}"
+        reason = "its control flow depends on a tensor or its size"
     elif "co_varnames" in str(error):
         reason = "its forward pass is decorated"
     if modules:
-        reason = f"in {names[modules[-1]]!r} ({type(modules[-1]).__name__}), {reason}"
+        reason = f"in {names[id(modules[-1])]!r} ({type(modules[-1]).__name__}), {reason}"
     if not lines:
         return reason
     code = f" ({lines[-1].line})" if lines[-1].line else ""
     return f"{reason}, at line {lines[-1].lineno} of {lines[-1].filename}{code}"
-
-
-def _is_size(nodes: Iterable[fx.Node]) -> bool:
-    """Return whether values were computed from sizes."""
-    waiting, seen = list(nodes), set[fx.Node]()
-    while waiting:
-        if (node := waiting.pop()) not in seen:
-            seen.add(node)
-            waiting.extend(node.all_input_nodes)
-    return any(_raw_name(node) in SIZE_FUNCTIONS for node in seen)
 
 
 def _restore(before: dict[nn.Module, dict[str, Any]]) -> bool:
@@ -341,8 +330,10 @@ def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) 
                 hooks.enter_context(module.register_forward_pre_hook(recorder.enter))
                 hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
         with torch.no_grad(), recorder:
-            is_named = isinstance(example_inputs, Mapping)
-            result = model(**example_inputs) if is_named else model(*example_inputs)
+            if isinstance(example_inputs, Mapping):
+                result = model(**example_inputs)
+            else:
+                result = model(*example_inputs)
     results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return steps_of(recorder.graph, model, complete=False, results=results)
 
