@@ -194,7 +194,8 @@ def test_never_too_much_is_cut(build, layers):
 def test_never_too_much_is_cut_in_the_zoo(name, layers):
     model, x = networks.make(name)
     model.eval()
-    check_gradients(lambda: ss.quantise(model, TERNARY, TERNARY).train(), layers, x)
+    skip = "attention" if name == "transformer" else ()
+    check_gradients(lambda: ss.quantise(model, TERNARY, TERNARY, skip=skip).train(), layers, x)
 
 
 def fork(m: nn.Module, x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The options of quantise(): by layer, by name, and what they leave in float."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,7 +130,8 @@ def test_skip():
 def test_a_reparametrised_layer_is_left_in_float():
     for wrap in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
         model = nn.Sequential(wrap(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3))
-        net = ss.quantise(model, TERNARY, TERNARY)
+        with pytest.warns(UserWarning, match="'0'"):
+            net = ss.quantise(model, TERNARY, TERNARY)
         assert "0" in {row.name for row in ss.report(net).rows if row.layer is None}
         assert net(torch.randn(4, 6)).shape == (4, 3)
 
@@ -242,3 +245,70 @@ def test_weights_that_hooks_compute_are_named_with_what_removes_them(prepare, un
     prepare(net[3])
     with pytest.raises(ValueError, match=rf"^net .*'3'.*{undo.__name__}"):
         ss.deploy.integerise(net, (6,))
+
+
+class Sequences(nn.Module):
+    """An embedding, a GRU, a Linear that is called and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(500, 8), nn.GRU(8, 8, batch_first=True)
+        self.hidden, self.head, self.unused = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(99, 99)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.hidden(self.rnn(self.words(x))[0])))
+
+
+class Lookup(Sequences):
+    def forward(self, x):
+        return self.head(torch.relu(self.hidden(self.words(x))))
+
+
+@pytest.mark.parametrize(
+    ("build", "weights", "settings", "named"),
+    [
+        (Sequences, "int4", {}, "'rnn' (GRU)"),
+        (Sequences, TERNARY, {"skip": "head"}, "'rnn' (GRU)"),
+        (Sequences, {"head": "int8", "*": "int4"}, {}, "'rnn' (GRU)"),
+        (Sequences, {"rnn": "int4", "*": "int8"}, {"skip": "head"}, "'rnn' (GRU)"),
+        (Sequences, {"h*": "int4"}, {}, "'rnn' (GRU)"),
+        (Sequences, "int4", {"skip": "rnn"}, ""),
+        (Sequences, {"rnn": "float", "*": "int4"}, {}, ""),
+        (Lookup, {"head": None, "*": TERNARY}, {}, ""),
+        (Sequences, {"*": "float/uint4"}, {}, ""),
+        (Sequences, None, {"features": TERNARY}, ""),
+        (Lookup, "int4", {}, ""),
+        (Lookup, {0: "int4", "*": "float"}, {}, ""),
+        (Lookup, [TERNARY, None], {}, ""),
+        (Lookup, {"head": "int8"}, {}, "'hidden' (Linear)"),
+    ],
+)
+def test_weights_that_stay_in_float_without_a_word_are_a_warning(build, weights, settings, named):
+    model = build()
+    if not named:
+        ss.quantise(model, weights, strict=True, **settings)
+        return
+    with pytest.warns(UserWarning, match=re.escape(named)) as caught:
+        ss.quantise(model, weights, **settings)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match=rf"^model .*{re.escape(named)}"):
+        ss.quantise(model, weights, strict=True, **settings)
+
+
+def test_weights_that_code_reads_count_as_weights_in_float():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.place = (
+                nn.Parameter(torch.randn(6, 6)),
+                nn.Parameter(torch.randn(1, 99, 6)),
+            )
+
+        def forward(self, x):
+            return x @ self.weight
+
+    model = nn.Sequential(Own(), nn.Linear(6, 6), nn.ReLU())
+    with pytest.warns(UserWarning, match=r"^50% of the weights stay in float: '0' \(Own\)"):
+        ss.quantise(model, "int4")
+    ss.quantise(model, "int4", skip="0")

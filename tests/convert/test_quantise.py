@@ -172,7 +172,8 @@ def converted(name: str, seed: int = 0, **settings) -> tuple[nn.Module, nn.Modul
     model, x = networks.make(name, seed)
     torch.manual_seed(seed + 2)
     example = x if name == "branching" else None
-    stairs = {"weights": TERNARY, "features": TERNARY, **settings}
+    skip = ("attention",) if name == "transformer" else ()
+    stairs = {"weights": TERNARY, "features": TERNARY, "skip": skip, **settings}
     return model, ss.quantise(model, **stairs, example_inputs=example), x
 
 

@@ -154,13 +154,13 @@ REFUSED = {
 
 def test_the_report_gives_the_reason_of_each_call_behind_one_that_is_not_exported() -> None:
     norm = nn.Sequential(nn.Sigmoid(), nn.GroupNorm(2, 4), nn.Flatten(2), nn.GRU(36, 3))
-    net = ss.quantise(image(head=norm), TERNARY, TERNARY)
+    net = ss.quantise(image(head=norm), TERNARY, TERNARY, skip="3.3")
     exports = [row.exports for row in ss.report(net, (2, 6, 6)).rows[-4:]]
     assert "Sigmoid is a gate" in exports[0]
     assert "GroupNorm is a normalisation of each example" in exports[1]
     assert exports[2] == "its input is not exported"
     assert "GRU is not supported" in exports[3]
-    net = ss.quantise(image(head=nn.Sequential(*norm[2:])), TERNARY, TERNARY)
+    net = ss.quantise(image(head=nn.Sequential(*norm[2:])), TERNARY, TERNARY, skip="3.1")
     with pytest.raises(ExportError, match="GRU is not supported"):
         integerise(net, (2, 6, 6))
     with pytest.raises(ExportError, match=r"'0': it is in float, .* Quantise it"):

@@ -44,7 +44,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     assert [*rows] == list("01234")
     conv, head = rows["0"], rows["4"]
     assert (conv.weights, conv.macs, conv.bytes) == (144, 144 * 16, 72)
-    assert (head.weights, head.macs, head.bytes) == (384, 384, 4 * 384)
+    assert (head.weights, head.macs, head.bytes) == (384, 384, 4 * 387)
     assert conv.stair.startswith("int4, quantum 0.25")
     assert report.exports_exactly
     assert report.plan is not None
@@ -54,7 +54,7 @@ def test_rows_have_costs_and_the_memory_is_that_of_the_program() -> None:
     shown = str(report).splitlines()
     assert shown[-1] == report.conclusion
     assert f"exports exactly; C needs about {report.plan.flash:,} bytes" in shown[-1]
-    assert shown[-2].split() == ["in", "all", "528", "2,688", "1,608"]
+    assert shown[-2].split() == ["in", "all", "547", "2,688", "1,684"]
 
 
 def test_float_network_is_reported_in_ternary_and_left_as_it_is() -> None:
@@ -84,7 +84,7 @@ def test_what_does_not_export_is_named_and_what_follows_a_stair_is_examined() ->
     with pytest.raises(ss.deploy.ExportError) as caught:
         ss.deploy.integerise(net, (1, 8, 8), 128, 64.0)
     assert report.conclusion == f"does not export exactly: {caught.value}"
-    assert str(report).count("no (") == 2
+    assert str(report).count("no (") == 3
 
 
 def test_what_training_may_change_is_said() -> None:
@@ -132,3 +132,64 @@ def test_wrong_inputs_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     report = ss.report(model, (1, 6, 6), zero=3.5)  # type: ignore[arg-type]
     assert report.exports_exactly is False
     assert "zero must be an integer" in report.conclusion
+
+
+class Words(nn.Module):
+    """Most parameters belong to no layer that is quantised: one of them to none at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(50, 8), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.place, self.fc, self.head = (
+            nn.Parameter(torch.zeros(8)),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.words(x) + self.place)
+        x = self.attention(x, x, x)[0]
+        return self.head(torch.relu(self.norm(self.fc(x))))  # type: ignore[no-any-return]
+
+
+def test_all_parameters_are_counted_and_what_never_exports_is_named_without_a_shape() -> None:
+    model = Words()
+    net = ss.quantise(model, TERNARY, TERNARY, skip=("attention", "head"))
+    report = ss.report(net)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    rows = {row.kind: row for row in report.rows}
+    floats = {kind: row.floats for kind, row in rows.items() if row.floats}
+    assert floats.pop("Linear") == 8 * 3 + 3
+    assert floats == {"Embedding": 400, "LayerNorm": 16, "MultiheadAttention": 288, "Words": 8}
+    assert sum(row.parameters for row in report.rows) == total
+    assert sum(row.bytes for row in report.rows) == 64 // 4 + 4 * (total - 64)
+    assert report.exports_exactly is False
+    assert {row.kind for row in report.rows if row.exports} == {*floats} - {"Words"}
+    headline, *_ = str(report).splitlines()
+    assert headline == report.headline
+    assert f"quantised {64 / total:.1%} of the {total:,} parameters" in headline
+    assert headline.endswith("exports: no (1 Embedding, 1 LayerNorm, 1 MultiheadAttention)")
+
+
+def test_the_first_line_says_whether_the_network_exports() -> None:
+    model = plain(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4))
+    model(torch.zeros(2, 1, 5, 5))
+    net = ss.quantise(model, TERNARY, TERNARY, skip="4")
+    assert ss.report(net).headline.endswith("trains: yes; exports: depends on `shape`")
+    assert ss.report(net, (1, 5, 5)).headline.endswith(
+        "(in float: Linear 111, BatchNorm2d 8); trains: yes; exports: yes"
+    )
+    hindered = ss.report(ss.quantise(Hindered(), TERNARY, TERNARY, skip="head"), (1, 8, 8))
+    assert hindered.headline.endswith("exports: no (1 GroupNorm)")
+    untraced = ss.quantise(networks.Branching(), TERNARY, TERNARY, example_inputs=torch.zeros(2, 6))
+    for shape in (None, (6,)):
+        assert ss.report(untraced, shape).headline.endswith("exports: no")
+
+
+def test_a_tied_parameter_is_counted_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    report = ss.report(ss.quantise(model, TERNARY, TERNARY))
+    assert sum(row.parameters for row in report.rows) == 16
+    assert report.headline.startswith("quantised 100.0% of the 16 parameters")

@@ -73,10 +73,10 @@ def check_missing(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> N
         importlib.import_module(f"softstair.integrations.{name}")
 
 
-def run_documented(word: str) -> Any:
+def run_documented(word: str, name: str = "trainer") -> Any:
     """Run the example of the documentation that has this word, and return its trainer."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (code,) = (block for block in blocks if word in block)
     names: dict[str, Any] = {}
     exec(code, names)
-    return names["trainer"]
+    return names[name]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import softstair as ss
+from helpers import annealed
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -34,3 +35,9 @@ def test_models_of_transformers_need_the_arguments_of_a_forward_pass(name: str) 
     assert all(layer.weight.grad is not None for layer in layers)
     before, after = model.eval()(**inputs).logits, net.eval()(**inputs).logits
     assert (after - before).norm() < 0.2 * before.norm()
+
+
+def test_example_of_the_documentation() -> None:
+    pytest.importorskip("transformers")
+    net = annealed.run_documented("BertConfig", "net")
+    assert ss.report(net).rows[-1].became == "stair weights"

@@ -9,6 +9,7 @@ number. :mod:`~softstair.convert.rewrite` turns functional activations into modu
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -25,13 +26,15 @@ from softstair.convert.conversion import (
     Conversion,
     Row,
     add_version,
+    conversion_of,
     copy_of,
+    owners,
     require_stairs,
     stair_row,
     swap_modules,
 )
 from softstair.convert.graph import Graph, trace_or_record
-from softstair.convert.ops import Effect, operator_named, operator_of
+from softstair.convert.ops import OTHER_NORMS, Effect, operator_named, operator_of
 from softstair.convert.rewrite import NewCall, call_names, rewrite
 from softstair.convert.shortcuts import SUMS, Sums, input_sites, signed, sum_sites, widen
 from softstair.convert.sites import (
@@ -74,6 +77,7 @@ def quantise(
     extra_levels: int | Literal["auto"] = "auto",
     quanta: Literal["fixed", "learned"] = "fixed",
     activation: Literal["auto", "keep", "replace"] = "auto",
+    strict: bool = False,
 ) -> nn.Module:
     """Return a copy of a float network with quantised weights and features.
 
@@ -145,6 +149,8 @@ def quantise(
         activation: ``"keep"`` quantises the result of each activation; ``"replace"`` puts the stair
             in its place, and leaves gates such as Sigmoid in float; ``"auto"`` keeps it if the
             features are intN or uintN by name. A ReLU before a stair from 0 on is the stair itself.
+        strict: Raise an error instead of a warning if more than a tenth of the weights, without
+            embeddings, stay in float and are named neither in ``skip`` nor as ``"float"``.
 
     Returns:
         The quantised network.
@@ -229,6 +235,11 @@ def quantise(
     if calls:
         graph = rewrite(net, calls)
     setattr(net, ATTRIBUTE, Conversion(rows, graph))
+    if text := _floats(net, sites, options, weights):
+        if strict:
+            raise _check.invalid("model", f"must be quantised if strict is True, but {text}")
+        advice = "softstair.report says why; name them in `skip` if that is meant"
+        warnings.warn(f"{text}. {advice}", stacklevel=2)
     if quanta == "learned":
         learn_quanta(net)
     set_input_units(net)
@@ -356,6 +367,34 @@ def _warn_of_unsigned(sites: Iterable[Site]) -> None:
             "use a signed stair, such as Stair.linear(4, signed=True)",
             stacklevel=3,
         )
+
+
+def _floats(net: nn.Module, sites: Iterable[Site], options: LayerOptions, given: Any) -> str:
+    """Return which weights stay in float although the call does not say so, if they are many."""
+    conversion, stairs = conversion_of(net), options.weights
+    attributes = {name.rpartition(".")[0] for name in conversion.graph.attributes}
+    used = attributes.union(step.module for step in conversion.graph.steps if step.module)
+    layers = {site.name: site.layer for site in sites if site.why_float.startswith("no stair")}
+    kept: Any = stairs if isinstance(stairs, Mapping) else dict.fromkeys(layers)
+    keys = given if isinstance(given, Mapping) else kept
+    entries = [*dict.fromkeys(options.skip).items(), *((key, kept.get(key, "")) for key in keys)]
+
+    def is_named(name: str) -> bool:
+        fits = lambda key: matches(key, name) if isinstance(key, str) else key == layers.get(name)
+        return stairs is None or next((stair for key, stair in entries if fits(key)), "") is None
+
+    no_products = (nn.Embedding, nn.EmbeddingBag, *OTHER_NORMS)
+    count, left = 0, Counter[str]()
+    for parameter, (name, kind) in owners(net, conversion.rows).items():
+        module = net.get_submodule(name)
+        is_used = name in used or not type(module).__module__.startswith("torch.nn")
+        if is_used and parameter.dim() > 1 < len(parameter) and not isinstance(module, no_products):
+            count += parameter.numel()
+            if not isinstance(module, StairLayer) and not is_named(name):
+                left[f"{name!r} ({kind})"] += parameter.numel()
+    names = [name for name, _ in left.most_common(3)] + ["and others"] * (len(left) > 3)
+    share = left.total() / max(1, count)
+    return f"{share:.0%} of the weights stay in float: {', '.join(names)}" if share > 0.1 else ""
 
 
 def _noise(noise: Noise | str | Estimator, forward: Forward) -> dict[str, Any]:

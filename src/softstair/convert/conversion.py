@@ -3,7 +3,7 @@
 import copy
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +16,6 @@ from softstair._stair_module import EXTRA_STATE
 from softstair.convert.bits import name_of
 from softstair.convert.graph import Graph
 from softstair.nn import StairActivation, StairLayer, stair_modules
-
-REMOVALS = {
-    "_mask": "torch.nn.utils.prune.remove",
-    "_g": "torch.nn.utils.remove_weight_norm",
-    "_u": "torch.nn.utils.remove_spectral_norm",
-}
-"""What gives a layer its weight back, by the ending of a tensor that it is computed from."""
 
 ATTRIBUTE = "_softstair_conversion"
 """The attribute of a quantised network that holds its conversion."""
@@ -150,17 +143,26 @@ def constant_layers(net: nn.Module, weights: Mapping[str, Any] | None = None) ->
     return ", ".join(names if len(names) < 4 else [*names[:3], f"and {len(names) - 3} others"])
 
 
-def copy_of(net: nn.Module, name: str = "net") -> nn.Module:
+def copy_of(net: nn.Module, field: str = "net") -> nn.Module:
     """Return a copy of a network; torch cannot copy weights that hooks compute from others."""
-    for path, module in net.named_modules():
+    undo = {"_mask": "prune.remove", "_g": "remove_weight_norm", "_u": "remove_spectral_norm"}
+    for name, module in net.named_modules():
         for key, value in vars(module).items():
-            if not isinstance(value, Tensor) or value.is_leaf:
-                continue
-            ways = (call for end, call in REMOVALS.items() if hasattr(module, f"{key}{end}"))
-            way = next((f"{call}(layer, {key!r})" for call in ways), f"layer.{key}.detach_()")
-            problem = f"must hold its weights itself, but {path!r} computes its {key!r} from others"
-            raise _check.invalid(name, f"{problem}; first call {way}")
+            if isinstance(value, Tensor) and not value.is_leaf:
+                ends = [end for end in undo if hasattr(module, f"{key}{end}")]
+                call = f"torch.nn.utils.{undo[ends[0]]}(layer, {key!r})" if ends else "detach_()"
+                problem = f"must hold its tensors itself, but {name!r} computes its {key!r}"
+                raise _check.invalid(field, f"{problem} from others; first call {call}")
     return copy.deepcopy(net)
+
+
+def owners(net: nn.Module, rows: Iterable[Row]) -> dict[nn.Parameter, tuple[str, str]]:
+    """Return the name and kind of what holds each parameter: of a row, or else of a module."""
+    kinds, found = {row.name: row.kind for row in rows}, dict[nn.Parameter, tuple[str, str]]()
+    for name, module in [*_layers(net), *net.named_modules()]:
+        for parameter in module.parameters(recurse=name in kinds):
+            found.setdefault(parameter, (name, kinds.get(name, type(module).__name__)))
+    return found
 
 
 def _layers(net: nn.Module) -> list[tuple[str, StairLayer]]:

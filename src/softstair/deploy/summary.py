@@ -1,7 +1,9 @@
 """The report of a network: what was quantised, what exports exactly, and what it costs."""
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import fx, nn
 from softstair import _check
 from softstair._errors import SoftstairError
 from softstair.convert import quantise
-from softstair.convert.conversion import Conversion, Row, conversion_of, copy_of
+from softstair.convert.conversion import Conversion, Row, conversion_of, copy_of, owners
+from softstair.convert.ops import operator_of
 from softstair.deploy.c.program import MemoryPlan, memory_plan
 from softstair.deploy.integer import GraphConversion, StaticValue, node_name, prepare
 from softstair.deploy.nodes import ExportError, IntegerNetwork, Scores, Sum, bits
@@ -32,7 +35,9 @@ class ReportRow(Row):
     exports: str = ""  # "yes", or why not and what to change
     weights: int = 0
     macs: int | None = None  # multiply-accumulate operations per input
-    bytes: int = 0  # of the packed weights
+    bytes: int = 0  # of the packed weights, and four for each other parameter
+    parameters: int = 0  # those that no earlier row has
+    floats: int = 0  # those of them that are in float
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Report:
     Attributes:
         rows: In order of execution; layers are numbered in the order of their activations.
         conclusion: One sentence: the network exports exactly, or what does not and what to change.
-        exports_exactly: Whether it does; None if no ``shape`` was given.
+        exports_exactly: Whether it does; None if that depends on the ``shape`` of the input.
         plan: The memory that the C program will need; None if there will be no such program. The
             widths of its constants are estimated, and its RAM is exact.
     """
@@ -53,12 +58,25 @@ class Report:
     plan: MemoryPlan | None = None
 
     @property
+    def headline(self) -> str:
+        """What share of the parameters is quantised, and whether the network trains and exports."""
+        floats = sum((Counter({row.kind: row.floats}) for row in self.rows), Counter[str]())
+        refused = Counter(row.kind for row in self.rows if row.exports.startswith("cannot"))
+        total = sum(row.parameters for row in self.rows)
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in floats.most_common())
+        share = f"quantised {1 - floats.total() / max(1, total):.1%} of the {total:,} parameters"
+        exports = {True: YES, False: "no", None: "depends on `shape`"}[self.exports_exactly]
+        if refused and not self.exports_exactly:
+            exports += f" ({', '.join(f'{count} {kind}' for kind, count in refused.items())})"
+        return f"{share} (in float: {kinds or 'none'}); trains: yes; exports: {exports}"
+
+    @property
     def layers(self) -> int:
         """The number of quantised layers."""
         return 1 + max(row.layer for row in self.rows if row.layer is not None)
 
     def __str__(self) -> str:
-        lines = ["layer name was became stair noise forward exports weights MACs bytes".split()]
+        lines = ["layer name was became stair noise forward exports parameters MACs bytes".split()]
         notes: list[str] = []
         for row in self.rows:
             exports = row.exports
@@ -66,10 +84,10 @@ class Report:
                 notes += [exports] if exports not in notes else []
                 exports = f"no ({notes.index(exports) + 1})"
             about = [row.name, row.kind, row.became, row.stair, row.noise, row.forward, exports]
-            figures = [row.weights or "", "" if row.macs is None else row.macs, row.bytes or ""]
+            figures = [row.parameters or "", "" if row.macs is None else row.macs, row.bytes or ""]
             layer = "" if row.layer is None else str(row.layer)
             lines.append([layer, *about, *(f"{figure:,}" if figure else "" for figure in figures)])
-        names = ("weights", "macs", "bytes")
+        names = ("parameters", "macs", "bytes")
         sums = (sum(getattr(row, name) or 0 for row in self.rows) for name in names)
         lines.append(["", "in all", *[""] * 6, *(f"{total:,}" if total else "" for total in sums)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -84,7 +102,7 @@ class Report:
         notes = [f"({number}) {note}" for number, note in enumerate(notes, 1)]
         if self.plan is not None and self.plan.warning:
             notes.append(f"warning: in C, {self.plan.warning}.")
-        return "\n".join([*table, *notes, self.conclusion])
+        return "\n".join([self.headline, *table, *notes, self.conclusion])
 
 
 def report(
@@ -133,37 +151,60 @@ def report(
     conversion = conversion_of(net)
     modules = dict(net.named_modules())
     plain = tuple(_row(modules.get(row.name), row) for row in conversion.rows)
-    if shape is None:
-        return Report(plain, f"{preface}give `shape`, that of one input, to see what exports")
+
+    def made(rows: Iterable[ReportRow], conclusion: str, *rest: Any) -> Report:
+        return Report(tuple(_counted(net, rows)), preface + conclusion, *rest)
+
     try:
+        if shape is None:
+            prepare(net, (), zero, scale, dtype)  # raises an error if it cannot be traced
+            first = next((row.exports for row in plain if row.exports), None)
+            advice = "give `shape`, that of one input, to see what exports"
+            conclusion = f"does not export exactly: {first}" if first else advice
+            return made(plain, conclusion, False if first else None)
         trial = _Trial(_extreme(net), shape, zero, scale, dtype)
         now = trial if trial.network else _Trial(net, shape, zero, scale, dtype)
     except ExportError as error:  # the input, or a network that cannot be traced
-        return Report(plain, f"{preface}does not export exactly: {error}", False)
+        return made(plain, f"does not export exactly: {error}", False)
     rows = tuple(trial.rows(conversion, now))
     rows += tuple(row for row in plain if row.name not in {known.name for known in rows})
     if now.network is None:
-        return Report(rows, f"{preface}does not export exactly: {now.first_error}", False)
+        return made(rows, f"does not export exactly: {now.first_error}", False)
     if trial.network is None:
         conclusion = f"exports exactly as it is, but training may change that: {trial.first_error}"
-        return Report(rows, preface + conclusion, True)
+        return made(rows, conclusion, True)
     try:
         plan = memory_plan(trial.network)
     except ExportError as error:
-        return Report(rows, f"{preface}exports exactly to ONNX, but not to C: {error}", True)
+        return made(rows, f"exports exactly to ONNX, but not to C: {error}", True)
     sizes = f"{plan.flash:,} bytes of constants and {plan.ram:,} bytes of RAM"
-    return Report(rows, f"{preface}exports exactly; C needs about {sizes}", True, plan)
+    return made(rows, f"exports exactly; C needs about {sizes}", True, plan)
+
+
+def _counted(net: nn.Module, rows: Iterable[ReportRow]) -> Iterator[ReportRow]:
+    """Yield rows with their parameters, and one for each other module that holds some."""
+    counts, known = Counter[tuple[str, str]](), list(rows)
+    for parameter, owner in owners(net, known).items():
+        counts[owner] += parameter.numel()
+    names = {row.name for row in known}
+    known += [ReportRow(*owner, None, "float") for owner in counts if owner[0] not in names]
+    for row in known:
+        count = counts.pop((row.name, row.kind), 0)
+        floats = count - min(count, row.weights if row.became == "stair weights" else 0)
+        yield replace(row, parameters=count, floats=floats, bytes=row.bytes + 4 * floats)
 
 
 def _quantised(model: nn.Module, shape: Sequence[int] | None) -> tuple[nn.Module, str]:
     """Return a float network in ternary, and the name of its last layer, which stays in float."""
     stair = Stair.ternary()
     example = None if shape is None else torch.zeros(2, *shape)
-    net = quantise(model, stair, stair, example_inputs=example)
-    names = [row.name for row in conversion_of(net).rows if row.became == "stair weights"]
-    if len(names) < 2:
-        return net, ""
-    return quantise(model, stair, stair, skip=names[-1], example_inputs=example), names[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report shows what stays in float
+        net = quantise(model, stair, stair, example_inputs=example)
+        names = [row.name for row in conversion_of(net).rows if row.became == "stair weights"]
+        if len(names) < 2:
+            return net, ""
+        return quantise(model, stair, stair, skip=names[-1], example_inputs=example), names[-1]
 
 
 def _extreme(net: nn.Module) -> nn.Module:
@@ -195,10 +236,13 @@ def _extreme(net: nn.Module) -> nn.Module:
 
 def _row(layer: Any, row: Row, exports: str = "", size: Sequence[int] = ()) -> ReportRow:
     """Return the row of a module with its costs; ``size`` is the shape of its result."""
+    is_kept = row.layer is None and isinstance(layer, nn.Module)
+    if is_kept and not exports and not operator_of(layer).exports:
+        exports = f"cannot export {row.kind}"
     plain = ReportRow(**asdict(row), exports=exports)
     if not isinstance(layer, StairLayer | nn.Linear | nn.Conv1d | nn.Conv2d):
         return plain
-    count, width = layer.weight.numel(), 32
+    count, width = layer.weight.numel(), 0
     if isinstance(layer, StairLayer):
         width = max(1, (len(layer.weight_stair.stair) - 1).bit_length())
     macs = count * math.prod(size[1:]) // len(layer.weight) if size else None
