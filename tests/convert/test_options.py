@@ -240,6 +240,11 @@ def test_weights_that_hooks_compute_are_named_with_what_removes_them(prepare, un
     prepare(model[3])
     with pytest.raises(ValueError, match=rf"^model .*'3'.*{undo.__name__}\(layer, 'weight'\)\.$"):
         ss.quantise(model, "int4")
+    if undo is not nn.utils.remove_spectral_norm:  # which stays, in float
+        with torch.no_grad():
+            model(torch.ones(2, 6))
+        with pytest.raises(ValueError, match=rf"^model .*'3'.*{undo.__name__}"):
+            ss.quantise(model, "int4")
     undo(model[3], *(["weight"] if undo is prune.remove else []))
     net = ss.quantise(model, "int4").eval()
     prepare(net[3])

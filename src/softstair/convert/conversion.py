@@ -148,8 +148,10 @@ def copy_of(net: nn.Module, field: str = "net") -> nn.Module:
     undo = {"_mask": "prune.remove", "_g": "remove_weight_norm", "_u": "remove_spectral_norm"}
     for name, module in net.named_modules():
         for key, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                ends = [end for end in undo if hasattr(module, f"{key}{end}")]
+            if not isinstance(value, Tensor):
+                continue
+            ends = [end for end in undo if hasattr(module, f"{key}{end}")]
+            if not value.is_leaf or (ends and ends != ["_u"]):  # a spectral norm may stay
                 call = f"torch.nn.utils.{undo[ends[0]]}(layer, {key!r})" if ends else "detach_()"
                 problem = f"must hold its tensors itself, but {name!r} computes its {key!r}"
                 raise _check.invalid(field, f"{problem} from others; first call {call}")

@@ -320,7 +320,7 @@ def _shares_memory(node: fx.Node, module: nn.Module | None) -> bool:
     return _raw_name(node).partition(".")[0].strip("_") in SHARING_FUNCTIONS
 
 
-def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) -> Graph:
+def record(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Graph:
     """Return the graph of one run, in evaluation: training would change batch-norm statistics."""
     recorder, is_leaf = _Recorder(), Tracer().is_leaf_module
     with training_mode(model, training=False), ExitStack() as hooks:
@@ -330,10 +330,7 @@ def record(model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any]) 
                 hooks.enter_context(module.register_forward_pre_hook(recorder.enter))
                 hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
         with torch.no_grad(), recorder:
-            if isinstance(example_inputs, Mapping):
-                result = model(**example_inputs)
-            else:
-                result = model(*example_inputs)
+            result = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
     results = [recorder.node(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return steps_of(recorder.graph, model, complete=False, results=results)
 
