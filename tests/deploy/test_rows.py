@@ -37,7 +37,7 @@ class Called(nn.Module):
 
 def called(function: Callable[..., Tensor], module: Any = None) -> Pattern:
     build = lambda: Called(function, None if module is None else module())
-    return Pattern(build, settings={"skip": "last"})
+    return Pattern(build, settings={"skip": ("last", *(() if module is None else ("module",)))})
 
 
 def among(*modules: Callable[[], nn.Module]) -> Pattern:
